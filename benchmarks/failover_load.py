@@ -70,7 +70,7 @@ class Conversation:
         return asked
 
     def run(self, stop: threading.Event) -> None:
-        """Ask until told to stop."""
+        """Send requests until the benchmark stops it."""
         while not stop.is_set():
             self.ask()
             stop.wait(PAUSE_S)

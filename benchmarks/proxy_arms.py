@@ -198,7 +198,7 @@ def nginx_command(folder: Path, config: str) -> list[str]:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens on at this moment."""
+    """Return ports that are free at this moment."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     ports = [sock.getsockname()[1] for sock in sockets]
     for sock in sockets:
@@ -236,7 +236,7 @@ class Process:
         return total
 
     def forget_peak(self) -> None:
-        """Count VmHWM anew."""
+        """Reset VmHWM."""
         for pid in self.pids():
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 

@@ -77,7 +77,7 @@ class Streamed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """A request for a stream of so many tokens."""
+    """A request for a stream of a fixed number of tokens."""
 
     path: str
     num_tokens: int
@@ -132,7 +132,7 @@ class StreamClient(asyncio.Protocol):
 
 
 async def open_streams(port: int, number: int) -> list[StreamClient]:
-    """So many connections."""
+    """Open this number of connections."""
     loop = asyncio.get_running_loop()
     return [(await loop.create_connection(StreamClient, "127.0.0.1", port))[1] for _ in range(number)]
 
@@ -153,7 +153,7 @@ async def first_bytes(client: StreamClient, requests: list[StreamRequest]) -> li
 
 
 def upload(port: int, path: str, num_bytes: int) -> float:
-    """Send a body of so many bytes; returns the seconds until it was answered 200."""
+    """Send a body of this size; return the seconds until it was answered with 200."""
     piece = bytes(1 << 20)
     with socket.create_connection(("127.0.0.1", port), timeout=120) as sock:
         began = time.perf_counter()

@@ -16,7 +16,7 @@ from torchmoor.config.group import MIB
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.session_keys import SessionSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry

@@ -30,7 +30,7 @@ WARM_UP_S = 2.0
 
 @dataclass(frozen=True)
 class Row:
-    """So many users of so many instances, which take one request at a time."""
+    """A number of users of a number of instances that take one request at a time."""
 
     users: int
     instances: int
@@ -83,7 +83,7 @@ class ServingInstance:
 
 
 def serve_instances(num_instances: int, pipe: Connection) -> None:
-    """A process of instances; tells their ports, and ends when it is told to."""
+    """Serve instances in this process and report their ports, until the parent ends it."""
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()

@@ -89,7 +89,11 @@ class ChatSessionSettings(HandlerGroup, title="session"):
     max_session_bytes: Size = Field(
         0, description="Device memory of one session, its running answer included; 0: no limit of its own."
     )
-    ttl_s: Count = Field(3600, description="From opening to expiry, unless the client asks for another time.")
+    ttl_s: Count = Field(
+        3600,
+        description="From opening to expiry, unless the client asks for another time. Turns do not prolong it: "
+        "the session's id has its end.",
+    )
     max_ttl_s: Annotated[int, from_text(int)] = Field(86_400, description="The longest time a client may ask for.")
     max_images: Count = Field(8, description="Images of a session, or of a request without one.")
     max_waiting_turns: Size = Field(4, description="Turns of one session that wait for the running one.")

@@ -36,6 +36,11 @@ from collections.abc import Sequence
 
 MAX_NAMES_SHOWN = 20  # in one message
 
+# Seconds of Retry-After.
+BUSY_RETRY_S = 1  # an instance that is busy takes one
+START_RETRY_S = 5  # an instance that is restarted, or a model that is loaded, takes some
+QUEUE_RETRY_S = 30
+
 
 class TorchmoorError(Exception):
     """Any error of this package."""
@@ -203,7 +208,7 @@ class ModelNotReady(ApiError):
     status = 429
     kind = "ModelNotReadyException"
 
-    def __init__(self, message: str, *, retry_after_s: int = 5) -> None:
+    def __init__(self, message: str, *, retry_after_s: int = START_RETRY_S) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
@@ -218,7 +223,7 @@ class ServiceUnavailable(ApiError):
     status = 503
     kind = "ServiceUnavailable"
 
-    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+    def __init__(self, message: str, *, retry_after_s: int = BUSY_RETRY_S) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
@@ -230,7 +235,7 @@ class QueueFull(ServiceUnavailable):
         super().__init__(
             f"Endpoint {endpoint} has as many asynchronous requests pending as its queue may hold "
             f"(async_queue.{limit}). Try again later.",
-            retry_after_s=30,
+            retry_after_s=QUEUE_RETRY_S,
         )
 
 

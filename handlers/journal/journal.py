@@ -11,8 +11,8 @@ import re
 from typing import Protocol
 
 from handlers.journal.event import Event, image_hash
+from torchmoor.wire.session_ids import ID_FORM
 
-_SESSION = re.compile(r"ts-seq-[a-z2-7]{16}-([0-9a-f]{8})-[a-z0-9-]{1,200}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -75,7 +75,7 @@ class Journal(Protocol):
 
 def expiry(session_id: str) -> int:
     """Return when the session expires, in seconds since 1970, from its id. Raises ValueError."""
-    match = _SESSION.fullmatch(session_id)
+    match = ID_FORM.fullmatch(session_id)
     if match is None:
         raise ValueError("not a session id")
     return int(match[1], 16)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.aws.conftest import ACCOUNT, REGION, Aws
 from tests.aws.stack import ASYNCHRONOUS, TEMPLATE, Stack
-from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.session_keys import SessionSettings
 
 ALARM = "HasBacklogWithoutCapacity-llava-AllTraffic"
 

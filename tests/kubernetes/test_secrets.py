@@ -27,7 +27,7 @@ from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.cli.main import main
 from torchmoor.config.asynchronous import AsyncQueueSettings
-from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.session_keys import SessionSettings
 from torchmoor.proxy.access.credentials import read_credentials
 
 pytestmark = pytest.mark.redis

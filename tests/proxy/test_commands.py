@@ -142,7 +142,7 @@ def test_an_unknown_instance_is_told(stage: Stage) -> None:
     result = invoke(stage, "drain", "nobody")
 
     assert result.exit_code == 1
-    assert "There is no instance 'nobody'" in result.stderr
+    assert "There is no instance 'nobody'" in result.stderr  # prose: allow
 
 
 def test_the_admin_planes_token_comes_from_the_environment_or_a_file(

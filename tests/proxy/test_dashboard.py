@@ -237,8 +237,8 @@ def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser
 
         page.get_by_label("Name contains").fill("nobody")
         page.get_by_role("button", name="Prewarm it").click()
-        page.get_by_role("dialog", name="Prewarm nobody?").get_by_role("button", name="Prewarm").click()
-        expect(page.get_by_role("alert")).to_contain_text("there is no model nobody")
+        page.get_by_role("dialog", name="Prewarm nobody?").get_by_role("button", name="Prewarm").click()  # prose: allow
+        expect(page.get_by_role("alert")).to_contain_text("there is no model nobody")  # prose: allow
         tab.complaints.clear()  # Chromium's own line for the refusal
 
 

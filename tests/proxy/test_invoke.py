@@ -170,7 +170,7 @@ def test_unknown_endpoint_is_named_as_the_service_names_it(stage: Stage) -> None
     error = refusal(stage, EndpointName="nobody")
 
     assert error.response["Error"]["Code"] == "ValidationError"
-    assert error.response["Error"]["Message"] == "Endpoint nobody of account 000000000000 not found."
+    assert error.response["Error"]["Message"] == "Endpoint nobody of account 000000000000 not found."  # prose: allow
 
 
 def test_body_over_the_limit_is_a_validation_error_that_boto3_sees(make_stage: Callable[..., Stage]) -> None:

@@ -13,8 +13,7 @@ from urllib3.exceptions import HTTPError
 from torchmoor.clients.errors import ModelStreamError, StreamCut
 from torchmoor.clients.pieces import Piece
 from torchmoor.clients.streams import read_stream
-
-ERROR_CODES = ("ModelInvocationTimeExceeded", "StreamBroken")  # botocore drops them, so messages name them
+from torchmoor.wire.error_codes import STREAM_CODES
 
 
 def read_event_stream(events: Iterable[Mapping[str, Any]], stop: Sequence[str] = ()) -> Generator[Piece, None, None]:
@@ -55,5 +54,5 @@ def abort(events: Any) -> None:
 
 
 def _model_stream_error(code: str, message: str) -> ModelStreamError:
-    error_code = next((word for word in ERROR_CODES if word in message), None)
+    error_code = next((word for word in STREAM_CODES if word in message), None)
     return ModelStreamError(message or "the endpoint ended the stream", code=code, error_code=error_code)

@@ -19,7 +19,7 @@ from torchmoor.config.group import read_list, read_mapping
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import EndpointSettings
-from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.session_keys import SessionSettings
 from torchmoor.config.settings import GROUPS, Configuration, ProxySettings
 from torchmoor.errors import ConfigError
 

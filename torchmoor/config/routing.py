@@ -51,7 +51,11 @@ class KvAwareSettings(SettingsGroup, title="kv_aware"):
 class LateBindingSettings(SettingsGroup, title="late_binding"):
     """Requests beyond the instances' capacity wait at the proxy for the instance that is free first."""
 
-    max_waiting: Count = Field(1024, description="Requests of one variant that wait at a time.")
+    max_waiting: Count = Field(
+        1024,
+        description="Requests of one variant that wait at a time for a busy instance. "
+        "Those that wait for an instance to start count against max_held of Autoscaling.",
+    )
     max_wait_s: Positive = Field(
         30.0, description="Then the answer is 503. The wait is part of the time that the client allows the model."
     )

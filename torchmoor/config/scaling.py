@@ -55,7 +55,11 @@ class ScalingSettings(SettingsGroup, title="Autoscaling", validate_by_name=True,
         description="How long a request that finds no instance waits for one to start. The wait is part of the time "
         "that the client allows the model.",
     )
-    max_held: Count = Field(1024, description="Requests that wait for an instance to start at a time.")
+    max_held: Count = Field(
+        1024,
+        description="Requests that wait for an instance to start at a time. Those that wait for a busy instance count "
+        "against max_waiting of late_binding.",
+    )
 
     @model_validator(mode="after")
     def _check_counts(self) -> Self:

@@ -19,7 +19,7 @@ from torchmoor.config.notifications import NotificationSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings
-from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.session_keys import SessionSettings
 
 
 class ProxySettings(SettingsGroup):

@@ -10,7 +10,7 @@ from torchmoor.config.group import SettingsGroup, Texts, like
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
-from torchmoor.config.routing import VariantSettings
+from torchmoor.config.routing import LateBindingSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
 
 MAX_INSTANCES = 64
@@ -20,7 +20,8 @@ DEFAULT_ENDPOINT = "llava"
 class UpSettings(SettingsGroup, title="up"):
     """The endpoints that `torchmoor up` serves, each by the archive of its name, and the groups that its options set.
 
-    scaling: the policies for a number of instances that changes; its limits follow from the numbers of instances.
+    late_binding: used if is_late_binding. scaling: the policies for a number of instances that changes; its limits
+    follow from the numbers of instances.
     """
 
     endpoints: Texts = Field(
@@ -77,6 +78,7 @@ class UpSettings(SettingsGroup, title="up"):
         description="Requests beyond the capacity wait at the proxy for the instance that is free first, instead of "
         "being refused. This needs a good --capacity (docs/routing.md).",
     )
+    late_binding: LateBindingSettings = LateBindingSettings()
     scaling: ScalingSettings = ScalingSettings()
     launch: LaunchSettings = LaunchSettings()
     listen: ListenSettings = ListenSettings()

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from torchmoor.async_inference.request import Backlog
 from torchmoor.config.asynchronous import AsyncEndpointSettings
-from torchmoor.config.routing import EndpointSettings, LateBindingSettings, VariantSettings
-from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.config.session_keys import SessionSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
 from torchmoor.fleet.launcher import Launch, Launcher
@@ -55,7 +55,7 @@ async def run(
             EndpointSettings(
                 name=name,
                 variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=scaling),),
-                late_binding=LateBindingSettings() if options.is_late_binding else None,
+                late_binding=options.late_binding if options.is_late_binding else None,
                 multi_model=many.settings if name == MANY else None,
                 async_inference=None if name == MANY else AsyncEndpointSettings(),
             )

@@ -1,4 +1,4 @@
-"""Codes of a handler's errors by which the proxy decides: each is the name of a class of handlers/errors.py."""
+"""Error codes on the wire: names of classes of handlers/errors.py, by which the proxy decides, and a stream's own."""
 
 INVALID_REQUEST = "InvalidRequest"
 JOURNAL_UNAVAILABLE = "JournalUnavailable"
@@ -18,6 +18,11 @@ MODEL_BROKEN = "ModelBroken"
 MODEL_LOADING = "ModelLoading"
 MODEL_UNKNOWN = "ModelUnknown"
 SOURCE_UNAVAILABLE = "SourceUnavailable"
+
+# Codes of a stream that ends early. The proxy makes them, and boto3 drops them, so each error's message names its code.
+STREAM_TIMED_OUT = "ModelInvocationTimeExceeded"
+STREAM_BROKEN = "StreamBroken"
+STREAM_CODES = (STREAM_TIMED_OUT, STREAM_BROKEN)
 
 # The instance refuses the request for now; another instance, or the same one later, may serve it.
 REFUSED_FOR_NOW = frozenset(

@@ -23,13 +23,23 @@ INSTANCE_VARIABLE = "TORCHMOOR_INSTANCE"
 
 _CONTEXT = "torchmoor-session-v1"
 _MAC_BYTES = 16
-_NONCE = slice(7, 23)
-_EXPIRY = slice(24, 32)
-_INSTANCE = slice(33, -29)
-_KEY_ID = slice(-28, -26)
-_EXPIRY_FORM = re.compile(r"[0-9a-f]{8}", re.ASCII)
+_PREFIX = "ts-seq-"
+_EXPIRY_CHARS = 8
+_KEY_ID_CHARS = 2
+_NONCE_CHARS = -(-8 * NONCE_BYTES // 5)  # base32: five bits each
+_MAC_CHARS = -(-8 * _MAC_BYTES // 5)
+
+# Positions of the parts; a hyphen is between two of them, and the key id and the MAC are one.
+_NONCE = slice(len(_PREFIX), len(_PREFIX) + _NONCE_CHARS)
+_EXPIRY = slice(_NONCE.stop + 1, _NONCE.stop + 1 + _EXPIRY_CHARS)
+_KEY_ID = slice(-_MAC_CHARS - _KEY_ID_CHARS, -_MAC_CHARS)
+_INSTANCE = slice(_EXPIRY.stop + 1, _KEY_ID.start - 1)
+
+# Any id that a handler minted, whatever its instance and key: the first group is its expiry.
+ID_FORM = re.compile(rf"{_PREFIX}[a-z2-7]{{{_NONCE_CHARS}}}-([0-9a-f]{{{_EXPIRY_CHARS}}})-[a-z0-9-]{{1,200}}", re.ASCII)
+_EXPIRY_FORM = re.compile(rf"[0-9a-f]{{{_EXPIRY_CHARS}}}", re.ASCII)
 _INSTANCE_FORM = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)  # no nested repeat of one character: linear
-_KEY_ID_FORM = re.compile(r"[a-z0-9]{2}")
+_KEY_ID_FORM = re.compile(rf"[a-z0-9]{{{_KEY_ID_CHARS}}}")
 
 
 class SessionId(NamedTuple):
@@ -91,7 +101,7 @@ def compose(key: bytes, *, endpoint: str, principal: str, nonce: str, expiry: st
     """Spell the id of these parts and sign it. The key must be the one that the key id names."""
     message = "\n".join((_CONTEXT, endpoint, principal, nonce, expiry, instance, key_id)).encode()
     mac = hmac.digest(key, message, "sha256")[:_MAC_BYTES]
-    return f"ts-seq-{nonce}-{expiry}-{instance}-{key_id}{_base32(mac)}"
+    return f"{_PREFIX}{nonce}-{expiry}-{instance}-{key_id}{_base32(mac)}"
 
 
 def is_instance_name(name: str) -> bool:
@@ -111,7 +121,8 @@ def parse_session_keys(text: str) -> dict[str, bytes]:
         except ValueError:
             key = b""
         if not _KEY_ID_FORM.fullmatch(key_id) or len(key) < MIN_KEY_BYTES:
-            raise ValueError("must be kid:hexkey[,...]; a kid has 2 characters, a key 16 bytes")
+            which = f", unlike that of {key_id}" if _KEY_ID_FORM.fullmatch(key_id) else ""
+            raise ValueError(f"must be kid:hexkey[,...]; a kid has 2 characters, a key 16 bytes or more{which}")
         keys[key_id] = key
     return keys
 

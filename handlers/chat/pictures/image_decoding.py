@@ -2,7 +2,6 @@
 
 import io
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -13,6 +12,8 @@ from handlers.errors import BadImage, ImageTooLarge, NotAnImage, OutOfMemory
 from handlers.settings import IntakeSettings
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+
+Image.MAX_IMAGE_PIXELS = None  # of the whole process; each opened image's header is checked here instead
 
 PNG_BYTES_PER_PIXEL = 3.1  # of noise, which cannot be compressed
 
@@ -36,7 +37,6 @@ def scale_down(file: BinaryIO, settings: IntakeSettings) -> bytes:
     A JPEG is decoded at a half to an eighth of its size, and only that size counts against `large_pixels`; others
     are decoded whole first. Raises the BadImage family, OutOfMemory.
     """
-    Image.MAX_IMAGE_PIXELS = None  # replaced by our own limits
     with _opened(file) as image:
         _check_shape(image, settings)
         num_pixels = min(settings.scaled_pixels, settings.max_pixels, int(settings.max_bytes / PNG_BYTES_PER_PIXEL))
@@ -62,16 +62,12 @@ def scale_down(file: BinaryIO, settings: IntakeSettings) -> bytes:
 def _opened(file: BinaryIO) -> Iterator[Image.Image]:
     """Open an image and translate the errors of its decoder."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # replaced by our own limits
-            with Image.open(file, formats=FORMATS) as image:
-                yield image
+        with Image.open(file, formats=FORMATS) as image:
+            yield image
     except (BadImage, OutOfMemory):
         raise
     except MemoryError as exc:
         raise OutOfMemory("this machine ran out of memory while decoding an image; try again later") from exc
-    except Image.DecompressionBombError as exc:
-        raise ImageTooLarge("the image has far too many pixels") from exc
     except UnidentifiedImageError as exc:
         raise NotAnImage(f"the bytes are no image of a known format ({', '.join(FORMATS)})") from exc
     except Exception as exc:  # hostile bytes make decoders raise struct.error, KeyError, ZeroDivisionError, ...

@@ -1,6 +1,8 @@
 """Eviction: which model leaves the device, the host and the disk next. Every victim is chosen here.
 
-Victims are the least recently used first; a model with a lease stays, and on the device a pinned one, too.
+Victims are the least recently used first; a model with a lease stays, and on the device a pinned one, too. The order
+is that of the collections given: Entries.move appends to on_device and on_host, the cache moves a used entry to the
+end of on_device, and the disk does so with its unpacked models.
 """
 
 from collections.abc import Iterable, Iterator

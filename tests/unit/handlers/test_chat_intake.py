@@ -742,6 +742,16 @@ def test_pixels_are_limited() -> None:
         intake(max_pixels=11).load(PNG)
 
 
+def test_a_higher_limit_is_not_cut_off_by_pillows_own() -> None:
+    """Pillow alone refuses more than 179 million pixels; only max_pixels decides, by the size in the header."""
+    data = png_header(20_000, 20_000)
+
+    with pytest.raises(ImageTooLarge, match="20000 x 20000 pixels, more than 399999999"):
+        intake(max_pixels=399_999_999).decode(data)
+    with pytest.raises(NotAnImage):  # past the limit, and found to have no pixels
+        intake(max_pixels=400_000_000).decode(data)
+
+
 def test_threads_of_pixels_are_refused() -> None:
     """A preprocessor that scales by the shorter side would enlarge a one-pixel line to gigabytes."""
     assert intake().decode(encoded(Image.new("RGB", (100, 1)))).size == (100, 1)

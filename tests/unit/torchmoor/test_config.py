@@ -21,7 +21,7 @@ from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.notifications import Webhook
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.session_keys import SessionSettings
 from torchmoor.config.settings import Configuration
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
@@ -173,7 +173,7 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
     ],
 )
 def test_error_names_the_key_and_the_value(path: str, value: object, message: str) -> None:
-    """Whoever wrote the file finds the line; nothing unknown is ignored."""
+    """The error leads to the line, and an unknown key is not ignored."""
     with pytest.raises(ConfigError, match=message):
         parse(changed(path, value))
 
@@ -233,7 +233,7 @@ def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do() -> None:
 
 
 def test_endpoint_with_many_models_is_declared_as_in_create_model(caplog: pytest.LogCaptureFixture) -> None:
-    """MultiModelConfig makes it one; where the models are is told to the instances, not here, and is said to be."""
+    """MultiModelConfig declares it; the instances, not this file, know where the models are, and a warning says so."""
     content = changed("Endpoints.0.MultiModelConfig", {"ModelCacheSetting": "Disabled"})
     content["Endpoints"][0]["ModelDataUrl"] = "s3://bucket/models/"
     content["Endpoints"][0]["multi_model"] = {"hot_outstanding": 4}

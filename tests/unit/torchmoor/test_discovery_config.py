@@ -132,5 +132,5 @@ def test_check_says_what_the_names_bring() -> None:
     }
     assert sorted(line[:43] for line in warned) == [
         "Discovery: broken.zone.test: All nameserver",
-        "Discovery: nobody.zone.test has no SRV reco",
+        "Discovery: nobody.zone.test has no SRV reco",  # prose: allow
     ]

@@ -7,7 +7,7 @@ import pytest
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.session_keys import SessionSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance
 from torchmoor.proxy.http.outgoing import ReplayBudget
@@ -123,7 +123,7 @@ def test_bad_session_keys_are_named_without_being_told(text: str) -> None:
     """ConfigError never shows a key."""
     with pytest.raises(ConfigError, match=r"session\.keys") as caught:
         SessionSettings.parse(text)
-    assert "00" * 8 not in str(caught.value) or text == "00" * 16
+    assert "00" * 8 not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Notification of one ended request, and its message in SageMaker's format."""
+"""Notification of one ended request, and its message in SageMaker's format, which SNS topics and webhooks share."""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ from functools import partial
 
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import (
+    BUSY_RETRY_S,
+    START_RETRY_S,
     ApiError,
     MissingTargetModel,
     ModelError,
@@ -254,9 +256,11 @@ def _refuse(invocation: Answering, head: AnswerHead, body: bytes) -> Reply:
     if code in _CLIENT_CODES:
         error = ValidationError(_message(text))
     elif code == error_codes.MODEL_LOADING:
-        error = ModelNotReady(_message(text), retry_after_s=5 if retry_after_s is None else retry_after_s)
+        error = ModelNotReady(_message(text), retry_after_s=START_RETRY_S if retry_after_s is None else retry_after_s)
     elif code in error_codes.REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
-        error = ServiceUnavailable(_message(text), retry_after_s=1 if retry_after_s is None else retry_after_s)
+        error = ServiceUnavailable(
+            _message(text), retry_after_s=BUSY_RETRY_S if retry_after_s is None else retry_after_s
+        )
     elif not code and status == 413:
         error = ValidationError("The request body is longer than the model's limit.")
     else:

@@ -6,10 +6,8 @@ import json
 
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.eventstream import exception, payload_part
+from torchmoor.wire.error_codes import STREAM_BROKEN, STREAM_TIMED_OUT
 from torchmoor.wire.marked_text import ERROR_MARK, MarkedText
-
-_TIMED_OUT = "ModelInvocationTimeExceeded"
-_BROKEN = "StreamBroken"
 
 
 def stream_error(message: str, error_code: str) -> bytes:
@@ -33,8 +31,8 @@ class PartEncoder:
     def fail(self, loss: Loss) -> bytes:
         """Encode a last frame that says why the stream ends."""
         if loss is Loss.TIMEOUT:
-            return stream_error("The model did not go on with its answer in time.", _TIMED_OUT)
-        return stream_error("The instance ended the stream before the answer was complete.", _BROKEN)
+            return stream_error("The model did not go on with its answer in time.", STREAM_TIMED_OUT)
+        return stream_error("The instance ended the stream before the answer was complete.", STREAM_BROKEN)
 
 
 class TextPartEncoder(MarkedText, PartEncoder):
@@ -53,7 +51,7 @@ class TextPartEncoder(MarkedText, PartEncoder):
         """Encode what was held back: the handler's error, or text."""
         text, error = self.end()
         if error is not None:
-            return stream_error(error, _BROKEN)
+            return stream_error(error, STREAM_BROKEN)
         return payload_part(text) if text else b""
 
     def fail(self, loss: Loss) -> bytes:
@@ -103,7 +101,7 @@ class EventPassEncoder:
         """Encode an event with OpenAI's error; None within an event, where only a broken connection is clear."""
         if self._end != b"\n\n":
             return None
-        code = _TIMED_OUT if loss is Loss.TIMEOUT else _BROKEN
+        code = STREAM_TIMED_OUT if loss is Loss.TIMEOUT else STREAM_BROKEN
         message = f"The answer was broken off. Request id {self._request_id.decode()}."
         error = {"message": message, "type": "server_error", "param": None, "code": code}
         return b"data: %b\n\n" % json.dumps({"error": error}).encode()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from time import monotonic
 
-from torchmoor.errors import ServiceUnavailable
+from torchmoor.errors import START_RETRY_S, ServiceUnavailable
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Variant
-
-NONE_READY_S = 5  # Retry-After: an instance that is restarted takes some seconds; a busy one takes one
 
 
 def session_not_ready() -> ServiceUnavailable:
@@ -18,7 +16,7 @@ def session_not_ready() -> ServiceUnavailable:
 
 def none_ready() -> ServiceUnavailable:
     """Return the answer where no instance is ready and none is started on demand."""
-    return ServiceUnavailable("No instance of the endpoint is ready. Try again later.", retry_after_s=NONE_READY_S)
+    return ServiceUnavailable("No instance of the endpoint is ready. Try again later.", retry_after_s=START_RETRY_S)
 
 
 def all_busy() -> ServiceUnavailable:
@@ -42,10 +40,10 @@ def none_started_in_time(variant: Variant) -> ServiceUnavailable:
     times = [at for at in started if at is not None]
     if not times:
         message = "No instance of the endpoint could be started in time. Try again later."
-        return ServiceUnavailable(message, retry_after_s=NONE_READY_S)
+        return ServiceUnavailable(message, retry_after_s=START_RETRY_S)
     took_s, last_s = monotonic() - min(times), variant.last_start_s
     usual = "" if last_s is None else f"; the last start took {last_s:.0f} s"
-    left_s = NONE_READY_S if last_s is None or last_s < took_s else 1 + int(last_s - took_s)
+    left_s = START_RETRY_S if last_s is None or last_s < took_s else 1 + int(last_s - took_s)
     return ServiceUnavailable(
         f"An instance of the endpoint is being started, for {took_s:.0f} s until now{usual}. Try again later.",
         retry_after_s=left_s,

@@ -107,7 +107,7 @@ def test_a_server_that_never_answers_costs_the_time_out(place: str) -> None:
 
 
 class SlowProxy(LossyProxy):
-    """Passes answers on in small pieces, and no more than so many bytes of each."""
+    """Forwards answers in small pieces, and at most a fixed number of bytes of each."""
 
     max_answer_bytes = 1 << 40
     is_silent_then = False  # or closes the connection

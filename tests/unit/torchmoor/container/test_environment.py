@@ -97,7 +97,7 @@ def test_empty_variables_say_nothing() -> None:
     ],
 )
 def test_a_value_that_is_none_is_refused_with_the_variables_name(name: str, value: str, expected: str) -> None:
-    """Whoever set it sees in the log which it was and what it may be."""
+    """The log names the variable, its value and what it may be."""
     with pytest.raises(ConfigError, match=rf"^{name} must be .*{expected}"):
         read_environment({name: value})
 
@@ -113,7 +113,7 @@ def test_a_start_may_have_less_than_a_second_and_a_heap_any_size() -> None:
     "name", ["TS_INFERENCE_ADDRESS", "TS_MODEL_STORE", "TS_DISABLE_TOKEN_AUTHORIZATION", "TS_TYPO"]
 )
 def test_what_the_container_decides_itself_cannot_be_set(name: str) -> None:
-    """An address or a store of somebody else's would break it; a typing error would be without effect."""
+    """The container sets addresses and stores itself; a typing error would be without effect."""
     with pytest.raises(ConfigError, match=rf"^{name} cannot be set here.*TS_JOB_QUEUE_SIZE"):
         read_environment({name: "x"})
 

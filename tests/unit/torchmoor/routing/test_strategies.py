@@ -35,7 +35,7 @@ def kv_aware(*, max_blocks: int = 100) -> KvAware:
 
 @pytest.mark.parametrize("strategy", [LeastOutstanding(), RandomChoice(Random(1)), prefix_aware(), kv_aware()])
 def test_strategies_leave_out_full_unready_and_tried_instances(strategy: Strategy) -> None:
-    """None is the answer when nobody can take the request."""
+    """The result is None if no instance can take the request."""
     blocked = [
         FakeCandidate("full", outstanding=4),
         FakeCandidate("down", is_ready=False),
@@ -430,5 +430,5 @@ def test_rendezvous_moves_only_the_sessions_of_the_instance_that_left() -> None:
 
 
 def test_rendezvous_without_a_ready_instance_is_none() -> None:
-    """Nobody can take the session."""
+    """No instance can take the session."""
     assert rendezvous("session", [FakeCandidate("a", is_ready=False)]) is None

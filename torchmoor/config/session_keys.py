@@ -1,0 +1,30 @@
+"""Settings of session ids: the keys that sign them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from torchmoor.config.group import SettingsGroup
+from torchmoor.errors import ConfigError
+from torchmoor.wire.session_ids import parse_session_keys
+
+
+class SessionSettings(SettingsGroup, title="session"):
+    """Keys that session ids are signed with, by key id. Handlers sign with the first key; each key verifies.
+
+    Without a key no session id can be verified, and every session id is refused.
+    """
+
+    keys: Annotated[dict[str, bytes], Field(repr=False)] = Field({}, repr=False, description="Signing keys.")
+    are_journaled: bool = Field(False, description="The instances share a journal, so each can take over a session.")
+
+    @classmethod
+    def parse(cls, text: str, *, are_journaled: bool = False) -> Self:
+        """Read `kid:hexkey[,kid:hexkey...]`, the form of TORCHMOOR_SESSION_KEYS. Raises ConfigError."""
+        given = text.strip(", \t\r\n")
+        try:
+            return cls(keys=parse_session_keys(given) if given else {}, are_journaled=are_journaled)
+        except ValueError as error:
+            raise ConfigError(f"session.keys {error}") from error
