@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from handlers.errors import HandlerError, InternalError, InvalidRequest, Overloaded
-from handlers.reply import Pieces, Reply, Whole
+from handlers.reply import PendingReply, Pieces, Whole
 from handlers.requests import Incoming
 from handlers.settings import PumpSettings
 from torchmoor.wire import headers as wire
@@ -52,20 +52,20 @@ def _end(_: Any) -> bool:
 class Pump:
     """Passes requests to a service and answers back. TorchServe's one worker thread only.
 
-    start: begins to answer a request through the Reply and returns at once. Operations reach it even if the worker is
-    full.
+    start: begins to answer a request through the PendingReply and returns at once. Operations reach it even if the
+    worker is full.
     """
 
     def __init__(
         self,
         settings: PumpSettings,
-        start: Callable[[Incoming, Reply], None],
+        start: Callable[[Incoming, PendingReply], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._start = start
         self._clock = clock
-        self._replies: dict[str, Reply] = {}  # by TorchServe's id of the row
+        self._replies: dict[str, PendingReply] = {}  # by TorchServe's id of the row
         self._num_operations = 0  # rows of this step that are operations: each is answered in this step
         self._early: dict[str, float] = {}  # the proxy's ids, oldest first, and when they are forgotten
         self._news = threading.Condition()
@@ -113,7 +113,7 @@ class Pump:
     def _begin(self, request_id: str, index: int, rows: list[dict[str, Any]], context: Any) -> None:
         """Pass a new row to the service. A failure affects this row only."""
         is_full = len(self._replies) - self._num_operations >= self._settings.max_in_flight
-        reply = self._replies[request_id] = Reply(self._wake)
+        reply = self._replies[request_id] = PendingReply(self._wake)
         try:
             incoming = read_row(rows[index], context.get_all_request_header(index))
             reply.request_id = _id(incoming.headers.get(wire.REQUEST_ID, ""))
@@ -249,13 +249,13 @@ def _id(text: str) -> str:
     return "".join(letter for letter in text[:MAX_ID] if letter.isprintable())
 
 
-def _log_failure(reply: Reply, error: HandlerError) -> None:
+def _log_failure(reply: PendingReply, error: HandlerError) -> None:
     """Log a failed request with the ids that the proxy's access log has."""
     level = logging.WARNING if error.status >= 500 else logging.DEBUG
     logger.log(level, "request failed %s code=%s status=%d", reply.ids, error.code, error.status)
 
 
-def _cancel(reply: Reply) -> None:
+def _cancel(reply: PendingReply) -> None:
     try:
         reply.cancel()
     except Exception:

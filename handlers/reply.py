@@ -40,7 +40,7 @@ class _Stream:
     is_ended: bool = False
 
 
-class Reply:
+class PendingReply:
     """The answer to one request. wake: called after each change, so that the pump need not poll.
 
     request_id: the proxy's id, by which it cancels; inference_id: the client's id. Each is empty if the request has

@@ -43,7 +43,7 @@ from handlers.engine.engine import Engine
 from handlers.errors import HandlerError, InternalError, OutOfMemory, SessionLost
 from handlers.journal.journal import Journal
 from handlers.models.text import TextModel
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings
 from torchmoor.wire import headers as wire
@@ -109,11 +109,11 @@ class ChatService:
         self._preparing.shutdown()
         self._engine.stop()
 
-    def start(self, incoming: Incoming, reply: Reply) -> None:
+    def start(self, incoming: Incoming, reply: PendingReply) -> None:
         """Answer a request; every outcome, errors included, goes through `reply`."""
         self._answer(reply, lambda: self._dispatch(parse(incoming, self._settings.request, self._wall), reply))
 
-    def _answer(self, reply: Reply, action: Callable[[], None]) -> None:
+    def _answer(self, reply: PendingReply, action: Callable[[], None]) -> None:
         """Run an action and turn what it raises into the reply's error."""
         try:
             action()
@@ -123,10 +123,10 @@ class ChatService:
             logger.exception("request failed %s", reply.ids)
             reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
-    def _in_background(self, reply: Reply, action: Callable[[], None]) -> None:
+    def _in_background(self, reply: PendingReply, action: Callable[[], None]) -> None:
         self._loading.submit(self._answer, reply, action)
 
-    def _dispatch(self, command: Command, reply: Reply) -> None:
+    def _dispatch(self, command: Command, reply: PendingReply) -> None:
         match command:
             case ReportStatus():
                 reply.finish(JSON, json.dumps(self.status()).encode())
@@ -139,7 +139,7 @@ class ChatService:
             case _:
                 self._in_background(reply, lambda: self._change_session(command, reply))
 
-    def _ask(self, command: Ask, reply: Reply) -> None:
+    def _ask(self, command: Ask, reply: PendingReply) -> None:
         try:
             session = self.store.get(command.session_id, command.caller.endpoint, command.caller.principal)
         except SessionLost:  # perhaps its journal is here, which takes time to read
@@ -147,10 +147,12 @@ class ChatService:
         else:
             self._start_turn(session, command, reply)
 
-    def _start_turn(self, session: Session, command: Ask, reply: Reply) -> None:
+    def _start_turn(self, session: Session, command: Ask, reply: PendingReply) -> None:
         Turn(self._parts, self.store, self._recorder, session, command, reply).start()
 
-    def _change_session(self, command: OpenSession | AddImages | CloseSession | ActOnSession, reply: Reply) -> None:
+    def _change_session(
+        self, command: OpenSession | AddImages | CloseSession | ActOnSession, reply: PendingReply
+    ) -> None:
         match command:
             case OpenSession():
                 self._open(command, reply)
@@ -164,7 +166,7 @@ class ChatService:
                 session = self._sessions.act(command)
                 reply.finish(JSON, json.dumps(describe(self.store, session)).encode())
 
-    def _open(self, command: OpenSession, reply: Reply) -> None:
+    def _open(self, command: OpenSession, reply: PendingReply) -> None:
         ttl_s = self._sessions.choose_ttl_s(command)
         self._model.template.check()
         sid = self._sessions.open(command, ttl_s, reply)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from handlers.errors import LoadStopped, LoadTimedOut
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from handlers.requests import Incoming
 
 
@@ -46,7 +46,7 @@ class ResidentModel(Protocol):
         """Mapped files: page cache, which the kernel may drop and read again."""
         ...
 
-    def start(self, incoming: Incoming, reply: Reply) -> None:
+    def start(self, incoming: Incoming, reply: PendingReply) -> None:
         """Answer one request through the reply, now or later, from any thread, while the caller holds a lease."""
         ...
 

@@ -10,7 +10,7 @@ from handlers.errors import HandlerError, InternalError, InvalidRequest
 from handlers.many.model import ModelLease
 from handlers.many.request import read_body
 from handlers.many.residency.registry import ModelRegistry
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from handlers.requests import Incoming
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
@@ -43,7 +43,7 @@ class ManyService:
         self._registry.close()
         self._shared.stop()
 
-    def start(self, incoming: Incoming, reply: Reply) -> None:
+    def start(self, incoming: Incoming, reply: PendingReply) -> None:
         """Answer a request through `reply`, errors included."""
         try:
             operation = incoming.headers.get(wire.OPERATION)
@@ -61,7 +61,7 @@ class ManyService:
             logger.exception("request failed %s", reply.ids)
             reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
-    def _ask(self, incoming: Incoming, reply: Reply) -> None:
+    def _ask(self, incoming: Incoming, reply: PendingReply) -> None:
         name = incoming.headers.get(wire.TARGET_MODEL)
         if not name:
             raise InvalidRequest("name the model in the header X-Amzn-SageMaker-Target-Model, boto3's TargetModel")
@@ -69,7 +69,7 @@ class ManyService:
         cancel = self._registry.acquire(name, request.begin, request.refuse)
         reply.on_cancel(lambda reason: cancel())
 
-    def _manage(self, body: Any, reply: Reply) -> None:
+    def _manage(self, body: Any, reply: PendingReply) -> None:
         action, name, url = _read_action(body)
         registry = self._registry
 
@@ -98,7 +98,7 @@ class ManyService:
             start(name, note)
             done(errors[0] if errors else None)  # the status shows later errors
 
-    def _answer_tier(self, name: str, reply: Reply) -> None:
+    def _answer_tier(self, name: str, reply: PendingReply) -> None:
         tier = self._tiers().get(name, "source")
         reply.finish(JSON, json.dumps({"model": name, "tier": tier}).encode())
 
@@ -133,7 +133,7 @@ class ManyService:
 class _ModelRequest:
     """One request and its lease, which ends with the answer."""
 
-    def __init__(self, incoming: Incoming, reply: Reply, counters: Counters) -> None:
+    def __init__(self, incoming: Incoming, reply: PendingReply, counters: Counters) -> None:
         self._incoming = incoming
         self._reply = reply
         self._counters = counters

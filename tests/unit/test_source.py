@@ -20,16 +20,6 @@ ONLY = {
     "torchmoor/proxy/routing": ("torchmoor.proxy.routing", "torchmoor.wire"),
     "torchmoor/proxy/http": ("torchmoor.proxy.http", "torchmoor.wire", "uvloop"),
 }
-# Exceptions, each to be removed with its cause.
-SHARED_NAMES = {
-    "Assignment",
-    "Caller",
-    "Event",
-    "Outcome",
-    "Reply",
-    "Sample",
-}
-LONG_MODULES: set[str] = set()
 
 
 def modules(*folders: str) -> list[Path]:
@@ -67,7 +57,7 @@ def test_class_names_are_unique() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{name(path)}:{node.lineno}")
 
-    shared = {each: where for each, where in places.items() if len(where) > 1 and each not in SHARED_NAMES}
+    shared = {each: where for each, where in places.items() if len(where) > 1}
     assert shared == {}
 
 
@@ -75,7 +65,7 @@ def test_modules_are_short() -> None:
     """A module has one concept, so that it stays short."""
     lengths = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules(*PACKAGES)}
 
-    assert {each: n for each, n in lengths.items() if n > MAX_LINES and each not in LONG_MODULES} == {}
+    assert {each: n for each, n in lengths.items() if n > MAX_LINES} == {}
 
 
 @pytest.mark.parametrize("package", ONLY)

@@ -39,7 +39,7 @@ class LoadSettings:
 
 
 @dataclass(slots=True)
-class Outcome:
+class LoadOutcome:
     """The samples so far. began, ended: of the load, on the samples' clock."""
 
     samples: list[Sample] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Load:
     """Runs a load once. `outcome` can be read meanwhile."""
 
     def __init__(self, settings: LoadSettings, caller: Converses) -> None:
-        self.outcome = Outcome()
+        self.outcome = LoadOutcome()
         self._settings = settings
         self._caller = caller
         self._num_begun = 0
@@ -66,7 +66,7 @@ class Load:
         self._stopped.set()
         self.outcome.is_interrupted = True
 
-    async def run(self) -> Outcome:
+    async def run(self) -> LoadOutcome:
         """Run until the limit of the settings."""
         self.outcome.began = monotonic()
         await (self._arrive() if self._settings.rate else self._work())

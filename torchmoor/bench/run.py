@@ -13,8 +13,8 @@ from typing import Any
 
 import aiohttp
 
-from torchmoor.bench.caller import Caller, Plan
-from torchmoor.bench.load import Load, LoadSettings, Outcome
+from torchmoor.bench.client import LoadClient, Plan
+from torchmoor.bench.load import Load, LoadOutcome, LoadSettings
 from torchmoor.bench.summary import summarize
 from torchmoor.clients.errors import CredentialsRefused, EndpointError, EndpointUnreachable
 from torchmoor.clients.runtime import readable_errors
@@ -40,7 +40,7 @@ async def run(
     connector = aiohttp.TCPConnector(limit=0, ssl=_trusted())
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         await _check(http, signer, plan)
-        load = Load(settings, Caller(http, signer, plan))
+        load = Load(settings, LoadClient(http, signer, plan))
         working = asyncio.current_task()
         assert working is not None
 
@@ -87,7 +87,7 @@ async def _check(http: aiohttp.ClientSession, signer: Signer, plan: Plan) -> Non
         raise EndpointError(f"endpoint {plan.endpoint!r} cannot be asked ({status}): {content[:300]}")
 
 
-async def _report(outcome: Outcome, settings: LoadSettings, report: Callable[[str], None]) -> None:
+async def _report(outcome: LoadOutcome, settings: LoadSettings, report: Callable[[str], None]) -> None:
     while True:
         await asyncio.sleep(INTERVAL_S)
         passed = monotonic() - outcome.began

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from torchmoor.bench.load import LoadSettings, Outcome
+from torchmoor.bench.load import LoadOutcome, LoadSettings
 from torchmoor.bench.sample import Sample
 
 PERCENTILES = (50, 90, 99)
@@ -19,7 +19,7 @@ METRICS = {
 }
 
 
-def summarize(outcome: Outcome, settings: LoadSettings) -> dict[str, Any]:
+def summarize(outcome: LoadOutcome, settings: LoadSettings) -> dict[str, Any]:
     """Return the results as one flat object, with None for values that were not measured."""
     done = [sample for sample in outcome.samples if sample.error is None]
     failed = [sample for sample in outcome.samples if sample.error is not None]

@@ -38,7 +38,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StreamEvent:
     """A parsed value.
 
     is_end: the answer is complete. has_no_end: the dialect does not mark the end. whole: the whole text, for a reader
@@ -51,7 +51,7 @@ class Event:
     whole: str | None = None
 
 
-def read_value(value: Any) -> Event:
+def read_value(value: Any) -> StreamEvent:
     """Parse a value. Raises ErrorInStream if it is an error, UnreadableStream if no dialect matches."""
     if isinstance(value, list) and len(value) == 1:  # a whole answer of Text Generation Inference
         value = value[0]
@@ -66,16 +66,18 @@ def read_value(value: Any) -> Event:
             return _generation(value)
         if "outputs" in value:
             (text,) = value["outputs"] or [""]
-            return Event(Piece(_text(text)), has_no_end=True)
+            return StreamEvent(Piece(_text(text)), has_no_end=True)
         if "response_text" in value:
-            return Event(Piece(finish_reason=_details(value).get("finish_reason")), True, whole=value["response_text"])
+            return StreamEvent(
+                Piece(finish_reason=_details(value).get("finish_reason")), True, whole=value["response_text"]
+            )
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UnreadableStream("an event of the stream does not have the form of its dialect") from error
     known = "token, generated_text, outputs, choices or response_text"
     raise UnreadableStream(f"an event of the stream has none of {known}")
 
 
-def _generation(value: dict[str, Any]) -> Event:
+def _generation(value: dict[str, Any]) -> StreamEvent:
     token, details, whole = value.get("token") or {}, _details(value), value.get("generated_text")
     if details.get("finish_reason") == "error":  # LMI, when the model failed
         raise ErrorInStream("the model failed in mid-answer")
@@ -93,24 +95,26 @@ def _generation(value: dict[str, Any]) -> Event:
         finish_reason=details.get("finish_reason"),
         usage=usage,
     )
-    return Event(piece, is_end=whole is not None, whole=None if token else _text(whole))
+    return StreamEvent(piece, is_end=whole is not None, whole=None if token else _text(whole))
 
 
-def _openai(value: dict[str, Any]) -> Event:
+def _openai(value: dict[str, Any]) -> StreamEvent:
     usage = None
     if counts := value.get("usage"):
         usage = Usage(counts.get("prompt_tokens"), counts["completion_tokens"])
     choices = [choice for choice in value["choices"] if choice.get("index", 0) == 0]
     if not choices:
-        return Event(Piece(usage=usage))
+        return StreamEvent(Piece(usage=usage))
     choice = choices[0]
     reason = choice.get("finish_reason")
     if reason == "error":
         raise ErrorInStream("the model failed in mid-answer")
     if choice.get("message"):
-        return Event(Piece(finish_reason=reason, usage=usage), is_end=True, whole=_text(choice["message"]["content"]))
+        return StreamEvent(
+            Piece(finish_reason=reason, usage=usage), is_end=True, whole=_text(choice["message"]["content"])
+        )
     text = choice["delta"].get("content") if choice.get("delta") else choice.get("text")
-    return Event(Piece(_text(text), finish_reason=reason, usage=usage), is_end=reason is not None)
+    return StreamEvent(Piece(_text(text), finish_reason=reason, usage=usage), is_end=reason is not None)
 
 
 def _details(value: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, I
 from typing import Any
 
 from torchmoor.clients.errors import StreamCut, StreamError, UnreadableStream
-from torchmoor.clients.pieces import Event, Piece, Usage, read_value
+from torchmoor.clients.pieces import Piece, StreamEvent, Usage, read_value
 from torchmoor.clients.stop import StopCutter
 
 MAX_EVENT_BYTES = 16 << 20  # a last event may repeat the whole answer
@@ -166,7 +166,7 @@ class StreamReader:
             raise UnreadableStream(f"this is not a stream of events or JSON lines: {line[:60]!r}")
 
     def _understand(self, value: Any) -> Iterator[Piece]:
-        event: Event = read_value(value)
+        event: StreamEvent = read_value(value)
         piece = event.piece
         if event.whole and not self._texts:
             piece = dataclasses.replace(piece, text=event.whole)

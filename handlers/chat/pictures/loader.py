@@ -24,7 +24,7 @@ from urllib3.exceptions import HTTPError
 
 from handlers.chat.pictures import image_decoding
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from handlers.requests import refuse_other_media
 from handlers.settings import IntakeSettings
 
@@ -131,7 +131,7 @@ class ImageLoader:
         """Read and decode an image. Raises the BadImage family."""
         return self.decode(self.read(reference))
 
-    def read(self, reference: bytes | str, reply: Reply | None = None) -> bytes:
+    def read(self, reference: bytes | str, reply: PendingReply | None = None) -> bytes:
         """Read the encoded bytes, at most `max_bytes`. reply: a fetch ends as soon as it is cancelled."""
         if isinstance(reference, bytes | bytearray):
             return self._within_limit(bytes(reference))
@@ -161,7 +161,7 @@ class ImageLoader:
         """
         return image_decoding.decode(data, self._settings)
 
-    def _fetch_from_s3(self, url: str, reply: Reply | None) -> bytes:
+    def _fetch_from_s3(self, url: str, reply: PendingReply | None) -> bytes:
         with self._lock:
             if self._s3 is None and self._settings.allowed_buckets:
                 from handlers.chat.pictures.s3 import S3Images  # the AWS library is slow to load
@@ -177,7 +177,7 @@ class ImageLoader:
             self.num_fetched += 1
         return data
 
-    def _fetch(self, url: str, reply: Reply | None) -> bytes:
+    def _fetch(self, url: str, reply: PendingReply | None) -> bytes:
         if not self._settings.allow_urls:
             raise ImageUrlForbidden("this worker does not fetch images; send the image itself")
         with _Deadline(self._settings.total_timeout_s) as deadline:

@@ -8,7 +8,7 @@ from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.pictures.store import Image, ImageStore
 from handlers.counters import Counters
 from handlers.errors import InvalidRequest
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ImageReceiver:
         self._can_see = can_see
         self._max_images = max_images
 
-    def receive(self, scope: str, references: Sequence[ImageReference], reply: Reply) -> list[ReceivedImage]:
+    def receive(self, scope: str, references: Sequence[ImageReference], reply: PendingReply) -> list[ReceivedImage]:
         """Read these images and hold each once in the store. Stops as soon as the reply is cancelled.
 
         Raises the BadImage family, InvalidRequest, OutOfMemory, and the reason for which the reply was cancelled.

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from handlers.chat.pictures.image_decoding import scale_down
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, OutOfDisk
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from handlers.s3 import S3Error, make_client, read_object, translated
 from handlers.settings import IntakeSettings
 
@@ -34,7 +34,7 @@ class S3Images:
             connections=settings.num_threads,
         )
 
-    def read(self, url: str, reply: Reply | None) -> bytes:
+    def read(self, url: str, reply: PendingReply | None) -> bytes:
         """Read an image, scaled down to at most `max_bytes`.
 
         Raises the BadImage family, OutOfMemory, OutOfDisk, and the reason for which the reply was cancelled.
@@ -74,7 +74,7 @@ class S3Images:
 class Transfer:
     """Reads one object in order. Resumes after a broken connection if the object is unchanged."""
 
-    def __init__(self, client: Any, place: dict[str, str], deadline: float, reply: Reply | None) -> None:
+    def __init__(self, client: Any, place: dict[str, str], deadline: float, reply: PendingReply | None) -> None:
         self._client = client
         self._place = place
         self._deadline = deadline

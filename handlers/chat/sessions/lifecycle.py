@@ -14,7 +14,7 @@ from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
 from handlers.errors import HandlerError, InvalidRequest, SessionLost, SessionUnknown, TurnConflict
 from handlers.journal.event import Event
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from torchmoor.wire import operations
 from torchmoor.wire.session_ids import SessionId
 
@@ -59,7 +59,7 @@ class SessionLifecycle:
             raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
         return ttl_s
 
-    def open(self, command: OpenSession, ttl_s: int, reply: Reply) -> SessionId:
+    def open(self, command: OpenSession, ttl_s: int, reply: PendingReply) -> SessionId:
         """Open a session with the command's images.
 
         A request that the client sends again gets the session that it opened the first time, perhaps elsewhere.
@@ -94,7 +94,7 @@ class SessionLifecycle:
         with suppress(RuntimeError):  # the worker is stopping: the sweep will find the journal
             self._background.submit(self._recorder.discard, session.id.text)
 
-    def add_images(self, command: AddImages, reply: Reply) -> None:
+    def add_images(self, command: AddImages, reply: PendingReply) -> None:
         """Add images for the session's next question, once even if the client sends the request again."""
         session = self.find(command)
         received = self._receiver.receive(session.scope, command.images, reply)

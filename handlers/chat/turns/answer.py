@@ -4,7 +4,7 @@ from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.engine.detokenizer import Detokenizer
 from handlers.engine.sequence import FinishReason, TokenEvent
 from handlers.models.text import TextModel
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from torchmoor.wire import headers as wire
 
 
@@ -15,7 +15,7 @@ class AnswerWriter:
     """
 
     def __init__(
-        self, reply: Reply, form: AnswerForm, model: TextModel, stop: tuple[str, ...], *, is_streaming: bool
+        self, reply: PendingReply, form: AnswerForm, model: TextModel, stop: tuple[str, ...], *, is_streaming: bool
     ) -> None:
         self.receipt: dict[str, str] = {}
         self._reply = reply

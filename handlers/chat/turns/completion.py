@@ -16,13 +16,13 @@ from handlers.chat.turns.generation import Generation, GenerationParts
 from handlers.chat.turns.question import Prompt
 from handlers.engine.kv_cache import SequenceCache
 from handlers.errors import ContextTooLong, InvalidRequest
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 
 
 class Completion:
     """Implements `Question` for a request without a session, and holds the generation that answers it."""
 
-    def __init__(self, parts: GenerationParts, request: Generate, reply: Reply) -> None:
+    def __init__(self, parts: GenerationParts, request: Generate, reply: PendingReply) -> None:
         self._parts = parts
         self._request = request
         self._reply = reply

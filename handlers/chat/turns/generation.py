@@ -29,7 +29,7 @@ from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
 from handlers.engine.sequence import Sequence as TokenSequence
 from handlers.errors import ClientGone, HandlerError, InternalError, OutOfMemory, TurnConflict, TurnTimedOut
 from handlers.models.text import TextModel
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from handlers.settings import EngineSettings
 from torchmoor.wire import headers as wire
 
@@ -64,7 +64,7 @@ class Generation:
         question: Question,
         cache: SequenceCache,
         request: Ask | Generate,
-        reply: Reply,
+        reply: PendingReply,
         on_over: Callable[[], None],
     ) -> None:
         parameters = request.parameters

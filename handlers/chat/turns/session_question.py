@@ -16,7 +16,7 @@ from handlers.chat.turns.generation import GenerationParts
 from handlers.chat.turns.question import AnsweredBefore, Prompt
 from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.journal.event import Event
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from torchmoor.wire import headers as wire
 
 DROP_STEP = 4  # turns dropped at once: fewer would change the prompt's beginning, and so its cached blocks, more often
@@ -32,7 +32,7 @@ class SessionQuestion:
         recorder: SessionRecorder,
         session: Session,
         ask: Ask,
-        reply: Reply,
+        reply: PendingReply,
     ) -> None:
         self._parts = parts
         self._store = store

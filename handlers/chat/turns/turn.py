@@ -11,7 +11,7 @@ from handlers.chat.sessions.store import SessionStore
 from handlers.chat.turns.generation import Generation, GenerationParts
 from handlers.chat.turns.session_question import SessionQuestion
 from handlers.errors import HandlerError
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 
 
 class Turn:
@@ -24,7 +24,7 @@ class Turn:
         recorder: SessionRecorder,
         session: Session,
         ask: Ask,
-        reply: Reply,
+        reply: PendingReply,
     ) -> None:
         self._counters = parts.counters
         self._store = store

@@ -24,7 +24,7 @@ from handlers.many.loading.transformers_loading import Assembled
 from handlers.models.loader import load_model
 from handlers.models.probe import Probe
 from handlers.models.text import TextModel
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, JournalSettings
 
@@ -76,7 +76,7 @@ class ChatModel:
     def mapped_bytes(self) -> int:
         return self._placement.mapped_bytes
 
-    def start(self, incoming: Incoming, reply: Reply) -> None:
+    def start(self, incoming: Incoming, reply: PendingReply) -> None:
         service = self._service
         if service is None:
             reply.fail(Overloaded("the model is leaving memory; try again"))

@@ -12,7 +12,7 @@ from handlers.many.compute import Compute, Row
 from handlers.many.loading.placement import ModelPlacement
 from handlers.many.request import TaskRequest, read_body, read_request
 from handlers.many.tasks.task import Task, TaskWork
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from handlers.requests import Incoming
 
 logger = logging.getLogger(__name__)
@@ -48,10 +48,10 @@ class TaskModel:
     def mapped_bytes(self) -> int:
         return self._placement.mapped_bytes
 
-    def start(self, incoming: Incoming, reply: Reply) -> None:
+    def start(self, incoming: Incoming, reply: PendingReply) -> None:
         self._readers.submit(_guarded, reply, lambda: self._begin(incoming, reply))
 
-    def _begin(self, incoming: Incoming, reply: Reply) -> None:
+    def _begin(self, incoming: Incoming, reply: PendingReply) -> None:
         reply.raise_if_cancelled()
         work = self.task.read(self._read(read_body(incoming)), reply)
         self._queue.put(_Answer(work, reply).rows())
@@ -70,7 +70,7 @@ class TaskModel:
 class _Answer:
     """Collects the outputs of one request's rows; the last output, or the first failure, writes the answer."""
 
-    def __init__(self, work: TaskWork, reply: Reply) -> None:
+    def __init__(self, work: TaskWork, reply: PendingReply) -> None:
         self._work = work
         self._reply = reply
         self._outputs: list[Any] = [None] * len(work.inputs)
@@ -118,7 +118,7 @@ def encode(answer: Any) -> bytes:
         raise InternalError("the model's answer is not finite: its weights may be damaged") from exc
 
 
-def _guarded(reply: Reply, action: Callable[[], None]) -> None:
+def _guarded(reply: PendingReply, action: Callable[[], None]) -> None:
     try:
         action()
     except HandlerError as error:

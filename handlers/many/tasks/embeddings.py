@@ -14,7 +14,7 @@ from handlers.many.folder import read_json
 from handlers.many.request import TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import SharedTokenizer, TextTask, find_max_tokens
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from handlers.settings import TaskSettings
 
 MODULES = "modules.json"
@@ -112,7 +112,7 @@ class Embeddings(TextTask):
         super().__init__(model, tokenizer, settings, min(pooling.max_tokens or limit, limit))
         self._pooling = pooling
 
-    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
+    def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters({"truncation": bool, "normalize": bool})
         if self._pooling.is_lower_case:
             request = replace(request, inputs=_lower(request.inputs))

@@ -8,7 +8,7 @@ from handlers.many.compute import Row
 from handlers.many.request import TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 
 
 class FeatureExtraction(TextTask):
@@ -16,7 +16,7 @@ class FeatureExtraction(TextTask):
 
     name = "feature-extraction"
 
-    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
+    def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters({"truncation": bool})
         return self.read_texts(request, lambda text, encoded, vectors: [vectors.tolist()])
 

@@ -10,7 +10,7 @@ from handlers.errors import InvalidRequest, ModelBroken
 from handlers.many.request import Parameters, TaskRequest, check_text, texts_of
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 
 PARAMETERS: Parameters = {"top_k": int, "targets": (str, list), "truncation": bool}
 DEFAULT_TOP_K = 5
@@ -29,7 +29,7 @@ class FillMask(TextTask):
         if self.tokenizer.mask_token_id is None:
             raise ModelBroken("the model's tokenizer has no mask token, which fill-mask needs")
 
-    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
+    def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters(PARAMETERS)
         top_k = request.top_k(DEFAULT_TOP_K) or DEFAULT_TOP_K
         targets = self._targets(request)

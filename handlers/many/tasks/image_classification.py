@@ -12,7 +12,7 @@ from handlers.many.compute import Row
 from handlers.many.request import TaskRequest, as_list
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import Input, TaskWork
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from handlers.settings import TaskSettings
 
 DEFAULT_TOP_K = 5
@@ -33,7 +33,7 @@ class ImageClassification:
         self._settings = settings
         self._intake = intake
 
-    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
+    def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters({"top_k": int, "function_to_apply": str})
         inputs = []
         for reference in as_list(request.inputs, self._settings.max_inputs):

@@ -15,7 +15,7 @@ from handlers.many.compute import Row
 from handlers.many.request import Parameters, TaskRequest, as_list, check_text
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 
 PARAMETERS: Parameters = {
     **dict.fromkeys(("top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len"), int),
@@ -36,7 +36,7 @@ class QuestionAnswering(TextTask):
         if not self.tokenizer.is_fast:
             raise ModelBroken("question-answering needs a tokenizer.json, which says where in the text tokens are")
 
-    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
+    def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters(PARAMETERS)
         asked = as_list(request.inputs, self.settings.max_inputs)
         for item in asked:

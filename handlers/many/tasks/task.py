@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from handlers.many.compute import Row
 from handlers.many.request import TaskRequest
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Task(Protocol):
 
     name: str
 
-    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
+    def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         """Check and tokenize a request. reply: cancels slow steps, such as fetching an image.
 
         Raises the BadInput and BadImage families.

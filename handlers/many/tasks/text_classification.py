@@ -10,7 +10,7 @@ from handlers.many.request import TaskRequest, as_list, check_text
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 
 PARAMETERS = {"top_k": int, "function_to_apply": str, "truncation": bool, "return_all_scores": bool}
 
@@ -23,7 +23,7 @@ class TextClassification(TextTask):
 
     name = "text-classification"
 
-    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
+    def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters(PARAMETERS)
         inputs = as_list(request.inputs, self.settings.max_inputs)
         is_truncated = request.get("truncation", False)

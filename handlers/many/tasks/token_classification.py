@@ -11,7 +11,7 @@ from handlers.errors import InvalidRequest
 from handlers.many.request import TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 
 
 class TokenClassification(TextTask):
@@ -28,7 +28,7 @@ class TokenClassification(TextTask):
             model=self.model, tokenizer=self.tokenizer, device=self.model.device
         )  # without a device, the pipeline would choose one and move the model
 
-    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
+    def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters({"aggregation_strategy": str, "ignore_labels": list, "truncation": bool})
         strategy = self._choose_strategy(request)
         ignored = request.get("ignore_labels", ["O"])

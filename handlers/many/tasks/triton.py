@@ -22,7 +22,7 @@ from handlers.many.compute import Row
 from handlers.many.request import TaskRequest
 from handlers.many.tasks.pbtxt import Message, parse_pbtxt
 from handlers.many.tasks.task import Input, TaskWork
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 
 CONFIG = "config.pbtxt"
 MODEL = "model.pt"
@@ -165,7 +165,7 @@ class TritonTask:
             raise ModelBroken(f"{config.file} is no TorchScript: {cause}") from exc  # prose: allow
         return cls(module.eval(), config, home.name if versions else "1", device)
 
-    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
+    def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         given: dict[str, Tensor] = {}
         if not 0 < len(request.inputs) <= MAX_TENSORS:
             raise InvalidRequest(f"a request has 1 to {MAX_TENSORS} tensors", param="inputs")

@@ -23,7 +23,7 @@ from handlers.engine.scheduler import Scheduler
 from handlers.journal.journal import Journal
 from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
-from handlers.reply import Pieces, Reply, Whole
+from handlers.reply import PendingReply, Pieces, Whole
 from handlers.requests import Incoming
 from handlers.settings import (
     ChatSessionSettings,
@@ -82,7 +82,7 @@ class Exchange:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._num_wakes = 0
-        self.reply = Reply(self._wake)
+        self.reply = PendingReply(self._wake)
         self.headers: dict[str, str] = {}
         self.status: int | None = None
         self.body = b""

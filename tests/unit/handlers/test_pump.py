@@ -11,7 +11,7 @@ import pytest
 
 from handlers.adapter import MAX_EARLY, Pump, read_row
 from handlers.errors import HandlerError, InternalError, InvalidRequest, NotAnImage
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from handlers.requests import Incoming
 from handlers.settings import PumpSettings
 from tests.unit.handlers.conftest import FakeClock
@@ -143,12 +143,12 @@ class FakeService:
 
     def __init__(self) -> None:
         self.asked: list[Incoming] = []
-        self.replies: list[Reply] = []
+        self.replies: list[PendingReply] = []
         self.cancelled: list[int] = []
         self.reasons: list[HandlerError] = []
-        self.on_start: Callable[[Incoming, Reply], None] = lambda incoming, reply: None
+        self.on_start: Callable[[Incoming, PendingReply], None] = lambda incoming, reply: None
 
-    def start(self, incoming: Incoming, reply: Reply) -> None:
+    def start(self, incoming: Incoming, reply: PendingReply) -> None:
         self.asked.append(incoming)
         self.replies.append(reply)
         number = len(self.replies) - 1
@@ -523,7 +523,7 @@ def test_deadline_that_is_no_number_is_refused(front: FrontEnd, value: str) -> N
 def test_service_that_raises_fails_its_own_row(front: FrontEnd, service: FakeService) -> None:
     """No exception leaves handle; the row gets a 500 or its own error, the others their answers."""
 
-    def start(incoming: Incoming, reply: Reply) -> None:
+    def start(incoming: Incoming, reply: PendingReply) -> None:
         if incoming.body == b"crash":
             raise KeyError("service")
         if incoming.body == b"refuse":
@@ -548,14 +548,14 @@ def test_reply_that_raises_fails_its_own_row(
         front.send(name, {})
     front.step()
     broken = service.replies[0]
-    original = Reply.take
+    original = PendingReply.take
 
-    def take(self: Reply, max_bytes: int) -> Any:
+    def take(self: PendingReply, max_bytes: int) -> Any:
         if self is broken:
             raise RuntimeError("take")
         return original(self, max_bytes)
 
-    monkeypatch.setattr(Reply, "take", take)
+    monkeypatch.setattr(PendingReply, "take", take)
     service.replies[1].finish({}, b"fine")
     front.run()
     front.step()

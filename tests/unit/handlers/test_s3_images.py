@@ -18,7 +18,7 @@ from handlers.chat.pictures.image_decoding import FORMATS, decode, scale_down
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.pictures.s3 import Transfer
 from handlers.errors import ClientGone, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfDisk
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 from handlers.settings import IntakeSettings
 from tests.servers import S3Server
 from tests.torchserve.drawings import draw
@@ -239,7 +239,7 @@ def test_a_broken_connection_goes_on_where_it_stood() -> None:
 
 def test_a_client_that_left_ends_the_reading(door: ImageLoader) -> None:
     """A picture whose client disconnected is not scaled."""
-    reply = Reply(lambda: None)
+    reply = PendingReply(lambda: None)
     reply.cancel(ClientGone("left"))
 
     with pytest.raises(ClientGone):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torchmoor.bench.load import NOT_SENT, Load, LoadSettings, Outcome
+from torchmoor.bench.load import NOT_SENT, Load, LoadOutcome, LoadSettings
 from torchmoor.bench.sample import Sample
 from torchmoor.bench.summary import describe, percentile, summarize
 
@@ -37,7 +37,7 @@ class Talk:
             self._running -= 1
 
 
-def run(talk: Talk, **settings: object) -> Outcome:
+def run(talk: Talk, **settings: object) -> LoadOutcome:
     return asyncio.run(Load(LoadSettings(**settings), talk).run())  # type: ignore[arg-type]
 
 
@@ -56,7 +56,7 @@ def test_a_closed_loop_has_as_many_conversations_as_users() -> None:
 def test_an_open_loop_does_not_wait_for_answers() -> None:
     """New conversations start while none is answered; those above the maximum are reported as failures."""
 
-    async def load() -> tuple[Talk, Outcome]:
+    async def load() -> tuple[Talk, LoadOutcome]:
         held = asyncio.Event()
         talk = Talk(turns=1, held=held)
         made = Load(LoadSettings(users=4, rate=500.0, num_requests=10), talk)
@@ -76,7 +76,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
 def test_what_was_asked_at_the_end_is_answered_and_counted() -> None:
     """A load that is stopped begins nothing more."""
 
-    async def load() -> Outcome:
+    async def load() -> LoadOutcome:
         held = asyncio.Event()
         made = Load(LoadSettings(users=2, duration_s=600), Talk(turns=9, held=held))
         running = asyncio.create_task(made.run())
@@ -110,7 +110,7 @@ def test_numbers_mean_what_vllm_means_by_them() -> None:
     receipt = {"context_tokens": 50, "prefill_tokens": 10, "instance": "a"}
     first = Sample(10.0, 10.5, [10.1, 10.2, 10.4], 5, receipt=dict(receipt))
     second = Sample(10.0, 11.0, [10.3], 1, receipt=dict(receipt, instance="b"))
-    outcome = Outcome([first, second], began=10.0, ended=12.0)
+    outcome = LoadOutcome([first, second], began=10.0, ended=12.0)
 
     found = summarize(outcome, LoadSettings(users=2))
 
@@ -128,7 +128,7 @@ def test_numbers_mean_what_vllm_means_by_them() -> None:
 def test_the_report_suits_a_terminal() -> None:
     """80 columns; what was not measured is left out."""
     whole = Sample(0.0, 0.5, [], 7, receipt={"instance": "llava-0"})
-    lines = list(describe(summarize(Outcome([whole], ended=1.0), LoadSettings(users=1))))
+    lines = list(describe(summarize(LoadOutcome([whole], ended=1.0), LoadSettings(users=1))))
 
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("E2EL") for line in lines)

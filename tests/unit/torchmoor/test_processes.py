@@ -28,7 +28,7 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.data_plane import DataPlane
 from torchmoor.run.processes.child_process import ChildProcess
 from torchmoor.run.processes.limits import divide
-from torchmoor.run.processes.link import Assignment, Link, Message, from_text, read_status, to_text, write_status
+from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text, read_status, to_text, write_status
 from torchmoor.run.processes.port import reserve
 from torchmoor.run.processes.totals import Report as ProcessReport
 from torchmoor.run.processes.totals import Totals
@@ -112,7 +112,7 @@ def test_no_part_is_too_small_for_one_request() -> None:
 
 def test_assignment_survives_the_wire() -> None:
     """A process has the settings that its parent has, secrets included."""
-    given = Assignment(SETTINGS, port=1, index=0, log_level=30)
+    given = ChildAssignment(SETTINGS, port=1, index=0, log_level=30)
 
     assert from_text(to_text(given)) == given
 
@@ -151,7 +151,7 @@ class Nobody:
 
 def test_process_that_is_just_being_started_judges_by_the_newest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that is taken back while a process starts is not good there."""
-    link, given = OneWayLink(), Assignment(SETTINGS, port=1, index=0, log_level=30)
+    link, given = OneWayLink(), ChildAssignment(SETTINGS, port=1, index=0, log_level=30)
     new = Credentials(tokens={"ann": "a-token-of-some-length"})
     monkeypatch.setattr(sys, "executable", "/bin/true")
 

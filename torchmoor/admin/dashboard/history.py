@@ -21,7 +21,7 @@ QUANTILE_SAMPLES = 5  # quantiles cover 10 s; a shorter time often has no reques
 
 
 @dataclass(slots=True)
-class Sample:
+class TrafficSample:
     """Counts since the start, and gauges, at one moment. Quantiles are in seconds, None without requests."""
 
     at: float
@@ -45,13 +45,13 @@ class VariantHistory:
     def __init__(self, traffic: VariantTraffic, now: float) -> None:
         """now: in monotonic seconds, as in `take`."""
         self.traffic = traffic
-        self._samples: deque[Sample] = deque(maxlen=NUM_SAMPLES)
+        self._samples: deque[TrafficSample] = deque(maxlen=NUM_SAMPLES)
         self.take(now)
 
     def take(self, now: float) -> None:
         """Take a sample. now: in monotonic seconds."""
         metrics = self.traffic.metrics
-        sample = Sample(
+        sample = TrafficSample(
             at=now,
             invocations=metrics.invocations,
             client_errors=metrics.client_errors,
@@ -125,7 +125,7 @@ def _difference(after: Sequence[int], before: Sequence[int]) -> list[int]:
     return [a - b for a, b in zip(after, before, strict=True)]
 
 
-def _rate(before: Sample, after: Sample, count: int) -> float:
+def _rate(before: TrafficSample, after: TrafficSample, count: int) -> float:
     return round(count / max(0.001, after.at - before.at), 2)
 
 

@@ -104,7 +104,7 @@ def bench(
       torchmoor bench --users 32 --duration 60 --max-new-tokens 128
       torchmoor bench --rate 5 --requests 500 --stateless --json > stateless.json
     """
-    from torchmoor.bench.caller import Plan
+    from torchmoor.bench.client import Plan
     from torchmoor.bench.load import LoadSettings
     from torchmoor.bench.run import run
     from torchmoor.bench.summary import describe

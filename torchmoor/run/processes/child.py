@@ -24,7 +24,7 @@ from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.data_plane import DataPlane
-from torchmoor.run.processes.link import Assignment, Link, Message, from_text, read_status
+from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text, read_status
 from torchmoor.run.processes.totals import make_report
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
 class ChildProxy:
     """Runs the data plane of one process and exchanges messages with its parent."""
 
-    def __init__(self, assignment: Assignment, link: Link) -> None:
+    def __init__(self, assignment: ChildAssignment, link: Link) -> None:
         self._assignment = assignment
         self._link = link
         self.registry = Registry(assignment.settings.endpoints)

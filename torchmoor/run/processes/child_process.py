@@ -13,7 +13,7 @@ from typing import Protocol
 from torchmoor.config.access import Credentials
 from torchmoor.errors import LaunchError
 from torchmoor.run.data_plane import SUBREQUEST_GRACE_S
-from torchmoor.run.processes.link import Assignment, Link, Message, to_text
+from torchmoor.run.processes.link import ChildAssignment, Link, Message, to_text
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ChildListener(Protocol):
 class ChildProcess:
     """Keeps the child of one index running. first_start: done when the first child takes requests, or cannot."""
 
-    def __init__(self, assignment: Assignment, listener: ChildListener) -> None:
+    def __init__(self, assignment: ChildAssignment, listener: ChildListener) -> None:
         self.index = assignment.index
         self.is_ready = False
         self.first_start: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -65,7 +65,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class ChildAssignment:
     """The first message to a child. index: from 0 up. log_level: as in logging."""
 
     settings: ProxySettings

@@ -25,7 +25,7 @@ from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.async_parts import make_async_inference
 from torchmoor.run.processes.child_process import ChildProcess
 from torchmoor.run.processes.limits import divide
-from torchmoor.run.processes.link import Assignment, Message, describe, write_status
+from torchmoor.run.processes.link import ChildAssignment, Message, describe, write_status
 from torchmoor.run.processes.port import reserve
 from torchmoor.run.processes.totals import LogTotal, Totals, VariantTotal
 
@@ -74,7 +74,7 @@ class ProcessGroup:
             stack.callback(each.close)
         settings = divide(self._settings, number)
         for index in range(number):
-            assignment = Assignment(settings, self.port, index, logging.getLogger().getEffectiveLevel())
+            assignment = ChildAssignment(settings, self.port, index, logging.getLogger().getEffectiveLevel())
             self.children.append(ChildProcess(assignment, self))
             self._reports[index] = asyncio.Event()
         await stack.enter_async_context(self.operations)

@@ -13,7 +13,7 @@ from handlers.errors import ClientGone, HandlerError
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import ModelRegistry, open_registry
 from handlers.many.service import ManyService
-from handlers.reply import Pieces, Reply, Whole
+from handlers.reply import PendingReply, Pieces, Whole
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, ManySettings
 from tests.unit.handlers.many.tiny import save_checkpoint
@@ -33,13 +33,13 @@ class Worker:
         self.registry: ModelRegistry = open_registry(many, folder, loader, CPU)
         self.service = ManyService(self.registry, loader, "local", "cpu")
 
-    def send(self, body: Any, **headers: str) -> Reply:
-        reply = Reply(lambda: None)
+    def send(self, body: Any, **headers: str) -> PendingReply:
+        reply = PendingReply(lambda: None)
         own = {name.replace("_", "-"): value for name, value in headers.items()}
         self.service.start(Incoming({"content-type": "application/json", **own}, body), reply)
         return reply
 
-    def ask(self, model: str, body: Any) -> Reply:
+    def ask(self, model: str, body: Any) -> PendingReply:
         return self.send(body, **{TARGET: model})
 
     def operate(self, **body: Any) -> tuple[int, dict[str, Any]]:
@@ -50,11 +50,11 @@ class Worker:
         return found[0] if found else {}
 
 
-def said(reply: Reply) -> tuple[int, dict[str, Any]]:
+def said(reply: PendingReply) -> tuple[int, dict[str, Any]]:
     return whole(reply).status, json.loads(whole(reply).body)
 
 
-def whole(reply: Reply) -> Whole:
+def whole(reply: PendingReply) -> Whole:
     wait_until(reply.has_news, "there is an answer")
     found = reply.take(1 << 30)
     assert isinstance(found, Whole)
@@ -160,8 +160,8 @@ def test_an_answer_tells_its_end_once() -> None:
     """An answer reports its end exactly once: whole, as a stream, cancelled before, after, or twice."""
     told: list[str] = []
 
-    def reply_named(name: str) -> Reply:
-        reply = Reply(lambda: None)
+    def reply_named(name: str) -> PendingReply:
+        reply = PendingReply(lambda: None)
         reply.on_end(lambda: told.append(name))
         return reply
 

@@ -18,7 +18,7 @@ from handlers.chat.sessions.session_id import SessionIds
 from handlers.errors import ModelBroken
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.model import LoadProgress, ResidentModel
-from handlers.reply import Reply, Whole
+from handlers.reply import PendingReply, Whole
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, IntakeSettings, ManySettings, ModelSettings, TaskSettings
 from tests.unit.handlers.many.tiny import save_checkpoint
@@ -51,13 +51,13 @@ def load(tmp_path: Path) -> Iterator[Load]:
         loader.stop()
 
 
-def send(model: ResidentModel, body: Any, headers: dict[str, str] = JSON) -> Reply:
-    reply = Reply(lambda: None)
+def send(model: ResidentModel, body: Any, headers: dict[str, str] = JSON) -> PendingReply:
+    reply = PendingReply(lambda: None)
     model.start(Incoming(headers, body), reply)
     return reply
 
 
-def whole(reply: Reply) -> Whole:
+def whole(reply: PendingReply) -> Whole:
     wait_until(reply.has_news, "there is an answer")
     said = reply.take(1 << 30)
     assert isinstance(said, Whole)

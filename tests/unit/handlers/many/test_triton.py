@@ -11,7 +11,7 @@ from handlers.errors import InvalidRequest, ModelBroken
 from handlers.many.compute import Row
 from handlers.many.tasks.pbtxt import PbtxtError, parse_pbtxt
 from handlers.many.tasks.triton import TritonTask, is_triton, read_config, read_tensor, read_tensors
-from handlers.reply import Reply
+from handlers.reply import PendingReply
 
 CPU = torch.device("cpu")
 CONFIG = """
@@ -49,7 +49,7 @@ def tensor(name: str, data: list[Any], **changes: Any) -> dict[str, Any]:
 
 
 def work_of(task: TritonTask, body: dict[str, Any]) -> Any:
-    return task.read(read_tensors(body), Reply(lambda: None))
+    return task.read(read_tensors(body), PendingReply(lambda: None))
 
 
 def answer(task: TritonTask, *bodies: dict[str, Any]) -> list[Any]:

@@ -41,7 +41,7 @@ class Plan:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Caller:
+class LoadClient:
     """Runs conversations, one after another or concurrently."""
 
     def __init__(self, http: aiohttp.ClientSession, signer: Signer, plan: Plan) -> None:
