@@ -69,7 +69,7 @@ class Sequential:
 class TransformersManager:
     """transformers' own continuous batching, on the model of the sequential arm.
 
-    It is told the sizes that fit the prompts: without them it takes all free memory.
+    It receives the sizes that fit the prompts: without them it takes all free memory.
     """
 
     PAGE = 32  # positions

@@ -27,7 +27,7 @@ PAUSE_S = 0.6  # between an answer and the next question; a longer talk than 20 
 class Asked:
     """One request.
 
-    failure: "" or what the client was told; has_bytes: some of the answer had come before that. num_context: tokens of
+    failure: "" or the error that the client got; has_bytes: part of the answer came before it. num_context: tokens of
     the whole prompt, by the answer's receipt.
     """
 

@@ -11,7 +11,7 @@ time of the proxy, user and system. In turns, A B A B; medians of the rounds.
 
 nginx, HAProxy, Envoy and aiohttp take the same requests; sglang-router and vllm-router take chat completions, and know
 no sessions. Envoy and the routers are looked for in the folder that TORCHMOOR_BENCH_PEERS names. Prototypes saw
-nginx 24.9 us a request, a callback proxy in Python 33.9, Envoy 73, aiohttp 162.
+nginx 24.9 us per request, a callback proxy in Python 33.9, Envoy 73, aiohttp 162.
 
     make bench NAME=proxy [QUICK=1]
     python -m benchmarks.proxy [--quick] [--rounds 5] [--save]

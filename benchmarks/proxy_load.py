@@ -42,7 +42,7 @@ end
 def wrk(name: str, port: int, script: Path, *, connections: int, seconds: int) -> int:
     """Load a proxy in a closed loop; returns the number of answered requests. All of them must be 200.
 
-    A busy machine may leave a proxy standing for seconds: that is no error, and costs it no processor time.
+    A busy machine may suspend a proxy for seconds: that does not count as an error and costs no processor time.
     """
     command = ["taskset", "-c", str(LOAD_CORE), "wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s"]
     command += ["-s", str(script)]

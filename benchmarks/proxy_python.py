@@ -4,7 +4,7 @@ No sockets: bytes are given to the product's own connections, 16 clients' at a t
 default, and their transports forget what is written. `bytecodes` and `calls` are how many instructions and Python calls
 a request or token takes: they are exact, so they tell of a change what a busy machine's clock cannot. `hot_us` is the
 least of many passes. `cold_us` is the median when the processor's caches are full of other things each time that bytes
-arrive, as they are where a proxy waits for its clients; of a token it is not told.
+arrive, as they are where a proxy waits for its clients; tokens have no `cold_us`.
 
     session   1 KB POST with a signed session id     boto3   the same with the header lines that boto3 sends
     load      without a session, least outstanding   token   one of a chunked stream's; framed: of an event stream

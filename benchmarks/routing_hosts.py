@@ -8,7 +8,7 @@ others' requests:
     shared       everything, as processes of one host do
     apart        nothing: it chooses by its own counts, among equals at random
     two choices  nothing: the better of two random instances, by its own counts
-    polled       what each instance had running when it was last asked, every so many service times
+    polled       what each instance had running when it was last asked, at an interval of service times
     in answers   what the instance had running when it last answered this proxy
     late binding nothing: a queue a proxy, an instance gets one request at a time of each
 

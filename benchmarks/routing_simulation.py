@@ -108,7 +108,7 @@ def simulate(arm: str, users: int, instances: int, *, slots: int = 1, num_reques
 
 
 def time_to_choose(instances: int, *, num_choices: int = 20_000) -> dict[str, float]:
-    """CPU microseconds to choose among so many instances at about 70 % load, by strategy.
+    """Measure the CPU microseconds to choose among `instances` at about 70 % load, by strategy.
 
     What is counted: the choice itself, and keeping the instances in order as requests begin and end.
     """

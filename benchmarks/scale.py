@@ -17,7 +17,7 @@ spread; all proxies agree where to; nothing that a session's usual turn does gro
     proxies_disagree           questions that two proxies would have sent to different instances; must be 0
     strays                     questions of unharmed sessions that were sent elsewhere; must be 0
     moved_most_vs_mean         moved sessions' questions at the survivor with most of them / at an average one
-    p99_lost_vs_before         P99 of a turn while instances are gone / before
+    p99_lost_vs_before         P99 of turns while instances are gone / before
     proxy_bytes_a_session      memory that a proxy keeps for a session that it has routed
     id_mint_us, id_verify_us, choose_turn_us, choose_failover_us, choose_opening_us     processor time
     counts_apart_p99           P99 of the closed loop with 8 proxies / with one

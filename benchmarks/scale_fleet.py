@@ -177,7 +177,7 @@ class Fleet:
                 told += 1
             instance = self.proxies[number % plan.num_proxies].open()
             if instance is None:
-                raise SystemExit("the fleet has no room for so many sessions")
+                raise SystemExit("the fleet has too little capacity for the sessions")
             self.servers[instance.name].num_sessions += 1
             self.homes.append(instance.name)
             self.ids.append(self._minters[instance.name].mint(EXPIRES_AT, ENDPOINT, "").text)

@@ -33,7 +33,7 @@ def main() -> None:
         dtype=dtype,
         max_model_len=4096,
         max_num_seqs=16,
-        enforce_eager=True,  # compiled it is no faster here, and starts a minute later
+        enforce_eager=True,  # compilation brings no speed here and delays the start by a minute
         enable_prefix_caching=True,
     )
     _answer({"ready": True})

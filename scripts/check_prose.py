@@ -1,8 +1,7 @@
 """Find indirect or unidiomatic wording in docstrings, comments, messages and documents.
 
-python scripts/check_prose.py                 check everything but the folders that are PENDING; `make check` runs it
-python scripts/check_prose.py PATH...         check these files and folders, pending or not
-python scripts/check_prose.py --all           check everything
+python scripts/check_prose.py             check everything; `make check` runs it
+python scripts/check_prose.py PATH...     check these files and folders
 
 A line with `prose: allow` is not checked: for a quotation, a prompt or a term of another API.
 """
@@ -24,21 +23,6 @@ CHECKED = ("handlers", "torchmoor", "scripts", "benchmarks", "tests", "docs", "d
 KINDS = {".py", ".js", ".css", ".html", ".md", ".yaml", ".yml", ".sh"}
 # Records of their time, generated pages, and this list itself.
 EXEMPT = ("docs/decisions/", "docs/benchmarks/", "docs/modules.md", "scripts/check_prose.py")
-# Folders and files whose text is not yet rewritten; `make check` skips them.
-PENDING = (
-    "benchmarks/",
-    "docs/chat-page.md",
-    "docs/configuration.md",
-    "docs/routing.md",
-    "docs/runtime-api.md",
-    "tests/network/conftest.py",
-    "tests/network/test_discovery.py",
-    "tests/proxy/",
-    "tests/unit/handlers/test_journal_contract.py",
-    "tests/unit/torchmoor/",
-    "torchmoor/proxy/api/",
-    "torchmoor/proxy/http/",
-)
 ALLOW = "prose: allow"
 UNITS = "second|minute|hour|day|request|token|turn|step|session"
 HABITS = {
@@ -128,12 +112,9 @@ def files(paths: Iterable[Path]) -> list[Path]:
 def main() -> int:
     """Print each habit with its place. Return the exit status: 1 if there is any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="*", type=Path, help="check these, even if they are pending")
-    parser.add_argument("--all", action="store_true", help="check pending files, too")
+    parser.add_argument("paths", nargs="*", type=Path, help="check only these")
     options = parser.parse_args()
     chosen = files(path.resolve() for path in options.paths) or files(ROOT / each for each in CHECKED)
-    if not options.paths and not options.all:
-        chosen = [path for path in chosen if not str(path.relative_to(ROOT)).startswith(PENDING)]
     messages = [message for path in chosen for message in find_habits(path)]
     print("\n".join(messages), file=sys.stderr)
     return 1 if messages else 0

@@ -139,7 +139,7 @@ class Load:
             raise
 
     def wait_served(self, *names: str, turns: int = 20) -> None:
-        """Until each of these has answered so many turns more."""
+        """Wait until each of these has answered `turns` more turns."""
         before = self.report()["by"]
         self._wait(
             lambda report: all(report["by"].get(name, 0) >= before.get(name, 0) + turns for name in names),
@@ -147,7 +147,7 @@ class Load:
         )
 
     def wait_answered(self, number: int = 150) -> None:
-        """Until so many more answers have come, from whomever."""
+        """Wait until `number` more answers have come, from any instance."""
         before = self.report()["answered"]
         self._wait(lambda report: report["answered"] >= before + number, f"{number} more answers have come")
 

@@ -13,7 +13,7 @@ ALL = ("llava-0", "llava-1", "llava-2")
 
 
 def test_an_instance_goes_from_dns_and_comes_back(stage: Stage, proxy: Proxy, load: Load) -> None:
-    """One that is named no more ends what it does and is forgotten; named again it gets work. Nobody notices."""
+    """An instance that leaves DNS finishes its work and is removed; named again, it gets work. No client notices."""
     stage.name("llava-0", "llava-1")
     proxy.wait_for("llava-0", "llava-1")
     load.wait_answered(50)  # what it had answered is counted by now
@@ -98,7 +98,7 @@ def test_without_dns_the_last_known_stay(stage: Stage, proxy: Proxy, load: Load)
 
 
 def test_an_instance_whose_address_changes_keeps_its_name(stage: Stage, proxy: Proxy, load: Load) -> None:
-    """As of a pod that is made anew elsewhere: the next turns go there, without one that fails."""
+    """As when a pod is recreated elsewhere: the next turns go there, and none fails."""
     address = stage.network.add("elsewhere", 31)
     started = stage.start_instance("elsewhere", "llava-1")
     assert started.stdout is not None
@@ -114,7 +114,7 @@ def test_an_instance_whose_address_changes_keeps_its_name(stage: Stage, proxy: P
 def test_a_proxy_that_loses_its_network_goes_on_when_it_is_back(stage: Stage, proxy: Proxy, load: Load) -> None:
     """Its clients' requests fail meanwhile, and its instances and DNS are silent. No session is lost."""
     stage.network.cut_off("proxy")
-    wait_until(lambda: set(proxy.states().values()) == {"down"}, "it hears from nobody", interval_s=0.1)
+    wait_until(lambda: set(proxy.states().values()) == {"down"}, "it reaches no instance", interval_s=0.1)
     assert set(proxy.states()) == set(ALL)
     stage.network.heal("proxy")
     load.wait_served(*ALL)

@@ -383,7 +383,7 @@ def test_command_line_lists_shows_fetches_and_cancels(stage: Stage, tmp_path: Pa
     late = command(stage, "cancel", "a/b c")
     assert (late.exit_code, late.stdout) == (1, "")
     assert "It is COMPLETED" in late.stderr
-    assert "There is no request 'nobody'" in command(stage, "get", "nobody", "-o", str(tmp_path / "none")).stderr
+    assert "There is no request 'unknown'" in command(stage, "get", "unknown", "-o", str(tmp_path / "none")).stderr
     assert not (tmp_path / "none").exists()
 
 

@@ -97,7 +97,7 @@ def test_requests_of_an_instance_that_hangs_go_elsewhere(make_stage: Callable[..
 
 
 def test_stream_of_an_instance_that_hangs_ends_with_an_error(make_stage: Callable[..., Stage]) -> None:
-    """A client that has got bytes is told at once that no more will come."""
+    """A client that has received bytes gets the error at once."""
     stage = make_stage(health=SILENCE, are_journaled=True)
 
     async def half(request: Received, wire: Wire) -> None:
@@ -194,7 +194,7 @@ def test_errors_of_the_handler_are_answers(make_stage: Callable[..., Stage]) -> 
 
 
 def test_retries_have_a_budget(make_stage: Callable[..., Stage]) -> None:
-    """When too many requests were sent again, the next one is told of the first instance's refusal."""
+    """After too many retries, the next request gets the first instance's refusal."""
     stage = make_stage(recovery=RecoverySettings(retry_burst=1, retry_fraction=0.001, max_failures=99))
     stage.a.behave = stage.b.behave = refusing(429, "Overloaded", "full")
 
@@ -248,7 +248,7 @@ def test_drained_instance_hands_its_sessions_over(make_stage: Callable[..., Stag
 
 
 def test_drained_instance_keeps_its_sessions_without_a_journal(stage: Stage) -> None:
-    """Nobody else knows them."""
+    """No other instance knows them."""
     assert admin(stage, "POST", "/instances/a/drain")[0] == 200
 
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "a"
@@ -256,7 +256,7 @@ def test_drained_instance_keeps_its_sessions_without_a_journal(stage: Stage) -> 
 
 
 def test_last_instance_serves_its_sessions_while_it_drains(make_stage: Callable[..., Stage]) -> None:
-    """There is nobody to hand them over to."""
+    """No other instance can take them over."""
     stage = make_stage(are_journaled=True, names=("a",))
     assert admin(stage, "POST", "/instances/a/drain")[0] == 200
 
@@ -265,7 +265,7 @@ def test_last_instance_serves_its_sessions_while_it_drains(make_stage: Callable[
 
 
 def test_drains_that_make_no_sense_are_refused(stage: Stage) -> None:
-    """An unknown instance, and the end of a drain that is none."""
+    """The proxy refuses to drain an unknown instance, and to resume one that does not drain."""
     assert admin(stage, "POST", "/instances/x/drain")[0] == 404
     assert admin(stage, "POST", "/instances/x/resume")[0] == 404
     assert admin(stage, "POST", "/instances/a/resume")[0] == 409

@@ -211,7 +211,7 @@ def test_boto3_raises_service_unavailable(make_stage: Callable[..., Stage]) -> N
 
 
 def test_a_client_that_leaves_is_held_no_longer(make_stage: Callable[..., Stage]) -> None:
-    """So it is no backlog that would keep instances."""
+    """The backlog does not count its request, so no instance stays for it."""
     zero = Zero(make_stage)
     sock = send(zero.stage, b"1")
 
@@ -253,7 +253,7 @@ def test_a_client_who_waits_can_ask_how_far_the_start_is(make_stage: Callable[..
     login = Login(keys={"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "a" * 20})
 
     with EndpointWatch(zero.stage.proxy.runtime_url, "llava", Signer(login), told.append, patience_s=0.01).waiting():
-        wait_until(lambda: told, "the progress is told")
+        wait_until(lambda: told, "the watch reports the progress")
 
     assert re.fullmatch(r"a is being started, for \d+ s until now; the last start took 7 s", told[0])
     assert zero.get("/endpoints/llava") == 403, "not without credentials"
@@ -310,7 +310,7 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_health_at_zero(make_stage: Callable[..., Stage]) -> None:
-    """A fleet that has no instance because nobody needs one is well; one that must have one is not."""
+    """A fleet without instances is healthy while no request needs one, and unhealthy if it must have one."""
     zero = Zero(make_stage)
     assert (zero.get("/healthz", admin=True), zero.get("/ping")) == (200, 200)
 

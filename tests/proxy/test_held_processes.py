@@ -58,7 +58,7 @@ async def num_waiting(proxy: Proxy) -> int:
 
 
 def test_what_every_process_holds_wakes_the_parent_and_is_served() -> None:
-    """The parent counts what waits in all of them; the instance that comes is told to all, and all is answered."""
+    """The parent counts the waiting requests of all processes; each learns of the new instance and answers its own."""
     settings = make_settings(max_hold_s=40)
     registry = Registry(settings.endpoints)
     wakes: list[None] = []

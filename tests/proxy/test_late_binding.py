@@ -179,7 +179,7 @@ def test_wait_ends_with_its_deadline(make_stage: Callable[..., Stage], session: 
     assert b"retry-after" in answer
     assert b"was free in time" in answer
     assert b"connection: close" not in answer
-    stage.until(lambda: waiting(stage) == 0, "its place given up")
+    stage.until(lambda: waiting(stage) == 0, "its place freed")
     held.let_go(b"1")
     stage.until(lambda: stage.outstanding() == 0, "the first answered")
     assert received(stage.a) == [b"1"]
@@ -238,7 +238,7 @@ def test_large_body_is_read_while_its_request_waits(make_stage: Callable[..., St
 
 
 def test_chunked_body_is_held_back_while_its_request_waits(make_stage: Callable[..., Stage]) -> None:
-    """Nobody has counted its bytes, so only a few are taken; it arrives whole all the same."""
+    """The proxy does not know its length and reads only a little; the whole body arrives all the same."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
     send(stage, b"1")
@@ -336,7 +336,7 @@ def test_draining_instance_serves_its_turns_and_nothing_else(make_stage: Callabl
 
 
 def test_request_whose_instance_cannot_take_it_waits_for_another(make_stage: Callable[..., Stage]) -> None:
-    """A retry waits as any other request does, with its whole body, and never for the one that failed it."""
+    """A retry waits like every other request, with its whole body, and never for the instance that failed it."""
     stage = late(make_stage)
     held = Held(stage, stage.b)
     stage.a.behave = refusing(503, None, "no worker")
@@ -356,7 +356,7 @@ def test_request_whose_instance_cannot_take_it_waits_for_another(make_stage: Cal
 
 
 def test_request_to_an_instance_that_died_waits_for_another(make_stage: Callable[..., Stage]) -> None:
-    """The connection was refused: the instance is down, its place is nobody's, the request is sent whole."""
+    """The connection was refused: the instance is down, its place is gone, and the request is sent whole."""
     stage = late(make_stage)
     held = Held(stage, stage.b)
     stage.run(set_state(stage, "a", InstanceState.DOWN))

@@ -68,7 +68,7 @@ def test_every_process_spreads_its_requests_and_the_admin_plane_shows_the_sum(se
 
 
 def test_metrics_are_sums_over_the_processes(served: Served) -> None:
-    """Whoever served a request, it is counted once."""
+    """Each request counts once, in whichever process served it."""
     before = served.count("Invocations"), served.count("ModelLatency_count")
 
     for _ in range(20):
@@ -160,7 +160,7 @@ def test_term_lets_running_requests_end(config: Path, holding: Holding) -> None:
         wait_until(lambda: holding.num_held == 6, "the instances have them")
 
         served.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: not takes_connections(served.port), "nobody listens any more")
+        wait_until(lambda: not takes_connections(served.port), "no process listens")
         holding.release()
 
         assert [read(connection) in "ab" for connection in connections] == [True] * 6
@@ -207,12 +207,12 @@ def takes_connections(port: int) -> bool:
 
 
 def test_decisions_are_those_of_all_processes(served: Served) -> None:
-    """The newest first, whoever served them; asked for again, they are the same."""
+    """The newest come first, from all processes; a second query returns the same."""
     for _ in range(12):
         served.ask()
 
     def find() -> list[str]:
         return [row["request_id"] for row in served.look("decisions?endpoint=chat&limit=50")["decisions"]]
 
-    wait_until(lambda: len(find()) >= 12, "every process has told its own")
+    wait_until(lambda: len(find()) >= 12, "every process has reported its decisions")
     assert len({name[:23] for name in find()}) > 1, "the ids begin with the process's own"

@@ -132,7 +132,7 @@ async def settle() -> None:
 
 
 def test_expected_body_is_asked_for_before_the_instance_is_known(make_stage: Callable[..., Stage]) -> None:
-    """The client holds its body back until it is told to go on, and the prefix is in the body."""
+    """The client sends its body only after `100 Continue`, and the prefix is in the body."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
 
     with stage.socket() as sock:
@@ -264,7 +264,7 @@ def test_answer_that_shows_an_evicted_prompt_corrects_the_view(make_stage: Calla
 
 
 def test_receipt_of_a_held_prompt_changes_nothing(make_stage: Callable[..., Stage]) -> None:
-    """It was right to look for it there; a receipt that is no number says nothing."""
+    """The choice was right; the proxy ignores a receipt that is not a number."""
     stage = make_stage(variants=(KV_AWARE,), names=("a",))
     client = stage.client()
     for kept in ("40", "many"):
@@ -330,7 +330,7 @@ def test_target_variant_goes_before_weights(make_stage: Callable[..., Stage]) ->
 
 
 def test_variant_without_a_ready_instance_gets_no_traffic_unless_it_is_named(make_stage: Callable[..., Stage]) -> None:
-    """The others take its share; who names it is told that it is not there."""
+    """The other variants take its share; a request that names it gets an error."""
     stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
     stage.run(set_states(stage, "a", InstanceState.DOWN))
     client = stage.client()
@@ -388,7 +388,7 @@ def test_new_session_goes_to_the_instance_with_the_most_room(make_stage: Callabl
         fake.on_status = answering(body=json.dumps({"sessions": {"open": 0, "max": room}}).encode())
     client = stage.client()
     assert ask(client, b"{}", SessionId="NEW_SESSION")[1] == "least-outstanding-requests"
-    stage.until(lambda: (a.session_room, b.session_room) == (5, 7), "both have told their room")
+    stage.until(lambda: (a.session_room, b.session_room) == (5, 7), "both have reported their room")
 
     owners = [ask(client, b"{}", SessionId="NEW_SESSION") for _ in range(4)]
 

@@ -1,4 +1,4 @@
-"""HTTP strictness: what is no servable request is answered once, and nothing of it reaches an instance."""
+"""HTTP strictness: a malformed request gets one answer, and none of its bytes reach an instance."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_trailers_of_a_request_are_dropped(stage: Stage) -> None:
 
 
 def test_chunked_body_over_the_limit_is_refused(make_stage: Callable[..., Stage]) -> None:
-    """The limit holds for bodies whose length nobody announced."""
+    """The limit holds for bodies without a declared length."""
     stage = make_stage(limits=LimitSettings(max_body_bytes=1000))
 
     with stage.socket() as sock:

@@ -24,7 +24,7 @@ from handlers.settings import JournalSettings
 from tests.servers import BUCKET, RedisServer, S3Server
 from tests.waiting import wait_until
 
-SECRET = "what nobody may find afterwards"
+SECRET = "text that must not remain in the store"
 TOMBSTONE_S = 3600
 HOURS_S = 10_000
 KINDS = (
@@ -108,7 +108,7 @@ def age_keys(server: RedisServer, seconds: int) -> None:
 
 
 def new_id(lives_s: int = 3600) -> str:
-    """A session id that nobody has used; it expires in `lives_s` seconds."""
+    """Return an unused session id, which expires in `lives_s` seconds."""
     nonce = "".join(chr(97 + int(digit, 16)) for digit in uuid4().hex[:16])
     return f"ts-seq-{nonce}-{int(time.time()) + lives_s:08x}-llava-0-k0{'a' * 26}"
 
@@ -150,7 +150,7 @@ def test_a_number_is_taken_once(store: Store) -> None:
 
 
 def test_an_event_may_be_written_again(store: Store) -> None:
-    """By whoever did not hear that it was written: the same writing of it is there once, and that is no conflict."""
+    """A writer that got no confirmation writes it again: the store keeps it once and reports no conflict."""
     sid, event = new_id(), turn("once")
 
     store.journal.append(sid, 0, event)
@@ -160,7 +160,7 @@ def test_an_event_may_be_written_again(store: Store) -> None:
 
 
 def test_images_are_kept_by_their_hash(store: Store) -> None:
-    """Any bytes come back as they were; the same ones are kept once; a name that is no hash reads nothing."""
+    """The store returns any bytes unchanged and keeps equal ones once; a name that is not a hash reads nothing."""
     sid = new_id()
     for data in (bytes(range(256)) * 4096, b"closed", b"x"):
         name = store.journal.put_image(sid, data)
@@ -265,7 +265,7 @@ def test_what_has_expired_goes(store: Store) -> None:
 
 
 def test_the_first_claim_counts(store: Store) -> None:
-    """Whoever claims a name later is told the first one's value, and other names are free; no name can be read."""
+    """A later claim of a name returns the first one's value; other names are free; no name can be read."""
     name = f"{SECRET} {uuid4()}"
 
     assert store.journal.claim(name, "one") == "one"
@@ -398,7 +398,7 @@ def test_a_close_and_turns_at_once(store: Store) -> None:
 
 
 def test_claims_at_once(store: Store) -> None:
-    """Of eight claims of a name one counts, and all are told which."""
+    """Of eight claims of a name one counts, and all return its value."""
     name, barrier = str(uuid4()), threading.Barrier(8)
 
     def claim(value: str) -> str:

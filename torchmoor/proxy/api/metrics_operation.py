@@ -32,7 +32,7 @@ class MetricsApi:
     def _begin(self, order: DeferredReply, body: bytes) -> None:
         def on_made(page: bytes | None) -> None:
             if page is None:
-                order.fail(InternalFailure("The metrics cannot be told."))
+                order.fail(InternalFailure("The metrics cannot be told."))  # prose: allow
             else:
                 order.end(Reply(200, (_TEXT,), page))
 

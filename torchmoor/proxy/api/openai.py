@@ -157,7 +157,13 @@ class OpenAIDialect(ApiDialect):
         if head.status >= 300:
             return ReadRefusal(partial(_refuse, invocation, head))
         request_id = invocation.request_id
-        lines = (head.line.told, head.lines(_UNTOLD), b"x-request-id: ", request_id, invocation.chosen.answer_lines)
+        lines = (
+            head.line.client_line,
+            head.lines(_UNTOLD),
+            b"x-request-id: ",
+            request_id,
+            invocation.chosen.answer_lines,
+        )
         is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
         return Answer(lines, EventPassEncoder(request_id) if is_stream else None)
 

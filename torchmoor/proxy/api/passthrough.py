@@ -34,7 +34,7 @@ class PassThroughDialect(ApiDialect):
 
     def answer(self, invocation: Answering, head: AnswerHead) -> Answer:
         """Pass every status on."""
-        lines = (head.line.told, head.lines(_UNTOLD), _REQUEST_ID_LINE, invocation.request_id)
+        lines = (head.line.client_line, head.lines(_UNTOLD), _REQUEST_ID_LINE, invocation.request_id)
         return Answer((*lines, invocation.chosen.answer_lines))
 
 

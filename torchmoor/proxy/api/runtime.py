@@ -191,7 +191,7 @@ class RuntimeDialect(ApiDialect):
         if head.status >= 300:
             return ReadRefusal(partial(_refuse, invocation, head))
         is_text_stream = head.layout.length is None and _is_text(head)
-        lines = _answer_lines(head.line.told, invocation, head, _UNTOLD)
+        lines = _answer_lines(head.line.client_line, invocation, head, _UNTOLD)
         return Answer(lines, TextPassEncoder() if is_text_stream else None)
 
 

@@ -1,8 +1,8 @@
 """The seam between HTTP and the application: calls, what they need of a body, and their verdicts.
 
 For each request head the application returns a Reply, or a Call that decides about the request. A Call places the
-request; if it goes to a target, its Forwarding writes the head that the target gets and judges the answer. The Call is
-told once how the request ended. No method may block; all run on the event loop's thread.
+request; if it goes to a target, its Forwarding writes the head that the target gets and judges the answer. The
+connection reports to the Call once how the request ended. No method may block; all run on the event loop's thread.
 """
 
 from __future__ import annotations

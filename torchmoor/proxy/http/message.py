@@ -101,19 +101,19 @@ class Request(Head):
 
 
 class AnswerLine:
-    """An answer's first line; never changed. told: the line as the client gets it.
+    """An answer's first line; never changed. `client_line` is the line as the client gets it.
 
     is_interim: another head follows. is_bodiless: no body does, whatever the fields say.
     """
 
-    __slots__ = ("status", "is_http10", "is_interim", "is_bodiless", "told")
+    __slots__ = ("status", "is_http10", "is_interim", "is_bodiless", "client_line")
 
     def __init__(self, status: int, reason: bytes, *, is_http10: bool) -> None:
         self.status = status
         self.is_http10 = is_http10
         self.is_interim = status < 200
         self.is_bodiless = status in (204, 304)
-        self.told = status_line(status, reason)
+        self.client_line = status_line(status, reason)
 
 
 class AnswerHead(Head):

@@ -88,7 +88,7 @@ class RequestListener(Protocol):
 class RequestReader:
     """Cuts a client connection's bytes into requests. `expect_next` must be called before another may begin.
 
-    keep_alive: False once a request must be the connection's last. is_http10: the last request has HTTP/1.0.
+    keep_alive: False once the current request must be the connection's last. is_http10: the last request has HTTP/1.0.
     """
 
     __slots__ = (

@@ -110,7 +110,7 @@ def test_large_answer_is_staged_and_then_gets_its_name(rig: Rig, is_chunked: boo
 
 
 def test_answer_above_the_limit_fails(rig: Rig) -> None:
-    """A result that is too large is no result, and nothing of it stays."""
+    """A request whose result is too large fails, and the store keeps none of it."""
 
     async def scene() -> None:
         async with rig:
@@ -353,7 +353,7 @@ def test_cancelled_request_stops_at_the_instance(rig: Rig) -> None:
 
             assert record.state is AsyncState.CANCELLED
             assert list(rig.results()) == ["one-error.out"]
-            await until(lambda: len(rig.places.abandoned) == 1, "the instance is told")
+            await until(lambda: len(rig.places.abandoned) == 1, "the instance gets the cancellation")
             assert await service.cancel("one") is AsyncState.CANCELLED
 
     play(scene())
@@ -379,7 +379,7 @@ def test_cancelled_while_waiting_never_runs(rig: Rig) -> None:
 
 
 def test_time_to_live_passes_without_an_instance(rig: Rig) -> None:
-    """A request that nobody could serve in its time ends with a failure object although there is no instance."""
+    """A request that no instance serves within its time to live ends with a failure object."""
     clock = [1000.0]
     rig.now = lambda: clock[0]
 

@@ -26,7 +26,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 class Failing(DirectoryStore):
-    """A directory whose next operations fail as told; the others are done."""
+    """A directory whose next operations fail as `failures` lists; the others succeed."""
 
     failures: dict[str, list[ObjectError]]
 
@@ -107,7 +107,7 @@ def test_input_store_that_is_down_costs_no_attempt(rig: Rig) -> None:
 
 
 def test_answer_that_may_not_be_stored_is_a_failure(rig: Rig) -> None:
-    """Rights that are missing will be missing: the client is told."""
+    """Missing rights do not come back with a retry: the client gets a failure."""
 
     async def scene() -> None:
         async with rig:
@@ -153,7 +153,7 @@ def test_decision_whose_confirmation_is_lost_is_one(rig: Rig, answer: bytes) -> 
 
 
 def test_what_dead_workers_staged_goes_with_the_result(rig: Rig) -> None:
-    """Objects of attempts that nobody will decide upon do not stay."""
+    """The worker removes the objects of attempts whose workers died."""
 
     async def scene() -> None:
         async with rig:
@@ -199,7 +199,7 @@ def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
 
 
 def test_queue_that_cannot_be_reached_is_not_asked_without_a_pause(rig: Rig) -> None:
-    """The place that was taken for nothing is free again, which is no reason to look at once."""
+    """The worker frees the place that it took in vain, and pauses before it asks again."""
 
     async def scene() -> None:
         async with rig:
@@ -262,7 +262,7 @@ def test_instance_that_does_not_read_is_out_of_time(rig: Rig) -> None:
             await service.submit(rig.request("one", input_location=rig.input("in", b"x" * (32 << 20)), timeout_s=0.3))
             record = await rig.until_ended(service, "one")
             assert record.state is AsyncState.FAILED
-            await until(lambda: len(rig.places.abandoned) == 1, "the instance is told")
+            await until(lambda: len(rig.places.abandoned) == 1, "the instance gets the cancellation")
             deaf.close()
             for writer in writers:
                 writer.transport.abort()  # ends the worker's side too, which still has bytes to send

@@ -50,7 +50,7 @@ class Rig:
 
     async def _ask(self, settings: DiscoverySettings) -> DnsAnswer:
         if self.answer is None:
-            raise DiscoveryError("nobody answers")  # prose: allow
+            raise DiscoveryError("no server answers")
         return self.answer
 
     async def begin(self, *entries: DiscoverySettings) -> None:
@@ -228,7 +228,7 @@ def test_without_an_answer_everything_stays(caplog: pytest.LogCaptureFixture) ->
         assert [await rig.ask_again() for _ in range(5)] == [1, 2, 4, 8, 8]
 
         source = rig.registry.sources[NAME]
-        assert (rig.states(), source.num_failures, source.error) == ({"a": "ready"}, 5, "nobody answers")
+        assert (rig.states(), source.num_failures, source.error) == ({"a": "ready"}, 5, "no server answers")
         await rig.look(a="10.0.0.1")
         assert source.error == ""
         rig.answer = None

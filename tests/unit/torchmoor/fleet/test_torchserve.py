@@ -192,7 +192,7 @@ W-9001-llava_1.0-stdout MODEL_LOG - ModuleNotFoundError: No module named 'ts.tor
         ([*DEATH[:6], "W-9001-llava_1.0-stdout MODEL_LOG - AssertionError"], "AssertionError"),
         (["W-9000-llava_1.0-stdout MODEL_LOG - Failed to load model llava, exception no such file"], "no such file"),
         (["W-9000-llava_1.0-stdout MODEL_LOG - Load model llava cuda OOM, exception CUDA: full"], "CUDA: full"),
-        (["W-9000-llava_1.0-stdout MODEL_LOG - ValueError: one that the handler has caught and told of"], None),
+        (["W-9000-llava_1.0-stdout MODEL_LOG - ValueError: one that the handler has caught and logged"], None),
         (["main org.pytorch.serve.util.ConfigManager - Your torchserve instance can access any URL"], None),
     ],
     ids=["missing module", "half of a traceback", "without words", "RuntimeError", "memory", "caught", "sound"],

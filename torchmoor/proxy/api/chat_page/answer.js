@@ -19,7 +19,7 @@ export class AnswerBroken extends Error {
 // Yields {text, isToken, finish}: finish is null but for the last piece of an answer that says why it ended.
 export async function* readAnswer(response) {
   const type = response.headers.get("content-type") ?? "";
-  if (!type.startsWith(EVENT_STREAM)) throw new AnswerBroken(`The answer is no event stream but ${type || "untyped"}.`);
+  if (!type.startsWith(EVENT_STREAM)) throw new AnswerBroken(`The answer is not an event stream but ${type || "untyped"}.`);
   const reader = makeReader(response.headers.get(INNER_TYPE) ?? "");
   try {
     for await (const payload of readPayloads(response.body)) yield* reader.feed(payload);
@@ -49,15 +49,15 @@ async function* readPayloads(body) {
 }
 
 function failureOf(headers, payload) {
-  let told = {};
+  let body = {};
   try {
-    told = JSON.parse(new TextDecoder().decode(payload));
+    body = JSON.parse(new TextDecoder().decode(payload));
   } catch {
     // An error without a body of its own: its name is all there is.
   }
   const name = headers.get(":exception-type") ?? headers.get(":error-code") ?? "error";
-  const message = told?.Message ?? headers.get(":error-message") ?? name;
-  return new AnswerBroken(String(message), String(told?.ErrorCode ?? name));
+  const message = body?.Message ?? headers.get(":error-message") ?? name;
+  return new AnswerBroken(String(message), String(body?.ErrorCode ?? name));
 }
 
 function makeReader(type) {
@@ -125,7 +125,7 @@ class LineReader {
     try {
       value = JSON.parse(line);
     } catch {
-      throw new AnswerBroken("The answer cannot be read: a line of it is no JSON.");
+      throw new AnswerBroken("The answer cannot be read: one line is not JSON.");
     }
     if (value.error !== undefined) throw new AnswerBroken(String(value.error), String(value.code ?? ""));
     this.#isOver ||= typeof value.generated_text === "string" || value.details !== undefined;

@@ -1,4 +1,4 @@
-// The operations of the runtime API that a conversation needs, as any client calls them.
+// The operations of the runtime API that a conversation needs.
 
 import { JSON_LINES, readAnswer } from "./answer.js";
 
@@ -30,7 +30,7 @@ export class Refused extends Error {
   }
 }
 
-// Nobody answered, or the connection broke.
+// The server did not answer, or the connection broke.
 export class NetworkGone extends Error {
   name = "NetworkGone";
 }
@@ -60,14 +60,14 @@ async function send(path, options = {}) {
 }
 
 async function refusalOf(answer) {
-  let told = {};
+  let body = {};
   try {
-    told = await answer.json();
+    body = await answer.json();
   } catch {
     // Something before the proxy has answered, in words of its own.
   }
   const kind = answer.headers.get("x-amzn-errortype") ?? "";
-  const message = told?.OriginalMessage || told?.Message || told?.message || `The server answered ${answer.status}.`;
+  const message = body?.OriginalMessage || body?.Message || body?.message || `The server answered ${answer.status}.`;
   const retryAfterS = Number.parseFloat(answer.headers.get("retry-after") ?? "");
   return new Refused(handlersWords(String(message)), kind, answer.status, Number.isFinite(retryAfterS) ? retryAfterS : null);
 }
@@ -111,8 +111,8 @@ export async function findEndpoints() {
 
 // What is being done to get an instance for the endpoint, in words; "" if nothing is.
 export async function findProgress(endpoint, signal) {
-  const told = await (await send(`endpoints/${encodeURIComponent(endpoint)}`, { signal })).json();
-  const statuses = (told.ProductionVariants ?? []).flatMap((variant) => variant.VariantStatus ?? []);
+  const description = await (await send(`endpoints/${encodeURIComponent(endpoint)}`, { signal })).json();
+  const statuses = (description.ProductionVariants ?? []).flatMap((variant) => variant.VariantStatus ?? []);
   return statuses.map((status) => status.StatusMessage).join("; ");
 }
 

@@ -37,8 +37,8 @@ const hooks = {
     refresh(session);
   },
   onEnded(session, message) {
-    const told = `${message} Its memory at the server is gone; what was said stays here while this page is open.`;
-    offerReopening(session, told);
+    const explanation = `${message} Its memory at the server is gone; what was said stays here while this page is open.`;
+    offerReopening(session, explanation);
     announce(`${named(session)}: ${message}`);
     refresh(session);
   },
@@ -150,7 +150,7 @@ async function close(session) {
     await closing;
   } catch (error) {
     const isForgotten = error instanceof api.Refused && error.kind === "ValidationError"; // it is gone already
-    if (!isForgotten) announce(`The server was not told (${error.message}); the session ends there by itself.`);
+    if (!isForgotten) announce(`The server did not get the request to end the session (${error.message}); the session ends there by itself.`);
   }
 }
 

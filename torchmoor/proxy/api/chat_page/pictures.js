@@ -50,7 +50,7 @@ export async function readPicture(file) {
     image.src = url;
     await image.decode();
   } catch {
-    throw new BadPicture(`${name} is no picture that this browser can read. Try a PNG, JPEG, WebP or GIF.`);
+    throw new BadPicture(`${name} is no picture that this browser can read. Try a PNG, JPEG, WebP or GIF.`); // prose: allow
   } finally {
     URL.revokeObjectURL(url);
   }

@@ -25,7 +25,7 @@ export function alarm(text) {
   $("alarm").textContent = text;
 }
 
-// The line above the question: what was wrong with what somebody wanted to send.
+// Show why the page cannot send the question, in the line above it.
 export function complain(text) {
   $("composer-notice").hidden = !text;
   say($("composer-notice"), text);
