@@ -20,13 +20,13 @@ from pathlib import Path
 
 import requests
 
-from tests.servers import missing
+from tests.tools import missing, require
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 FOLDER = Path(os.environ.get("TORCHMOOR_TEST_IMAGES") or Path(tempfile.gettempdir()) / "torchmoor-test-images")
-PROGRAMS = ("podman", "buildah", "crun", "mmdebstrap", "unshare")
+PROGRAMS = ("podman", "buildah", "crun", "mmdebstrap")
 BASE, IMAGE = "localhost/torchmoor-test-base", "localhost/torchmoor-test"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
@@ -40,9 +40,7 @@ class Podman:
     """The engine. It skips the test where podman cannot work; in CI that is a failure."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
-        absent = [program for program in PROGRAMS if shutil.which(program) is None]
-        if absent:
-            missing(f"{', '.join(absent)} not installed; on Debian: apt-get install buildah podman crun mmdebstrap")
+        require(*PROGRAMS)
         if os.geteuid() != 0:
             missing("containers are made by root here")
         self.folder = folder
