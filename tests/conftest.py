@@ -43,7 +43,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         require(*mark.args)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Count the skips for missing programs after pytest's own summary."""
+    yield
     reports = terminalreporter.getreports("skipped")
     if line := summarize_skips(str(report.longrepr) for report in reports):
         terminalreporter.write_line(line, yellow=True)
