@@ -21,9 +21,7 @@ def test_missing_program_skips_with_the_package(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(pytest.skip.Exception, match=r"^curl is missing \(apt-get install curl\)$"):
         require("curl")
-    with pytest.raises(
-        pytest.skip.Exception, match=r"^ip, iptables are missing \(.* iproute2 iptables\)$"
-    ):
+    with pytest.raises(pytest.skip.Exception, match=r"^ip, iptables are missing \(.* iproute2 iptables\)$"):
         require("ip", "iptables")
 
 
