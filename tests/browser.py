@@ -15,7 +15,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from tests.servers import missing
+from tests.tools import require
 
 TIMEOUT_MS = 60_000
 DESKTOP = (1280, 900)
@@ -25,12 +25,10 @@ PHONE = (390, 844)
 @contextmanager
 def run_chromium() -> Iterator[Browser]:
     """Run at most for a module: while Playwright runs, this thread cannot run another event loop."""
-    program = shutil.which("chromium")
-    if program is None:
-        missing("there is no chromium on the PATH; on Debian: apt-get install chromium")
+    require("chromium")
     expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
         try:
             yield browser
         finally:

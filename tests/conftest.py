@@ -5,6 +5,7 @@ instances, start in one process only: all tests that use a fleet run there, one 
 """
 
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.disk import check_space
 from tests.groups import group_of, place_of
 from tests.servers import RedisServer, S3Server, run_redis, run_s3
+from tests.tools import require, summarize_skips
 
 ROOT = Path(__file__).parents[1]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -27,6 +30,26 @@ class Groups(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(ROOT / nodeid.partition("::")[0])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        check_space(Path(tempfile.gettempdir()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        require(*mark.args)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Count the skips for missing programs after pytest's own summary."""
+    yield
+    reports = terminalreporter.getreports("skipped")
+    if line := summarize_skips(str(report.longrepr) for report in reports):
+        terminalreporter.write_line(line, yellow=True)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:

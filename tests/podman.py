@@ -1,8 +1,8 @@
 """Build images and run containers without a Docker engine: podman and buildah, as root.
 
 Both run in a mount namespace of their own, without the cgroup2 mount that a cgroups v1 host has in addition, since
-they would mistake it for the only hierarchy. All their data lies below one folder, which is kept between runs: the
-base image and the unchanged layers of a build.
+they would mistake it for the only hierarchy. All their data, about 7 GB, lies below one folder, which is kept between
+runs: the base image and the unchanged layers of a build. It is not below TMPDIR, which may be a tmpfs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 
 import requests
 
-from tests.servers import missing
+from tests.tools import missing, require
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
-FOLDER = Path(os.environ.get("TORCHMOOR_TEST_IMAGES") or Path(tempfile.gettempdir()) / "torchmoor-test-images")
-PROGRAMS = ("podman", "buildah", "crun", "mmdebstrap", "unshare")
+FOLDER = Path(os.environ.get("TORCHMOOR_TEST_IMAGES") or "/var/tmp/torchmoor-test-images")
+PROGRAMS = ("podman", "buildah", "crun", "mmdebstrap")
 BASE, IMAGE = "localhost/torchmoor-test-base", "localhost/torchmoor-test"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
@@ -40,9 +40,7 @@ class Podman:
     """The engine. It skips the test where podman cannot work; in CI that is a failure."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
-        absent = [program for program in PROGRAMS if shutil.which(program) is None]
-        if absent:
-            missing(f"{', '.join(absent)} not installed; on Debian: apt-get install buildah podman crun mmdebstrap")
+        require(*PROGRAMS)
         if os.geteuid() != 0:
             missing("containers are made by root here")
         self.folder = folder

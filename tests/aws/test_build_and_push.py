@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ import requests
 
 from scripts.ecr import main as ecr
 from tests.aws.conftest import ACCOUNT, REGION, Aws
-from tests.servers import free_ports, missing
+from tests.servers import free_ports
+from tests.tools import require
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -39,16 +39,14 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[str]:
     """Return the address of an empty registry without TLS."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        missing("there is no docker-registry; apt-get install docker-registry")
+    require("docker-registry")
     address = f"127.0.0.1:{free_ports(1)[0]}"
     config = tmp_path / "registry.yml"
     config.write_text(
         f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {tmp_path}/images}}}}\nhttp: {{addr: '{address}'}}\n"
     )
     with (tmp_path / "registry.log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", config], stdout=log, stderr=log)
+        process = subprocess.Popen(["docker-registry", "serve", config], stdout=log, stderr=log)
 
     def answers() -> bool:
         try:
@@ -74,10 +72,9 @@ def test_shell_scripts_are_sound() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.needs("buildah")
 def test_builds_and_pushes_what_sagemaker_can_pull(registry: str, tmp_path: Path) -> None:
     """The script pushes one image manifest in Docker's format; the URI is the only line on standard output."""
-    if shutil.which("buildah") is None:
-        missing("there is no buildah; apt-get install buildah")
     (tmp_path / "storage.conf").write_text(
         f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/graph"\nrunroot = "{tmp_path}/run"\n'
     )

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.tools import missing
+
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(900)]
@@ -37,7 +39,7 @@ def test_followup_runs() -> None:
 def test_engine_runs() -> None:
     """Answers of any number of streams, of follow-ups and of the served engine equal those of generate."""
     if not (ROOT / "models" / "smollm2" / "config.json").is_file():
-        pytest.skip("there is no models/smollm2; scripts/make_smollm2.py makes it")
+        missing("there is no models/smollm2; scripts/make_smollm2.py makes it")
 
     found = quick_run("engine")
 
@@ -57,7 +59,7 @@ def test_failover_runs() -> None:
 def test_many_models_runs() -> None:
     """Two hundred models on a worker with memory for twenty give correct answers, also after a kill."""
     if not (ROOT / "models" / "minilm" / "config.json").is_file():
-        pytest.skip("there is no models/minilm; scripts/make_minilm.py makes it")
+        missing("there is no models/minilm; scripts/make_minilm.py makes it")
 
     ratios = quick_run("many_models")["ratios"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.podman import ROOT, Podman
-from tests.servers import missing
+from tests.tools import missing
 from tests.torchserve.drawings import data_url, draw
 from tests.waiting import wait_until
 from torchmoor.fleet.ports import find_free_ports
@@ -25,12 +24,11 @@ NETWORK = "sagemaker-local"  # the SDK's
 SILENT = "{SchemaVersion: '1.0', SageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}}"
 
 
+@pytest.mark.needs("docker-compose")
 def test_the_sdk_deploys_asks_and_deletes(podman: Podman, image: str, tmp_path: Path) -> None:
     """`Model.deploy(instance_type='local')` works with a model.tar.gz that contains an archive."""
     if not PYTHON.exists():
         missing("the clients are not installed; run make clients")
-    if shutil.which("docker-compose") is None:
-        missing("docker-compose is not installed; on Debian: apt-get install docker-compose")
     build = [sys.executable, ROOT / "scripts" / "build_archives.py", "--only", "llava", "--model-store", tmp_path]
     subprocess.run(build, check=True, timeout=120)
     (tmp_path / "model").mkdir()

@@ -11,7 +11,7 @@ import requests
 
 from scripts.make_minilm import TARGET
 from tests.podman import Podman
-from tests.servers import missing
+from tests.tools import missing
 from torchmoor.cli.package import package
 from torchmoor.fleet.ports import find_free_ports
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import shutil
 import socket
 import subprocess
 import time
@@ -210,9 +209,8 @@ class Cluster:
         elif address != self._dns_addresses[0]:  # the gateway has this address
             add = ("ip", "address", "replace", f"{address}/32", "dev", self._bridge)
             subprocess.run(add, check=True, timeout=30)
-        program = shutil.which("dnsmasq") or "/usr/sbin/dnsmasq"
         with (self._folder / "dnsmasq.log").open("ab") as log:
-            words = (program, f"--conf-file={records}", f"--listen-address={address}")
+            words = ("dnsmasq", f"--conf-file={records}", f"--listen-address={address}")
             self._dns[address] = subprocess.Popen(words, stdout=log, stderr=log)
         wait_until(lambda: _listens(address), f"the DNS server at {address} listens")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tests.servers import missing
+from tests.tools import missing
 
 ROOT = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 OVERLAYS = ("demo", "gpu", "gpu-hpa")

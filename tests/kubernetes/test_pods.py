@@ -21,6 +21,7 @@ from botocore.config import Config
 from tests.kubernetes.cluster import Cluster, Pod
 from tests.kubernetes.engine import LastingPodman
 from tests.kubernetes.manifests import Overlay, read_secret
+from tests.tools import require
 from tests.torchserve.drawings import data_url
 from tests.torchserve.test_sessions import SAMPLES, Chat, open_session
 from tests.waiting import wait_until
@@ -36,6 +37,7 @@ PATIENCE_S = 120.0
 @pytest.fixture(scope="module")
 def cluster(rendered: Callable[[str], Overlay], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Run the whole demo overlay and wait until it is ready."""
+    require("dnsmasq", "ip")
     demo, folder = rendered("demo"), tmp_path_factory.mktemp("cluster")
     with LastingPodman() as engine:
         engine.make_images(demo)

@@ -22,7 +22,8 @@ from handlers.journal.event import Event
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 from tests.kubernetes.manifests import Overlay, copy_with_secrets, read_secret
-from tests.servers import find_valkey, free_ports, missing, wait_for_server
+from tests.servers import find_valkey, free_ports, wait_for_server
+from tests.tools import require
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.cli.main import main
@@ -221,11 +222,11 @@ def test_nobody_else_gets_in(demo: Overlay, valkey: int) -> None:
 
 def test_the_probe_s_command_tells_whether_the_server_serves(demo: Overlay, valkey: int, tmp_path: Path) -> None:
     """The manifest's probe command works with Debian's client instead of Valkey's."""
-    client = shutil.which("valkey-cli") or shutil.which("redis-cli")
+    client = shutil.which("valkey-cli")
     if client is None:
-        missing("there is no redis-cli; on Debian: apt-get install redis-tools")
+        require("redis-cli")
     script = tmp_path / "valkey-cli"
-    script.write_text(f'#!/bin/sh\nexec {client} -p "$PORT" "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec {client or "redis-cli"} -p "$PORT" "$@"\n')
     script.chmod(0o755)
     (container,) = demo.workload("valkey").containers
     command = container["livenessProbe"]["exec"]["command"]

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.servers import missing
+from tests.tools import require
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("ip", "iptables", "ip6tables", "dnsmasq")
@@ -172,9 +172,7 @@ def remove(namespace: str) -> None:
 @contextmanager
 def make_network() -> Iterator[Network]:
     """Create a network; skip the test where that is impossible; in CI missing tools are a failure."""
-    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if absent:
-        missing(f"there is no {', '.join(absent)}: apt-get install iproute2 iptables dnsmasq-base")
+    require(*TOOLS)
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root: run the tests as root, or leave these to CI")
     probe = f"{PREFIX}{os.getpid()}-probe"

@@ -22,6 +22,7 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import answering
+from tests.tools import require
 from torchmoor.config.access import AccessKey, AccessSettings, Credentials
 from torchmoor.proxy.access.gate import principal_of
 
@@ -400,6 +401,7 @@ def test_the_admin_plane_can_have_a_token(make_stage: MakeStage) -> None:
 
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """Make a self-signed certificate for 127.0.0.1."""
+    require("openssl")
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     subprocess.run(
         [

@@ -2,7 +2,6 @@
 
 import secrets
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,9 +97,7 @@ def test_only_the_proxy_is_reached(guarded: Fleet, certificate: tuple[Path, Path
     hosts = listening_hosts(ports)
     assert hosts
     assert hosts <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    children = subprocess.run(
-        ["pgrep", "-P", str(guarded.process.pid)], capture_output=True, text=True, timeout=60, check=True
-    ).stdout.split()
+    children = [child.pid for child in psutil.Process(guarded.process.pid).children()]
     assert children
     for pid in children:
         environment = Path(f"/proc/{pid}/environ").read_bytes().decode()

@@ -1,8 +1,6 @@
 """curl against the proxy and an instance: the README's examples, and the container's own paths."""
 
 import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,12 +9,7 @@ import pytest
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
 
-pytestmark = [
-    pytest.mark.torchserve,
-    pytest.mark.skipif(
-        shutil.which("curl") is None and "CI" not in os.environ, reason="curl is not installed (apt-get install curl)"
-    ),
-]
+pytestmark = [pytest.mark.torchserve, pytest.mark.needs("curl")]
 PATHS = ("/endpoints/llava/invocations", "/invocations", "/predictions/llava")
 
 

@@ -206,6 +206,7 @@ def test_boto3_invokes_each_dialect(fleet: Fleet) -> None:
     assert tgi["generated_text"] == lmi["generated_text"] == chat["choices"][0]["message"]["content"]
 
 
+@pytest.mark.needs("curl")
 def test_curl_speaks_each_dialect(fleet: Fleet) -> None:
     """curl shows the streams as sent on the wire."""
     chat = json.dumps({"model": "llava", "messages": [{"role": "user", "content": QUESTION}], "stream": True})

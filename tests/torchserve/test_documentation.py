@@ -41,6 +41,7 @@ def shell(fleet: Fleet, script: str) -> str:
     return run(fleet, "bash", "set -euo pipefail\n" + script.replace("curl ", "curl --fail -sS "))
 
 
+@pytest.mark.needs("curl")
 def test_shell_commands_of_the_api_work(fleet: Fleet) -> None:
     """The API's shell commands stream every dialect and use a session."""
     inputs, chat, session = (shell(fleet, block) for block in blocks(RUNTIME_API, "sh"))
@@ -73,6 +74,7 @@ def test_python_of_the_readme_works(fleet: Fleet) -> None:
     assert answers[1]
 
 
+@pytest.mark.needs("curl")
 def test_curl_of_the_readme_works(fleet: Fleet) -> None:
     """The README's curl command uses TorchServe's own path, which the proxy forwards."""
     [block] = [block for block in blocks(README, "console") if "$ curl" in block]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import missing
+from tests.tools import missing
 from tests.torchserve.conftest import ROOT, Fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_sessions import SAMPLES

@@ -1,7 +1,6 @@
 """SmolLM2-135M-Instruct, real weights, on real TorchServe: a text endpoint beside one that sees pictures."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 import requests
 from botocore.exceptions import ClientError
 
+from tests.tools import missing
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
 
@@ -26,8 +26,7 @@ pytestmark = pytest.mark.torchserve
 def two_endpoints(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Run an endpoint with pictures and one without, an instance each with one request at a time and a queue."""
     if not (archives / "llm.mar").is_file():
-        reason = "there is no llm.mar: make archives downloads SmolLM2 for it"
-        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+        missing("there is no llm.mar: make archives downloads SmolLM2 for it")
     folder = tmp_path_factory.mktemp("two-endpoints")
     arguments = ("--endpoint", "llava", "--endpoint", "llm", "--capacity", "1", "--late-binding")
     with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log") as running:

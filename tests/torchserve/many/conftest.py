@@ -1,11 +1,12 @@
 """Share one fleet in this folder: two TorchServe instances with memory for 20 of 220 models."""
 
-import os
+import shutil
 from collections.abc import Iterator
 
 import pytest
 
 from scripts.make_minilm import TARGET
+from tests.tools import missing
 from tests.torchserve.conftest import run_fleet
 from tests.torchserve.many.fleet import ManyFleet
 from tests.torchserve.many.population import populate
@@ -18,8 +19,7 @@ NUM_RESIDENT = 20
 def many(archives: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManyFleet]:
     """Run the fleet, with the container's API; the models' source is checked every second."""
     if not (TARGET / "config.json").is_file():
-        reason = f"there is no {TARGET}: make archives downloads it"
-        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+        missing(f"there is no {TARGET}: make archives downloads it")
     folder = tmp_path_factory.mktemp("many")
     source = folder / "models"
     source.mkdir()
@@ -36,3 +36,5 @@ def many(archives: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[M
     arguments = ("--endpoint", "many", "--models", str(source), "--instances", "2")
     with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log", environment=environment) as fleet:
         yield ManyFleet(fleet, population)
+    for large in (source, folder / "scratch", folder / "cache"):
+        shutil.rmtree(large, ignore_errors=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scripts.make_minilm import OWN_WEIGHTS, SHARED_WEIGHTS, TARGET, WEIGHTS, make_variants
+from scripts.make_minilm import OWN_WEIGHTS, SHARED_WEIGHTS, TARGET, WEIGHTS, link_checkpoint, make_variants
 from tests.unit.handlers.many.tiny import save_checkpoint
 from torchmoor.cli.package import package
 
@@ -56,7 +56,10 @@ class Population:
 
 
 def populate(source: Path, scratch: Path) -> Population:
-    """Fill a new directory. scratch: on the same disk, so that large files are linked."""
+    """Fill a new directory. scratch: on the same disk, so that large files are links to one copy."""
+    scratch.mkdir()
+    base = scratch / "minilm"
+    link_checkpoint(TARGET, base)
     for number, name in enumerate(CLASSIFIERS):
         pack(save_checkpoint(scratch / name, "BertForSequenceClassification", seed=number), source / name)
     for name, architecture in TINY.items():
@@ -64,7 +67,7 @@ def populate(source: Path, scratch: Path) -> Population:
     shutil.copytree(scratch / CLASSIFIERS[0], source / "platform" / PLATFORM_NAME / "model")
     _save_triton(scratch / "triton")
     pack(scratch / "triton", source / "triton.tar.gz")
-    return Population(source, _add_variants(source, scratch), _add_broken(source, scratch))
+    return Population(source, _add_variants(source, scratch, base), _add_broken(source, scratch, base))
 
 
 def pack(folder: Path, archive: Path) -> None:
@@ -74,19 +77,19 @@ def pack(folder: Path, archive: Path) -> None:
             tar.add(path, path.name)
 
 
-def _add_variants(source: Path, scratch: Path) -> list[Variant]:
-    scaled = make_variants(TARGET, source, NUM_SCALED)
+def _add_variants(source: Path, scratch: Path, base: Path) -> list[Variant]:
+    scaled = make_variants(base, source, NUM_SCALED)
     variants = [Variant(folder.name, number) for number, folder in enumerate(scaled)]
 
-    shutil.copytree(TARGET, scratch / "half")
-    save_file({name: tensor.half() for name, tensor in load_file(TARGET / WEIGHTS).items()}, scratch / "half" / WEIGHTS)
+    shutil.copytree(base, scratch / "half", ignore=shutil.ignore_patterns(WEIGHTS))
+    save_file({name: tensor.half() for name, tensor in load_file(base / WEIGHTS).items()}, scratch / "half" / WEIGHTS)
     (scratch / "halves").mkdir()
     for number, folder in enumerate(make_variants(scratch / "half", scratch / "halves", NUM_HALF)):
         variants.append(Variant(f"half-{number}", number, is_half=True))
         folder.rename(source / variants[-1].name)
 
     (scratch / "firsts").mkdir()
-    for number, folder in enumerate(make_variants(TARGET, scratch / "firsts", NUM_FIRST)):
+    for number, folder in enumerate(make_variants(base, scratch / "firsts", NUM_FIRST)):
         pooling = folder / "1_Pooling" / "config.json"
         config = {**json.loads(pooling.read_text()), "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
         pooling.unlink()  # the file is a link
@@ -100,16 +103,16 @@ def _add_variants(source: Path, scratch: Path) -> list[Variant]:
     return variants
 
 
-def _add_broken(source: Path, scratch: Path) -> dict[str, str]:
+def _add_broken(source: Path, scratch: Path, base: Path) -> dict[str, str]:
     whole = (source / CLASSIFIERS[0]).read_bytes()
     (source / "corrupt.tar.gz").write_bytes(whole[:5000] + bytes(500) + whole[5500:])
     (source / "truncated.tar.gz").write_bytes(whole[: len(whole) // 2])
     (source / "text.tar.gz").write_bytes(b"this is no archive")
-    cut, headless = make_variants(TARGET, scratch, 2)
+    cut, headless = make_variants(base, scratch, 2)
     for folder, name in ((cut, "cut"), (headless, "headless")):
         (folder / SHARED_WEIGHTS).unlink()  # a link, as above
         folder.rename(source / name)
-    with (TARGET / WEIGHTS).open("rb") as weights:
+    with (base / WEIGHTS).open("rb") as weights:
         (source / "cut" / SHARED_WEIGHTS).write_bytes(weights.read(1 << 20))
     pickled = save_checkpoint(scratch / "pickled", "BertModel")
     torch.save({}, pickled / "pytorch_model.bin")

@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import io
-import shutil
 import socket
 import ssl
 import subprocess
@@ -31,6 +30,7 @@ from handlers.errors import (
     UnsupportedMedia,
 )
 from handlers.settings import IntakeSettings
+from tests.tools import require
 
 LOCAL = ("127.0.0.1", "::1")
 
@@ -301,8 +301,7 @@ def test_environment_proxies_are_ignored(web: WebServer, monkeypatch: pytest.Mon
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a self-signed certificate for images.example, with its key, in one file."""
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl to make a certificate with")
+    require("openssl")
     folder = tmp_path_factory.mktemp("tls")
     key, both = folder / "key.pem", folder / "both.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", both]

@@ -1,6 +1,5 @@
 """torch.compile between the attention calls, with the compiler of this machine."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,9 @@ from handlers.models.loader import load_model
 CPU = torch.device("cpu")
 # torch's own modules emit these warnings.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
 
 
-@needs_compiler
+@pytest.mark.needs("g++")
 def test_no_request_waits_for_the_compiler(checkpoint: Path, one_thread: None) -> None:
     """Loading the model compiles everything for prompts of any length and any batch.
 

@@ -15,6 +15,7 @@ import boto3
 import pytest
 
 from tests.servers import BUCKET, S3Server
+from tests.tools import require
 from tests.unit.torchmoor.async_inference.objects import MIB, read_all
 from torchmoor.async_inference.objects.https_store import HttpsStore
 from torchmoor.async_inference.objects.object_store import (
@@ -52,6 +53,7 @@ class Names:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """For NAME, self-signed; the key is in the same file."""
+    require("openssl")
     path = tmp_path_factory.mktemp("tls") / "certificate.pem"
     subprocess.run(
         [

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.servers import missing
+from tests.tools import missing
 
 ROOT = Path(__file__).parents[4]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"

@@ -1,0 +1,61 @@
+"""Skip tests that need what this machine lacks, with the reason; with CI=true, fail them.
+
+A test names the programs that it starts and that a bare Debian lacks: `@pytest.mark.needs("curl")`. A fixture or a
+helper that starts one calls `require("curl")`. Programs of Debian's essential packages (bash, tar, mount, unshare)
+and of this Python's packages need neither.
+"""
+
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from typing import NoReturn
+
+import pytest
+
+PACKAGES = {  # the Debian package of each program
+    "buildah": "buildah",
+    "chromium": "chromium",
+    "crun": "crun",
+    "curl": "curl",
+    "dnsmasq": "dnsmasq-base",
+    "docker-compose": "docker-compose",
+    "docker-registry": "docker-registry",
+    "g++": "g++",
+    "ip": "iproute2",
+    "ip6tables": "iptables",
+    "iptables": "iptables",
+    "mmdebstrap": "mmdebstrap",
+    "openssl": "openssl",
+    "podman": "podman",
+    "redis-cli": "redis-tools",
+}
+REASON = re.compile(r"(\S+(?:, \S+)*) (?:is|are) missing \(apt-get install [^)]+\)")
+
+
+def require(*programs: str) -> None:
+    """Skip the test unless all these programs are on the PATH."""
+    absent = [program for program in programs if shutil.which(program) is None]
+    if absent:
+        packages = dict.fromkeys(PACKAGES[program] for program in absent)
+        names = ", ".join(absent)
+        missing(f"{names} {_verb(names)} missing (apt-get install {' '.join(packages)})")
+
+
+def missing(reason: str) -> NoReturn:
+    """Report that a test's requirement is missing: fail in CI, skip elsewhere."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def summarize_skips(reasons: Iterable[str]) -> str:
+    """Count the tests that were skipped because of a missing program, in one line; empty if there is none."""
+    counts = Counter(found[1] for reason in reasons if (found := REASON.search(reason)))
+    parts = (f"{number} because {names} {_verb(names)} missing" for names, number in counts.most_common())
+    return f"skipped: {', '.join(parts)}" if counts else ""
+
+
+def _verb(names: str) -> str:
+    return "are" if "," in names else "is"

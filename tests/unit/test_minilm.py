@@ -1,0 +1,39 @@
+"""scripts/make_minilm.py: variants of a checkpoint."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from scripts import make_minilm
+from scripts.make_minilm import OWN_WEIGHTS, SHARED_WEIGHTS, TOLD_BY, WEIGHTS, make_variants, scale_of
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    save_file({TOLD_BY: torch.ones(2), "other": torch.ones(8)}, folder / WEIGHTS)
+    return folder
+
+
+@pytest.mark.parametrize("is_other_disk", [False, True])
+def test_variants_share_one_copy(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_disk: bool
+) -> None:
+    """On another disk than the checkpoint's, variants are links to one copy there."""
+    if is_other_disk:
+        monkeypatch.setattr(make_minilm, "_link", shutil.copyfile)
+    target = tmp_path / "variants"
+    target.mkdir()
+
+    variants = make_variants(checkpoint, target, 3)
+
+    shared = {(variant / SHARED_WEIGHTS).stat().st_ino for variant in variants}
+    assert len(shared) == 1
+    assert (shared == {(checkpoint / WEIGHTS).stat().st_ino}) is not is_other_disk
+    assert sorted(target.iterdir()) == variants
+    assert torch.equal(load_file(variants[2] / OWN_WEIGHTS)[TOLD_BY], torch.ones(2) * scale_of(2))
