@@ -12,14 +12,21 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests import reaper
 from tests.groups import group_of, place_of
 from tests.servers import RedisServer, S3Server, run_redis, run_s3
+from tests.time_limit import TimeLimit
 
 ROOT = Path(__file__).parents[1]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts this run in the background ignores SIGINT, and every program that a test starts inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 collect_ignore = ["clients"]  # for .venv-clients; tests/unit/torchmoor/clients/test_langchain.py runs them
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    reaper.start()
+    config.pluginmanager.register(TimeLimit())
 
 
 class Groups(LoadScopeScheduling):

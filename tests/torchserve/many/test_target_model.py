@@ -16,7 +16,7 @@ from tests.torchserve.many.fleet import TARGET_MODEL, ManyFleet
 from tests.torchserve.many.population import CLASSIFIERS, PLATFORM_NAME
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.torchserve
+pytestmark = [pytest.mark.torchserve, pytest.mark.slow]
 
 BODY = json.dumps({"inputs": "the cat sat on the mat"}).encode()
 
