@@ -10,7 +10,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(shell for file in benchmarks/*.py; do name=$$(basename $$file .py); grep -q "make bench NAME=$$name" $$file && echo $$name; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients demo test test-image test-gpu fuzz check bench report archives clean
+.PHONY: help setup clients demo test test-slow test-all test-repeat test-gpu fuzz check bench report archives clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -60,12 +60,19 @@ check: setup  ## ruff, mypy, import contracts and wording
 
 # Torch has one thread in each: the processes are as many as the cores.
 PYTEST_WORKERS ?= 2
-test: setup archives  ## everything but the slow and the GPU tests, in PYTEST_WORKERS processes; 0: in this one
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not slow and not gpu" $(ARGS)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+test: setup archives  ## everything a user relies on, in PYTEST_WORKERS processes; 0: in this one
+	$(PYTEST) -m "not slow and not long and not gpu" $(ARGS)
 
-# Its slow tests are no part of `make test`.
-test-image: setup archives  ## the container's image, and a cluster's pods made of it: needs podman, as .ci/run installs it
-	$(BIN)/python -m pytest -m image $(ARGS)
+test-slow: setup archives  ## image, AWS emulation, network namespaces, 200 models: as root, with the packages of .ci/run
+	$(PYTEST) -m "slow and not long and not gpu" $(ARGS)
+
+test-all: setup archives  ## both, and what CI does not run: pods, SageMaker's local mode, 1000 sessions, all benchmarks
+	$(PYTEST) -m "not gpu" $(ARGS)
+
+N ?= 10
+test-repeat: setup archives  ## make test N times beside four busy processes, then failures by test: make test-repeat [N=10]
+	$(BIN)/python scripts/repeat_tests.py $(N) $(ARGS)
 
 # setup installs the CPU build of torch; it leaves a CUDA build of the same version alone.
 test-gpu: setup  ## the GPU tests, on a machine with a GPU and torch's CUDA build

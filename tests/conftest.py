@@ -13,9 +13,11 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests import reaper
 from tests.disk import check_space
 from tests.groups import group_of, place_of
 from tests.servers import RedisServer, S3Server, run_redis, run_s3
+from tests.time_limit import TimeLimit
 from tests.tools import require, summarize_skips
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +35,8 @@ class Groups(LoadScopeScheduling):
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    reaper.start()
+    config.pluginmanager.register(TimeLimit())
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         check_space(Path(tempfile.gettempdir()))
 

@@ -19,6 +19,7 @@ from tests.servers import free_ports
 from tests.tools import require
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "build_and_push.sh"
 ECR = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"

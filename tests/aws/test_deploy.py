@@ -15,6 +15,7 @@ from tests.aws.conftest import ACCOUNT, REGION, Aws
 from tests.aws.operator import NAME, Operator
 from tests.aws.slow_sagemaker import SERVING, SlowSageMaker, fails
 
+pytestmark = pytest.mark.slow
 RESOURCE = f"endpoint/{NAME}/variant/AllTraffic"
 ALARM = f"HasBacklogWithoutCapacity-{NAME}-AllTraffic"
 

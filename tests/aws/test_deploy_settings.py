@@ -15,6 +15,8 @@ from tests.aws.conftest import ACCOUNT, REGION, Aws
 from tests.aws.operator import Operator
 from tests.aws.slow_sagemaker import SlowSageMaker
 
+pytestmark = pytest.mark.slow
+
 
 def test_dry_run_prints_requests_that_aws_would_take(operator: Operator, file: Path, tmp_path: Path) -> None:
     """A dry run prints valid requests as JSON, one per line, without credentials and without a server."""

@@ -20,6 +20,7 @@ from tests.aws.enforced import enforce, is_allowed
 from tests.aws.slow_sagemaker import SlowSageMaker
 from tests.aws.stack import ASYNCHRONOUS, Stack
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "sagemaker.md"
 

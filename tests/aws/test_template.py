@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.aws.conftest import ACCOUNT, REGION, Aws
 from tests.aws.stack import ASYNCHRONOUS, TEMPLATE, Stack
 from torchmoor.config.session_keys import SessionSettings
 
+pytestmark = pytest.mark.slow
 ALARM = "HasBacklogWithoutCapacity-llava-AllTraffic"
 
 

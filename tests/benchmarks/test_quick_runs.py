@@ -12,7 +12,7 @@ from tests.tools import missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.torchserve, pytest.mark.timeout(900)]
 
 
 def quick_run(name: str) -> Any:

@@ -41,6 +41,7 @@ def called_by_path() -> set[str]:
 
 
 @pytest.mark.image
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_image_has_what_platforms_look_for(podman: Podman, image: str) -> None:
     """The image has SageMaker's labels, an exec-form entry point with an init, a health check, and runs as root."""

@@ -17,7 +17,7 @@ from tests.podman import ROOT, Podman
 from tests.waiting import wait_until
 from torchmoor.fleet.ports import find_free_ports
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]
 ANSWER = {"max_new_tokens": 1200, "do_sample": True, "temperature": 1e6, "seed": 6}
 
 
@@ -65,7 +65,7 @@ def test_an_instance_is_ready_serves_and_drains(podman: Podman, image: str, tmp_
         assert "torchmoor: stopped" in container.log
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_handler_that_lacks_a_module_ends_with_its_name(podman: Podman, image: str, tmp_path: Path) -> None:
     """A missing module ends the container with its name; TorchServe alone would restart the worker for ever."""
     model = tmp_path / "model"

@@ -17,7 +17,7 @@ from tests.torchserve.drawings import data_url, draw
 from tests.waiting import wait_until
 from torchmoor.fleet.ports import find_free_ports
 
-pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.image, pytest.mark.long, pytest.mark.timeout(1800)]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 SCRIPT = Path(__file__).parent / "clients" / "local_mode.py"
 NETWORK = "sagemaker-local"  # the SDK's

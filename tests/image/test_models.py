@@ -15,7 +15,7 @@ from tests.tools import missing
 from torchmoor.cli.package import package
 from torchmoor.fleet.ports import find_free_ports
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]
 NAMES = ("8d2f0a1c9be94b0f", "51d0c34e77aa41d2")  # as the platform names them
 
 

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 from torchmoor.cli.package import package
 from torchmoor.fleet.ports import find_free_ports
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]
 SESSION = "X-Amzn-SageMaker-Session-Id"
 GRACE_S = 30  # between SageMaker's SIGTERM and its SIGKILL
 LOW, HIGH = 30_000, 30_400  # a safe range below the ephemeral ports and above those of other tests

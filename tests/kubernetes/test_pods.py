@@ -26,7 +26,7 @@ from tests.torchserve.drawings import data_url
 from tests.torchserve.test_sessions import SAMPLES, Chat, open_session
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.image, pytest.mark.long, pytest.mark.timeout(1800)]
 
 QUESTION, ANSWER = "What color is the circle?", "The circle is red."
 NUM_CLIENTS = 3

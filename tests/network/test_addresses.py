@@ -10,7 +10,7 @@ from tests.network.conftest import Load, Proxy, Stage
 from tests.network.hosts import stop
 from tests.network.zone import PORT
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 PODS = "pods.zone.test"
 

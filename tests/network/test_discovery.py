@@ -7,7 +7,7 @@ import pytest
 from tests.network.conftest import Load, Proxy, Stage
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 ALL = ("llava-0", "llava-1", "llava-2")
 

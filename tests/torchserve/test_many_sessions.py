@@ -65,7 +65,7 @@ def small_fleet(archives: Path, run_dir: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.mark.parametrize("num_sessions", [200, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_sessions", [200, pytest.param(1000, marks=pytest.mark.long)])
 def test_many_sessions_are_open_at_once_and_all_answer_rightly(small_fleet: Fleet, num_sessions: int) -> None:
     """Each session answers about its picture, also after its cache or its picture's features were evicted."""
     caller = Caller(small_fleet)

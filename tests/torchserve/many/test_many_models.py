@@ -11,7 +11,7 @@ from tests.torchserve.many.fleet import TARGET_MODEL, ManyFleet, error_of
 from tests.torchserve.many.reference import TEXTS
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.torchserve
+pytestmark = [pytest.mark.torchserve, pytest.mark.slow]
 
 
 def test_each_task_is_served_from_archives(many: ManyFleet) -> None:

@@ -18,7 +18,7 @@ from tests.torchserve.many.reference import TEXTS
 from tests.torchserve.many.worker import PeakMemory, memory_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.torchserve
+pytestmark = [pytest.mark.torchserve, pytest.mark.slow]
 
 NUM_CLIENTS = 6
 MISSING = ("nobody.tar.gz", "minilm-999")
