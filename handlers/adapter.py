@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 MAX_ID = 64  # characters of an id that are kept
 MAX_EARLY = 1000  # remembered ids of requests that were cancelled before they arrived
 EARLY_S = 10.0  # how long such an id is remembered: one connection of the proxy may be that much faster than another
-JSON = {"Content-Type": "application/json"}
 
 
 def _whole(_: Any) -> None:
@@ -114,7 +113,7 @@ class Pump:
         """Pass a new row to the service. A failure affects this row only."""
         is_full = len(self._replies) - self._num_operations >= self._settings.max_in_flight
         reply = self._replies[request_id] = PendingReply(self._wake)
-        try:
+        with reply.guarded():
             incoming = read_row(rows[index], context.get_all_request_header(index))
             reply.request_id = _id(incoming.headers.get(wire.REQUEST_ID, ""))
             reply.inference_id = _id(incoming.headers.get(wire.INFERENCE_ID, ""))
@@ -122,11 +121,11 @@ class Pump:
             self._num_operations += bool(operation)
             if operation == operations.CANCEL:
                 num_cancelled = self._cancel_all(read_cancelled(incoming.body))
-                reply.finish(JSON, json.dumps({operations.NUM_CANCELLED: num_cancelled}).encode())
+                reply.finish_json({operations.NUM_CANCELLED: num_cancelled})
                 return
             if operation == operations.IN_FLIGHT:
                 num_in_flight = len(self._replies) - self._num_operations
-                reply.finish(JSON, json.dumps({operations.NUM_IN_FLIGHT: num_in_flight}).encode())
+                reply.finish_json({operations.NUM_IN_FLIGHT: num_in_flight})
                 return
             if is_full and not operation:
                 limit = self._settings.max_in_flight
@@ -136,11 +135,6 @@ class Pump:
                 reply.cancel()
             else:
                 self._start(incoming, reply)
-        except HandlerError as error:
-            reply.fail(error)
-        except Exception:
-            logger.exception("request could not be started %s", reply.ids)
-            reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
     def _cancel_all(self, wanted: set[str]) -> int:
         """End the requests of these ids in this step; return how many were found."""

@@ -40,7 +40,6 @@ class HandlerError(Exception):
         return str(self)
 
     def headers(self) -> dict[str, str]:
-        """Return the response headers of the error."""
         fields = {"Content-Type": "application/json", headers.ERROR: self.code}
         if self.retry_after_s is not None:
             fields["Retry-After"] = str(self.retry_after_s)

@@ -5,12 +5,19 @@ only the pump reads. A cancelled reply, whose client has left or whose deadline 
 reason; later writes are dropped.
 """
 
+import json
+import logging
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from handlers.errors import ClientGone, HandlerError, TurnTimedOut
+from handlers.errors import ClientGone, HandlerError, InternalError, TurnTimedOut
+
+logger = logging.getLogger(__name__)
+JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +160,6 @@ class PendingReply:
             raise self._cancelled
 
     def finish(self, headers: Mapping[str, str], body: bytes, status: int = 200) -> None:
-        """Write the whole answer."""
         with self._lock:
             if self._cancelled is not None:
                 return
@@ -161,6 +167,21 @@ class PendingReply:
             self._whole = Whole(status, {**headers, **self.receipts}, body)
         self._wake()
         self._tell_end()
+
+    def finish_json(self, value: Any, headers: Mapping[str, str] | None = None) -> None:
+        """Write a value as the whole answer."""
+        self.finish({**JSON, **(headers or {})}, json.dumps(value).encode())
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Fail the reply with the error that the block raises; log an error that is not for the client."""
+        try:
+            yield
+        except HandlerError as error:
+            self.fail(error)
+        except Exception:
+            logger.exception("request failed %s", self.ids)
+            self.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
     def fail(self, error: HandlerError) -> None:
         """Write an error as the whole answer, or as the end of a stream that has begun, in the stream's form."""
@@ -179,7 +200,6 @@ class PendingReply:
         self._wake()
 
     def write(self, data: bytes, is_end: bool = False) -> None:
-        """Write a piece of the stream."""
         with self._lock:
             if self._cancelled is not None:
                 return

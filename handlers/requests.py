@@ -3,6 +3,7 @@
 Shared by the chat service and the service of many models; knows nothing of sessions, models or TorchServe.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,8 +41,13 @@ class Incoming:
 class Caller:
     """The endpoint and principal that the proxy authenticated; both empty without a proxy."""
 
-    endpoint: str
-    principal: str
+    endpoint: str = ""
+    principal: str = ""
+
+    @property
+    def scope(self) -> str:
+        """Name the scope within which conversations share images and KV blocks."""
+        return json.dumps([self.endpoint, self.principal])  # so that no name can pass for a part of another
 
 
 def refuse_other_media(content_type: str) -> None:

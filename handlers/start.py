@@ -12,11 +12,9 @@ from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.compatibility import SAGEMAKER_MODEL, understand
-from handlers.device import choose_device, exit_worker
-from handlers.engine.engine import Engine
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner, cache_shape
-from handlers.engine.scheduler import Scheduler
+from handlers.device import choose_device
+from handlers.engine.engine import make_engine
+from handlers.engine.runner import cache_shape
 from handlers.errors import OutOfMemory, SettingsError
 from handlers.journal.url import open_journal
 from handlers.models.checkpoint import find_checkpoint
@@ -44,12 +42,10 @@ def start_chat(
     checkpoint = find_checkpoint(settings.model, archive, environ)
     own = settings.model
     model = load_model(checkpoint, device, own.dtype, attention=own.attention, is_compiled=own.compile == "layers")
-    scheduler = Scheduler(settings.engine.max_rows, Pace(settings.engine.prefill_chunk, settings.engine.max_stretch))
     try:
-        runner = ModelRunner(model, choose_kv_bytes(settings.session, model))
+        engine = make_engine(model, choose_kv_bytes(settings.session, model), settings.engine)
     except OutOfMemory as exc:
         raise SettingsError(f"handler.session: {exc.message}; give it fewer kv_bytes or kv_tokens") from exc
-    engine = Engine(runner, scheduler, settings.engine.num_threads, on_device_lost=exit_worker)
     ids = SessionIds.from_environment(environ)
     journal = open_journal(settings.journal, settings.session.tombstone_s)
     service = ChatService(settings, model, engine, ids, ImageLoader(settings.intake), journal=journal)

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 from handlers.errors import HandlerError
 
-JSON = "application/json"
-
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -52,9 +50,6 @@ class AnswerForm(Protocol):
         """The content type of a stream."""
         ...
 
-    @property
-    def whole_content_type(self) -> str: ...
-
     def begin(self) -> bytes:
         """Encode what precedes the first token."""
         ...
@@ -65,7 +60,9 @@ class AnswerForm(Protocol):
         """Encode the end of a stream that fails. Before a stream begins, an error is `HandlerError.body`."""
         ...
 
-    def whole(self, summary: Summary) -> bytes: ...
+    def whole(self, summary: Summary) -> bytes:
+        """Encode a whole answer as JSON."""
+        ...
 
 
 def encode(value: Any) -> bytes:

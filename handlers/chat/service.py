@@ -1,7 +1,5 @@
 """The chat service: passes each request to the part that answers it."""
 
-import json
-import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +38,7 @@ from handlers.chat.turns.generation import GenerationParts
 from handlers.chat.turns.turn import Turn
 from handlers.counters import Counters
 from handlers.engine.engine import Engine
-from handlers.errors import HandlerError, InternalError, OutOfMemory, SessionLost
+from handlers.errors import OutOfMemory, SessionLost
 from handlers.journal.journal import Journal
 from handlers.models.text import TextModel
 from handlers.reply import PendingReply
@@ -48,8 +46,6 @@ from handlers.requests import Incoming
 from handlers.settings import HandlerSettings
 from torchmoor.wire import headers as wire
 
-logger = logging.getLogger(__name__)
-JSON = {"Content-Type": "application/json"}
 MAX_LISTED_SESSIONS = 1000
 
 
@@ -111,27 +107,22 @@ class ChatService:
 
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         """Answer a request; every outcome, errors included, goes through `reply`."""
-        self._answer(reply, lambda: self._dispatch(parse(incoming, self._settings.request, self._wall), reply))
-
-    def _answer(self, reply: PendingReply, action: Callable[[], None]) -> None:
-        """Run an action and turn what it raises into the reply's error."""
-        try:
-            action()
-        except HandlerError as error:
-            reply.fail(error)
-        except Exception:
-            logger.exception("request failed %s", reply.ids)
-            reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
+        with reply.guarded():
+            self._dispatch(parse(incoming, self._settings.request, self._wall), reply)
 
     def _in_background(self, reply: PendingReply, action: Callable[[], None]) -> None:
-        self._loading.submit(self._answer, reply, action)
+        def run() -> None:
+            with reply.guarded():
+                action()
+
+        self._loading.submit(run)
 
     def _dispatch(self, command: Command, reply: PendingReply) -> None:
         match command:
             case ReportStatus():
-                reply.finish(JSON, json.dumps(self.status()).encode())
+                reply.finish_json(self.status())
             case ListSessions():
-                reply.finish(JSON, json.dumps(list_sessions(self.store, command)).encode())
+                reply.finish_json(list_sessions(self.store, command))
             case Ask():
                 self._ask(command, reply)
             case Generate():
@@ -141,7 +132,7 @@ class ChatService:
 
     def _ask(self, command: Ask, reply: PendingReply) -> None:
         try:
-            session = self.store.get(command.session_id, command.caller.endpoint, command.caller.principal)
+            session = self.store.get(command.session_id, command.caller)
         except SessionLost:  # perhaps its journal is here, which takes time to read
             self._in_background(reply, lambda: self._start_turn(self._sessions.find(command), command, reply))
         else:
@@ -158,21 +149,20 @@ class ChatService:
                 self._open(command, reply)
             case AddImages():
                 self._sessions.add_images(command, reply)
-                reply.finish(JSON, json.dumps({"success": True, "images": len(command.images)}).encode())
+                reply.finish_json({"success": True, "images": len(command.images)})
             case CloseSession():
                 self._sessions.close(command)
-                reply.finish({**JSON, wire.CLOSED_SESSION_ID: command.session_id}, b'{"success": true}')
+                reply.finish_json({"success": True}, {wire.CLOSED_SESSION_ID: command.session_id})
             case ActOnSession():
                 session = self._sessions.act(command)
-                reply.finish(JSON, json.dumps(describe(self.store, session)).encode())
+                reply.finish_json(describe(self.store, session))
 
     def _open(self, command: OpenSession, reply: PendingReply) -> None:
         ttl_s = self._sessions.choose_ttl_s(command)
         self._model.template.check()
         sid = self._sessions.open(command, ttl_s, reply)
         stamp = f"{sid.text}; Expires={datetime.fromtimestamp(sid.expires_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
-        headers = {**JSON, wire.SESSION_ID: stamp, wire.NEW_SESSION_ID: stamp}
-        reply.finish(headers, json.dumps({"session_id": sid.text}).encode())
+        reply.finish_json({"session_id": sid.text}, {wire.SESSION_ID: stamp, wire.NEW_SESSION_ID: stamp})
 
     def _encode(self, picture: Image.Image) -> Tensor:
         """Compute an image's features, on the device. Raises OutOfMemory."""
@@ -198,5 +188,4 @@ class ChatService:
         return count_everything(self._counters, self.store, self.images, self._loader, self._engine)
 
     def drain_times(self, name: str) -> list[float]:
-        """Return a histogram's times since the last call."""
         return self._counters.drain(name)

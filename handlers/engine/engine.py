@@ -15,12 +15,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from handlers.device import exit_worker
 from handlers.engine.kv_cache import BLOCK
+from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner
 from handlers.engine.sampler import Sampler
 from handlers.engine.scheduler import Scheduler, Work
 from handlers.engine.sequence import FinishReason, Sequence, TokenEvent
 from handlers.errors import InternalError, OutOfMemory, TurnTimedOut
+from handlers.models.text import TextModel
+from handlers.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -241,6 +245,12 @@ class Engine:
             return self.call(lambda: self.runner.encode_image(pixels)).result()
         except torch.OutOfMemoryError as exc:
             raise OutOfMemory("the device ran out of memory while encoding this image") from exc
+
+
+def make_engine(model: TextModel, kv_bytes: int, settings: EngineSettings) -> Engine:
+    """Assemble an engine that ends the worker if its device is lost. Raises OutOfMemory."""
+    scheduler = Scheduler(settings.max_rows, Pace(settings.prefill_chunk, settings.max_stretch))
+    return Engine(ModelRunner(model, kv_bytes), scheduler, settings.num_threads, on_device_lost=exit_worker)
 
 
 def is_device_lost(device: torch.device) -> bool:

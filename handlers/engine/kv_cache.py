@@ -44,7 +44,6 @@ class CacheShape:
 
 
 def num_blocks(num_tokens: int) -> int:
-    """How many blocks this many positions take."""
     return -(-num_tokens // BLOCK)
 
 

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,27 +41,17 @@ class Row:
         return self.kind, self.size.bit_length()
 
 
+@dataclass(eq=False, slots=True)
 class RowQueue:
-    """The waiting rows of one model, of which at most one batch runs at a time."""
+    """The waiting rows of one model, of which at most one batch runs at a time.
 
-    def __init__(self, compute: "Compute", run: Callable[[Sequence[Row]], Sequence[Any]]) -> None:
-        """run: computes one output per row of a batch."""
-        self._compute = compute
-        self.run = run
-        self.waiting: deque[Row] = deque()
-        self.is_scheduled = False  # queued for a thread, or running
-        self.is_closed = False
+    run: computes one output per row of a batch.
+    """
 
-    def __len__(self) -> int:
-        return len(self.waiting)
-
-    def put(self, rows: Sequence[Row]) -> None:
-        """Queue rows, all or none. Raises Overloaded."""
-        self._compute.put(self, rows)
-
-    def close(self) -> None:
-        """Fail the waiting rows and wait for the running batch."""
-        self._compute.close_queue(self)
+    run: Callable[[Sequence[Row]], Sequence[Any]]
+    waiting: deque[Row] = field(default_factory=deque)
+    is_scheduled: bool = False  # queued for a thread, or running
+    is_closed: bool = False
 
 
 class Compute:
@@ -80,8 +70,6 @@ class Compute:
         self._running: set[RowQueue] = set()
         self._changed = threading.Condition()
         self._is_stopping = False
-        self.num_batches = 0
-        self.num_rows = 0
         self._threads = [
             threading.Thread(target=self._work, name=f"compute-{i}", daemon=True) for i in range(settings.num_threads)
         ]
@@ -99,11 +87,8 @@ class Compute:
             if thread.is_alive():
                 thread.join(timeout=30)
 
-    def queue(self, run: Callable[[Sequence[Row]], Sequence[Any]]) -> RowQueue:
-        """Make the queue of a new model. run: computes one output per row of a batch."""
-        return RowQueue(self, run)
-
     def put(self, queue: RowQueue, rows: Sequence[Row]) -> None:
+        """Queue rows, all or none. Raises Overloaded."""
         limit = self._settings.max_waiting
         with self._changed:
             if queue.is_closed or self._is_stopping:
@@ -116,7 +101,8 @@ class Compute:
                 self._line.append(queue)
                 self._changed.notify()
 
-    def close_queue(self, queue: RowQueue) -> None:
+    def close(self, queue: RowQueue) -> None:
+        """Fail the queue's rows and wait for its running batch."""
         with self._changed:
             queue.is_closed = True
             left = list(queue.waiting)
@@ -179,8 +165,6 @@ class Compute:
             else:
                 _deliver(batch[0], _translate(exc))
             return
-        self.num_batches += 1
-        self.num_rows += len(batch)
         for row, output in zip(batch, outputs, strict=True):
             _deliver(row, output)
 

@@ -1,12 +1,12 @@
 """The service of many models: requests by model name, and the operations of operators and the proxy."""
 
-import json
 import logging
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from handlers.counters import Counters
-from handlers.errors import HandlerError, InternalError, InvalidRequest
+from handlers.errors import HandlerError, InvalidRequest
+from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.model import ModelLease
 from handlers.many.request import read_body
 from handlers.many.residency.registry import ModelRegistry
@@ -18,22 +18,15 @@ from torchmoor.wire import operations
 logger = logging.getLogger(__name__)
 
 ACTIONS = ("load", "unload", "pin", "unpin", "prewarm")
-JSON = {"Content-Type": "application/json"}
 OUTCOMES = ("answered", "refused", "failed", "cancelled")
-
-
-class Stoppable(Protocol):
-    """The models' shared parts, stopped after them."""
-
-    def stop(self) -> None: ...
 
 
 class ManyService:
     """Routes requests to models. `start` never raises and never waits."""
 
-    def __init__(self, registry: ModelRegistry, shared: Stoppable, instance: str, device: str) -> None:
+    def __init__(self, registry: ModelRegistry, loader: CheckpointLoader, instance: str, device: str) -> None:
         self._registry = registry
-        self._shared = shared
+        self._loader = loader
         self._instance = instance
         self._device = device
         self._counters = Counters()
@@ -41,25 +34,20 @@ class ManyService:
     def stop(self) -> None:
         """Refuse the waiting requests and close every model."""
         self._registry.close()
-        self._shared.stop()
+        self._loader.stop()
 
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         """Answer a request through `reply`, errors included."""
-        try:
+        with reply.guarded():
             operation = incoming.headers.get(wire.OPERATION)
             if operation == operations.STATUS:
-                reply.finish(JSON, json.dumps(self.status()).encode())
+                reply.finish_json(self.status())
             elif operation == operations.MODELS:
                 self._manage(read_body(incoming), reply)
             elif operation:
                 raise InvalidRequest(f"there is no operation {operation[:40]!r}; there are status, models and cancel")
             else:
                 self._ask(incoming, reply)
-        except HandlerError as error:
-            reply.fail(error)
-        except Exception:
-            logger.exception("request failed %s", reply.ids)
-            reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
     def _ask(self, incoming: Incoming, reply: PendingReply) -> None:
         name = incoming.headers.get(wire.TARGET_MODEL)
@@ -100,7 +88,7 @@ class ManyService:
 
     def _answer_tier(self, name: str, reply: PendingReply) -> None:
         tier = self._tiers().get(name, "source")
-        reply.finish(JSON, json.dumps({"model": name, "tier": tier}).encode())
+        reply.finish_json({"model": name, "tier": tier})
 
     def _tiers(self) -> dict[str, str]:
         return {model["name"]: model["tier"] for model in reversed(self._registry.status()["models"])}
@@ -144,14 +132,10 @@ class _ModelRequest:
         self._reply.receipts[wire.MODEL_CACHE] = lease.found
         self._reply.receipts[wire.MODEL_LOAD_MS] = str(round(lease.load_s * 1000))
         self._reply.on_end(lambda: self._end(lease))
-        try:
+        with self._reply.guarded():
             lease.model.start(self._incoming, self._reply)
-        except Exception:
-            logger.exception("request failed %s", self._reply.ids)
-            self._reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
     def refuse(self, error: HandlerError) -> None:
-        """Refuse the request."""
         self._counters.add("refused")
         self._reply.fail(error)
 

@@ -35,8 +35,6 @@ _HUB_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """One file in S3."""
-
     key: str
     name: str
     size: int

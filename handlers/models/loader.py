@@ -52,7 +52,7 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
     if can_see and config.model_type not in SEEING:
         known = ", ".join(SEEING)
         raise SettingsError(f"models of type {config.model_type} are not supported; of those that see, {known} are")
-    kind = _choose_type(dtype, device, config)
+    kind = choose_type(dtype, device) or (config.dtype if isinstance(config.dtype, torch.dtype) else None)
     if is_compiled and device.type == "cpu" and kind is torch.float32:
         raise SettingsError("handler.model.compile must be off for float32 on a CPU, whose weights are packed instead")
     check_fits(path, device, kind)
@@ -77,11 +77,9 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
     return loaded
 
 
-def _choose_type(dtype: str, device: torch.device, config: Any) -> torch.dtype | None:
-    """Return the type of floats, None for the type that the checkpoint stores."""
+def choose_type(dtype: str, device: torch.device) -> torch.dtype | None:
+    """Return the type of floats that the settings name, else float32 on a CPU, else None for the checkpoint's own."""
     if dtype != "auto":
         chosen: torch.dtype = getattr(torch, dtype)
         return chosen
-    if device.type == "cpu":
-        return torch.float32
-    return config.dtype if isinstance(config.dtype, torch.dtype) else None
+    return torch.float32 if device.type == "cpu" else None

@@ -5,7 +5,7 @@ from typing import Any
 
 from handlers.chat.checks import is_unicode, names
 from handlers.chat.commands import Generate
-from handlers.chat.forms import JSON, AnswerForm, Summary, Token, encode
+from handlers.chat.forms import AnswerForm, Summary, Token, encode
 from handlers.chat.parameters import Parameters, parse_parameters
 from handlers.errors import BadImage, BadInput, HandlerError, InvalidRequest, NoRoom
 from handlers.requests import Incoming
@@ -63,7 +63,6 @@ class TgiForm:
     has_details: bool = False
 
     content_type = "text/event-stream"
-    whole_content_type = JSON
 
     def begin(self) -> bytes:
         return b""
@@ -99,7 +98,6 @@ class LmiForm:
     are_outputs: bool = False
 
     content_type = "application/jsonlines"
-    whole_content_type = JSON
 
     def begin(self) -> bytes:
         if self.are_outputs and self.text_before:

@@ -6,7 +6,7 @@ from typing import Any
 
 from handlers.chat.checks import is_bool, is_unicode, names
 from handlers.chat.commands import Generate
-from handlers.chat.forms import JSON, Summary, Token, encode
+from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.messages import ImagePart, Message, Part, TextPart
 from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter
 from handlers.errors import ContextTooLong, HandlerError, InvalidRequest, UnsupportedMedia
@@ -186,7 +186,6 @@ class OpenAIForm:
     has_logprobs: bool = False
 
     content_type = "text/event-stream"
-    whole_content_type = JSON
 
     def begin(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})

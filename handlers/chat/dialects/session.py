@@ -6,7 +6,7 @@ from typing import Any
 from handlers.chat.checks import is_unicode, names
 from handlers.chat.commands import AddImages, Ask, CloseSession, Command, OpenSession
 from handlers.chat.dialects.inputs import LmiForm, TgiForm
-from handlers.chat.forms import JSON, AnswerForm, Summary, Token, encode
+from handlers.chat.forms import AnswerForm, Summary, Token, encode
 from handlers.chat.messages import ImageReference
 from handlers.chat.parameters import Parameters, parse_parameters
 from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch
@@ -157,7 +157,6 @@ class SessionForm:
     has_details: bool = False
 
     content_type = "text/plain; charset=utf-8"
-    whole_content_type = JSON
 
     def begin(self) -> bytes:
         return self.text_before.encode()

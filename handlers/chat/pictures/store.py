@@ -23,6 +23,7 @@ from torch import Tensor
 
 from handlers.counters import Counters
 from handlers.errors import OutOfMemory
+from handlers.journal.event import image_hash
 
 logger = logging.getLogger(__name__)
 MAX_ENCODINGS = 8  # of one image that are recognised by their bytes; a further encoding is decoded
@@ -105,7 +106,7 @@ class ImageStore:
         Features that do not fit beside pinned ones are computed again when they are needed.
         Raises the BadImage family, OutOfMemory.
         """
-        digest = image_digest(encoded)
+        digest = image_hash(encoded)
         with self._lock:
             entry = self._known.get((scope, digest))
             if entry is not None:
@@ -290,11 +291,6 @@ class ImageStore:
                 raise RuntimeError(f"{self.host_bytes} bytes on the host are counted, but others are held")
             if sum(entry.num_holders for entry in entries) != num_held or any(entry.num_pins for entry in entries):
                 raise RuntimeError("the counts of holders and pins do not match the sessions")
-
-
-def image_digest(data: bytes) -> str:
-    """Return the name of an encoded image."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def digests(images: Iterable[Image]) -> tuple[str, ...]:

@@ -33,7 +33,6 @@ class ExpiryThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
         self._stopping.set()
         self._thread.join()
 

@@ -8,7 +8,7 @@ from handlers.chat.commands import ActOnSession, AddImages, Ask, CloseSession, O
 from handlers.chat.pictures.receiver import ImageReceiver, ReceivedImage
 from handlers.chat.pictures.store import digests
 from handlers.chat.sessions.recorder import SessionRecorder
-from handlers.chat.sessions.session import Session, sharing_scope
+from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
@@ -43,13 +43,12 @@ class SessionLifecycle:
 
     def find(self, command: Ask | AddImages) -> Session:
         """Return the session, taken over from its journal if another worker held it. Raises the SessionGone family."""
-        endpoint, principal = command.caller.endpoint, command.caller.principal
         try:
-            return self._store.get(command.session_id, endpoint, principal)
+            return self._store.get(command.session_id, command.caller)
         except SessionLost:
             if not self._recorder.is_known(command.session_id):
                 raise
-        return self._store.adopt(command.session_id, endpoint, principal)
+        return self._store.adopt(command.session_id, command.caller)
 
     def choose_ttl_s(self, command: OpenSession) -> int:
         """Return the time to live that the client asks for, or the default. Raises InvalidRequest above the limit."""
@@ -64,10 +63,9 @@ class SessionLifecycle:
 
         A request that the client sends again gets the session that it opened the first time, perhaps elsewhere.
         """
-        endpoint, principal = command.caller.endpoint, command.caller.principal
-        received = self._receiver.receive(sharing_scope(endpoint, principal), command.images, reply)
+        received = self._receiver.receive(command.caller.scope, command.images, reply)
         try:
-            session = self._store.open(ttl_s, endpoint, principal)
+            session = self._store.open(ttl_s, command.caller)
         except HandlerError:
             self._receiver.release(received)
             raise
@@ -83,7 +81,7 @@ class SessionLifecycle:
             self._counters.add("sessions_opened")
             return session.id
         self._discard(session)
-        again = self._ids.verify(first, endpoint, principal)
+        again = self._ids.verify(first, command.caller)
         assert again is not None
         return again
 
@@ -137,7 +135,7 @@ class SessionLifecycle:
         """Close a session at its client's request. A session that only its journal knows is not adopted first."""
         session = None
         try:
-            session = self._store.get(command.session_id, command.caller.endpoint, command.caller.principal)
+            session = self._store.get(command.session_id, command.caller)
         except SessionLost:
             if not self._recorder.is_known(command.session_id):
                 raise

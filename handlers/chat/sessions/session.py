@@ -1,6 +1,5 @@
 """A session: one conversation with its images, its KV cache and its queue of turns."""
 
-import json
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -58,8 +57,3 @@ class Session:
     def __repr__(self) -> str:
         state = "ended" if self.end else "pinned" if self.turn else "idle"
         return f"<Session {self.id.text[:24]} {state} {len(self.images)} images {self.cache!r}>"
-
-
-def sharing_scope(endpoint: str, principal: str) -> str:
-    """Name the scope of a caller at an endpoint. Only conversations of one scope share images and KV blocks."""
-    return json.dumps([endpoint, principal])  # so that no name can pass for a part of another

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from handlers.errors import SettingsError
+from handlers.requests import Caller
 from torchmoor.wire.session_ids import (
     INSTANCE_VARIABLE,
     KEYS_VARIABLE,
@@ -41,17 +42,17 @@ class SessionIds:
         except ValueError as exc:
             raise SettingsError(f"{KEYS_VARIABLE} {exc}") from exc
 
-    def mint(self, expires_at: int, endpoint: str, principal: str) -> SessionId:
-        """Make a new id for this endpoint and caller. expires_at: seconds since 1970."""
+    def mint(self, expires_at: int, caller: Caller) -> SessionId:
+        """Make a new id for this caller. expires_at: seconds since 1970."""
         return mint(
             self._keys,
             instance=self.instance,
             expires_at=expires_at,
-            endpoint=endpoint,
-            principal=principal,
+            endpoint=caller.endpoint,
+            principal=caller.principal,
             random_bytes=self._random_bytes,
         )
 
-    def verify(self, text: str, endpoint: str, principal: str) -> SessionId | None:
-        """Read an id; None unless this fleet minted it for this endpoint and caller."""
-        return verify(text, self._keys, endpoint=endpoint, principal=principal)
+    def verify(self, text: str, caller: Caller) -> SessionId | None:
+        """Read an id; None unless this fleet minted it for this caller."""
+        return verify(text, self._keys, endpoint=caller.endpoint, principal=caller.principal)

@@ -15,7 +15,7 @@ from typing import Any
 
 from handlers.chat.pictures.store import Image, ImageStore, ImageTier
 from handlers.chat.sessions.expiry import Tombstones
-from handlers.chat.sessions.session import QueuedTurn, Session, sharing_scope
+from handlers.chat.sessions.session import QueuedTurn, Session
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.engine.kv_cache import BlockPool, SequenceCache
 from handlers.errors import (
@@ -28,6 +28,7 @@ from handlers.errors import (
     SessionLost,
     SessionUnknown,
 )
+from handlers.requests import Caller
 from handlers.settings import ChatSessionSettings
 from torchmoor.wire.session_ids import SessionId
 
@@ -70,7 +71,6 @@ class SessionStore:
             return list(self._sessions)
 
     def snapshot(self) -> list[Session]:
-        """List the open sessions."""
         with self._lock:
             return list(self._sessions.values())
 
@@ -91,42 +91,41 @@ class SessionStore:
             running = sum(session.turn is not None for session in sessions)
             return {"running": running, "waiting": sum(len(session.waiting) for session in sessions)}
 
-    def open(self, ttl_s: float, endpoint: str, principal: str) -> Session:
+    def open(self, ttl_s: float, caller: Caller) -> Session:
         """Open a session without images. Raises Overloaded if there are too many."""
         self.expire()
         with self._lock:
-            return self._add(self._ids.mint(int(self._wall() + ttl_s), endpoint, principal), endpoint, principal)
+            return self._add(self._ids.mint(int(self._wall() + ttl_s), caller), caller)
 
-    def _add(self, sid: SessionId, endpoint: str, principal: str) -> Session:
+    def _add(self, sid: SessionId, caller: Caller) -> Session:
         if len(self._sessions) >= self.settings.max_sessions:
             raise Overloaded(
                 f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
             )
-        scope = sharing_scope(endpoint, principal)
         now = self._wall()
-        session = Session(sid, scope, SequenceCache(self._pool, scope), opened_at=now, used_at=now)
+        session = Session(sid, caller.scope, SequenceCache(self._pool, caller.scope), opened_at=now, used_at=now)
         self._sessions[sid.text] = session
         return session
 
-    def adopt(self, text: str, endpoint: str, principal: str) -> Session:
+    def adopt(self, text: str, caller: Caller) -> Session:
         """Add a session that another worker opened, still without messages and images, unless it is held already.
 
         Raises the SessionGone family, Overloaded.
         """
         with self._lock:
             try:
-                return self.get(text, endpoint, principal)
+                return self.get(text, caller)
             except SessionLost:
-                sid = self._ids.verify(text, endpoint, principal)
+                sid = self._ids.verify(text, caller)
                 assert sid is not None
-            session = self._add(sid, endpoint, principal)
+            session = self._add(sid, caller)
             self.sessions_adopted += 1
             return session
 
-    def get(self, text: str, endpoint: str, principal: str) -> Session:
+    def get(self, text: str, caller: Caller) -> Session:
         """Return the open session of this id. Raises the SessionGone family, each case with its own message."""
         with self._lock:
-            sid = self._ids.verify(text, endpoint, principal)
+            sid = self._ids.verify(text, caller)
             if sid is None:
                 raise SessionUnknown("no session of this id is known here; open one with a start_session request")
             now = self._wall()

@@ -4,7 +4,7 @@ from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.engine.detokenizer import Detokenizer
 from handlers.engine.sequence import FinishReason, TokenEvent
 from handlers.models.text import TextModel
-from handlers.reply import PendingReply
+from handlers.reply import JSON, PendingReply
 from torchmoor.wire import headers as wire
 
 
@@ -60,7 +60,7 @@ class AnswerWriter:
             self._write(token, summary)
         else:
             num_tokens = {wire.GENERATED_TOKENS: str(summary.num_tokens)}
-            headers = {"Content-Type": self._form.whole_content_type, **self.receipt, **num_tokens}
+            headers = {**JSON, **self.receipt, **num_tokens}
             self._reply.finish(headers, self._form.whole(summary))
 
     def end_with(self, text: str) -> None:

@@ -10,7 +10,6 @@ from handlers.chat.commands import Generate
 from handlers.chat.messages import MARKDOWN_IMAGE, Part, TextPart, images_of, split_images
 from handlers.chat.pictures.receiver import ReceivedImage
 from handlers.chat.pictures.store import Image
-from handlers.chat.sessions.session import sharing_scope
 from handlers.chat.turns.context_limits import truncate
 from handlers.chat.turns.generation import Generation, GenerationParts
 from handlers.chat.turns.question import Prompt
@@ -26,13 +25,12 @@ class Completion:
         self._parts = parts
         self._request = request
         self._reply = reply
-        self._scope = sharing_scope(request.caller.endpoint, request.caller.principal)
+        self._scope = request.caller.scope
         self._cache = SequenceCache(parts.engine.runner.pool, self._scope)
         self._received: list[ReceivedImage] = []
         self._generation = Generation(parts, self, self._cache, request, reply, self._release)
 
     def start(self) -> None:
-        """Begin the generation."""
         self._parts.counters.add("turns_started")
         prompt = self._request.prompt  # may have megabytes, so a worker thread searches it for images
         has_images = bool(images_of(self._request_parts())) if prompt is None else MARKDOWN_IMAGE in prompt

@@ -1,21 +1,33 @@
-"""A turn of a session: its place in the session's queue.
+"""A turn of a session: its place in the session's queue, its prompt with the whole conversation, and its record.
 
 A turn waits behind the session's earlier turns, and when it is over the next one begins. A turn that does not finish
 leaves no trace in the conversation.
 """
 
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from handlers.chat.commands import Ask
-from handlers.chat.sessions.recorder import SessionRecorder
+from handlers.chat.messages import answer_message, question_message
+from handlers.chat.pictures.receiver import ReceivedImage
+from handlers.chat.pictures.store import Image, digests
+from handlers.chat.sessions.recorder import CONFLICT, SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.store import SessionStore
+from handlers.chat.turns.context_limits import truncate
 from handlers.chat.turns.generation import Generation, GenerationParts
-from handlers.chat.turns.session_question import SessionQuestion
-from handlers.errors import HandlerError
+from handlers.chat.turns.question import AnsweredBefore, Prompt
+from handlers.errors import ContextTooLong, HandlerError, TurnConflict
+from handlers.journal.event import Event
 from handlers.reply import PendingReply
+from torchmoor.wire import headers as wire
+
+DROP_STEP = 4  # turns dropped at once: fewer would change the prompt's beginning, and so its cached blocks, more often
 
 
 class Turn:
-    """One question in a session's queue, and the generation that answers it."""
+    """Implements `Question` for a session, and holds the generation that answers it."""
 
     def __init__(
         self,
@@ -26,25 +38,29 @@ class Turn:
         ask: Ask,
         reply: PendingReply,
     ) -> None:
-        self._counters = parts.counters
+        self._parts = parts
         self._store = store
         self._recorder = recorder
         self._session = session
         self._ask = ask
         self._reply = reply
-        self._question = SessionQuestion(parts, store, recorder, session, ask, reply)
-        self._generation = Generation(parts, self._question, session.cache, ask, reply, self._release)
+        self._text = ""
+        self._history: list[dict[str, Any]] = []  # the conversation before the question
+        self._messages: list[dict[str, Any]] = []  # the conversation with the question, without the dropped turns
+        self._num_dropped = 0
+        self._own_images: list[ReceivedImage] = []  # came with this question
+        self._new_images: list[Image] = []  # first asked about by this question
+        self._generation = Generation(parts, self, session.cache, ask, reply, self._release)
 
     def start(self) -> None:
         """Begin now or wait for the session's earlier turns. Raises Overloaded, the session's end."""
         may_begin = self._store.enqueue(self._session, self)
-        self._counters.add("turns_started")
+        self._parts.counters.add("turns_started")
         if may_begin:
             self.begin()
         self._reply.on_cancel(self.stop)
 
     def begin(self) -> None:
-        """Start the generation."""
         is_slow = bool(self._ask.images) or self._recorder.must_rebuild(self._session)
         self._generation.begin(is_slow=is_slow)
 
@@ -54,8 +70,110 @@ class Turn:
         if self._store.is_waiting(self._session, self):
             self._generation.fail(error)
 
+    def compose(self, raise_if_stopped: Callable[[], None]) -> Prompt:
+        """Catch up with the journal, receive the question's images and render the conversation."""
+        session, receipt = self._session, {}
+        if session.end is not None:
+            raise session.end
+        self._text = self._read_text()
+        with session.recording:
+            num_caught_up = self._recorder.catch_up(session)
+            self._raise_if_answered()
+        if num_caught_up:
+            receipt[wire.REBUILT_EVENTS] = str(num_caught_up)
+        raise_if_stopped()
+        if self._ask.images:
+            self._add_images(self._parts.receiver.receive(session.scope, self._ask.images, self._reply))
+        with session.recording:  # not between the two halves of another request's change
+            self._new_images = list(session.pending_images)
+            images = [*session.images, *self._new_images]
+            self._history = session.messages
+            self._messages = [*self._history, question_message(self._text, len(self._new_images))]
+        ids = self._render([image.num_tokens for image in images])
+        num_dropped = session.num_dropped + self._num_dropped
+        if num_dropped and self._may_drop:
+            receipt[wire.DROPPED_TURNS] = str(num_dropped)
+        return Prompt(ids, images, receipt)
+
+    def _add_images(self, received: list[ReceivedImage]) -> None:
+        try:
+            self._store.add_images(self._session, [item.image for item in received])
+        except HandlerError:
+            self._parts.receiver.release(received)
+            raise
+        self._own_images = received
+
+    @property
+    def _may_drop(self) -> bool:
+        return self._parts.limits.session.overflow == "drop_oldest"
+
+    def _render(self, sizes: Sequence[int]) -> list[int]:
+        """Render the conversation; drop its oldest turns if it exceeds the context and the settings allow that."""
+        model, messages = self._parts.model, self._messages
+        ids = model.render(messages, sizes)
+        limit = self._parts.limits.max_prompt_beside_answer(self._ask.parameters.max_new_tokens)
+        num_turns = len(messages) // 2
+        if not self._may_drop or len(ids) <= limit or not num_turns:
+            return ids
+        steps = [*range(DROP_STEP, num_turns, DROP_STEP), num_turns]
+
+        def fits(num_dropped: int) -> bool:
+            return len(model.render(without_oldest(messages, num_dropped), sizes)) <= limit
+
+        self._num_dropped = steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits)]
+        self._messages = without_oldest(messages, self._num_dropped)
+        return model.render(self._messages, sizes)
+
+    def fetch(self, image: Image) -> bytes:
+        """Return the bytes that came with the question, or read them from the journal."""
+        own = next((item.encoded for item in self._own_images if item.image == image), None)
+        return own if own is not None else self._recorder.fetch(self._session, image.digest)
+
+    def _raise_if_answered(self) -> None:
+        """Raise AnsweredBefore if the client sends the question again because it missed the answer."""
+        answer = self._recorder.find_answer(self._session, self._ask.invocation_id, self._text)
+        if answer is not None:
+            raise AnsweredBefore(answer)
+
+    def _read_text(self) -> str:
+        limit, text = self._parts.engine_settings.max_question_chars, self._ask.prompt_text
+        if len(text) > limit:
+            raise ContextTooLong(f"'prompt_text' has {len(text)} characters, more than {limit}")
+        return truncate(self._parts.model, text, self._ask.parameters.truncate)
+
+    def commit(self, text: str) -> None:
+        """Add question and answer to the journal and to the conversation."""
+        session = self._session
+        event = Event(
+            kind="turn",
+            images=digests(self._new_images),
+            question=self._text,
+            answer=text,
+            invocation_id=self._ask.invocation_id,
+        )
+        with session.recording:
+            try:
+                if session.messages is not self._history:  # another request has caught up with the journal
+                    raise TurnConflict(CONFLICT)
+                self._recorder.record(session, event, [item.encoded for item in self._own_images])
+            except TurnConflict:  # perhaps with this very request, sent again while it ran elsewhere
+                self._recorder.catch_up(session)
+                self._raise_if_answered()
+                raise
+            self._store.commit(session, [*self._messages, answer_message(text)], self._new_images)
+            session.num_dropped += self._num_dropped
+        self._own_images = []
+
     def _release(self) -> None:
-        self._question.release()
+        """Take back the images of a question that was not answered, and begin the session's next turn."""
+        self._store.drop_images(self._session, [item.image for item in self._own_images])
         following = self._store.dequeue(self._session, self)
         if following is not None:
             following.begin()
+
+
+def without_oldest(messages: Sequence[dict[str, Any]], num_turns: int) -> list[dict[str, Any]]:
+    """Remove the first turns, but put their images before the first question that is left."""
+    dropped, left = messages[: 2 * num_turns], list(messages[2 * num_turns :])
+    images = [part for message in dropped for part in message["content"] if part["type"] == "image"]
+    return [{**left[0], "content": [*images, *left[0]["content"]]}, *left[1:]]

@@ -13,11 +13,8 @@ from transformers import AutoTokenizer
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id import SessionIds
-from handlers.device import exit_worker
-from handlers.engine.engine import Engine
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner, cache_shape
-from handlers.engine.scheduler import Scheduler
+from handlers.engine.engine import make_engine
+from handlers.engine.runner import cache_shape
 from handlers.errors import ModelBroken, OutOfMemory, Overloaded, SettingsError
 from handlers.many.loading.placement import ModelPlacement
 from handlers.many.loading.transformers_loading import Assembled
@@ -100,11 +97,8 @@ class ChatModel:
         self._placement.close()
 
     def _begin(self) -> None:
-        own = self._settings.engine
         kv_bytes = cache_shape(self._model).num_bytes(self._settings.tasks.kv_tokens)
-        runner = ModelRunner(self._model, kv_bytes)
-        scheduler = Scheduler(own.max_rows, Pace(own.prefill_chunk, own.max_stretch))
-        engine = Engine(runner, scheduler, own.num_threads, on_device_lost=exit_worker)
+        engine = make_engine(self._model, kv_bytes, self._settings.engine)
         self._service = ChatService(self._settings, self._model, engine, self._ids, self._intake)
         self._kv_bytes = kv_bytes
         engine.start()

@@ -32,6 +32,7 @@ from handlers.many.tasks.text import SharedTokenizer
 from handlers.many.tasks.text_classification import TextClassification
 from handlers.many.tasks.token_classification import TokenClassification
 from handlers.many.tasks.triton import TritonTask, is_triton, read_tensors
+from handlers.models.loader import choose_type
 from handlers.settings import HandlerSettings
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,8 @@ class CheckpointLoader:
         assembled = self._load_weights(folder, task, progress)
         made = self._make_task(task, folder, assembled.model)
         readers = self._image_readers if task == ImageClassification.name else self._readers
-        return TaskModel(made, self._place(assembled), self.compute, readers)
+        placement = ModelPlacement(assembled.model, assembled.mapped, self._device)
+        return TaskModel(made, placement, self.compute, readers)
 
     def _load_triton(self, folder: Path) -> ResidentModel:
         task = TritonTask.load(folder, self._device, is_allowed=self._settings.many.allow_torchscript)
@@ -128,22 +130,11 @@ class CheckpointLoader:
         return load_model(
             folder,
             HEADS[task],
-            self._choose_type(),
+            choose_type(self._settings.model.dtype, self._device),
             self.shared,
             may_unpickle=self._settings.many.allow_pickle,
             progress=progress,
         )
-
-    def _place(self, assembled: Assembled) -> ModelPlacement:
-        return ModelPlacement(assembled.model, assembled.mapped, self._device)
-
-    def _choose_type(self) -> torch.dtype | None:
-        """Return the type of the settings, else float32 on a CPU, else None for the stored type."""
-        wanted = self._settings.model.dtype
-        if wanted != "auto":
-            chosen: torch.dtype = getattr(torch, wanted)
-            return chosen
-        return torch.float32 if self._device.type == "cpu" else None
 
     def _make_task(self, task: str, folder: Path, model: Any) -> Task:
         own = self._settings.tasks

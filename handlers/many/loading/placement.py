@@ -68,7 +68,6 @@ class ModelPlacement:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's tensors by name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 

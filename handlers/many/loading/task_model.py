@@ -1,22 +1,19 @@
 """A loaded model that answers requests of one task, its rows batched with those of other requests."""
 
 import json
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from handlers.errors import HandlerError, InternalError
-from handlers.many.compute import Compute, Row
+from handlers.many.compute import Compute, Row, RowQueue
 from handlers.many.loading.placement import ModelPlacement
 from handlers.many.request import TaskRequest, read_body, read_request
 from handlers.many.tasks.task import Task, TaskWork
-from handlers.reply import PendingReply
+from handlers.reply import JSON, PendingReply
 from handlers.requests import Incoming
-
-logger = logging.getLogger(__name__)
-JSON = {"Content-Type": "application/json"}
 
 
 class TaskModel:
@@ -34,7 +31,8 @@ class TaskModel:
         self._placement = placement
         self._readers = readers
         self._read = read
-        self._queue = compute.queue(task.run)
+        self._compute = compute
+        self._queue = RowQueue(task.run)
 
     @property
     def device_bytes(self) -> int:
@@ -49,12 +47,13 @@ class TaskModel:
         return self._placement.mapped_bytes
 
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
-        self._readers.submit(_guarded, reply, lambda: self._begin(incoming, reply))
+        self._readers.submit(self._begin, incoming, reply)
 
     def _begin(self, incoming: Incoming, reply: PendingReply) -> None:
-        reply.raise_if_cancelled()
-        work = self.task.read(self._read(read_body(incoming)), reply)
-        self._queue.put(_Answer(work, reply).rows())
+        with reply.guarded():
+            reply.raise_if_cancelled()
+            work = self.task.read(self._read(read_body(incoming)), reply)
+            self._compute.put(self._queue, _Answer(work, reply).rows())
 
     def to_host(self) -> None:
         self._placement.to_host()
@@ -63,7 +62,7 @@ class TaskModel:
         self._placement.to_device()
 
     def close(self) -> None:
-        self._queue.close()
+        self._compute.close(self._queue)
         self._placement.close()
 
 
@@ -79,35 +78,25 @@ class _Answer:
 
     def rows(self) -> list[Row]:
         return [
-            Row(own.inputs, own.size, own.kind, self._is_wanted, self._taker(index))
+            Row(own.inputs, own.size, own.kind, self._is_wanted, partial(self._take, index))
             for index, own in enumerate(self._work.inputs)
         ]
 
     def _is_wanted(self) -> bool:
         return self._num_missing > 0 and not self._reply.is_cancelled
 
-    def _taker(self, index: int) -> Callable[[Any], None]:
-        def take(outcome: Any) -> None:
-            if isinstance(outcome, HandlerError):
-                self._fail(outcome)
-            else:
-                self._outputs[index] = outcome
-                self._count()
-
-        return take
-
-    def _count(self) -> None:
+    def _take(self, index: int, outcome: Any) -> None:
+        is_failure = isinstance(outcome, HandlerError)
+        self._outputs[index] = outcome
         with self._lock:
-            self._num_missing -= 1
+            was_wanted = self._num_missing > 0
+            self._num_missing = 0 if is_failure else self._num_missing - 1
             is_complete = self._num_missing == 0
-        if is_complete:
-            _guarded(self._reply, lambda: self._reply.finish(JSON, encode(self._work.finish(self._outputs))))
-
-    def _fail(self, error: HandlerError) -> None:
-        with self._lock:
-            was_wanted, self._num_missing = self._num_missing > 0, 0
-        if was_wanted:
-            self._reply.fail(error)
+        if was_wanted and is_failure:
+            self._reply.fail(outcome)
+        elif was_wanted and is_complete:
+            with self._reply.guarded():
+                self._reply.finish(JSON, encode(self._work.finish(self._outputs)))
 
 
 def encode(answer: Any) -> bytes:
@@ -116,13 +105,3 @@ def encode(answer: Any) -> bytes:
         return json.dumps(answer, allow_nan=False).encode()
     except ValueError as exc:
         raise InternalError("the model's answer is not finite: its weights may be damaged") from exc
-
-
-def _guarded(reply: PendingReply, action: Callable[[], None]) -> None:
-    try:
-        action()
-    except HandlerError as error:
-        reply.fail(error)
-    except Exception:
-        logger.exception("request failed %s", reply.ids)
-        reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))

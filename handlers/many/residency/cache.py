@@ -91,7 +91,6 @@ class ModelCache:
         self.waiting.remove(ticket)
 
     def give_back(self, entry: ModelEntry, now: float) -> None:
-        """End a lease."""
         entry.num_leases -= 1
         entry.last_used = now
         self._settle(entry, now)

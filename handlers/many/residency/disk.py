@@ -32,7 +32,7 @@ from handlers.errors import ModelBroken, OutOfDisk, SettingsError, SourceUnavail
 from handlers.many.folder import find_model_folder
 from handlers.many.model import DiskLease, LoadProgress
 from handlers.many.residency.eviction import disk_victim
-from handlers.many.sources.source import Found, ModelSource, Replaced
+from handlers.many.sources.source import Find, Found, Replaced
 from handlers.many.unpack import PIECE_BYTES, unpack_tar, unpack_zip
 from handlers.settings import ManySettings
 
@@ -58,9 +58,9 @@ class _Unpacked:
 class DiskCache:
     """Any thread may call any method. home: locked by this process, see take_home."""
 
-    def __init__(self, home: Path, source: ModelSource, settings: ManySettings) -> None:
+    def __init__(self, home: Path, find: Find, settings: ManySettings) -> None:
         self._home = home
-        self._source = source
+        self._find_newest = find
         self._settings = settings
         self._lock = threading.Lock()
         self._unpacked: OrderedDict[tuple[str, str], _Unpacked] = OrderedDict()  # the least recently used first
@@ -83,7 +83,7 @@ class DiskCache:
         """
         for _ in range(MAX_CHANGES):
             try:
-                found = self._source.find(name)
+                found = self._find_newest(name)
             except SourceUnavailable as exc:
                 lease = self._newest_here(name)
                 if lease is None:
@@ -147,7 +147,7 @@ class DiskCache:
                 files.mkdir()
                 self._read(found, partial, space, progress)
                 model = find_model_folder(files).relative_to(partial)
-                if self._source.find(found.name).version != found.version:
+                if self._find_newest(found.name).version != found.version:
                     return None
                 return self._keep(found, partial, model, space)
         except Replaced:
@@ -163,14 +163,14 @@ class DiskCache:
             progress.begin("download", found.num_bytes)
             for file in found.files:
                 space.take(file.num_bytes)
-                with self._source.open(found, file, progress) as content:
+                with found.open(file, progress) as content:
                     target = files / file.path
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with target.open("xb") as copy:
                         _copy(content, copy, file.num_bytes, progress)
             return
         (archive,) = found.files
-        with self._source.open(found, archive, progress) as content:
+        with found.open(archive, progress) as content:
             if not found.name.endswith(".mar"):
                 unpack_tar(content, archive.num_bytes, files, self._settings, space.take, progress)
                 return

@@ -56,7 +56,6 @@ class LoaderThreads:
         }
 
     def do(self, work: Step, entry: ModelEntry) -> None:
-        """Do the work on a thread."""
         pool, action = self._actions[work]
         try:
             pool.submit(self._attempt, action, entry)

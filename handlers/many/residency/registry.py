@@ -192,7 +192,6 @@ class ModelRegistry:
             self._lock_file.close()
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError if the bookkeeping is inconsistent."""
         with self._lock:
             self._cache.check_integrity()
 
@@ -252,7 +251,7 @@ def open_registry(settings: ManySettings, archive: Path, load: Loader, device: t
     """Build a registry with its source and its disk. archive: base of a relative source. Raises SettingsError."""
     source = GivenSource(open_source(settings, archive), settings.url_roots, settings.max_files)
     home, lock_file = take_home(settings)
-    return ModelRegistry(settings, source, DiskCache(home, source, settings), load, device, lock_file)
+    return ModelRegistry(settings, source, DiskCache(home, source.find, settings), load, device, lock_file)
 
 
 @contextmanager

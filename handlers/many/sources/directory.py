@@ -2,6 +2,7 @@
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,30 +11,17 @@ from handlers.many.model import LoadProgress
 from handlers.many.sources.source import ARCHIVES, File, Found, Replaced, check_number_of_files, is_archive, version_of
 
 
-class DirectorySource:
-    """Follows symbolic links: the owner of the directory chooses the models."""
-
-    def __init__(self, root: Path, max_files: int) -> None:
-        self._root = root
-        self._max_files = max_files
-
-    def find(self, name: str) -> Found:
-        return find_in(self._root / name, name, self._max_files)
-
-    def open(self, found: Found, file: File, progress: LoadProgress) -> BinaryIO:
-        return open_file(self._root / found.name, file)
-
-
 def find_in(path: Path, name: str, max_files: int) -> Found:
-    """Find the model at this path."""
+    """Find the model at this path, through symbolic links: the owner of the directory chooses the models."""
     try:
         status = path.stat()
+        open_file = partial(_open, path)
         if stat.S_ISREG(status.st_mode) and is_archive(path.name):
             archive = File(path.name, status.st_size, _tag(status))
-            return Found(name, archive.tag, [archive], is_archive=True)
+            return Found(name, archive.tag, [archive], is_archive=True, open=open_file)
         if stat.S_ISDIR(status.st_mode):
             files = _walk(path, max_files)
-            return Found(name, version_of(files), files, is_archive=False, folder=path)
+            return Found(name, version_of(files), files, is_archive=False, open=open_file, folder=path)
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as exc:
@@ -41,7 +29,7 @@ def find_in(path: Path, name: str, max_files: int) -> Found:
     raise ModelUnknown(f"there is no model {name!r}; models are {', '.join(ARCHIVES)} files and folders")
 
 
-def open_file(path: Path, file: File) -> BinaryIO:
+def _open(path: Path, file: File, progress: LoadProgress) -> BinaryIO:
     try:
         opened = path.open("rb")
     except OSError as exc:

@@ -2,32 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from handlers.errors import ModelUnknown
-from handlers.many.model import LoadProgress
-from handlers.many.sources.directory import find_in, open_file
-from handlers.many.sources.source import File, Found, ModelSource, Replaced
+from handlers.many.sources.directory import find_in
+from handlers.many.sources.source import Find, Found
 
 MAX_GIVEN = 10_000
 FILE_URL = "file://"
 
 
-class NoSource:
-    """A source without models, for workers whose models are all given."""
-
-    def find(self, name: str) -> Found:
-        raise ModelUnknown(f"no model {name!r} has been loaded, and handler.many.source names no place to find it")
-
-    def open(self, found: Found, file: File, progress: LoadProgress) -> BinaryIO:
-        raise Replaced("it has been unloaded")
-
-
 class GivenSource:
-    """roots: directories; only paths below one of them can be given."""
+    """find: looks up every other model. roots: directories; only paths below one of them can be given."""
 
-    def __init__(self, source: ModelSource, roots: Sequence[str], max_files: int) -> None:
-        self._source = source
+    def __init__(self, find: Find, roots: Sequence[str], max_files: int) -> None:
+        self._find = find
         self._roots = [Path(root).resolve() for root in roots]
         self._max_files = max_files
         self._given: dict[str, Path] = {}
@@ -48,8 +36,4 @@ class GivenSource:
 
     def find(self, name: str) -> Found:
         path = self._given.get(name)
-        return self._source.find(name) if path is None else find_in(path, name, self._max_files)
-
-    def open(self, found: Found, file: File, progress: LoadProgress) -> BinaryIO:
-        path = self._given.get(found.name)
-        return self._source.open(found, file, progress) if path is None else open_file(path, file)
+        return self._find(name) if path is None else find_in(path, name, self._max_files)

@@ -2,24 +2,28 @@
 
 from pathlib import Path
 
-from handlers.errors import SettingsError
-from handlers.many.sources.directory import DirectorySource
-from handlers.many.sources.given import NoSource
-from handlers.many.sources.source import ModelSource
+from handlers.errors import ModelUnknown, SettingsError
+from handlers.many.sources.directory import find_in
+from handlers.many.sources.source import Find, Found
 from handlers.settings import ManySettings
 
 
-def open_source(settings: ManySettings, archive: Path) -> ModelSource:
+def open_source(settings: ManySettings, archive: Path) -> Find:
     """Make the source; makes no request. archive: base of a relative directory. Raises SettingsError."""
     if not settings.source:
-        return NoSource()
+        return _find_nothing
     if settings.source.startswith("s3://"):
         from handlers.many.sources.s3 import open_s3  # loads boto3
 
-        return open_s3(settings)
+        return open_s3(settings).find
     if "://" in settings.source:
         raise SettingsError("handler.many.source must be a directory or s3://bucket/prefix")
     root = (archive / Path(settings.source).expanduser()).resolve()
     if not root.is_dir():
         raise SettingsError(f"handler.many.source: there is no directory {root}")
-    return DirectorySource(root, settings.max_files)
+    return lambda name: find_in(root / name, name, settings.max_files)
+
+
+def _find_nothing(name: str) -> Found:
+    """Refuse every model, for workers whose models are all given."""
+    raise ModelUnknown(f"no model {name!r} has been loaded, and handler.many.source names no place to find it")

@@ -7,6 +7,7 @@ import hashlib
 import io
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 from handlers.errors import ModelUnknown, SettingsError, SourceUnavailable
@@ -36,12 +37,13 @@ class S3Source:
             else:
                 archive = File(name, head["ContentLength"], head["ETag"])
                 version = hashlib.sha256(archive.tag.encode()).hexdigest()[:32]
-                return Found(name, version, [archive], is_archive=True)
+                return Found(name, version, [archive], is_archive=True, open=partial(self._open, self._prefix))
         with _as_source_errors():
-            files = self._list(f"{self._prefix}{name}/")
+            folder = f"{self._prefix}{name}/"
+            files = self._list(folder)
         if not files:
             raise ModelUnknown(f"there is no model {name!r}; models are {', '.join(ARCHIVES)} objects and folders")
-        return Found(name, version_of(files), files, is_archive=False)
+        return Found(name, version_of(files), files, is_archive=False, open=partial(self._open, folder))
 
     def _list(self, folder: str) -> list[File]:
         files: list[File] = []
@@ -52,9 +54,9 @@ class S3Source:
                 check_number_of_files(len(files), self._max_files)
         return files
 
-    def open(self, found: Found, file: File, progress: LoadProgress) -> BinaryIO:
-        key = self._prefix + (found.name if found.is_archive else f"{found.name}/{file.path}")
-        reader = PieceReader(self._read({"Bucket": self._bucket, "Key": key}, file, progress))
+    def _open(self, folder: str, file: File, progress: LoadProgress) -> BinaryIO:
+        place = {"Bucket": self._bucket, "Key": folder + file.path}
+        reader = PieceReader(self._read(place, file, progress))
         return cast(BinaryIO, io.BufferedReader(reader, PIECE_BYTES))
 
     def _read(self, place: dict[str, str], file: File, progress: LoadProgress) -> Generator[bytes, None, None]:

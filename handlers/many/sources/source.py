@@ -1,14 +1,14 @@
-"""The source of models: what a model, its files and its version are, and the protocol of every source.
+"""The source of models: what a model, its files and its version are, and the function that finds one.
 
 A model is a `.tar.gz`, a `.mar`, or a folder. Its version changes with its content, so that asking again finds what was
 added or replaced. Sources keep nothing; handlers/many/residency/disk.py does.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from handlers.errors import ModelBroken, ModelUnknown
 from handlers.many.model import LoadProgress
@@ -27,6 +27,11 @@ class File:
     tag: str  # changes with the content
 
 
+# Opens one of the model's files for one reading from its beginning, and checks the progress while it is read. Opening
+# and reading raise Replaced if the file has changed since it was found, and SourceUnavailable.
+OpenFile = Callable[[File, LoadProgress], BinaryIO]
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A model as its source has it now."""
@@ -35,6 +40,7 @@ class Found:
     version: str
     files: Sequence[File]
     is_archive: bool
+    open: OpenFile
     folder: Path | None = None  # set if the files can be used in place
 
     @property
@@ -46,19 +52,9 @@ class Replaced(ModelBroken):
     """A file has changed since the model was found."""
 
 
-class ModelSource(Protocol):
-    """Finds and reads models. Any thread; a call may take as long as the source's time-outs."""
-
-    def find(self, name: str) -> Found:
-        """Look a model up. Raises ModelUnknown, SourceUnavailable, and ModelBroken if it cannot be used."""
-        ...
-
-    def open(self, found: Found, file: File, progress: LoadProgress) -> BinaryIO:
-        """Open one of the model's files for one reading from its beginning. progress: checked while it is read.
-
-        Opening and reading raise Replaced if the file has changed since it was found, and SourceUnavailable.
-        """
-        ...
+# Looks a model up by its name. Any thread; a call may take as long as the source's time-outs. Raises ModelUnknown,
+# SourceUnavailable, and ModelBroken if the model cannot be used.
+Find = Callable[[str], Found]
 
 
 def check_name(name: str) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.errors import SettingsError
+from handlers.requests import Caller
 from torchmoor.wire.session_ids import SessionId, verify
 
 EXPIRES_AT = 1_800_003_600
@@ -20,7 +21,7 @@ def ids() -> SessionIds:
 
 def test_minted_id_has_the_documented_form(ids: SessionIds) -> None:
     """An id consists of prefix, nonce, expiry in hex, instance, key id and MAC, in this order."""
-    sid = ids.mint(EXPIRES_AT, "llava", "alice")
+    sid = ids.mint(EXPIRES_AT, Caller("llava", "alice"))
 
     match = re.fullmatch(r"ts-seq-([a-z2-7]{16})-([0-9a-f]{8})-node-1-k1[a-z2-7]{26}", sid.text)
     assert match is not None
@@ -32,7 +33,7 @@ def test_id_fits_the_session_header_with_its_expiry(ids: SessionIds) -> None:
     """The header's value is at most 256 characters, even with the longest instance name."""
     longest = SessionIds(KEYS, "a" * 63)
 
-    text = longest.mint(EXPIRES_AT, "llava", "").text
+    text = longest.mint(EXPIRES_AT, Caller("llava", "")).text
 
     assert len(f"{text}; Expires=2027-01-15T08:00:00Z") <= 256
     assert re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", text)
@@ -40,14 +41,14 @@ def test_id_fits_the_session_header_with_its_expiry(ids: SessionIds) -> None:
 
 def test_ids_do_not_repeat(ids: SessionIds) -> None:
     """Two openings in the same second get different ids."""
-    assert len({ids.mint(EXPIRES_AT, "", "").text for _ in range(100)}) == 100
+    assert len({ids.mint(EXPIRES_AT, Caller()).text for _ in range(100)}) == 100
 
 
 def test_minted_id_verifies(ids: SessionIds) -> None:
     """For its own endpoint and caller, an id contains its expiry and instance."""
-    sid = ids.mint(EXPIRES_AT, "llava", "alice")
+    sid = ids.mint(EXPIRES_AT, Caller("llava", "alice"))
 
-    assert ids.verify(sid.text, "llava", "alice") == sid
+    assert ids.verify(sid.text, Caller("llava", "alice")) == sid
 
 
 @pytest.mark.parametrize("instance", ["a", "node-1", "a-b-c", "k0", "local", "x" * 63])
@@ -55,7 +56,7 @@ def test_instance_names_survive(instance: str) -> None:
     """An instance's name may contain hyphens without making the id ambiguous."""
     ids = SessionIds(KEYS, instance)
 
-    verified = ids.verify(ids.mint(EXPIRES_AT, "e", "p").text, "e", "p")
+    verified = ids.verify(ids.mint(EXPIRES_AT, Caller("e", "p")).text, Caller("e", "p"))
 
     assert verified is not None
     assert verified.instance == instance
@@ -66,14 +67,14 @@ def test_instance_names_survive(instance: str) -> None:
 )
 def test_another_endpoint_or_caller_is_refused(ids: SessionIds, endpoint: str, principal: str) -> None:
     """An id is valid for its own caller and endpoint only."""
-    sid = ids.mint(EXPIRES_AT, "llava", "alice")
+    sid = ids.mint(EXPIRES_AT, Caller("llava", "alice"))
 
-    assert ids.verify(sid.text, endpoint, principal) is None
+    assert ids.verify(sid.text, Caller(endpoint, principal)) is None
 
 
 def test_every_single_character_change_is_refused(ids: SessionIds) -> None:
     """No one-character edit, insertion or deletion of an id is another valid id."""
-    text = ids.mint(EXPIRES_AT, "llava", "").text
+    text = ids.mint(EXPIRES_AT, Caller("llava", "")).text
     edits = set()
     for i in range(len(text)):
         edits.add(text[:i] + text[i + 1 :])
@@ -83,7 +84,7 @@ def test_every_single_character_change_is_refused(ids: SessionIds) -> None:
         edits.add(text[:i] + text[i].upper() + text[i + 1 :])
     edits.discard(text)
 
-    assert [edit for edit in edits if ids.verify(edit, "llava", "") is not None] == []
+    assert [edit for edit in edits if ids.verify(edit, Caller("llava", "")) is not None] == []
 
 
 @pytest.mark.parametrize(
@@ -91,32 +92,32 @@ def test_every_single_character_change_is_refused(ids: SessionIds) -> None:
 )
 def test_nonsense_is_refused(ids: SessionIds, text: str) -> None:
     """Any other text from a client gives None at once."""
-    assert ids.verify(text, "", "") is None
+    assert ids.verify(text, Caller()) is None
 
 
 def test_canonical_form_only(ids: SessionIds) -> None:
     """White space around an id, or a line feed after it, makes it invalid."""
-    text = ids.mint(EXPIRES_AT, "", "").text
+    text = ids.mint(EXPIRES_AT, Caller()).text
 
-    assert [ids.verify(edit, "", "") for edit in (text + "\n", " " + text, text + " ")] == [None] * 3
+    assert [ids.verify(edit, Caller()) for edit in (text + "\n", " " + text, text + " ")] == [None] * 3
 
 
 def test_wrong_key_is_refused(ids: SessionIds) -> None:
     """Ids of a fleet with other keys under the same key id are forgeries."""
     other = SessionIds({"k1": b"x" * 32}, "node-1")
 
-    assert ids.verify(other.mint(EXPIRES_AT, "", "").text, "", "") is None
+    assert ids.verify(other.mint(EXPIRES_AT, Caller()).text, Caller()) is None
 
 
 def test_keys_rotate(ids: SessionIds) -> None:
     """After the signing key changed, ids of the old key stay valid while that key is known."""
-    old = ids.mint(EXPIRES_AT, "", "")
+    old = ids.mint(EXPIRES_AT, Caller())
     rotated = SessionIds({"k3": b"3" * 32, **KEYS}, "node-1")
     retired = SessionIds({"k3": b"3" * 32}, "node-1")
 
-    assert rotated.mint(EXPIRES_AT, "", "").text[-28:-26] == "k3"
-    assert rotated.verify(old.text, "", "") == old
-    assert retired.verify(old.text, "", "") is None
+    assert rotated.mint(EXPIRES_AT, Caller()).text[-28:-26] == "k3"
+    assert rotated.verify(old.text, Caller()) == old
+    assert retired.verify(old.text, Caller()) is None
 
 
 def test_environment_gives_keys_and_name() -> None:
@@ -127,23 +128,23 @@ def test_environment_gives_keys_and_name() -> None:
     }
 
     ids = SessionIds.from_environment(environ)
-    sid = ids.mint(EXPIRES_AT, "", "")
+    sid = ids.mint(EXPIRES_AT, Caller())
 
     assert ids.instance == "n-7"
     assert sid.text[-28:-26] == "aa"
     assert verify(sid.text, {"aa": b"\x01" * 16}, endpoint="") is not None
-    assert ids.verify(SessionIds({"bb": b"\x02" * 32}, "n-7").mint(EXPIRES_AT, "", "").text, "", "") is not None
+    assert ids.verify(SessionIds({"bb": b"\x02" * 32}, "n-7").mint(EXPIRES_AT, Caller()).text, Caller()) is not None
 
 
 def test_without_environment_each_process_has_its_own_key() -> None:
     """A handler alone under TorchServe generates its own key, so its ids are valid there only."""
     one, other = SessionIds.from_environment({}), SessionIds.from_environment({})
 
-    sid = one.mint(EXPIRES_AT, "", "")
+    sid = one.mint(EXPIRES_AT, Caller())
 
     assert sid.instance == "local"
-    assert one.verify(sid.text, "", "") == sid
-    assert other.verify(sid.text, "", "") is None
+    assert one.verify(sid.text, Caller()) == sid
+    assert other.verify(sid.text, Caller()) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from PIL import Image as Pillow
 
 from handlers.chat.pictures.store import Image, ImageStore
-from handlers.chat.sessions.session import Session, sharing_scope
+from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
@@ -23,6 +23,7 @@ from handlers.errors import (
     SessionLost,
     SessionUnknown,
 )
+from handlers.requests import Caller
 from handlers.settings import ChatSessionSettings
 
 SHAPE = CacheShape(2, 1, 4, torch.float32, torch.device("cpu"))
@@ -77,16 +78,16 @@ def new_store(clock: Any) -> Iterator[Stores]:
 
 
 def opened(store: SessionStore, ttl_s: float = 100) -> Session:
-    return store.open(ttl_s, "e", "p")
+    return store.open(ttl_s, Caller("e", "p"))
 
 
 def get(store: SessionStore, session: Session) -> Session:
-    return store.get(session.id.text, "e", "p")
+    return store.get(session.id.text, Caller("e", "p"))
 
 
 def image(store: SessionStore, colour: int = 1) -> Image:
     """Return a picture that is held once, for its session."""
-    return store._images.take_in(sharing_scope("e", "p"), bytes([colour]))
+    return store._images.take_in(Caller("e", "p").scope, bytes([colour]))
 
 
 def held_bytes(store: SessionStore) -> int:
@@ -122,7 +123,7 @@ def test_open_session_is_found(new_store: Stores) -> None:
     assert get(store, session) is session
     assert store.session_ids() == [session.id.text]
     with pytest.raises(SessionUnknown):
-        store.get(session.id.text, "e", "other")
+        store.get(session.id.text, Caller("e", "other"))
 
 
 def test_expiry_is_absolute(new_store: Stores, clock: Any) -> None:
@@ -211,7 +212,7 @@ def test_session_of_a_worker_that_restarted_is_lost(new_store: Stores, clock: An
 def test_forged_id_is_unknown(new_store: Stores, text: str) -> None:
     """An id that was never minted is 404, not 410."""
     with pytest.raises(SessionUnknown) as caught:
-        new_store().get(text, "e", "p")
+        new_store().get(text, Caller("e", "p"))
 
     assert caught.value.status == 404
 
@@ -227,7 +228,7 @@ def test_each_end_has_its_own_code_and_message(new_store: Stores, clock: Any) ->
     said = set()
     for text in ("x", closed.id.text, expired.id.text, lost.id.text):
         with pytest.raises(HandlerError) as caught:
-            store.get(text, "e", "p")
+            store.get(text, Caller("e", "p"))
         said.add((caught.value.code, caught.value.status, caught.value.message))
 
     assert {(code, status) for code, status, _ in said} == {
@@ -608,5 +609,5 @@ def test_repr_tells_the_state(new_store: Stores) -> None:
 
 def test_names_with_a_separator_in_them_share_no_scope() -> None:
     """Endpoint and caller are unambiguous in a scope, whatever characters they contain."""
-    assert sharing_scope("a|b", "c") != sharing_scope("a", "b|c")
-    assert sharing_scope('a", "b', "c") != sharing_scope("a", 'b", "c')
+    assert Caller("a|b", "c").scope != Caller("a", "b|c").scope
+    assert Caller('a", "b', "c").scope != Caller("a", 'b", "c').scope

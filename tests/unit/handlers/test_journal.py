@@ -370,7 +370,7 @@ def test_a_turn_loses_also_if_another_request_has_caught_up(
     running = first.ask(sid, "what is it?", **SHORT)
     hold.wait()
     won = second.answer(sid, "what color?", **SHORT)
-    assert first.service._recorder.catch_up(first.service.store.get(sid, "", "")) == 1
+    assert first.service._recorder.catch_up(first.service.store.get(sid, Caller())) == 1
     hold.release()
 
     assert running.wait().error == "TurnConflict"
@@ -381,7 +381,7 @@ def test_a_turn_loses_also_if_another_request_has_caught_up(
 def test_no_turn_sees_an_image_before_it_is_recorded(client: Any, monkeypatch: pytest.MonkeyPatch, red: Any) -> None:
     """A turn never uses an unrecorded image; an image that cannot be recorded is removed."""
     sid = client.open(data_url(red))
-    session = client.service.store.get(sid, "", "")
+    session = client.service.store.get(sid, Caller())
     was_free: list[bool] = []
 
     def fail(*args: Any) -> None:
@@ -546,7 +546,7 @@ def test_images_that_are_sent_again_are_added_once(
         body = {"type": "add_images", "session_id": sid, "image": data_url(image)}
         assert client.call(body, invocation(key)).json == {"success": True, "images": 1}
 
-    assert len(client.service.store.get(sid, "", "").pending_images) == 4
+    assert len(client.service.store.get(sid, Caller()).pending_images) == 4
 
 
 def test_images_that_are_sent_again_to_another_instance_are_added_once(

@@ -15,11 +15,10 @@ import pytest
 from handlers.errors import LoadTimedOut, ModelBroken, ModelUnknown, OutOfDisk, SettingsError, SourceUnavailable
 from handlers.many.model import LoadProgress
 from handlers.many.residency.disk import PARTIAL, DiskCache, take_home
-from handlers.many.sources.directory import DirectorySource
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import open_source
 from handlers.many.sources.s3 import open_s3
-from handlers.many.sources.source import ModelSource, Replaced, check_name
+from handlers.many.sources.source import Find, Replaced, check_name
 from handlers.settings import ManySettings
 from tests.servers import BUCKET, LossyProxy, run_s3, run_silent_server
 
@@ -42,7 +41,7 @@ def model(weights: bytes = b"w" * 1000) -> bytes:
 class Place:
     """A storage location and the source that reads it."""
 
-    source: ModelSource
+    find: Find
     put: Callable[[str, bytes], None]
     remove: Callable[[str], None]
     settings: ManySettings
@@ -51,7 +50,7 @@ class Place:
 
     def cache(self, **limits: Any) -> DiskCache:
         settings = ManySettings(source=self.settings.source, **limits)
-        self.caches.append(DiskCache(self.home, self.source, settings))
+        self.caches.append(DiskCache(self.home, self.find, settings))
         return self.caches[-1]
 
 
@@ -66,6 +65,7 @@ def directory(tmp_path: Path) -> Place:
     root = tmp_path / "models"
     root.mkdir()
     (tmp_path / "home").mkdir()
+    settings = ManySettings(source=str(root), max_files=100)
 
     def put(name: str, content: bytes) -> None:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def directory(tmp_path: Path) -> Place:
     def remove(name: str) -> None:
         (root / name).unlink()
 
-    return Place(DirectorySource(root, 100), put, remove, ManySettings(source=str(root)), tmp_path / "home")
+    return Place(open_source(settings, tmp_path), put, remove, settings, tmp_path / "home")
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def bucket(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     def remove(name: str) -> None:
         client.delete_object(Bucket=BUCKET, Key=f"{prefix}/{name}")
 
-    return Place(open_s3(settings), put, remove, settings, tmp_path / "home")
+    return Place(open_s3(settings).find, put, remove, settings, tmp_path / "home")
 
 
 @pytest.fixture(params=["directory", pytest.param("bucket", marks=pytest.mark.s3)])
@@ -262,7 +262,7 @@ def test_a_broken_archive_leaves_nothing_and_says_its_version(place: Place) -> N
     with pytest.raises(ModelBroken) as caught:
         cache.fetch("m.tar.gz", LoadProgress())
 
-    assert caught.value.version == place.source.find("m.tar.gz").version
+    assert caught.value.version == place.find("m.tar.gz").version
     assert cache.used_bytes == 0
 
 
@@ -320,7 +320,7 @@ def test_models_given_by_url_lie_below_a_root(directory: Place, tmp_path: Path) 
     (root / "hash" / "model").mkdir(parents=True)
     (root / "hash" / "model" / "config.json").write_text("{}")
     (root / "link").symlink_to("/etc")
-    source = GivenSource(directory.source, [str(root)], 100)
+    source = GivenSource(directory.find, [str(root)], 100)
 
     source.give("0a1b", f"file://{root}/hash/model")
     found = source.find("0a1b")
@@ -353,7 +353,7 @@ def test_a_broken_connection_is_taken_up_where_it_broke(
         source = open_s3(bucket.settings)
         found = source.find("m.tar.gz")
         read = bytearray()
-        with source.open(found, found.files[0], LoadProgress()) as content:
+        with found.open(found.files[0], LoadProgress()) as content:
             read += content.read(1 << 20)
             proxy.is_losing.set()
             while piece := content.read(1 << 20):
@@ -367,11 +367,11 @@ def test_a_broken_connection_is_taken_up_where_it_broke(
 def test_an_object_that_is_replaced_in_between_is_noticed(bucket: Place) -> None:
     """A model never consists of two versions."""
     bucket.put("m.tar.gz", model(b"old"))
-    found = bucket.source.find("m.tar.gz")
+    found = bucket.find("m.tar.gz")
     bucket.put("m.tar.gz", model(b"new"))
 
     with pytest.raises(Replaced):
-        bucket.source.open(found, found.files[0], LoadProgress()).read()
+        found.open(found.files[0], LoadProgress()).read()
 
 
 @pytest.mark.s3
@@ -384,7 +384,7 @@ def test_a_store_that_does_not_answer_stops_only_what_is_not_on_disk(
     with run_silent_server() as port:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
         settings = ManySettings(source=bucket.settings.source, connect_timeout_s=0.2, read_timeout_s=0.2)
-        bucket.source = open_s3(settings)
+        bucket.find = open_s3(settings).find
         cache = bucket.cache()
 
         lease = cache.fetch("m.tar.gz", LoadProgress())

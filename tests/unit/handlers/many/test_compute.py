@@ -21,7 +21,11 @@ class Model:
         self.gate.set()
         self._log = log
         self._name = name
-        self.queue: RowQueue = compute.queue(self._run)
+        self.queue = RowQueue(self._run)
+        self._compute = compute
+
+    def put(self, rows: Sequence[Row]) -> None:
+        self._compute.put(self.queue, rows)
 
     def _run(self, rows: Sequence[Row]) -> list[Any]:
         assert self.gate.wait(60)
@@ -53,10 +57,10 @@ def test_a_batch_has_what_waits_and_fits(compute: Compute) -> None:
     log: list[Any] = []
     told: dict[int, Any] = {}
     model = Model(compute, log)
-    model.queue.put(rows("abcdef", told))
-    model.queue.put(rows("ghi", told, size=30))
-    model.queue.put(rows("jk", told, kind="other"))
-    model.queue.put(rows("l", told, size=1000))
+    model.put(rows("abcdef", told))
+    model.put(rows("ghi", told, size=30))
+    model.put(rows("jk", told, kind="other"))
+    model.put(rows("l", told, size=1000))
 
     compute.start()
     wait_until(lambda: None not in told.values(), "all are answered")
@@ -71,9 +75,9 @@ def test_models_take_turns(compute: Compute) -> None:
     log: list[Any] = []
     told: dict[int, Any] = {}
     models = [Model(compute, log, name) for name in "xyz"]
-    models[0].queue.put(rows("a" * 16, told))
-    models[1].queue.put(rows("b", told))
-    models[2].queue.put(rows("c" * 5, told))
+    models[0].put(rows("a" * 16, told))
+    models[1].put(rows("b", told))
+    models[2].put(rows("c" * 5, told))
 
     compute.start()
     wait_until(lambda: None not in told.values(), "all are answered")
@@ -90,7 +94,7 @@ def test_rows_that_nobody_wants_are_not_computed(compute: Compute) -> None:
     made = rows("abc", told)
     made[1].is_wanted = lambda: wanted["b"]
 
-    model.queue.put(made)
+    model.put(made)
     compute.start()
     wait_until(lambda: (told[0], told[2]) == ("a", "c"), "the others are answered")
 
@@ -106,7 +110,7 @@ def test_a_row_that_fails_fails_alone(error: Exception, answer: type[HandlerErro
     """After a failed batch its rows run one by one, and only the faulty one is refused."""
     told: dict[int, Any] = {}
     model = Model(compute, [])
-    model.queue.put(rows(["a", error, "c"], told))
+    model.put(rows(["a", error, "c"], told))
 
     compute.start()
     wait_until(lambda: None not in told.values(), "all are answered")
@@ -119,12 +123,12 @@ def test_a_queue_has_an_end(compute: Compute) -> None:
     """A request beyond the queue's limit is refused as a whole without computing any of it."""
     told: dict[int, Any] = {}
     model = Model(compute, [])
-    model.queue.put(rows("a" * 15, told))
+    model.put(rows("a" * 15, told))
 
     with pytest.raises(Overloaded, match="15 inputs wait"):
-        model.queue.put(rows("b" * 6, told))
+        model.put(rows("b" * 6, told))
 
-    assert len(model.queue) == 15
+    assert len(model.queue.waiting) == 15
 
 
 def test_closing_a_queue_waits_for_what_runs_and_refuses_the_rest(compute: Compute) -> None:
@@ -133,10 +137,10 @@ def test_closing_a_queue_waits_for_what_runs_and_refuses_the_rest(compute: Compu
     model = Model(compute, [])
     model.gate.clear()
     compute.start()
-    model.queue.put(rows("a", told))
-    wait_until(lambda: not len(model.queue), "the first batch runs")
-    model.queue.put(rows("b", told))
-    closing = threading.Thread(target=model.queue.close)
+    model.put(rows("a", told))
+    wait_until(lambda: not len(model.queue.waiting), "the first batch runs")
+    model.put(rows("b", told))
+    closing = threading.Thread(target=compute.close, args=(model.queue,))
 
     closing.start()
     wait_until(lambda: model.queue.is_closed, "the queue is being closed")
@@ -147,4 +151,4 @@ def test_closing_a_queue_waits_for_what_runs_and_refuses_the_rest(compute: Compu
     assert told[0] == "a"
     assert isinstance(told[1], Overloaded)
     with pytest.raises(Overloaded):
-        model.queue.put(rows("c", told))
+        model.put(rows("c", told))

@@ -429,7 +429,7 @@ def test_closing_waits_for_the_batch_that_runs(tmp_path: Path, load: Load) -> No
     running = send(model, {"inputs": "the cat"})
     assert started.wait(60)
     waiting = send(model, {"inputs": "the dog"})
-    wait_until(lambda: len(model._queue) == 1, "the second request waits")
+    wait_until(lambda: len(model._queue.waiting) == 1, "the second request waits")
     closing = threading.Thread(target=model.close)
     closing.start()
     assert whole(waiting).status == 429 if not closing.is_alive() else not running.has_news()
