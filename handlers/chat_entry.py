@@ -28,7 +28,7 @@ class ChatHandler:
             os.environ,
         )
         service = self.service
-        self.metrics = MetricsPublisher(context.metrics, context.model_name, service.numbers, service.drain_times)
+        self.metrics = MetricsPublisher(context.metrics, context.model_name, service.numbers, service.counters.drain)
         self.metrics.start()
         logging.getLogger("handlers").info("handler ready seconds=%.1f", time.monotonic() - started)
 

@@ -29,7 +29,7 @@ class ManyHandler:
         )
         service = self.service
         self.metrics = MetricsPublisher(
-            context.metrics, context.model_name, service.numbers, service.drain_times, MANY_METRICS
+            context.metrics, context.model_name, service.numbers, service.counters.drain, MANY_METRICS
         )
         self.metrics.start()
         logging.getLogger("handlers").info("handler ready seconds=%.1f", time.monotonic() - started)

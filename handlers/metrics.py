@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ts.metrics.metric_type_enum import MetricTypes
 
@@ -139,29 +139,16 @@ MANY_METRICS = (
 )
 
 
-class Sink(Protocol):
-    """A metric in TorchServe's cache."""
-
-    def add_or_update(self, value: float, dimension_values: list[str]) -> None: ...
-
-
-class SinkCache(Protocol):
-    """TorchServe's `context.metrics`."""
-
-    def add_metric_to_cache(
-        self, metric_name: str, unit: str, dimension_names: list[str], metric_type: MetricTypes
-    ) -> Sink: ...
-
-
 class MetricsPublisher:
     """Publishes changed values to TorchServe once per interval. Start it once; it ends with the process or by `stop`.
 
-    numbers: returns the service's current numbers. drain: returns a series' times since the last call.
+    cache: TorchServe's `context.metrics`. numbers: returns the service's current numbers. drain: returns a series'
+    times since the last call.
     """
 
     def __init__(
         self,
-        cache: SinkCache,
+        cache: Any,
         model_name: str,
         numbers: Callable[[], Mapping[str, Any]],
         drain: Callable[[str], Sequence[float]],
@@ -176,7 +163,7 @@ class MetricsPublisher:
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     @staticmethod
-    def _make_sink(cache: SinkCache, metric: Metric) -> Sink:
+    def _make_sink(cache: Any, metric: Metric) -> Any:
         labels = ["ModelName"] if metric.label is None else ["ModelName", metric.label[0]]
         return cache.add_metric_to_cache(PREFIX + metric.name, metric.unit, labels, metric.kind)
 
@@ -214,7 +201,7 @@ class MetricsPublisher:
                 for value in metric.label[1]:
                     self._publish_value(metric, sink, value, _find(numbers, (*metric.source, value)))
 
-    def _publish_value(self, metric: Metric, sink: Sink, label: str, value: int) -> None:
+    def _publish_value(self, metric: Metric, sink: Any, label: str, value: int) -> None:
         """Publish a gauge's value or a counter's growth, unless it is unchanged."""
         published = self._published.get((metric.name, label))
         if value == published:

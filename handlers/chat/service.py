@@ -71,7 +71,7 @@ class ChatService:
         self._ids = ids
         self._loader = loader
         self._wall = wall
-        self._counters = counters = Counters()
+        self.counters = counters = Counters()
         self._loading = ThreadPoolExecutor(settings.intake.num_threads, "intake")
         self._preparing = ThreadPoolExecutor(settings.engine.prepare_threads, "prepare")
         session = settings.session
@@ -85,7 +85,6 @@ class ChatService:
         receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)
         self._sessions = SessionLifecycle(ids, self.store, self._recorder, receiver, counters, self._loading)
         self._parts = GenerationParts(
-            engine_settings=settings.engine,
             limits=ContextLimits(settings.engine, session, model, engine.runner.pool),
             model=model,
             engine=engine,
@@ -185,7 +184,4 @@ class ChatService:
 
     def numbers(self) -> dict[str, dict[str, int]]:
         """Return the status as numbers alone, for the metrics (handlers/metrics.py). Any thread."""
-        return count_everything(self._counters, self.store, self.images, self._loader, self._engine)
-
-    def drain_times(self, name: str) -> list[float]:
-        return self._counters.drain(name)
+        return count_everything(self.counters, self.store, self.images, self._loader, self._engine)

@@ -33,12 +33,6 @@ def _is_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (CONFIG, TRITON_CONFIG))
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read the checkpoint's config.json. Raises ModelBroken."""
-    config: dict[str, Any] = read_json(folder, CONFIG)
-    return config
-
-
 def read_json(folder: Path, name: str, kind: type = dict) -> Any:
     """Read a JSON file with an object, or with another kind. Raises ModelBroken."""
     try:

@@ -65,9 +65,7 @@ class ModelLease:
     found: hit (on the device), host, disk (unpacked) or cold (only in the source). load_s: how long the request waited.
     """
 
-    def __init__(self, name: str, version: str, model: ResidentModel, on_release: Callable[[], None]) -> None:
-        self.name = name
-        self.version = version
+    def __init__(self, model: ResidentModel, on_release: Callable[[], None]) -> None:
         self.model = model
         self.found = "hit"
         self.load_s = 0.0

@@ -29,7 +29,7 @@ class ManyService:
         self._loader = loader
         self._instance = instance
         self._device = device
-        self._counters = Counters()
+        self.counters = registry.counters
 
     def stop(self) -> None:
         """Refuse the waiting requests and close every model."""
@@ -53,7 +53,7 @@ class ManyService:
         name = incoming.headers.get(wire.TARGET_MODEL)
         if not name:
             raise InvalidRequest("name the model in the header X-Amzn-SageMaker-Target-Model, boto3's TargetModel")
-        request = _ModelRequest(incoming, reply, self._counters)
+        request = _ModelRequest(incoming, reply, self.counters)
         cancel = self._registry.acquire(name, request.begin, request.refuse)
         reply.on_cancel(lambda reason: cancel())
 
@@ -98,7 +98,7 @@ class ManyService:
         return {"instance": self._instance, "device": self._device, **self._registry.status(), **self._requests()}
 
     def _requests(self) -> dict[str, dict[str, int]]:
-        return {"requests": {name: self._counters.get(name) for name in OUTCOMES}}
+        return {"requests": {name: self.counters.get(name) for name in OUTCOMES}}
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers of the metrics (handlers/metrics.py). Any thread."""
@@ -112,10 +112,6 @@ class ManyService:
             "waiting": status["waiting"],
             **self._requests(),
         }
-
-    def drain_times(self, name: str) -> list[float]:
-        """Return a histogram's values since the last call, in seconds."""
-        return self._counters.drain(name) if name == "latency" else self._registry.drain_times(name)
 
 
 class _ModelRequest:

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.commands import Command
@@ -16,17 +15,9 @@ from handlers.requests import Incoming, refuse_other_media
 from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
 
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """A kind of body. field: marks a body of this dialect. parse: gets the request, its body, settings and the time."""
-
-    field: str
-    parse: Callable[[Incoming, dict[str, Any], RequestSettings, float], Command]
-
-
-# The dialects without sessions. Every other body belongs to the session API.
-DIALECTS = (Dialect("messages", parse_chat_completion), Dialect("inputs", parse_inputs))
+# The parsers of the dialects without sessions, by the field that marks a body of each. Every other body belongs to the
+# session API. A parser gets the request, its body, the settings and the time.
+DIALECTS = {"messages": parse_chat_completion, "inputs": parse_inputs}
 
 
 def parse(
@@ -45,10 +36,10 @@ def parse(
         return parse_image(incoming, incoming.body)
     body = _json_object(incoming.body)
     settings = settings or RequestSettings()
-    for dialect in DIALECTS:
-        if dialect.field in body:
+    for field, parse_body in DIALECTS.items():
+        if field in body:
             _refuse_session(incoming, body)
-            return dialect.parse(incoming, body, settings, wall())
+            return parse_body(incoming, body, settings, wall())
     return parse_session(incoming, body, settings, wall())
 
 

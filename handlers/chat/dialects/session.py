@@ -16,8 +16,7 @@ from torchmoor.wire import headers as wire
 from torchmoor.wire.headers import NEW_SESSION
 from torchmoor.wire.marked_text import ERROR_MARK
 
-_TYPES = ("start_session", "add_images", "send_text_prompt", "close_session")
-_FIELDS = {
+_FIELDS: dict[str, set[str]] = {  # by the request's type
     "start_session": {"path", "image", "images", "ttl_s"},
     "add_images": {"path", "image", "images"},
     "send_text_prompt": {"prompt_text", "path", "image", "images", "parameters", "stream"},
@@ -70,9 +69,10 @@ def _kind(body: dict[str, Any]) -> str:
             raise InvalidRequest(f"'requestType' must be one of {', '.join(_REQUEST_TYPES)}")
         return _REQUEST_TYPES[request_type]
     kind = body.get("type")
-    if not isinstance(kind, str) or kind not in _TYPES:
+    if not isinstance(kind, str) or kind not in _FIELDS:
         raise InvalidRequest(
-            f"'type' must be one of {', '.join(_TYPES)}; or send 'inputs' or 'messages' for an answer without a session"
+            f"'type' must be one of {', '.join(_FIELDS)}; or send 'inputs' or 'messages' for an answer without a "
+            "session"
         )
     return kind
 

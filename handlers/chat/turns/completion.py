@@ -64,7 +64,7 @@ class Completion:
 
     def _check_length(self, parts: Sequence[Part]) -> None:
         """Raise ContextTooLong before the text is tokenized, which takes a second per megabyte."""
-        limit = self._parts.engine_settings.max_question_chars
+        limit = self._parts.limits.engine.max_question_chars
         num_chars = sum(len(part.text) for part in parts if isinstance(part, TextPart))
         if num_chars > limit:
             raise ContextTooLong(f"the request has {num_chars} characters of text, more than {limit}")

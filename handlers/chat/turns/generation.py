@@ -30,7 +30,6 @@ from handlers.engine.sequence import Sequence as TokenSequence
 from handlers.errors import ClientGone, HandlerError, InternalError, OutOfMemory, TurnConflict, TurnTimedOut
 from handlers.models.text import TextModel
 from handlers.reply import PendingReply
-from handlers.settings import EngineSettings
 from torchmoor.wire import headers as wire
 
 logger = logging.getLogger(__name__)
@@ -40,7 +39,6 @@ logger = logging.getLogger(__name__)
 class GenerationParts:
     """The parts of a worker that all of its answers use."""
 
-    engine_settings: EngineSettings
     limits: ContextLimits
     model: TextModel
     engine: Engine
@@ -84,7 +82,7 @@ class Generation:
         self._is_over = False
         self._received = time.monotonic()
         self._begun = self._first_token_at = self._received
-        self._deadline = reply.shorten_deadline(self._received + parts.engine_settings.turn_timeout_s)
+        self._deadline = reply.shorten_deadline(self._received + parts.limits.engine.turn_timeout_s)
         self._pinned: list[Image] = []
         self._prompt: Prompt | None = None
         self._is_admitted = False

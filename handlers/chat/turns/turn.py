@@ -136,7 +136,7 @@ class Turn:
             raise AnsweredBefore(answer)
 
     def _read_text(self) -> str:
-        limit, text = self._parts.engine_settings.max_question_chars, self._ask.prompt_text
+        limit, text = self._parts.limits.engine.max_question_chars, self._ask.prompt_text
         if len(text) > limit:
             raise ContextTooLong(f"'prompt_text' has {len(text)} characters, more than {limit}")
         return truncate(self._parts.model, text, self._ask.parameters.truncate)

@@ -16,8 +16,7 @@ from handlers.chat.sessions.session_id import SessionIds
 from handlers.engine.engine import make_engine
 from handlers.engine.runner import cache_shape
 from handlers.errors import ModelBroken, OutOfMemory, Overloaded, SettingsError
-from handlers.many.loading.placement import ModelPlacement
-from handlers.many.loading.transformers_loading import Assembled
+from handlers.many.loading.placement import Assembled, PlacedModel
 from handlers.models.loader import load_model
 from handlers.models.probe import Probe
 from handlers.models.text import TextModel
@@ -26,7 +25,7 @@ from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, JournalSettings
 
 
-class ChatModel:
+class ChatModel(PlacedModel):
     """Implements `handlers.many.model.ResidentModel`.
 
     assembled: the decoder; None to load the folder as the chat archives do, for vision models.
@@ -46,11 +45,11 @@ class ChatModel:
         self._intake = intake
         try:
             if assembled is None:
-                self._model: TextModel = load_model(folder, device, settings.model.dtype)
-                self._placement = ModelPlacement(self._model.model, frozenset(), device)
+                self._text_model = load_model(folder, device, settings.model.dtype)
+                super().__init__(Assembled(self._text_model.model), device)
             else:
-                self._placement = ModelPlacement(assembled.model, assembled.mapped, device)
-                self._model = _make_text_model(assembled.model, folder)
+                super().__init__(assembled, device)
+                self._text_model = _make_text_model(assembled.model, folder)
         except SettingsError as exc:
             raise ModelBroken(str(exc)) from exc
         self._service: ChatService | None = None
@@ -58,20 +57,12 @@ class ChatModel:
         try:
             self._begin()
         except OutOfMemory:
-            self._placement.close()
+            super().close()
             raise
 
     @property
     def device_bytes(self) -> int:
-        return self._placement.device_bytes + self._kv_bytes
-
-    @property
-    def host_bytes(self) -> int:
-        return self._placement.host_bytes
-
-    @property
-    def mapped_bytes(self) -> int:
-        return self._placement.mapped_bytes
+        return super().device_bytes + self._kv_bytes
 
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         service = self._service
@@ -82,24 +73,24 @@ class ChatModel:
 
     def to_host(self) -> None:
         self._end()
-        self._placement.to_host()
+        super().to_host()
 
     def to_device(self) -> None:
-        self._placement.to_device()
+        super().to_device()
         try:
             self._begin()
         except OutOfMemory:
-            self._placement.to_host()
+            super().to_host()
             raise
 
     def close(self) -> None:
         self._end()
-        self._placement.close()
+        super().close()
 
     def _begin(self) -> None:
-        kv_bytes = cache_shape(self._model).num_bytes(self._settings.tasks.kv_tokens)
-        engine = make_engine(self._model, kv_bytes, self._settings.engine)
-        self._service = ChatService(self._settings, self._model, engine, self._ids, self._intake)
+        kv_bytes = cache_shape(self._text_model).num_bytes(self._settings.tasks.kv_tokens)
+        engine = make_engine(self._text_model, kv_bytes, self._settings.engine)
+        self._service = ChatService(self._settings, self._text_model, engine, self._ids, self._intake)
         self._kv_bytes = kv_bytes
         engine.start()
 

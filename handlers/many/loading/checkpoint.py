@@ -15,12 +15,12 @@ from handlers.chat.sessions.session_id import SessionIds
 from handlers.device import exit_worker
 from handlers.errors import ModelBroken
 from handlers.many.compute import Compute
-from handlers.many.folder import CONFIG, read_config, read_json
+from handlers.many.folder import CONFIG, read_json
 from handlers.many.loading.chat_model import ChatModel
-from handlers.many.loading.placement import ModelPlacement
+from handlers.many.loading.placement import Assembled
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.task_model import TaskModel
-from handlers.many.loading.transformers_loading import Assembled, load_model
+from handlers.many.loading.transformers_loading import load_model
 from handlers.many.model import LoadProgress, ResidentModel
 from handlers.many.tasks.embeddings import MODULES, Embeddings, read_pooling
 from handlers.many.tasks.feature_extraction import FeatureExtraction
@@ -104,7 +104,7 @@ class CheckpointLoader:
         """Load a folder. Raises ModelBroken with the reason, OutOfMemory."""
         if is_triton(folder):
             return self._load_triton(folder)
-        config = read_config(folder)
+        config = read_json(folder, CONFIG)
         task = choose_task(folder, config, self._environ)
         logger.info("model's task=%s type=%s", task, config.get("model_type"))
         if task == TEXT_GENERATION:
@@ -112,13 +112,11 @@ class CheckpointLoader:
         assembled = self._load_weights(folder, task, progress)
         made = self._make_task(task, folder, assembled.model)
         readers = self._image_readers if task == ImageClassification.name else self._readers
-        placement = ModelPlacement(assembled.model, assembled.mapped, self._device)
-        return TaskModel(made, placement, self.compute, readers)
+        return TaskModel(made, assembled, self._device, self.compute, readers)
 
     def _load_triton(self, folder: Path) -> ResidentModel:
         task = TritonTask.load(folder, self._device, is_allowed=self._settings.many.allow_torchscript)
-        placement = ModelPlacement(task.module, frozenset(), self._device)
-        return TaskModel(task, placement, self.compute, self._readers, read_tensors)
+        return TaskModel(task, Assembled(task.module), self._device, self.compute, self._readers, read_tensors)
 
     def _load_chat(self, folder: Path, config: dict[str, Any], progress: LoadProgress) -> ResidentModel:
         assembled = None
@@ -151,7 +149,7 @@ class CheckpointLoader:
 
     def _get_tokenizer(self, folder: Path) -> SharedTokenizer:
         """Share tokenizers: one takes longer to make than a model, and most variants of a model have the same."""
-        kind = str(read_config(folder).get("model_type"))  # transformers chooses the class by it
+        kind = str(read_json(folder, CONFIG).get("model_type"))  # transformers chooses the class by it
         key = ("tokenizer", kind, digest(folder / name for name in _TOKENIZER_FILES))
         return self.shared.get(key, lambda: SharedTokenizer(load_part(AutoTokenizer, folder)))
 

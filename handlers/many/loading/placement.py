@@ -1,4 +1,7 @@
-"""Moves a model's tensors between host and device, and counts their bytes."""
+"""A model on the host or the device: moves its tensors, and counts their bytes."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -6,15 +9,23 @@ from torch import Tensor, nn
 from handlers.errors import OutOfMemory
 
 
-class ModelPlacement:
-    """Moves one model. Mapped weights stay mapped, so moving them back to the host is free.
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A model, and the addresses of its tensors that are mapped files; those are on the CPU."""
 
-    Released memory belongs to this process; the registry returns it to the system.
+    model: Any
+    mapped: frozenset[int] = frozenset()
 
-    mapped: addresses of the model's tensors, now on the CPU, that are mapped files.
+
+class PlacedModel:
+    """The base of resident models. Moves the model to the device when it is made.
+
+    Mapped weights stay mapped, so moving them back to the host is free. Released memory belongs to this process; the
+    registry returns it to the system.
     """
 
-    def __init__(self, model: nn.Module, mapped: frozenset[int], device: torch.device) -> None:
+    def __init__(self, assembled: Assembled, device: torch.device) -> None:
+        model, mapped = assembled.model, assembled.mapped
         self._model = model
         self._device = device
         self._is_on_device = True
@@ -25,7 +36,7 @@ class ModelPlacement:
         self._device_bytes = self._own_bytes
         if device.type != "cpu":
             self._is_on_device = False
-            self.to_device()
+            PlacedModel.to_device(self)  # a subclass is not complete yet
 
     @property
     def device_bytes(self) -> int:

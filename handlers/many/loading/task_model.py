@@ -7,44 +7,35 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
+import torch
+
 from handlers.errors import HandlerError, InternalError
 from handlers.many.compute import Compute, Row, RowQueue
-from handlers.many.loading.placement import ModelPlacement
+from handlers.many.loading.placement import Assembled, PlacedModel
 from handlers.many.request import TaskRequest, read_body, read_request
 from handlers.many.tasks.task import Task, TaskWork
 from handlers.reply import JSON, PendingReply
 from handlers.requests import Incoming
 
 
-class TaskModel:
+class TaskModel(PlacedModel):
     """Implements `handlers.many.model.ResidentModel`. readers: the threads that check and tokenize."""
 
     def __init__(
         self,
         task: Task,
-        placement: ModelPlacement,
+        assembled: Assembled,
+        device: torch.device,
         compute: Compute,
         readers: Executor,
         read: Callable[[Any], TaskRequest] = read_request,
     ) -> None:
+        super().__init__(assembled, device)
         self.task = task
-        self._placement = placement
         self._readers = readers
         self._read = read
         self._compute = compute
         self._queue = RowQueue(task.run)
-
-    @property
-    def device_bytes(self) -> int:
-        return self._placement.device_bytes
-
-    @property
-    def host_bytes(self) -> int:
-        return self._placement.host_bytes
-
-    @property
-    def mapped_bytes(self) -> int:
-        return self._placement.mapped_bytes
 
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         self._readers.submit(self._begin, incoming, reply)
@@ -55,15 +46,9 @@ class TaskModel:
             work = self.task.read(self._read(read_body(incoming)), reply)
             self._compute.put(self._queue, _Answer(work, reply).rows())
 
-    def to_host(self) -> None:
-        self._placement.to_host()
-
-    def to_device(self) -> None:
-        self._placement.to_device()
-
     def close(self) -> None:
         self._compute.close(self._queue)
-        self._placement.close()
+        super().close()
 
 
 class _Answer:

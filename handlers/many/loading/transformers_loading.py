@@ -26,6 +26,7 @@ from transformers.core_model_loading import WeightRenaming
 
 from handlers.errors import ModelBroken
 from handlers.many.folder import CONFIG
+from handlers.many.loading.placement import Assembled
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.weights import Weights, read_weights
 from handlers.many.model import LoadProgress
@@ -60,14 +61,6 @@ class Template:
                 yield own.removeprefix(prefix)
 
 
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """A model on the CPU, and the addresses of its mapped tensors."""
-
-    model: Any
-    mapped: frozenset[int]
-
-
 def load_model(
     folder: Path,
     auto: Any,
@@ -89,7 +82,7 @@ def load_model(
     progress.check()
     renamed, missing, unread = _match(weights.tensors, template)
     if _needs_conversion(template.model, missing, unread, kind):
-        return Assembled(shared.alone(lambda: _convert(folder, template, kind, weights)), frozenset())
+        return Assembled(shared.alone(lambda: _convert(folder, template, kind, weights)))
     return _assemble(template, renamed, weights.is_mapped, kind, unread)
 
 

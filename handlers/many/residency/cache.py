@@ -16,6 +16,7 @@ Invariants
 * A replaced or unloaded version is retired: it gets no new leases, and closes when the last one ends.
 """
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,7 @@ from handlers.many.residency.entries import Entries
 from handlers.many.residency.entry import RESIDENT, ModelEntry, ModelState, OnDone, Step
 from handlers.many.residency.load_history import BrokenModel, LoadHistory
 from handlers.many.residency.memory_budget import MemoryBudget
-from handlers.many.residency.waiting import ModelTicket, WaitingTickets
+from handlers.many.residency.ticket import ModelTicket
 from handlers.settings import ManySettings
 
 # Events since the worker started. hits: requests whose model was on the device; evictions: from memory.
@@ -54,7 +55,6 @@ class ModelCache:
             device_bytes, settings.host_bytes, is_unified=is_unified, count_mapped=settings.count_mapped
         )
         self.entries = Entries()
-        self.waiting = WaitingTickets()
         self.history = LoadHistory()
         self.counters = Counters()
         self.todo: list[Callable[[], None] | tuple[Step, ModelEntry]] = []
@@ -80,15 +80,16 @@ class ModelCache:
             return
         if entry is None:
             entry = self.entries.current[name] = ModelEntry(name, LoadProgress(self._clock))
-            self._do(Step.FETCH, entry)
-        self.waiting.add(ticket, entry, now)
+            self.todo.append((Step.FETCH, entry))
+        entry.tickets[ticket] = now
         if entry.state is ModelState.ON_HOST:
             self._promote(entry, now)
 
     def cancel(self, ticket: ModelTicket) -> None:
         """Forget a ticket. A load that has begun goes on."""
         ticket.end()
-        self.waiting.remove(ticket)
+        for entry in self.entries:
+            entry.tickets.pop(ticket, None)
 
     def give_back(self, entry: ModelEntry, now: float) -> None:
         entry.num_leases -= 1
@@ -99,7 +100,7 @@ class ModelCache:
 
     def begin_fetch(self, entry: ModelEntry, now: float) -> bool:
         """Return whether a ticket still waits for the entry; if not, drop it."""
-        if self.waiting.at(entry):
+        if entry.tickets:
             return True
         self._drop(entry)
         return False
@@ -130,7 +131,7 @@ class ModelCache:
         has_room = self.budget.host.has_room(real - entry.host_bytes)
         if has_room:
             self.budget.count_host(entry, real)
-        if has_room or self.waiting.at(entry):  # a wanted model goes straight back to the device
+        if has_room or entry.tickets:  # a wanted model goes straight back to the device
             self._put_on_host(entry, now)
         else:
             self._close(entry)
@@ -195,10 +196,11 @@ class ModelCache:
 
     def tick(self, now: float) -> None:
         """Refuse the requests and the loads that have waited too long."""
-        for ticket, entry in self.waiting.overdue(now):
-            self.waiting.remove(ticket)
-            error = ModelLoading(f"the model is still being loaded (now at: {entry.progress}); ask again later")
-            self.todo.append(partial(ticket.fail, error))
+        for entry in self.entries:
+            for ticket in [each for each in entry.tickets if each.until <= now]:
+                del entry.tickets[ticket]
+                error = ModelLoading(f"the model is still being loaded (now at: {entry.progress}); ask again later")
+                self.todo.append(partial(ticket.fail, error))
         for entry in [each for each in self.entries.queue if each.room_until <= now]:
             self._refuse_room(entry, now, "which requests are using")
         self._advance(now)
@@ -219,7 +221,8 @@ class ModelCache:
 
     def next_deadline(self) -> float:
         """Return when `tick` must be called next; infinite if nothing waits."""
-        return min([self.waiting.next_deadline(), *(each.room_until for each in self.entries.queue)])
+        deadlines = [ticket.until for entry in self.entries for ticket in entry.tickets]
+        return min([*deadlines, *(each.room_until for each in self.entries.queue)], default=math.inf)
 
     def next_to_go(self) -> list[str]:
         """List the models on the device in the order of their eviction."""
@@ -229,7 +232,6 @@ class ModelCache:
         """Raise RuntimeError unless the budgets, the collections and the tickets are consistent."""
         self.budget.check_integrity(self.entries)
         self.entries.check_integrity()
-        self.waiting.check_integrity()
 
     # Steps
 
@@ -240,7 +242,7 @@ class ModelCache:
         broken = self.history.find_broken(name, now)
         if broken is not None:
             return broken.error
-        waiting = self.waiting.num_requests()
+        waiting = self.entries.num_waiting()
         if waiting >= self._settings.max_waiting:
             return Overloaded(f"{waiting} requests are waiting for models, the most that may")
         if entry is None:
@@ -262,7 +264,7 @@ class ModelCache:
     def _put_on_host(self, entry: ModelEntry, now: float) -> None:
         """Keep the model on the host, unless it is wanted on the device or retired."""
         self.entries.move(entry, ModelState.ON_HOST)
-        if self.waiting.at(entry):
+        if entry.tickets:
             self._promote(entry, now)
         elif entry.is_retired:
             self._close(entry)
@@ -298,7 +300,7 @@ class ModelCache:
             else:
                 self.budget.count_host(entry, self.budget.after_demotion(entry))
                 self.entries.move(entry, ModelState.DEMOTING)
-                self._do(Step.DEMOTE, entry)
+                self.todo.append((Step.DEMOTE, entry))
         return bool(steps)
 
     def _admit(self, entry: ModelEntry, now: float) -> None:
@@ -307,10 +309,10 @@ class ModelCache:
         entry.need_bytes = 0
         if entry.state is ModelState.FETCHED:
             self.entries.move(entry, ModelState.LOADING)
-            self._do(Step.LOAD, entry)
+            self.todo.append((Step.LOAD, entry))
         elif entry.state is ModelState.AWAITING:
             self.entries.move(entry, ModelState.PROMOTING)
-            self._do(Step.PROMOTE, entry)
+            self.todo.append((Step.PROMOTE, entry))
         else:
             self._make_ready(entry, now)
 
@@ -330,7 +332,7 @@ class ModelCache:
     def _make_ready(self, entry: ModelEntry, now: float) -> None:
         entry.last_used = now
         self.entries.move(entry, ModelState.READY)
-        for ticket in self.waiting.at(entry):
+        for ticket in list(entry.tickets):
             self._lend(entry, ticket, now)
         self._settle(entry, now)
 
@@ -340,10 +342,11 @@ class ModelCache:
         entry.num_hits += 1
         entry.last_used = now
         self.entries.on_device.move_to_end(entry)
-        place = self.waiting.remove(ticket)
-        lease = ModelLease(entry.name, entry.version, entry.model, partial(self._on_release, entry))
-        if place is not None:
-            lease.found, lease.load_s = entry.found, now - place[1]
+        lease = ModelLease(entry.model, partial(self._on_release, entry))
+        if ticket in entry.tickets:
+            lease.found, lease.load_s = entry.found, now - entry.tickets.pop(ticket)
+            if ticket.until < math.inf:
+                self.counters.observe("wait", lease.load_s)
         self.todo.append(partial(ticket.hand_over, lease))
 
     def _settle(self, entry: ModelEntry, now: float) -> None:
@@ -358,7 +361,7 @@ class ModelCache:
     def _close(self, entry: ModelEntry) -> None:
         self.entries.withdraw(entry)
         self.entries.move(entry, ModelState.CLOSING)
-        self._do(Step.CLOSE, entry)
+        self.todo.append((Step.CLOSE, entry))
 
     def _refuse_room(self, entry: ModelEntry, now: float, why: str) -> None:
         """Take an entry out of the queue and fail its tickets."""
@@ -387,9 +390,6 @@ class ModelCache:
         self.todo.extend(partial(on_closed, None) for on_closed in entry.on_closed)
 
     def _fail_tickets(self, entry: ModelEntry, error: HandlerError) -> None:
-        for ticket in self.waiting.at(entry):
-            self.waiting.remove(ticket)
+        for ticket in entry.tickets:
             self.todo.append(partial(ticket.fail, error))
-
-    def _do(self, work: Step, entry: ModelEntry) -> None:
-        self.todo.append((work, entry))
+        entry.tickets.clear()

@@ -1,9 +1,10 @@
 """All entries of a worker, by name and by state."""
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
-from handlers.many.residency.entry import QUEUED, ModelEntry, ModelState
+from handlers.many.residency.entry import QUEUED, RESIDENT, ModelEntry, ModelState
 
 
 class Entries:
@@ -20,6 +21,10 @@ class Entries:
     def __iter__(self) -> Iterator[ModelEntry]:
         yield from self.current.values()
         yield from self.others
+
+    def num_waiting(self) -> int:
+        """Count the requests that wait for models, without the loads that no request waits for."""
+        return sum(ticket.until < math.inf for entry in self for ticket in entry.tickets)
 
     def is_pinned(self, entry: ModelEntry) -> bool:
         return entry.name in self.pinned and not entry.is_retired
@@ -60,5 +65,7 @@ class Entries:
                 or (entry in self.on_host) != (entry.state is ModelState.ON_HOST)
                 or (entry in self.queue) != (entry.state in QUEUED)
             )
+            if entry.tickets and entry.state in (*RESIDENT, ModelState.CLOSING, ModelState.CLOSED):
+                raise RuntimeError(f"a ticket waits for {entry!r}")
             if is_wrong:
                 raise RuntimeError(f"{entry!r} is in the wrong collection")

@@ -6,6 +6,7 @@ from enum import Enum
 
 from handlers.errors import HandlerError
 from handlers.many.model import DiskLease, LoadProgress, ModelTier, ResidentModel
+from handlers.many.residency.ticket import ModelTicket
 
 OnDone = Callable[[HandlerError | None], None]
 
@@ -56,6 +57,7 @@ class ModelEntry:
     found: str = "cold"  # where the load began, see ModelLease
     num_leases: int = 0
     is_retired: bool = False
+    tickets: dict[ModelTicket, float] = field(default_factory=dict)  # requests that wait for the model, since when
     on_closed: list[OnDone] = field(default_factory=list)
     num_hits: int = 0
     last_used: float = 0.0

@@ -25,7 +25,7 @@ from handlers.many.residency.entry import ModelEntry, OnDone
 from handlers.many.residency.loader_threads import LoaderThreads
 from handlers.many.residency.process_memory import choose_device_bytes
 from handlers.many.residency.status import add_disk, describe_memory
-from handlers.many.residency.waiting import ModelTicket
+from handlers.many.residency.ticket import ModelTicket
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import open_source
 from handlers.many.sources.source import check_name
@@ -38,7 +38,8 @@ MIN_TICK_S = 0.01
 class ModelRegistry:
     """Any thread may call any method; only `refresh` and `close` take longer than a look-up.
 
-    lock_file: kept open until `close`, see take_home.
+    lock_file: kept open until `close`, see take_home. counters: have the seconds of each download (with unpacking),
+    load, unload (until the memory is free) and wait (of a request until its model is ready).
     """
 
     def __init__(
@@ -56,7 +57,12 @@ class ModelRegistry:
         self._lock_file = lock_file
         self._lock = threading.Lock()
         device_bytes = settings.device_bytes or choose_device_bytes(device)
-        self._cache = ModelCache(settings, device_bytes, self._give_back, is_unified=device.type == "cpu")
+
+        def give_back(entry: ModelEntry) -> None:
+            self._report(self._cache.give_back, entry)
+
+        self._cache = ModelCache(settings, device_bytes, give_back, is_unified=device.type == "cpu")
+        self.counters = self._cache.counters
         self._threads = LoaderThreads(settings, self._cache, disk, load, device, self._report)
         self._stopping = threading.Event()
         self._watchers = [
@@ -79,13 +85,7 @@ class ModelRegistry:
         ModelLoading after hold_s while the load goes on, OutOfMemory, OutOfDisk, Overloaded, SourceUnavailable,
         LoadStopped.
         """
-
-        def ready(lease: ModelLease) -> None:
-            if lease.found != "hit":
-                self._cache.counters.observe("wait", lease.load_s)
-            on_ready(lease)
-
-        return self._want(name, ready, on_failed, time.monotonic() + self._settings.hold_s)
+        return self._want(name, on_ready, on_failed, time.monotonic() + self._settings.hold_s)
 
     def load(self, name: str, url: str | None, on_done: OnDone) -> None:
         """Load a model into memory, where it stays until its eviction. ModelLoaded if it is there already.
@@ -154,13 +154,6 @@ class ModelRegistry:
         add_disk(status, in_memory, self._disk, self._settings.disk_bytes)
         return status
 
-    def drain_times(self, kind: str) -> list[float]:
-        """Return the seconds of each event since the last call.
-
-        download: with unpacking; load; unload: until the memory is free; wait: of a request until its model is ready.
-        """
-        return self._cache.counters.drain(kind)
-
     def refresh(self) -> None:
         """Compare the models in memory, and those remembered as broken, with the source; retire replaced ones."""
         with self._lock:
@@ -206,9 +199,6 @@ class ModelRegistry:
     def _cancel(self, ticket: ModelTicket) -> None:
         with self._lock:
             self._cache.cancel(ticket)
-
-    def _give_back(self, entry: ModelEntry) -> None:
-        self._report(self._cache.give_back, entry)
 
     def _report(self, event: Callable[..., Any], *arguments: Any) -> Any:
         """Report an event to the cache, then run the callbacks and start the work that follow from it."""

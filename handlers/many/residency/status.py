@@ -23,7 +23,7 @@ def describe_memory(cache: ModelCache, now: float) -> dict[str, Any]:
             "host": {"used": budget.host.used_bytes, "max": budget.host.max_bytes},
         },
         "next_to_go": cache.next_to_go(),
-        "waiting": cache.waiting.num_requests(),
+        "waiting": cache.entries.num_waiting(),
         "counters": {name: cache.counters.get(name) for name in EVENTS},
     }
 

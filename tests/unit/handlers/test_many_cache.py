@@ -23,7 +23,7 @@ from handlers.errors import (
 from handlers.many.model import DiskLease, ModelLease, ModelTier, ResidentModel
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.entry import ModelEntry, ModelState, Step
-from handlers.many.residency.waiting import ModelTicket
+from handlers.many.residency.ticket import ModelTicket
 from handlers.settings import ManySettings
 
 NAMES = ("a", "b", "c", "d")

@@ -200,7 +200,7 @@ def test_turn_is_counted_with_its_times(client: Any, red: Any) -> None:
 
     answers = [client.ask(sid, text, parameters={"max_new_tokens": 8}).wait() for text in ("one", "two")]
 
-    times = {name: client.service.drain_times(name) for name in ("queue", "ttft", "inter_token")}
+    times = {name: client.service.counters.drain(name) for name in ("queue", "ttft", "inter_token")}
     tokens = client.service.numbers()["tokens"]
     assert len(times["queue"]) == len(times["ttft"]) == 2
     assert all(0 <= queue <= ttft for queue, ttft in zip(times["queue"], times["ttft"], strict=True))

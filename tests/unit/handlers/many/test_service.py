@@ -84,8 +84,8 @@ def test_a_request_finds_its_model_and_is_told_what_it_cost(worker: Worker) -> N
     assert second.headers["x-torchmoor-model-cache"] == "hit"
     assert second.headers["x-torchmoor-model-load-ms"] == "0"
     assert worker.service.numbers()["requests"]["answered"] == 2
-    assert len(worker.service.drain_times("latency")) == 2
-    assert len(worker.service.drain_times("load")) == 1
+    assert len(worker.service.counters.drain("latency")) == 2
+    assert len(worker.service.counters.drain("load")) == 1
 
 
 def test_a_lease_lasts_as_long_as_the_answer(worker: Worker) -> None:
