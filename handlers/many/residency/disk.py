@@ -32,6 +32,7 @@ from handlers.errors import ModelBroken, OutOfDisk, SettingsError, SourceUnavail
 from handlers.many.folder import find_model_folder
 from handlers.many.model import DiskLease, LoadProgress
 from handlers.many.residency.eviction import disk_victim
+from handlers.many.residency.memory_budget import TierBudget
 from handlers.many.sources.source import Find, Found, Replaced
 from handlers.many.unpack import PIECE_BYTES, unpack_tar, unpack_zip
 from handlers.settings import ManySettings
@@ -64,12 +65,8 @@ class DiskCache:
         self._settings = settings
         self._lock = threading.Lock()
         self._unpacked: OrderedDict[tuple[str, str], _Unpacked] = OrderedDict()  # the least recently used first
-        self._used_bytes = 0  # of complete folders and of what is being written
+        self.budget = TierBudget(settings.disk_bytes)  # for complete folders and what is being written
         self._restore()
-
-    @property
-    def used_bytes(self) -> int:
-        return self._used_bytes
 
     def models(self) -> list[tuple[str, str, int]]:
         """Return the name, version and bytes of each model, least recently used first."""
@@ -105,15 +102,15 @@ class DiskCache:
         """Raise RuntimeError unless the folders add up to the counted bytes. Call while nothing is being filled."""
         with self._lock:
             held = sum(each.num_bytes for each in self._unpacked.values())
-            if held != self._used_bytes:
-                raise RuntimeError(f"the disk cache counts {self._used_bytes} bytes but holds {held}")
+            if held != self.budget.used_bytes:
+                raise RuntimeError(f"the disk cache counts {self.budget.used_bytes} bytes but holds {held}")
 
     def _find(self, name: str, version: str) -> DiskLease | None:
         with self._lock:
             entry = self._unpacked.get((name, version))
             if entry is not None and not (entry.home / MARKER).is_file():  # deleted by another program
                 del self._unpacked[name, version]
-                self._used_bytes -= entry.num_bytes
+                self.budget.used_bytes -= entry.num_bytes
                 shutil.rmtree(entry.home, ignore_errors=True)
                 entry = None
             return None if entry is None else self._lease(entry)
@@ -201,26 +198,25 @@ class DiskCache:
         """Reserve bytes, and delete models without a lease for them. Raises OutOfDisk."""
         while True:
             with self._lock:
-                is_full = self._used_bytes + num_bytes > self._settings.disk_bytes
+                is_full = not self.budget.has_room(num_bytes)
                 if not is_full:
                     free = shutil.disk_usage(self._home).free
                     if free >= num_bytes + SPARE_BYTES:
-                        self._used_bytes += num_bytes
+                        self.budget.used_bytes += num_bytes
                         return
                 victim = disk_victim(self._unpacked.values())
                 if victim is None:
-                    what = f"the disk of {self._home} has only {free} bytes left" if not is_full else self._budget()
+                    what = f"{self.budget.used_bytes} of handler.many.disk_bytes ({self.budget.max_bytes}) are in use"
+                    if not is_full:
+                        what = f"the disk of {self._home} has only {free} bytes left"
                     raise OutOfDisk(f"there is no room on disk for {num_bytes} bytes more of this model: {what}")
                 del self._unpacked[victim.name, victim.version]
                 gone = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self._home))
                 victim.home.rename(gone / "old")
             shutil.rmtree(gone, ignore_errors=True)
             with self._lock:
-                self._used_bytes -= victim.num_bytes
+                self.budget.used_bytes -= victim.num_bytes
             logger.info("model deleted from disk name=%s bytes=%d", victim.name, victim.num_bytes)
-
-    def _budget(self) -> str:
-        return f"{self._used_bytes} of handler.many.disk_bytes ({self._settings.disk_bytes}) are in use"
 
     def _restore(self) -> None:
         """Adopt an earlier worker's complete folders in the order of their last use, and delete the rest."""
@@ -235,9 +231,9 @@ class DiskCache:
                 found.append(((home / MARKER).stat().st_mtime, entry))
         for _, entry in sorted(found, key=lambda pair: pair[0]):
             self._unpacked[entry.name, entry.version] = entry
-            self._used_bytes += entry.num_bytes
+            self.budget.used_bytes += entry.num_bytes
         if found:
-            logger.info("models found on disk models=%d bytes=%d", len(found), self._used_bytes)
+            logger.info("models found on disk models=%d bytes=%d", len(found), self.budget.used_bytes)
         try:
             self._make_room(0)  # the budget may be smaller than it was
         except OutOfDisk as exc:
@@ -257,7 +253,7 @@ class _Space:
 
     def return_some(self, num_bytes: int) -> None:
         with self._cache._lock:
-            self._cache._used_bytes -= num_bytes
+            self._cache.budget.used_bytes -= num_bytes
             self.num_bytes -= num_bytes
 
     def keep(self) -> None:

@@ -9,11 +9,16 @@ from handlers.many.residency.entry import ModelEntry
 
 @dataclass(slots=True)
 class TierBudget:
+    """The bytes of one tier: of the device, the host or the disk."""
+
     max_bytes: int
     used_bytes: int = 0
 
     def has_room(self, num_bytes: int) -> bool:
         return self.used_bytes + num_bytes <= self.max_bytes
+
+    def describe(self) -> dict[str, int]:
+        return {"used": self.used_bytes, "max": self.max_bytes}
 
 
 class MemoryBudget:

@@ -151,7 +151,7 @@ class ModelRegistry:
         with self._lock:
             status = describe_memory(self._cache, time.monotonic())
             in_memory = set(self._cache.entries.current)
-        add_disk(status, in_memory, self._disk, self._settings.disk_bytes)
+        add_disk(status, in_memory, self._disk)
         return status
 
     def refresh(self) -> None:

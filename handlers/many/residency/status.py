@@ -19,8 +19,8 @@ def describe_memory(cache: ModelCache, now: float) -> dict[str, Any]:
         "models": models,
         "loading": [each["name"] for each in models if each["tier"] == ModelTier.LOADING.value],
         "budgets": {
-            "device": {"used": budget.device.used_bytes, "max": budget.device.max_bytes},
-            "host": {"used": budget.host.used_bytes, "max": budget.host.max_bytes},
+            "device": budget.device.describe(),
+            "host": budget.host.describe(),
         },
         "next_to_go": cache.next_to_go(),
         "waiting": cache.entries.num_waiting(),
@@ -28,9 +28,9 @@ def describe_memory(cache: ModelCache, now: float) -> dict[str, Any]:
     }
 
 
-def add_disk(status: dict[str, Any], in_memory: set[str], disk: DiskCache, max_bytes: int) -> None:
+def add_disk(status: dict[str, Any], in_memory: set[str], disk: DiskCache) -> None:
     """Add the disk's budget, and the models that are on disk only."""
-    status["budgets"]["disk"] = {"used": disk.used_bytes, "max": max_bytes}
+    status["budgets"]["disk"] = disk.budget.describe()
     for name, version, num_bytes in disk.models():
         if name not in in_memory:
             on_disk = {"name": name, "version": version, "tier": ModelTier.DISK.value, "bytes": num_bytes}

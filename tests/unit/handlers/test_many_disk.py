@@ -119,7 +119,7 @@ def test_an_archive_is_unpacked_once(place: Place) -> None:
     assert (first.folder / "model.safetensors").read_bytes() == b"w" * 1000
     assert first.folder == second.folder == third.folder
     assert [lease.is_new for lease in (first, second, third)] == [True, False, False]
-    assert cache.used_bytes == restarted.used_bytes == 1002
+    assert cache.budget.used_bytes == restarted.budget.used_bytes == 1002
 
 
 def test_a_model_that_is_added_or_replaced_is_found(place: Place) -> None:
@@ -164,7 +164,7 @@ def test_a_plain_folder_is_used_where_it_is(directory: Place) -> None:
     lease = cache.fetch("m", LoadProgress())
 
     assert lease.folder == Path(directory.settings.source) / "m"
-    assert cache.used_bytes == 0
+    assert cache.budget.used_bytes == 0
 
 
 def test_the_least_recently_used_folder_goes_first_and_a_leased_one_never(place: Place) -> None:
@@ -184,7 +184,7 @@ def test_the_least_recently_used_folder_goes_first_and_a_leased_one_never(place:
 
     assert [name for name, _, _ in cache.models()] == ["a.tar.gz", "c.tar.gz"]
     assert not leases["b"].folder.exists()
-    assert cache.used_bytes == 2004
+    assert cache.budget.used_bytes == 2004
 
 
 def test_a_full_disk_is_told_and_harms_nobody(directory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_a_full_disk_is_told_and_harms_nobody(directory: Place, monkeypatch: pyt
 
     assert (held.folder / "config.json").exists()
     assert [name for name, _, _ in cache.models()] == ["a.tar.gz"]
-    assert cache.used_bytes == 1002
+    assert cache.budget.used_bytes == 1002
     assert not list(directory.home.glob(f"{PARTIAL}*"))
 
 
@@ -221,7 +221,7 @@ def test_a_small_file_system_that_fills_up_is_told(directory: Place, monkeypatch
     with pytest.raises(OutOfDisk, match="is full"):
         cache.fetch("a.tar.gz", LoadProgress())
 
-    assert cache.used_bytes == 0
+    assert cache.budget.used_bytes == 0
     assert not list(directory.home.glob(f"{PARTIAL}*"))
 
 
@@ -263,7 +263,7 @@ def test_a_broken_archive_leaves_nothing_and_says_its_version(place: Place) -> N
         cache.fetch("m.tar.gz", LoadProgress())
 
     assert caught.value.version == place.find("m.tar.gz").version
-    assert cache.used_bytes == 0
+    assert cache.budget.used_bytes == 0
 
 
 def test_an_archive_without_a_model_or_beyond_the_limits_is_refused(place: Place) -> None:
@@ -413,7 +413,7 @@ def test_two_threads_fill_different_models_within_one_budget(directory: Place) -
     def fetch(number: int) -> None:
         for turn in range(10):
             cache.fetch(f"m{(number + turn) % 8}.tar.gz", LoadProgress()).release()
-            peaks.append(cache.used_bytes)
+            peaks.append(cache.budget.used_bytes)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(fetch, (0, 4)))
