@@ -31,7 +31,6 @@ from typing import IO
 from handlers.errors import ModelBroken, OutOfDisk, SettingsError, SourceUnavailable
 from handlers.many.folder import find_model_folder
 from handlers.many.model import DiskLease, LoadProgress
-from handlers.many.residency.eviction import disk_victim
 from handlers.many.residency.memory_budget import TierBudget
 from handlers.many.sources.source import Find, Found, Replaced
 from handlers.many.unpack import PIECE_BYTES, unpack_tar, unpack_zip
@@ -151,7 +150,7 @@ class DiskCache:
             return None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-            space.give_back()
+            space.give_back(space.num_bytes)
 
     def _read(self, found: Found, partial: Path, space: "_Space", progress: LoadProgress) -> None:
         """Write the source's files below partial."""
@@ -178,7 +177,7 @@ class DiskCache:
                 _copy(content, copy, archive.num_bytes, progress)
         unpack_zip(whole, files, self._settings, space.take, progress)
         whole.unlink()
-        space.return_some(archive.num_bytes)
+        space.give_back(archive.num_bytes)
 
     def _keep(self, found: Found, partial: Path, model: Path, space: "_Space") -> DiskLease:
         marker = {"name": found.name, "version": found.version, "num_bytes": space.num_bytes, "model": str(model)}
@@ -191,7 +190,7 @@ class DiskCache:
             partial.rename(home)
             entry = _Unpacked(found.name, found.version, space.num_bytes, home, home / model)
             self._unpacked[found.name, found.version] = entry
-            space.keep()
+            space.num_bytes = 0  # the cache keeps them
             return self._lease(entry, is_new=True)
 
     def _make_room(self, num_bytes: int) -> None:
@@ -204,7 +203,7 @@ class DiskCache:
                     if free >= num_bytes + SPARE_BYTES:
                         self.budget.used_bytes += num_bytes
                         return
-                victim = disk_victim(self._unpacked.values())
+                victim = next((each for each in self._unpacked.values() if not each.num_leases), None)
                 if victim is None:
                     what = f"{self.budget.used_bytes} of handler.many.disk_bytes ({self.budget.max_bytes}) are in use"
                     if not is_full:
@@ -241,7 +240,7 @@ class DiskCache:
 
 
 class _Space:
-    """The reserved bytes of one model while it is written; released unless it is kept."""
+    """The reserved bytes of one model while it is written."""
 
     def __init__(self, cache: DiskCache) -> None:
         self.num_bytes = 0
@@ -251,17 +250,10 @@ class _Space:
         self._cache._make_room(num_bytes)
         self.num_bytes += num_bytes
 
-    def return_some(self, num_bytes: int) -> None:
+    def give_back(self, num_bytes: int) -> None:
         with self._cache._lock:
             self._cache.budget.used_bytes -= num_bytes
             self.num_bytes -= num_bytes
-
-    def keep(self) -> None:
-        """Leave the bytes to the cache."""
-        self.num_bytes = 0
-
-    def give_back(self) -> None:
-        self.return_some(self.num_bytes)
 
 
 def take_home(settings: ManySettings) -> tuple[Path, IO[str]]:

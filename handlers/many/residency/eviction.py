@@ -1,28 +1,15 @@
-"""Eviction: which model leaves the device, the host and the disk next. Every victim is chosen here.
+"""Eviction: which model leaves the device and the host next. The disk chooses its own victims.
 
 Victims are the least recently used first; a model with a lease stays, and on the device a pinned one, too. The order
-is that of the collections given: Entries.move appends to on_device and on_host, the cache moves a used entry to the
-end of on_device, and the disk does so with its unpacked models.
+is that of the collections: Entries.move appends to on_device and on_host, and the cache moves a used entry to the end
+of on_device.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
+from collections.abc import Iterator
 
 from handlers.many.residency.entries import Entries
 from handlers.many.residency.entry import LEAVING, ModelEntry, ModelState, Step
 from handlers.many.residency.memory_budget import MemoryBudget
-
-
-class Leased(Protocol):
-    num_leases: int
-
-
-L = TypeVar("L", bound=Leased)
-
-
-def disk_victim(models: Iterable[L]) -> L | None:
-    """Return the first model without a lease. models: least recently used first."""
-    return next((each for each in models if not each.num_leases), None)
 
 
 def device_victims(entries: Entries) -> Iterator[ModelEntry]:
