@@ -1,6 +1,6 @@
 """Probe of an instance's worker, by the handler's status operation.
 
-The worker answers the operation under any load (docs/runtime-api.md), so silence means that it hangs. A handler that
+The worker answers the operation under any load (docs/instance-protocol.md), so silence means that it hangs. A handler that
 does not know the operation is asked a few times; then only the other probes count.
 """
 
