@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from torchmoor.config.access import AccessSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, ok, problem, warning
 from torchmoor.doctor.machine import nearest
 from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, SQLITE_SCHEME
 
 TIMEOUT_S = 5.0
-MAX_SKEW_S = 300.0  # beyond which a signature is refused, at AWS and here
+MAX_SKEW_S = AccessSettings().clock_skew_s  # beyond which a signature is refused, at AWS and here
 
 
 def check_journal(plan: FleetPlan) -> Iterator[Finding]:
