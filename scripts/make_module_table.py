@@ -5,6 +5,7 @@ python scripts/make_module_table.py
 
 from __future__ import annotations
 
+import argparse
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,4 +77,5 @@ def make_page() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(make_page(), encoding="utf-8")

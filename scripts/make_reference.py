@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the set-up installs torchmoor only, without the handlers
+
 from handlers.settings import ENV_PREFIX, HandlerSettings
 from torchmoor.config.group import allowed_range
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
