@@ -205,7 +205,7 @@ def test_public_addresses_may_be_fetched(address: str) -> None:
     """Public addresses are allowed, through NAT64 and 6to4 too."""
     loader = strict(lambda host, port: [address])
 
-    target, host, port = loader._check("https://example.com/a.png?q=1#part")
+    target, host, port = loader.check("https://example.com/a.png?q=1#part")
 
     literal = f"[{address}]" if ":" in address else address
     assert (target, host, port) == (f"https://{literal}:443/a.png?q=1", "example.com", 443)
@@ -579,10 +579,10 @@ def test_white_space_in_base64_costs_no_memory() -> None:
 def test_a_machine_without_memory_does_not_blame_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """Running out of memory is not reported as a broken image, because the same bytes can be decoded later."""
 
-    def fail(image: Image.Image) -> Image.Image:
+    def fail(image: Image.Image, mode: str) -> Image.Image:
         raise MemoryError
 
-    monkeypatch.setattr("handlers.chat.pictures.image_decoding._to_rgb", fail)
+    monkeypatch.setattr(Image.Image, "convert", fail)
 
     with pytest.raises(OutOfMemory):
         intake(no_resolver).decode(PNG)
@@ -800,7 +800,7 @@ def test_any_url_is_judged(rest: str, address: str) -> None:
     """The check raises no exception outside the BadImage family, and never accepts a private address."""
     loader = strict(lambda host, port: [address] if "." in address or ":" in address else [])
     try:
-        target, *_ = loader._check("http://" + rest)
+        target, *_ = loader.check("http://" + rest)
     except BadImage:
         return
     assert address in target

@@ -11,6 +11,7 @@ import hmac
 import re
 from calendar import timegm
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from hashlib import sha256
 from time import gmtime, strftime, strptime
 from urllib.parse import quote
@@ -98,7 +99,6 @@ class SigV4:
         self._region = region
         self._clock_skew_s = clock_skew_s
         self._wall = wall
-        self._signing_keys: dict[tuple[str, str, str], bytes] = {}
         self._times: tuple[bytes, float] = (b"", 0.0)
 
     def read(self, request: Request, authorization: bytes) -> Signed:
@@ -130,7 +130,7 @@ class SigV4:
             _canonical_request(request, names, fields, parts[5]),
             time=time,
             scope=f"{day}/{region}/{SERVICE}/aws4_request".encode(),
-            signing_key=self._signing_key(key_id, key, day, region),
+            signing_key=make_signing_key(key.secret, day, region),
             signature=parts[6],
         )
 
@@ -160,18 +160,14 @@ class SigV4:
                 f"({_write_time(now)} {sign} {skew / 60:g} min.)"
             )
 
-    def _signing_key(self, key_id: str, key: AccessKey, day: str, region: str) -> bytes:
-        """Return the secret bound to a day, region and service, the same for all requests of a day."""
-        known = (key_id, day, region)
-        made = self._signing_keys.get(known)
-        if made is None:
-            made = f"AWS4{key.secret}".encode()
-            for part in (day, region, SERVICE, "aws4_request"):
-                made = hmac.digest(made, part.encode(), "sha256")
-            if len(self._signing_keys) >= MAX_SIGNING_KEYS:
-                self._signing_keys.clear()
-            self._signing_keys[known] = made
-        return made
+
+@lru_cache(MAX_SIGNING_KEYS)
+def make_signing_key(secret: str, day: str, region: str) -> bytes:
+    """Return the secret bound to a day, region and service, the same for all requests of a day."""
+    made = f"AWS4{secret}".encode()
+    for part in (day, region, SERVICE, "aws4_request"):
+        made = hmac.digest(made, part.encode(), "sha256")
+    return made
 
 
 def is_presigned(query: bytes) -> bool:

@@ -67,7 +67,7 @@ class ClientConnection(asyncio.Protocol):
         "_has_begun",
         "_reply",
         "_reply_to_head",
-        "_is_reading_paused",
+        "is_reading_paused",
         "_is_deaf",
         "_is_lingering",
         "_num_ignored",
@@ -86,7 +86,7 @@ class ClientConnection(asyncio.Protocol):
         self._has_begun = False  # part of a head was received
         self._reply: Reply | None = None  # sent at the end of its request
         self._reply_to_head = False
-        self._is_reading_paused = self._is_deaf = self._is_lingering = False
+        self.is_reading_paused = self._is_deaf = self._is_lingering = False
         self._num_ignored = 0
         self._probe_timer: asyncio.TimerHandle | None = None
         self._num_probes = 0
@@ -239,14 +239,14 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Stop reading the request's body."""
-        if not self._is_reading_paused:
-            self._is_reading_paused = True
+        if not self.is_reading_paused:
+            self.is_reading_paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read the request's body again."""
-        if self._is_reading_paused:
-            self._is_reading_paused = False
+        if self.is_reading_paused:
+            self.is_reading_paused = False
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 
@@ -260,7 +260,7 @@ class ClientConnection(asyncio.Protocol):
         self._end_request(is_request_complete=is_request_complete)
 
     def _end_request(self, *, is_request_complete: bool) -> None:
-        if self._is_reading_paused:
+        if self.is_reading_paused:
             self.resume_reading()
         if self.keep_alive and not self._server.is_stopping:
             self._has_begun = False
