@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -24,6 +25,9 @@ ROOT = Path(__file__).parents[1]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts this run in the background ignores SIGINT, and every program that a test starts inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# A property test tries the same examples in each run, however slow the machine is.
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("suite")
 collect_ignore = ["clients"]  # for .venv-clients; tests/unit/torchmoor/clients/test_langchain.py runs them
 
 

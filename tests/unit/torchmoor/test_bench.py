@@ -31,7 +31,7 @@ class Talk:
             for _ in range(self._turns):
                 if not may_go_on():
                     return
-                await (asyncio.sleep(0.001) if self._held is None else self._held.wait())
+                await (asyncio.sleep(0) if self._held is None else self._held.wait())
                 take(Sample(1.0, 1.5, [1.1, 1.2, 1.4], 3, error=self._error))
         finally:
             self._running -= 1
@@ -62,7 +62,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
         made = Load(LoadSettings(users=4, rate=500.0, num_requests=10), talk)
         running = asyncio.create_task(made.run())
         while len(made.outcome.samples) < 6:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         held.set()
         return talk, await running
 
@@ -81,7 +81,7 @@ def test_what_was_asked_at_the_end_is_answered_and_counted() -> None:
         made = Load(LoadSettings(users=2, duration_s=600), Talk(turns=9, held=held))
         running = asyncio.create_task(made.run())
         while made.outcome.num_running < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         made.stop()
         held.set()
         return await running

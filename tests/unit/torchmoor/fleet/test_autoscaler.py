@@ -481,7 +481,7 @@ def test_is_woken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             world.clients.num_waiting = 1
             world.autoscaler.wake()
             while world.running != ["llava-0"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
             running.cancel()
 
     run(scenario())
