@@ -5,6 +5,7 @@ python scripts/make_module_table.py
 
 from __future__ import annotations
 
+import argparse
 import ast
 from pathlib import Path
 
@@ -47,4 +48,5 @@ def make_page() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(make_page(), encoding="utf-8")

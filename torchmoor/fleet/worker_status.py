@@ -1,7 +1,7 @@
 """Probe of an instance's worker, by the handler's status operation.
 
-The worker answers the operation under any load (docs/runtime-api.md), so silence means that it hangs. A handler that
-does not know the operation is asked a few times; then only the other probes count.
+The worker answers the operation under any load (docs/instance-protocol.md), so silence means that it hangs. A handler
+that does not know the operation is asked a few times; then only the other probes count.
 """
 
 from __future__ import annotations
