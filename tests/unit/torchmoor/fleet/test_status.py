@@ -154,13 +154,12 @@ def test_no_answer_makes_the_room_unknown() -> None:
 
     async def work(registry: Registry, driver: Driver) -> None:
         rooms = []
-        for number, answer in enumerate((web.json_response(STATUS), web.Response(status=503))):
-            told.answer = lambda answer=answer: answer  # type: ignore[misc]
-            await driver.ask(100.0 + 10 * number)
+        answers = iter([web.json_response(STATUS), web.Response(status=503), web.json_response(STATUS)])
+        told.answer = lambda: next(answers)
+        for now in (100.0, 110.0, 120.0):
+            await driver.ask(now)
             rooms.append(room(registry))
-        told.answer = lambda: web.json_response(STATUS)
-        await driver.ask(120.0)
-        assert [*rooms, room(registry)] == [7, None, 7]
+        assert rooms == [7, None, 7]
 
     with_instances(told, work, settings=SETTINGS)
 
