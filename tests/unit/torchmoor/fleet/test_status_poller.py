@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from tests.waiting import DEADLINE_S
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
-from torchmoor.fleet.status import InstanceStatus, StatusPoller, read_status
+from torchmoor.fleet.status_poller import InstanceStatus, StatusPoller, read_status
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
@@ -265,7 +265,9 @@ def test_instances_with_many_models_are_asked_for_them() -> None:
 def test_long_reports_are_asked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading them takes a bounded share of the proxy's time."""
     told = Told(lambda: web.json_response({"models": []}))
-    monkeypatch.setattr("torchmoor.fleet.status.thread_time", itertools.count(0.0, 0.5).__next__)  # 0.5 s for each
+    monkeypatch.setattr(
+        "torchmoor.fleet.status_poller.thread_time", itertools.count(0.0, 0.5).__next__
+    )  # 0.5 s for each
 
     async def work(registry: Registry, driver: Driver) -> None:
         assert await driver.ask(100.0) == ["i0"]
