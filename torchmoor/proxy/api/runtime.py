@@ -136,8 +136,6 @@ class RuntimeApi:
 class RuntimeOperation(Operation):
     """One operation of one endpoint: reads its requests, and makes their invocations."""
 
-    __slots__ = ()
-
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """The invocation for a request, or why there is none."""
         try:

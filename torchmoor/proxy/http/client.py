@@ -55,26 +55,6 @@ class ConnectionOwner(Protocol):
 class ClientConnection(asyncio.Protocol):
     """Has a reader, at most one exchange, and one deadline."""
 
-    __slots__ = (
-        "transport",
-        "deadline",
-        "keep_alive",
-        "is_http10",
-        "is_write_paused",
-        "exchange",
-        "_server",
-        "_reader",
-        "_has_begun",
-        "_reply",
-        "_reply_to_head",
-        "_is_reading_paused",
-        "_is_deaf",
-        "_is_lingering",
-        "_num_ignored",
-        "_probe_timer",
-        "_num_probes",
-    )
-
     transport: asyncio.Transport
 
     def __init__(self, server: ConnectionOwner) -> None:

@@ -35,19 +35,6 @@ class Delivery:
     has_answer: the current target has begun to answer.
     """
 
-    __slots__ = (
-        "has_answer",
-        "_client",
-        "_connector",
-        "_outgoing",
-        "_target",
-        "_upstream",
-        "_connecting",
-        "_sent_at",
-        "_is_sent",
-        "_was_stale",
-    )
-
     def __init__(self, client: DeliveryClient, connector: Connector, outgoing: WholeRequest | OutgoingRequest) -> None:
         self.has_answer = False
         self._client = client

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torchmoor.proxy.http.message import Request
 
 
+@dataclass(kw_only=True)
 class ReplayBudget:
     """Limits the bytes of bodies that are kept for a second attempt, over all requests."""
 
-    __slots__ = ("max_body_bytes", "max_total_bytes", "used_bytes")
-
-    def __init__(self, *, max_body_bytes: int, max_total_bytes: int) -> None:
-        self.max_body_bytes = max_body_bytes
-        self.max_total_bytes = max_total_bytes
-        self.used_bytes = 0
+    max_body_bytes: int
+    max_total_bytes: int
+    used_bytes: int = 0
 
     def try_take(self, num_bytes: int) -> bool:
         """Count bytes as kept, or refuse."""
@@ -88,19 +88,6 @@ class OutgoingRequest:
 
     It can be sent from its beginning again while nothing of it was written, or while its whole body is kept.
     """
-
-    __slots__ = (
-        "is_complete",
-        "num_body_bytes",
-        "_budget",
-        "_is_chunked",
-        "_head",
-        "_pieces",
-        "_num_written",
-        "_num_kept",
-        "_has_begun",
-        "_has_ended",
-    )
 
     def __init__(self, request: Request, budget: ReplayBudget, piece: bytes) -> None:
         """piece: what was received of the body with the head."""

@@ -25,17 +25,6 @@ MAX_ANSWER_BYTES = 65_536
 class Subrequest:
     """One subrequest, from its sending to its end."""
 
-    __slots__ = (
-        "deadline",
-        "_subrequests",
-        "_target",
-        "_data",
-        "_on_over",
-        "_upstream",
-        "_connecting",
-        "_num_received",
-    )
-
     def __init__(
         self, subrequests: Subrequests, target: Target, data: bytes, deadline: float, on_over: Callable[[], None]
     ) -> None:

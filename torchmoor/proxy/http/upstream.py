@@ -40,8 +40,6 @@ def _read_status_line(line: bytes) -> AnswerLine:
 class AnswerCaches:
     """The status lines and heads that all connections to instances have seen before."""
 
-    __slots__ = ("lines", "heads")
-
     def __init__(self) -> None:
         self.lines = BoundedCache(_read_status_line, MAX_KNOWN_STATUSES)
         self.heads = HeadBook()
@@ -69,26 +67,6 @@ class AnswerReceiver(Protocol):
 
 class UpstreamConnection(asyncio.Protocol):
     """One connection to one instance. is_reused: it has carried an answer, so the peer may be closing it."""
-
-    __slots__ = (
-        "target",
-        "exchange",
-        "transport",
-        "deadline",
-        "is_reused",
-        "_max_header_bytes",
-        "_idle_timeout_s",
-        "_sweeper",
-        "_lines",
-        "_heads",
-        "_head",
-        "_is_in_head",
-        "_left",
-        "_chunks",
-        "_is_complete",
-        "_can_reuse",
-        "_is_reading_paused",
-    )
 
     transport: asyncio.Transport
 

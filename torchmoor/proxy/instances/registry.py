@@ -36,18 +36,6 @@ class Variant:
     to become ready; None before the first. scale: None without autoscaling.
     """
 
-    __slots__ = (
-        "settings",
-        "name",
-        "endpoint",
-        "pool",
-        "strategy",
-        "opens_sessions",
-        "models",
-        "last_start_s",
-        "scale",
-    )
-
     def __init__(self, endpoint: str, settings: VariantSettings, multi_model: MultiModelSettings | None) -> None:
         """Raises ConfigError if there is no such strategy."""
         self.settings = settings
@@ -75,8 +63,6 @@ class Variant:
 
 class Endpoint:
     """An endpoint's settings, its variants, and all their instances in the order in which they were added."""
-
-    __slots__ = ("settings", "name", "variants", "instances")
 
     def __init__(self, settings: EndpointSettings) -> None:
         self.settings = settings

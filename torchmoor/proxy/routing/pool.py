@@ -53,8 +53,6 @@ C = TypeVar("C", bound=Candidate)
 class Pool(Generic[C]):
     """Indexes instances by load (levels), by number (for random choices) and by hash (the ring)."""
 
-    __slots__ = ("_members", "_changed", "_levels", "_level_of", "_least", "_open", "_position", "_ring")
-
     def __init__(self, instances: Iterable[C] = ()) -> None:
         self._members: dict[str, C] = {}
         self._changed: dict[C, None] = {}  # noted since the last question
