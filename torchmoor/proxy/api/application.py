@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 
 from torchmoor.async_inference.service import AsyncInference
-from torchmoor.errors import ApiError, InternalFailure
+from torchmoor.errors import ApiError, InternalFailure, ValidationError
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.api import container, runtime, torchserve
 from torchmoor.proxy.api.chat_page.page import ChatPage
 from torchmoor.proxy.api.container import ContainerApi
 from torchmoor.proxy.api.container_models import ContainerModelsApi
+from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.metrics_operation import PATH as METRICS
 from torchmoor.proxy.api.metrics_operation import MetricsApi
 from torchmoor.proxy.api.openai import OpenAIApi, openai_error
@@ -19,7 +20,6 @@ from torchmoor.proxy.api.replies import Handler, refusal, runtime_error, unknown
 from torchmoor.proxy.api.runtime import RuntimeApi
 from torchmoor.proxy.api.torchserve import TorchServeApi
 from torchmoor.proxy.api.validation import make_note
-from torchmoor.proxy.api.verified_reply import VerifiedReply
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.call import Call
 from torchmoor.proxy.http.fields import Note
@@ -91,13 +91,7 @@ class Api:
             handler: Handler = request.line.handler
             decision = handler(request, request_id)
             if request.body_check is not None and isinstance(decision, Reply):
-                decision = VerifiedReply(
-                    request,
-                    request.body_check,
-                    decision,
-                    lambda e: self._error(request, e, request_id),
-                    lambda reply: self._gateway.tell(request, request_id, reply),
-                )
+                decision = self._after_verification(request, request_id, decision, request.body_check.max_body_bytes)
         except ApiError as refused:  # by the gate
             decision = self._error(request, refused, request_id)
         except Exception:
@@ -109,6 +103,17 @@ class Api:
         if isinstance(decision, Reply):
             self._gateway.tell(request, request_id, decision)
         return decision
+
+    def _after_verification(self, request: Request, request_id: bytes, reply: Reply, max_body_bytes: int) -> Call:
+        """Keep a reply to a signed request until its body has arrived and matches the signature."""
+        return DeferredReply(
+            request,
+            lambda deferred, body: deferred.end(reply),
+            say=lambda error: self._error(request, error, request_id),
+            tell=lambda reply: self._gateway.tell(request, request_id, reply),
+            too_large=ValidationError(f"A signed body may have up to {max_body_bytes} bytes."),
+            max_body_bytes=max_body_bytes,
+        )
 
     def _error(self, request: Request, error: ApiError, request_id: bytes) -> Reply:
         """Render an error from outside the dialects in the form of the one that the path means."""

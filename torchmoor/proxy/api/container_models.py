@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, unquote
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
 from torchmoor.proxy.api.invocation import ERROR_HEADER, Invocation
-from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect
+from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect, defer
 from torchmoor.proxy.api.replies import container_error, unknown_operation
 from torchmoor.proxy.api.validation import TARGET_MODEL
 from torchmoor.proxy.dispatch.gateway import Gateway
@@ -141,8 +141,7 @@ class ContainerModelsApi:
     # Loading and unloading
 
     def _order(self, request: Request, request_id: bytes, begin: Begin) -> DeferredReply:
-        timeout_s = self._settings.load_timeout_s
-        return DeferredReply(request, request_id, begin, timeout_s=timeout_s, tell=self._gateway.tell)
+        return defer(self._gateway, request, request_id, begin, timeout_s=self._settings.load_timeout_s)
 
     def _load(self, order: DeferredReply, body: bytes) -> None:
         """Start to load a model. Raises ApiError."""
