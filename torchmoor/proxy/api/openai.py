@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -26,15 +25,16 @@ from torchmoor.errors import (
     WrongModel,
 )
 from torchmoor.proxy.api.by_model import ByModel
-from torchmoor.proxy.api.dialect import Answering, ApiDialect
+from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
 from torchmoor.proxy.api.replies import unknown_operation
 from torchmoor.proxy.api.streaming import EventPassEncoder
 from torchmoor.proxy.api.validation import TARGET_MODEL, TARGET_VARIANT, check_members
+from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.call import Call, Deadlines, ReadRefusal
+from torchmoor.proxy.http.call import Call, Deadlines
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 
@@ -152,37 +152,38 @@ class OpenAIDialect(ApiDialect):
         """Render OpenAI's error object; a time-out is the gateway's here, and has its status."""
         return openai_error(_with_status(error, _TIMED_OUT) if isinstance(error, ModelError) else error, request_id)
 
-    def answer(self, invocation: Answering, head: AnswerHead) -> Answer | ReadRefusal:
+    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
         """Pass a success on, with its id."""
         if head.status >= 300:
-            return ReadRefusal(partial(_refuse, invocation, head))
-        request_id = invocation.request_id
-        lines = (
-            head.line.client_line,
-            head.lines(_UNTOLD),
-            b"x-request-id: ",
-            request_id,
-            invocation.chosen.answer_lines,
-        )
+            return _explain
+        lines = (head.line.client_line, head.lines(_UNTOLD), b"x-request-id: ", request_id, choice.answer_lines)
         is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
         return Answer(lines, EventPassEncoder(request_id) if is_stream else None)
 
 
-def _refuse(invocation: Answering, head: AnswerHead, body: bytes) -> Reply:
-    """Pass the handler's own error object on; translate TorchServe's refusals into one."""
+def _explain(head: AnswerHead, body: bytes) -> ApiError:
+    """Read the handler's own error object; translate TorchServe's refusals."""
     code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
-    if not code:
-        return invocation.fail(_torchserve_error(head.status, body))
-    status = _TOLD_AS.get(head.status, head.status)
-    invocation.note_error(status, code)
-    try:
-        told = json.loads(body)["error"]
-        error = _object(str(told["message"]), status, str(told["code"]), told.get("param"))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        error = _object("The instance refused the request.", status, code)
-    retry_after = head.find(b"retry-after") or b""
-    fields = ((b"retry-after", retry_after),) if retry_after.isdigit() else ()
-    return _reply(status, error, invocation.request_id, fields)
+    return _HandlerRefusal(head, code, body) if code else _torchserve_error(head.status, body)
+
+
+class _HandlerRefusal(ApiError):
+    """An error object of the handler's, which passes on as it is. code, param: as the object has them."""
+
+    def __init__(self, head: AnswerHead, kind: str, body: bytes) -> None:
+        self.status = _TOLD_AS.get(head.status, head.status)
+        self.kind = self.code = kind
+        self.param: Any = None
+        message = "The instance refused the request."
+        try:
+            told = json.loads(body)["error"]
+            message, self.code, self.param = str(told["message"]), str(told["code"]), told.get("param")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+        super().__init__(message)
+        retry_after = head.find(b"retry-after") or b""
+        if retry_after.isdigit():
+            self.retry_after_s = int(retry_after)
 
 
 def _torchserve_error(status: int, body: bytes) -> ApiError:
@@ -213,7 +214,7 @@ def _with_status(error: ApiError, status: int) -> ApiError:
 def openai_error(error: ApiError, request_id: bytes) -> Reply:
     """Render an error of the proxy itself."""
     code: str | None = error.kind
-    param = None
+    param: Any = None
     fields: tuple[tuple[bytes, bytes], ...] = ()
     if isinstance(error, AccessDenied):
         error, code = _with_status(error, 401), None if isinstance(error, MissingCredentials) else "invalid_api_key"
@@ -222,6 +223,8 @@ def openai_error(error: ApiError, request_id: bytes) -> Reply:
         error, code = _with_status(error, UnknownModel.status), UnknownModel.kind
     if isinstance(error, UnknownEndpoint | WrongModel):
         param = "model"
+    if isinstance(error, _HandlerRefusal):
+        code, param = error.code, error.param
     if error.retry_after_s is not None:
         fields = ((b"retry-after", b"%d" % error.retry_after_s),)
     return _reply(error.status, _object(error.message, error.status, code, param), request_id, fields)

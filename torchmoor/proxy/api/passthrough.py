@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torchmoor.errors import ApiError, ModelError, ValidationError
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
-from torchmoor.proxy.api.dialect import Answering, ApiDialect
+from torchmoor.proxy.api.dialect import ApiDialect
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
 from torchmoor.proxy.api.replies import container_error
 from torchmoor.proxy.api.validation import SESSION_ID, TARGET_VARIANT, check_members
+from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.call import Deadlines
@@ -35,10 +36,10 @@ class PassThroughDialect(ApiDialect):
         status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
         return container_error(error, request_id, status=status)
 
-    def answer(self, invocation: Answering, head: AnswerHead) -> Answer:
+    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer:
         """Pass every status on."""
-        lines = (head.line.client_line, head.lines(_UNTOLD), _REQUEST_ID_LINE, invocation.request_id)
-        return Answer((*lines, invocation.chosen.answer_lines))
+        lines = head.lines(_UNTOLD)
+        return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, choice.answer_lines))
 
 
 def defer(gateway: Gateway, request: Request, request_id: bytes, begin: Begin, *, timeout_s: float) -> DeferredReply:

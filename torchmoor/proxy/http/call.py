@@ -61,13 +61,6 @@ class Wait:
 
 
 @dataclass(slots=True)
-class Deliver:
-    """Pass the answer on to the client."""
-
-    answer: Answer
-
-
-@dataclass(slots=True)
 class ReadRefusal:
     """Read the answer's body, up to the limit for error bodies, and send the client what `explain` makes of it."""
 
@@ -79,7 +72,7 @@ WAIT = Wait()
 Placement = Send | Reply | Wait
 """What becomes of a request: it is sent, answered, or kept."""
 
-Judgement = Deliver | ReadRefusal | Send | Wait
+Judgement = Answer | ReadRefusal | Send | Wait
 """What becomes of an answer: it is delivered, explained, or replaced by another target's."""
 
 

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Protocol
 
 from torchmoor.proxy.http.answer import Answer, CollectedRefusal, Loss
-from torchmoor.proxy.http.call import NOTHING, Call, Deliver, Outcome, Placement, ReadRefusal, Send, Target, Wait
+from torchmoor.proxy.http.call import NOTHING, Call, Outcome, Placement, ReadRefusal, Send, Target, Wait
 from torchmoor.proxy.http.delivery import Delivery, DeliveryClient
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.http.outgoing import OutgoingRequest, ReplayBudget, WholeRequest
@@ -215,8 +215,8 @@ class Exchange:
         self._delivery.has_answer = True
         can_replay = head.status >= 400 and self._can_replay  # a success is never replaced
         judgement = self._sending.forwarding.on_answer(head, can_replay=can_replay)
-        if isinstance(judgement, Deliver):
-            self._begin_answer(judgement.answer, head, is_whole=is_complete)
+        if isinstance(judgement, Answer):
+            self._begin_answer(judgement, head, is_whole=is_complete)
             self.on_answer_piece(piece, is_complete=is_complete)
         elif isinstance(judgement, ReadRefusal):
             self._refusal = CollectedRefusal(judgement.explain, self._means.max_error_body_bytes)
