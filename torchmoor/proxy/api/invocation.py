@@ -133,7 +133,7 @@ class Invocation:
         """How much of the body's beginning the strategy looks at: none if another rule chooses the instance."""
         assignment = self.assignment
         is_strategy_asked = assignment.session is None and assignment.model is None
-        return assignment.dispatcher.num_prefix_bytes if is_strategy_asked else 0
+        return assignment.dispatcher.chooser.strategy.num_prefix_bytes if is_strategy_asked else 0
 
     # Call
 
@@ -315,7 +315,7 @@ class Invocation:
         num_prefill = head.find(PREFILL_TOKENS) or b""
         if num_context.isdigit() and num_prefill.isdigit():
             num_tokens, num_kept = int(num_context), int(num_context) - int(num_prefill)
-            self.assignment.dispatcher.on_receipt(
+            self.assignment.dispatcher.chooser.on_receipt(
                 self.chosen.instance, expected, num_kept=num_kept, num_tokens=num_tokens
             )
 

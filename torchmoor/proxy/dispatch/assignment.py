@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import blake2b
 from time import monotonic
 
 from torchmoor.errors import ServiceUnavailable
@@ -16,17 +15,13 @@ from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.dispatch.model_use import ModelUse
-from torchmoor.proxy.http.exchange import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.routing.kv_aware import Expectation
 from torchmoor.proxy.routing.reasons import RETRY
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
-from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId
-
-_INVOCATION_ID = headers.INVOCATION_ID.encode()
 
 Resume = Callable[[ServiceUnavailable | None], None]
 """Called when a wait has changed: the request is assigned, waits again, or (with an error) cannot be assigned."""
@@ -60,13 +55,13 @@ class Assignment:
         model: ModelUse | None,
     ) -> None:
         """model: the one that is used, of an endpoint with many."""
+        self.head = request
         self.dispatcher = dispatcher
         self.session = session
         self.model = model
         self.target_model = None if model is None else model.name
         self.metrics = dispatcher.metrics
         self._gateway = gateway
-        self._request = request
 
     # Choosing
 
@@ -85,7 +80,7 @@ class Assignment:
 
     def assign(self, resume: Resume) -> None:
         """Choose and lease an instance, or wait for one. Raises ServiceUnavailable if neither is possible."""
-        choice = self.dispatcher.choose(self)
+        choice = self.dispatcher.chooser.choose(self)
         if choice is None:
             self._ticket = self.dispatcher.wait(self)
             self._resume = resume
@@ -108,10 +103,12 @@ class Assignment:
             return False
         before = self.strategy_request
         self.exclude(frozenset((self.choice.instance.name,)))
-        choice = self.dispatcher.choose(self)
+        choice = self.dispatcher.chooser.choose(self)
         if choice is not None:
             self._count_retry()
-            self._take(choice if self.session is not None else self.dispatcher.choice_of(choice.instance, RETRY))
+            if self.session is None:
+                choice = self.dispatcher.chooser.choice_of(choice.instance, RETRY)
+            self._take(choice)
             return True
         try:
             self._ticket = self.dispatcher.wait(self)
@@ -139,7 +136,7 @@ class Assignment:
         if before is not None:
             self._return(before)
         if self.session is None:
-            self.expected = self.dispatcher.on_sent(self, choice.instance)
+            self.expected = self.dispatcher.chooser.on_sent(self, choice.instance)
 
     def release(self) -> None:
         """Give back the lease or the place in the queue. May be called again."""
@@ -158,6 +155,12 @@ class Assignment:
         lease.release()
         if self.dispatcher.queue is not None:
             self.dispatcher.on_free(lease.instance)
+
+    @property
+    def wait_ends_at(self) -> float:
+        """When the wait ends without success. Fixed: an instance that becomes ready may take others first."""
+        assert self._ticket is not None
+        return self._ticket.deadline
 
     # What the chosen instance does
 
@@ -185,48 +188,14 @@ class Assignment:
         if choice is not None and not self.has_failed and choice.instance.breaker.num_failures:
             self._gateway.recovery.on_answered(choice.instance)
 
-    # DispatchRequest: read and called by the dispatcher
-
-    @property
-    def wait_ends_at(self) -> float:
-        """When a wait for an instance ends without success; fixed when it begins.
-
-        It stays so when an instance becomes ready and takes others first.
-        """
-        if self._ticket is not None:
-            return self._ticket.deadline
-        return self._request.received_at + self.dispatcher.max_wait_s
-
-    @property
-    def principal(self) -> bytes:
-        """The caller, as far as it is known; callers take turns in the queue."""
-        if self._request.principal:
-            return self._request.principal.encode()
-        credential = self._request.find(b"authorization") or b""
-        return credential.partition(b"Credential=")[2].partition(b"/")[0] or blake2b(credential, digest_size=8).digest()
-
-    @property
-    def opening(self) -> bytes:
-        """The caller's invocation id; b"" without one."""
-        invocation_id = self._request.find(_INVOCATION_ID)
-        return b"%b %b" % (self._request.principal.encode(), invocation_id) if invocation_id else b""
-
-    @property
-    def body_bytes(self) -> int:
-        """The declared length, 0 if there is none."""
-        return self._request.content_length or 0
-
-    @property
-    def num_waiting_bytes(self) -> int:
-        """The declared length; without one, the limit of what is received while the request waits."""
-        return MAX_WAITING_CHUNKED_BYTES if self._request.is_chunked else self.body_bytes
+    # DispatchRequest: called by the dispatcher
 
     def go(self, choice: Choice) -> None:
         """Take the instance that has become free."""
         resume = self._resume
         assert resume is not None
         self._ticket = self._resume = None
-        self.waited_s = monotonic() - self._request.received_at
+        self.waited_s = monotonic() - self.head.received_at
         self.metrics.queue_latency.observe(self.waited_s)
         self._take(choice)
         resume(None)

@@ -33,8 +33,7 @@ class InstanceCapacityLease:
         """Give the lease back; a client who waits for the instance goes on."""
         if self._capacity.forget(self):
             self._lease.release()
-            if self._dispatcher.queue is not None:
-                self._dispatcher.on_free(self._instance)
+            self._dispatcher.on_free(self._instance)
             self._capacity.wake()
 
     def on_answered(self) -> None:

@@ -171,9 +171,10 @@ class Gateway:
         if variant is None and len(dispatchers) == 1:
             return dispatchers[0]
         if variant is not None:
-            named = [dispatcher for dispatcher in dispatchers if dispatcher.name == variant]
+            name = variant.decode("latin-1")
+            named = [dispatcher for dispatcher in dispatchers if dispatcher.variant.name == name]
             if not named:
-                raise UnknownVariant(variant.decode("latin-1"), endpoint.name)
+                raise UnknownVariant(name, endpoint.name)
             if session is None:
                 return named[0]
         if len(dispatchers) == 1:
