@@ -77,13 +77,8 @@ class AsyncOperation:
 
     def _refuse(self, error: ApiError, request_id: bytes) -> Reply:
         """Render an error, and count it."""
-        self._count(error.status)
+        self.gateway.count_without_invocation(self.endpoint, error.status)
         return runtime_error(error, request_id)
-
-    def _count(self, status: int) -> None:
-        metrics = self.gateway.first_dispatcher(self.endpoint).metrics
-        metrics.invocations += 1
-        metrics.count_status(status)
 
     def _read(self, request: Request, body: bytes) -> AsyncRequest:
         """Read a request from its fields and body. Raises ValidationError."""
@@ -135,7 +130,7 @@ class AsyncOperation:
             raise ServiceUnavailable("Too many requests are being queued. Try again later.")
 
     def _accept(self, stored: AsyncRequest, request_id: bytes) -> Reply:
-        self._count(202)
+        self.gateway.count_without_invocation(self.endpoint, 202)
         return Reply(
             202,
             (

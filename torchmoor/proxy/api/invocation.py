@@ -173,7 +173,7 @@ class Invocation:
             self._path = dispatcher.path
 
     def _place(self) -> Send | Wait:
-        return WAIT if self.assignment.is_waiting else Send(self.chosen.instance, self)
+        return Send(self.chosen.instance, self) if self.assignment.ticket is None else WAIT
 
     def _resume(self, error: ServiceUnavailable | None) -> None:
         assert self._waiter is not None

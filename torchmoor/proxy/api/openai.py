@@ -124,9 +124,7 @@ class OpenAIApi:
                 raise UnexpectedTargetModel(endpoint.name)
             dispatcher = self._gateway.dispatcher_for(endpoint, None, request.find(TARGET_VARIANT))
         except ApiError as error:
-            metrics = self._gateway.first_dispatcher(endpoint).metrics
-            metrics.invocations += 1
-            metrics.count_status(error.status)
+            self._gateway.count_without_invocation(endpoint, error.status)
             raise
         return Invocation(
             self._operations[endpoint.name],

@@ -129,7 +129,7 @@ class RuntimeApi:
                 error = unknown
         known = self._operations.get(request.path)
         if isinstance(known, RuntimeOperation):
-            known.count_refusal(error)
+            self._gateway.count_without_invocation(known.endpoint, error.status)
         return runtime_error(error, request_id)
 
 
@@ -138,8 +138,8 @@ class RuntimeOperation(Operation):
 
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """The invocation for a request, or why there is none."""
+        gateway, endpoint = self.gateway, self.endpoint
         try:
-            gateway, endpoint = self.gateway, self.endpoint
             places = request.layout.places
             check_members(request.layout)
             if request.content_length is not None and request.content_length > self.max_body_bytes:
@@ -155,16 +155,10 @@ class RuntimeOperation(Operation):
             variant = request.find(TARGET_VARIANT) if TARGET_VARIANT in places else None
             dispatcher = gateway.dispatcher_for(endpoint, session, variant)
         except ApiError as error:
-            self.count_refusal(error)
+            gateway.count_without_invocation(endpoint, error.status)
             return runtime_error(error, request_id)
         model = find_target_model(request, endpoint) if has_many else None
         return Invocation(self, request, request_id=request_id, dispatcher=dispatcher, session=session, model=model)
-
-    def count_refusal(self, error: ApiError) -> None:
-        """Count a request that has no invocation."""
-        metrics = self.gateway.first_dispatcher(self.endpoint).metrics
-        metrics.invocations += 1
-        metrics.count_status(error.status)
 
 
 class RuntimeDialect(ApiDialect):

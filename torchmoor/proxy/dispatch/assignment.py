@@ -31,7 +31,7 @@ class Assignment:
     """A DispatchRequest (see dispatch_request.py) with what it was given.
 
     expected: what KV_AWARE believes the chosen instance to hold of the prompt. has_failed: the chosen instance has
-    failed the request. waited_s: until an instance was free. num_retries: choices after the first.
+    failed the request. ticket: its place in the queue while it waits. waited_s: until an instance was free. num_retries: choices after the first.
     A plain class without slots: attributes that most requests never change are not set.
     """
 
@@ -43,7 +43,7 @@ class Assignment:
     waited_s = 0.0
     num_retries = 0
     _resume: Resume | None = None
-    _ticket: Ticket[DispatchRequest] | None = None
+    ticket: Ticket[DispatchRequest] | None = None
     _lease: Lease | None = None
 
     def __init__(
@@ -82,15 +82,10 @@ class Assignment:
         """Choose and lease an instance, or wait for one. Raises ServiceUnavailable if neither is possible."""
         choice = self.dispatcher.chooser.choose(self)
         if choice is None:
-            self._ticket = self.dispatcher.wait(self)
+            self.ticket = self.dispatcher.wait(self)
             self._resume = resume
         else:
             self._take(choice)
-
-    @property
-    def is_waiting(self) -> bool:
-        """True while the request is in the queue."""
-        return self._ticket is not None
 
     def try_reassign(self, resume: Resume, *, is_counted: bool) -> bool:
         """Lease another instance instead of the chosen one, or wait for it. False if there is none: nothing changes.
@@ -111,7 +106,7 @@ class Assignment:
             self._take(choice)
             return True
         try:
-            self._ticket = self.dispatcher.wait(self)
+            self.ticket = self.dispatcher.wait(self)
         except ServiceUnavailable:
             self.strategy_request = before
             return False
@@ -141,9 +136,9 @@ class Assignment:
     def release(self) -> None:
         """Give back the lease or the place in the queue. May be called again."""
         self._resume = None  # it refers to the invocation, which refers to this: a cycle for the garbage collector
-        if self._ticket is not None:
-            self.dispatcher.leave(self._ticket)
-            self._ticket = None
+        if self.ticket is not None:
+            self.dispatcher.leave(self.ticket)
+            self.ticket = None
         lease, self._lease = self._lease, None
         if lease is not None:
             self._return(lease)
@@ -159,8 +154,8 @@ class Assignment:
     @property
     def wait_ends_at(self) -> float:
         """When the wait ends without success. Fixed: an instance that becomes ready may take others first."""
-        assert self._ticket is not None
-        return self._ticket.deadline
+        assert self.ticket is not None
+        return self.ticket.deadline
 
     # What the chosen instance does
 
@@ -194,7 +189,7 @@ class Assignment:
         """Take the instance that has become free."""
         resume = self._resume
         assert resume is not None
-        self._ticket = self._resume = None
+        self.ticket = self._resume = None
         self.waited_s = monotonic() - self.head.received_at
         self.metrics.queue_latency.observe(self.waited_s)
         self._take(choice)
@@ -204,7 +199,7 @@ class Assignment:
         """Assign the request again: the instance that it waited for is gone."""
         resume = self._resume
         assert resume is not None
-        self._ticket = self._resume = None
+        self.ticket = self._resume = None
         try:
             self.assign(resume)
         except ServiceUnavailable as error:

@@ -45,9 +45,10 @@ class Chooser:
         A session's requests go to the instance that opened it; while that one does not serve it, to the one that all
         proxies agree on. A request for one of many models goes by the models that instances have.
         """
-        strategy_request, pool = request.strategy_request, self.variant.pool
+        strategy_request = request.strategy_request
         if request.session is not None:
             return self._choose_for_session(request.session, strategy_request.excluded)
+        pool = self.variant.pool
         if request.opens_session:
             self.variant.opens_sessions = True
         models = self.variant.models

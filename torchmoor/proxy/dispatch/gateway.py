@@ -158,6 +158,12 @@ class Gateway:
         """Return the dispatchers of an endpoint's variants, in configured order."""
         return self._dispatchers[endpoint.name]
 
+    def count_without_invocation(self, endpoint: Endpoint, status: int) -> None:
+        """Count a request that has no invocation."""
+        metrics = self.first_dispatcher(endpoint).metrics
+        metrics.invocations += 1
+        metrics.count_status(status)
+
     def first_dispatcher(self, endpoint: Endpoint) -> Dispatcher:
         """Return the dispatcher whose metrics count requests that are refused before their variant is known."""
         return self._dispatchers[endpoint.name][0]

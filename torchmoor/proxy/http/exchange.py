@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
 
-from torchmoor.proxy.http.answer import Answer, CollectedRefusal, Loss
+from torchmoor.proxy.http.answer import Answer, ClientSide, CollectedRefusal, Loss
 from torchmoor.proxy.http.call import NOTHING, Call, Outcome, Placement, ReadRefusal, Send, Target, Wait
-from torchmoor.proxy.http.delivery import Delivery, DeliveryClient
+from torchmoor.proxy.http.delivery import Delivery
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.http.outgoing import OutgoingRequest, ReplayBudget, WholeRequest
 from torchmoor.proxy.http.upstream import Connector
@@ -38,18 +37,6 @@ class ExchangeMeans:
     budget: ReplayBudget
     body_timeout_s: float
     max_error_body_bytes: int
-
-
-class ExchangeClient(DeliveryClient, Protocol):
-    """The client's connection, as its exchange uses it."""
-
-    deadline: float
-    keep_alive: bool
-    is_http10: bool
-
-    def write(self, data: bytes) -> None: ...
-    def abort(self) -> None: ...
-    def exchange_over(self, *, is_request_complete: bool) -> None: ...
 
 
 class Exchange:
@@ -72,7 +59,7 @@ class Exchange:
 
     def __init__(
         self,
-        client: ExchangeClient,
+        client: ClientSide,
         request: Request,
         call: Call,
         means: ExchangeMeans,
@@ -171,6 +158,7 @@ class Exchange:
         if self.is_over:
             return
         outgoing = self._outgoing
+        assert isinstance(outgoing, OutgoingRequest)  # a WholeRequest has no further pieces
         if piece:
             outgoing.add(piece)
             if outgoing.num_body_bytes > self.call.max_body_bytes:

@@ -76,12 +76,6 @@ class WholeRequest:
             self._budget.give_back(self.num_body_bytes)
             self._body = b""
 
-    def add(self, piece: bytes) -> None:
-        raise AssertionError("the request is complete")
-
-    def end(self) -> None:
-        raise AssertionError("the request is complete")
-
 
 class OutgoingRequest:
     """Collects the pieces of a request between two writes.

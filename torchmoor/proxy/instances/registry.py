@@ -158,11 +158,9 @@ class Registry:
 
     # Instances
 
-    def instances(self, endpoint: str | None = None) -> Sequence[Instance]:
-        """The instances of one endpoint, or of all. Raises UnknownEndpoint."""
-        if endpoint is None:
-            return list(self._instances.values())
-        return list(self.get_endpoint(endpoint).instances)
+    def instances(self) -> Sequence[Instance]:
+        """The instances of all endpoints."""
+        return list(self._instances.values())
 
     def find(self, name: str) -> Instance | None:
         """The instance of that name, or None."""
@@ -187,9 +185,8 @@ class Registry:
 
     def remove(self, name: str) -> None:
         """Remove an instance; its running requests end by themselves. Raises UnknownInstance."""
-        instance = self._instances.pop(name, None)
-        if instance is None:
-            raise UnknownInstance(name)
+        instance = self._get(name)
+        del self._instances[name]
         endpoint = self._endpoints[instance.endpoint]
         endpoint.instances.remove(instance)
         self.variant_of(instance).pool.remove(instance)
@@ -205,9 +202,7 @@ class Registry:
 
     def set_state(self, name: str, state: InstanceState) -> None:
         """Set the state that a probe or the launcher found. Raises UnknownInstance."""
-        instance = self._instances.get(name)
-        if instance is None:
-            raise UnknownInstance(name)
+        instance = self._get(name)
         state = self._with_drain(instance, state)
         if instance.state is state:
             return
@@ -220,19 +215,11 @@ class Registry:
 
     def drain(self, name: str) -> None:
         """Send an instance nothing new, even after a restart. Raises UnknownInstance."""
-        if name not in self._instances:
-            raise UnknownInstance(name)
-        self._drained.add(name)
-        self.set_state(name, self._instances[name].state)
+        self._hold(name, self._drained)
 
     def resume(self, name: str) -> None:
         """End a drain. Raises UnknownInstance."""
-        instance = self._instances.get(name)
-        if instance is None:
-            raise UnknownInstance(name)
-        self._drained.discard(name)
-        if instance.state is InstanceState.DRAINING:
-            self.set_state(name, InstanceState.READY)
+        self._release(name, self._drained)
 
     def is_drained(self, name: str) -> bool:
         """True while an operator drains it, whatever its state."""
@@ -240,23 +227,33 @@ class Registry:
 
     def send_off(self, name: str) -> None:
         """Send an instance nothing new, because it leaves. Raises UnknownInstance."""
-        if name not in self._instances:
-            raise UnknownInstance(name)
-        self._leaving.add(name)
-        self.set_state(name, self._instances[name].state)
+        self._hold(name, self._leaving)
 
     def call_back(self, name: str) -> None:
         """Undo send_off; an operator's drain stays. Raises UnknownInstance."""
-        instance = self._instances.get(name)
-        if instance is None:
-            raise UnknownInstance(name)
-        self._leaving.discard(name)
-        if instance.state is InstanceState.DRAINING:
-            self.set_state(name, InstanceState.READY)
+        self._release(name, self._leaving)
 
     def is_leaving(self, name: str) -> bool:
         """True from send_off until it is removed or called back."""
         return name in self._leaving
+
+    def _get(self, name: str) -> Instance:
+        instance = self._instances.get(name)
+        if instance is None:
+            raise UnknownInstance(name)
+        return instance
+
+    def _hold(self, name: str, held: set[str]) -> None:
+        """Add an instance to one of the two sets that keep new work away, and take it out of READY."""
+        instance = self._get(name)
+        held.add(name)
+        self.set_state(name, instance.state)
+
+    def _release(self, name: str, held: set[str]) -> None:
+        instance = self._get(name)
+        held.discard(name)
+        if instance.state is InstanceState.DRAINING:
+            self.set_state(name, InstanceState.READY)
 
     def _with_drain(self, instance: Instance, state: InstanceState) -> InstanceState:
         """Return DRAINING for a ready instance that is drained or leaves, else the state."""
