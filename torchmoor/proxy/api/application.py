@@ -60,11 +60,9 @@ class Api:
         self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
 
     def note(self, name: bytes) -> Note:
-        """Say how header fields of that name are treated."""
         return make_note(name)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
-        """Find what serves a method and a path."""
         if self._openai.serves(path):
             return self._openai.handle
         if path.startswith(runtime.PREFIX):
@@ -121,7 +119,6 @@ class Api:
         return say(error, request_id)
 
     def refuse(self, status: int, message: str) -> Reply:
-        """Answer bytes that are not a servable request."""
         return refusal(status, message, self._gateway.new_request_id())
 
 

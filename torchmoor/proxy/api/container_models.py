@@ -85,11 +85,9 @@ class ContainerModelsApi:
 
     @staticmethod
     def serves(path: bytes) -> bool:
-        """Return whether a path belongs to these operations."""
         return path == PATH or path.startswith(PATH + b"/")
 
     def handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
-        """Serve a request, or render its error."""
         try:
             return self._handle(request, request_id)
         except ApiError as error:
@@ -231,7 +229,6 @@ class LoadedModelDialect(PassThroughDialect):
     held_back = frozenset((TARGET_MODEL,))
 
     def added_lines(self, request: Request) -> bytes:
-        """Name the model."""
         return b"%b: %b\r\n" % (TARGET_MODEL, _read_path(request)[0].encode())
 
 

@@ -59,14 +59,12 @@ class DeferredReply:
         return WAIT
 
     def end(self, reply: Reply) -> None:
-        """End with a reply."""
         self._reply = reply
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             waiter.resume(self._told(reply))
 
     def fail(self, error: ApiError) -> None:
-        """End with an error."""
         self.end(self._say(error))
 
     def on_wait_over(self) -> Reply:

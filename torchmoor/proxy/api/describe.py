@@ -18,7 +18,6 @@ LOOKING = frozenset((b"GET", b"HEAD"))
 
 
 def describe_endpoint(endpoint: Endpoint) -> Reply:
-    """Describe an endpoint and its variants."""
     content = {
         "EndpointName": endpoint.name,
         "EndpointStatus": "InService" if endpoint.can_serve() else "OutOfService",

@@ -112,7 +112,6 @@ class Invocation:
             self._observation = Observation(self._gateway.observer, request)
 
     def _decide_body_need(self) -> BodyNeed:
-        """The body may name a session, and the strategy may look at its beginning."""
         if self._may_name_session():
             return WHOLE_BODY
         num_bytes = self._num_prefix_bytes()
@@ -139,7 +138,6 @@ class Invocation:
 
     @property
     def wait_ends_at(self) -> float:
-        """When a wait for an instance ends without success."""
         return self.assignment.wait_ends_at
 
     def route(self, body: bytes, waiter: Waiter) -> Placement:
@@ -180,11 +178,9 @@ class Invocation:
         self._waiter.resume(self._place() if error is None else self.fail(error))
 
     def on_wait_over(self) -> Reply:
-        """Answer that no instance was free in time."""
         return self.fail(self.assignment.dispatcher.wait_over())
 
     def on_body_too_large(self) -> Reply:
-        """Answer with the dialect's status for it."""
         error = body_too_large(self.max_body_bytes)
         error.status = self._dialect.too_large_status
         return self.fail(error)

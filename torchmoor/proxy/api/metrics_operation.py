@@ -27,7 +27,6 @@ class MetricsApi:
         self._try_start = try_start
 
     def handle(self, request: Request, request_id: bytes) -> DeferredReply:
-        """Answer when the page is rendered."""
         return defer(self._gateway, request, request_id, self._begin, timeout_s=TIMEOUT_S)
 
     def _begin(self, order: DeferredReply, body: bytes) -> None:

@@ -69,7 +69,6 @@ class OpenAIApi:
 
     @staticmethod
     def serves(path: bytes) -> bool:
-        """Return whether a path belongs to this dialect."""
         return path.startswith(PREFIX) or (path.startswith(b"/endpoints/") and INFIX in path)
 
     def handle(self, request: Request, request_id: bytes) -> Call | Reply:
@@ -151,7 +150,6 @@ class OpenAIDialect(ApiDialect):
         return openai_error(_with_status(error, _TIMED_OUT) if isinstance(error, ModelError) else error, request_id)
 
     def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
-        """Pass a success on, with its id."""
         if head.status >= 300:
             return _explain
         lines = (head.line.client_line, head.lines(_UNTOLD), b"x-request-id: ", request_id, choice.answer_lines)
@@ -160,7 +158,6 @@ class OpenAIDialect(ApiDialect):
 
 
 def _explain(head: AnswerHead, body: bytes) -> ApiError:
-    """Read the handler's own error object; translate TorchServe's refusals."""
     code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
     return _HandlerRefusal(head, code, body) if code else _torchserve_error(head.status, body)
 

@@ -43,5 +43,4 @@ def find_target_model(request: Request, endpoint: Endpoint) -> str | None:
 
 
 def body_too_large(limit: int) -> ValidationError:
-    """Refuse a body above a limit."""
     return ValidationError(f"The request body is longer than the limit of {limit} bytes.")

@@ -37,7 +37,6 @@ class PassThroughDialect(ApiDialect):
         return container_error(error, request_id, status=status)
 
     def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer:
-        """Pass every status on."""
         lines = head.lines(_UNTOLD)
         return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, choice.answer_lines))
 

@@ -96,14 +96,12 @@ class RuntimeApi:
                 self._operations[path + _ASYNC] = AsyncOperation(gateway, endpoint, service)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
-        """Who serves requests below /endpoints/."""
         operation = self._operations.get(path)
         if operation is None and method in LOOKING and b"/" not in path[len(PREFIX) :]:
             return self._describe
         return self._refuse_request if operation is None or method != b"POST" else operation.invoke
 
     def _describe(self, request: Request, request_id: bytes) -> Reply:
-        """How an endpoint does."""
         name = request.path[len(PREFIX) :]
         try:
             ENDPOINT_NAME.check(name)
@@ -112,7 +110,6 @@ class RuntimeApi:
             return runtime_error(error, request_id)
 
     def _refuse_request(self, request: Request, request_id: bytes) -> Reply:
-        """Why a path or a method has no operation."""
         name, _, operation = request.path[len(PREFIX) :].partition(b"/")
         error: ApiError
         if request.method != b"POST" or operation not in _OPERATIONS:
@@ -137,7 +134,6 @@ class RuntimeOperation(Operation):
     """One operation of one endpoint: reads its requests, and makes their invocations."""
 
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
-        """The invocation for a request, or why there is none."""
         gateway, endpoint = self.gateway, self.endpoint
         try:
             places = request.layout.places
@@ -171,7 +167,6 @@ class RuntimeDialect(ApiDialect):
         self._account_id = account_id
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
-        """Render the API's error form."""
         if isinstance(error, ModelError):
             error.log_stream_arn = (
                 f"arn:aws:logs:local:{self._account_id}:log-group:/torchmoor/endpoints/{endpoint.name}"
@@ -235,7 +230,6 @@ def _answer_lines(
 
 
 def _is_text(head: AnswerHead) -> bool:
-    """True of plain text, in which the handlers mark a late error."""
     return (head.find(_CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
 
 

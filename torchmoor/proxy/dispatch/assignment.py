@@ -31,7 +31,8 @@ class Assignment:
     """A DispatchRequest (see dispatch_request.py) with what it was given.
 
     expected: what KV_AWARE believes the chosen instance to hold of the prompt. has_failed: the chosen instance has
-    failed the request. ticket: its place in the queue while it waits. waited_s: until an instance was free. num_retries: choices after the first.
+    failed the request. ticket: its place in the queue while it waits. waited_s: until an instance was free.
+    num_retries: choices after the first.
     A plain class without slots: attributes that most requests never change are not set.
     """
 
@@ -144,7 +145,6 @@ class Assignment:
             self._return(lease)
 
     def _return(self, lease: Lease) -> None:
-        """Give a lease back; a waiting request may then be served."""
         if self.model is not None:
             self.model.end(lease.instance.name)
         lease.release()
@@ -186,7 +186,6 @@ class Assignment:
     # DispatchRequest: called by the dispatcher
 
     def go(self, choice: Choice) -> None:
-        """Take the instance that has become free."""
         resume = self._resume
         assert resume is not None
         self.ticket = self._resume = None
@@ -196,7 +195,6 @@ class Assignment:
         resume(None)
 
     def route_again(self) -> None:
-        """Assign the request again: the instance that it waited for is gone."""
         resume = self._resume
         assert resume is not None
         self.ticket = self._resume = None

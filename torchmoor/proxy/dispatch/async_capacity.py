@@ -30,29 +30,24 @@ class InstanceCapacityLease:
         self._lease = instance.lease()
 
     def release(self) -> None:
-        """Give the lease back; a client who waits for the instance goes on."""
         if self._capacity.forget(self):
             self._lease.release()
             self._dispatcher.on_free(self._instance)
             self._capacity.wake()
 
     def on_answered(self) -> None:
-        """The instance's failures in a row are over."""
         if self._instance.breaker.num_failures:
             self._capacity.gateway.recovery.on_answered(self._instance)
 
     def on_failed(self, *, is_dead: bool) -> None:
-        """Counts towards the breaker; a probe tells whether the instance is gone."""
         self._capacity.gateway.recovery.on_failed(self._instance)
         if is_dead:
             self._capacity.gateway.suspect(self._instance)
 
     def on_unreachable(self) -> None:
-        """Nothing more is sent there until a probe succeeds."""
         self._capacity.gateway.report_unreachable(self._instance)
 
     def abandon(self, request_id: str) -> None:
-        """By the handlers' cancel operation."""
         self._capacity.gateway.cancellations.cancel(self._instance, self._dispatcher.path, request_id.encode())
 
 
@@ -104,21 +99,17 @@ class EndpointCapacity:
 
     @property
     def num_ready(self) -> int:
-        """The number of instances that may be sent work."""
         return sum(instance.is_ready for instance in self._endpoint.instances)
 
     @property
     def max_running(self) -> int:
-        """The most such requests that the ready instances run at a time."""
         return sum(self._most_at(instance) for instance in self._endpoint.instances if instance.is_ready)
 
     @property
     def num_held(self) -> int:
-        """The number of leases that are taken."""
         return len(self._leases)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Register a callback for when an instance may be free."""
         self._wake.append(wake)
 
     def wake(self) -> None:

@@ -147,12 +147,10 @@ class Chooser:
             self._kv.check(instance.name, expected, num_kept=num_kept, num_tokens=num_tokens)
 
     def forget_held(self, instance: Instance) -> None:
-        """Forget what an instance had cached."""
         if self._kv is not None:
             self._kv.index.forget(instance.name)
 
     def forget(self, instance: Instance) -> None:
-        """Forget an instance that is gone for good."""
         for key in [key for key in self._choices if key[0] == instance.name]:
             del self._choices[key]
 

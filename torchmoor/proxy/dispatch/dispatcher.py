@@ -63,7 +63,6 @@ class Dispatcher:
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of requests that wait for an instance."""
         return 0 if self.queue is None else self.queue.num_waiting
 
     @property
@@ -119,7 +118,6 @@ class Dispatcher:
         return error
 
     def leave(self, ticket: Ticket[DispatchRequest]) -> None:
-        """Remove a ticket from the queue."""
         assert self.queue is not None
         self.queue.remove(ticket)
 

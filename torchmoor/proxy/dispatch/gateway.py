@@ -134,7 +134,6 @@ class Gateway:
             self._foreign.add(session_id, instance.name, endpoint=endpoint.name, principal=principal)
 
     def on_closed(self, endpoint: Endpoint, principal: str, session: SessionId) -> None:
-        """Forget a session that an instance has closed."""
         if session.is_foreign:
             self._foreign.remove(session.text, endpoint=endpoint.name, principal=principal)
 
@@ -151,7 +150,6 @@ class Gateway:
             return None
 
     def dispatchers(self) -> list[Dispatcher]:
-        """Return the dispatchers of all variants of all endpoints."""
         return [dispatcher for dispatchers in self._dispatchers.values() for dispatcher in dispatchers]
 
     def dispatchers_of(self, endpoint: Endpoint) -> Sequence[Dispatcher]:

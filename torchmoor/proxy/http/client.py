@@ -73,7 +73,6 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """True between requests."""
         return self._reader.is_in_head and not self._reader.has_begun
 
     # asyncio.Protocol
@@ -218,13 +217,11 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(data)
 
     def pause_reading(self) -> None:
-        """Stop reading the request's body."""
         if not self._is_reading_paused:
             self._is_reading_paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read the request's body again."""
         if self._is_reading_paused:
             self._is_reading_paused = False
             if not self.transport.is_closing():
@@ -266,7 +263,6 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write_eof()
 
     def expire(self) -> None:
-        """Handle a passed deadline."""
         exchange = self.exchange
         if self._is_lingering:
             self.transport.abort()

@@ -40,7 +40,6 @@ _PART = encode_headers(
 
 
 def payload_part(payload: bytes) -> bytes:
-    """Encode a PayloadPart event with these bytes."""
     return encode_frame(_PART, payload)
 
 

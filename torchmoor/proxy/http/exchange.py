@@ -78,12 +78,10 @@ class Exchange:
 
     @property
     def is_request_complete(self) -> bool:
-        """True once the client has sent its whole request."""
         return self._outgoing.is_complete
 
     @property
     def num_bytes_in(self) -> int:
-        """Return how much of the request's body was received."""
         return self._outgoing.num_body_bytes
 
     @property
@@ -92,12 +90,10 @@ class Exchange:
 
     @property
     def _answer_by(self) -> float:
-        """When the answer must have begun."""
         return self._complete_at + self.call.deadlines.first_byte_s
 
     @property
     def _ends_at(self) -> float:
-        """When the answer must have ended."""
         return self._complete_at + self.call.deadlines.total_s
 
     def start(self) -> None:
@@ -142,7 +138,6 @@ class Exchange:
         self._delivery.send(self, sending.target, head, fresh=fresh)
 
     def resume(self, placement: Placement) -> None:
-        """End the call's wait."""
         self._is_waiting = False
         self._has_waited = True
         request = self.request
@@ -334,7 +329,6 @@ class Exchange:
             self._fail(Loss.TIMEOUT)
 
     def on_target_down(self, target: Target) -> None:
-        """Fail if the request is on its way to this target, which was found down."""
         loss = self._delivery.find_loss(target)
         if loss is not None:
             self._fail(loss)

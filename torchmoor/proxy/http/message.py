@@ -75,12 +75,10 @@ class Request(Head):
 
     @property
     def query(self) -> bytes:
-        """What follows the path's question mark."""
         return self.line.query
 
     @property
     def host(self) -> bytes:
-        """The Host field."""
         place = self.layout.host
         return b"" if place is None else self.fields[place].value
 

@@ -46,19 +46,15 @@ class WholeRequest:
 
     @property
     def can_repeat(self) -> bool:
-        """True while the request can be sent from its beginning."""
         return self._is_kept or not self._has_begun
 
     def begin(self, head: bytes) -> None:
-        """Start, or start again, with this head."""
         self._head = head
 
     def gathered(self) -> bytes:
-        """Return the body."""
         return self._body
 
     def take(self) -> bytes:
-        """Return what is to be written now, in one piece; b"" for nothing."""
         head = self._head
         if not head:
             return b""
@@ -70,7 +66,6 @@ class WholeRequest:
         return data
 
     def forget_kept(self) -> None:
-        """Free what is kept: the request will not be sent again."""
         if self._is_kept:
             self._is_kept = False
             self._budget.give_back(self.num_body_bytes)
@@ -110,7 +105,6 @@ class OutgoingRequest:
         self._num_written = 0
 
     def add(self, piece: bytes) -> None:
-        """Add the next piece of the body."""
         num_bytes = len(piece)
         self.num_body_bytes += num_bytes
         self._pieces.append(piece)
@@ -126,7 +120,6 @@ class OutgoingRequest:
         return b"".join(self._pieces)
 
     def end(self) -> None:
-        """Mark the body as complete."""
         self.is_complete = True
 
     def take(self) -> bytes:

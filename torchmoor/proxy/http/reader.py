@@ -104,7 +104,6 @@ class RequestReader:
 
     @property
     def has_begun(self) -> bool:
-        """True if part of a head was received."""
         return bool(self._head)
 
     def expect_next(self) -> None:

@@ -72,7 +72,6 @@ class HttpServer:
         return len(self.connections) <= self.limits.max_connections
 
     def forget(self, connection: ClientConnection) -> None:
-        """Forget a connection that has ended."""
         self.connections.discard(connection)
         self._sweeper.forget(connection)
         if self.is_stopping and not self.connections:

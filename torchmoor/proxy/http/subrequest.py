@@ -71,7 +71,6 @@ class Subrequest:
         self.on_answer_piece(piece, is_complete=is_complete)
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
-        """Limit the answer's length; end the subrequest with the answer."""
         self._num_received += len(piece)
         if is_complete:
             self.end(None)
@@ -92,7 +91,6 @@ class Subrequest:
     # The end
 
     def expire(self) -> None:
-        """End without an answer in time."""
         self.end("timed out")
 
     def end(self, why_failed: str | None) -> None:
@@ -105,7 +103,6 @@ class Subrequest:
         self._on_over()
 
     def let_go(self, *, can_reuse: bool) -> None:
-        """Return the connection to the pool, or close it."""
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
@@ -126,7 +123,6 @@ class Subrequests:
 
     @property
     def num_running(self) -> int:
-        """Subrequests that have not ended."""
         return len(self._running)
 
     def send(self, target: Target, data: bytes, on_over: Callable[[], None]) -> None:

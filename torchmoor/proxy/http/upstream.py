@@ -99,11 +99,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """False if the connection is closing."""
         return not self.transport.is_closing()
 
     def take(self, exchange: AnswerReceiver) -> None:
-        """Make the connection busy."""
         self.exchange = exchange
 
     def release(self, *, can_reuse: bool) -> None:
@@ -120,7 +118,6 @@ class UpstreamConnection(asyncio.Protocol):
         self.target.idle.append(self)
 
     def close(self) -> None:
-        """Close an idle connection."""
         self.transport.abort()
 
     def pause_reading(self) -> None:
@@ -175,7 +172,6 @@ class UpstreamConnection(asyncio.Protocol):
             self._judge_chunks(chunks)
 
     def _judge_chunks(self, chunks: ChunkedBody) -> None:
-        """Fail an answer that cannot be read further."""
         if chunks.fault is not None or chunks.num_unparsed > self._max_header_bytes:
             self._lose()
 
@@ -212,7 +208,6 @@ class UpstreamConnection(asyncio.Protocol):
         return head, data
 
     def _read_body(self, data: bytes) -> bytes:
-        """Return the part of the body in these bytes."""
         if self._is_complete:
             self._can_reuse = False  # a second answer was not requested
             return b""

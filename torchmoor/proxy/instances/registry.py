@@ -71,7 +71,6 @@ class Endpoint:
         self.instances: list[Instance] = []
 
     def find_variant(self, name: str) -> Variant | None:
-        """The variant of that name, or None."""
         for variant in self.variants:
             if variant.name == name:
                 return variant
@@ -134,15 +133,12 @@ class Registry:
     # Endpoints
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """Every endpoint, in configured order."""
         return list(self._endpoints.values())
 
     def find_endpoint(self, name: str) -> Endpoint | None:
-        """The endpoint of that name, or None."""
         return self._endpoints.get(name)
 
     def get_endpoint(self, name: str) -> Endpoint:
-        """The endpoint of that name. Raises UnknownEndpoint."""
         endpoint = self._endpoints.get(name)
         if endpoint is None:
             raise UnknownEndpoint(name)
@@ -158,12 +154,13 @@ class Registry:
 
     # Instances
 
-    def instances(self) -> Sequence[Instance]:
-        """The instances of all endpoints."""
-        return list(self._instances.values())
+    def instances(self, endpoint: str | None = None) -> Sequence[Instance]:
+        """Return the instances of one endpoint, or of all. Raises UnknownEndpoint."""
+        if endpoint is None:
+            return list(self._instances.values())
+        return list(self.get_endpoint(endpoint).instances)
 
     def find(self, name: str) -> Instance | None:
-        """The instance of that name, or None."""
         return self._instances.get(name)
 
     def add(self, instance: Instance) -> None:
@@ -267,7 +264,6 @@ class Registry:
         self._notify(instance)
 
     def variant_of(self, instance: Instance) -> Variant:
-        """Return the variant that an instance belongs to."""
         variant = self._endpoints[instance.endpoint].find_variant(instance.variant)
         assert variant is not None  # checked when the instance was added
         return variant

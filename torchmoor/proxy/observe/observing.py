@@ -32,7 +32,6 @@ class RequestObserver:
         self._tracing = tracing
 
     def begin_trace(self, request: Request) -> SpanTrace | None:
-        """Open a span, if requests are traced."""
         if self._tracing is None:
             return None
         try:
@@ -42,7 +41,6 @@ class RequestObserver:
             return None
 
     def on_end(self, record: Record, trace: Trace | None) -> None:
-        """Close the span and write the line."""
         try:
             if trace is not None and self._tracing is not None:
                 self._tracing.end(trace, record)
@@ -52,7 +50,6 @@ class RequestObserver:
             logger.exception("request not recorded request_id=%s", record.request_id)
 
     def on_reply(self, request: Request, request_id: bytes, reply: Reply) -> None:
-        """Write the line."""
         if self.log is None:
             return
         try:

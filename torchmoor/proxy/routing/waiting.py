@@ -39,7 +39,6 @@ class Ticket(Generic[T]):
 
     @property
     def order(self) -> tuple[float, int]:
-        """The sort key: deadline, then arrival."""
         return (self.deadline, self.number)
 
     def __repr__(self) -> str:
@@ -62,7 +61,6 @@ class Line(Generic[T]):
         self.num_waiting = 0
 
     def add(self, ticket: Ticket[T]) -> None:
-        """Add a ticket."""
         insort(self._principals.setdefault(ticket.principal, []), ticket, key=_order)
         self.num_waiting += 1
 
