@@ -16,7 +16,7 @@ from torchmoor.proxy.api.metrics_operation import PATH as METRICS
 from torchmoor.proxy.api.metrics_operation import MetricsApi
 from torchmoor.proxy.api.openai import OpenAIApi, openai_error
 from torchmoor.proxy.api.passthrough import PassThrough
-from torchmoor.proxy.api.replies import Handler, refusal, runtime_error, unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error, unknown_operation
 from torchmoor.proxy.api.runtime import RuntimeApi
 from torchmoor.proxy.api.torchserve import TorchServeApi
 from torchmoor.proxy.api.validation import make_note
@@ -29,7 +29,6 @@ from torchmoor.proxy.instances.operations import Operations
 logger = logging.getLogger(__name__)
 
 _INVOKING = frozenset((b"POST", b"PUT", b"GET"))
-_LOOKING = frozenset((b"GET", b"HEAD"))
 
 
 class Api:
@@ -71,7 +70,7 @@ class Api:
             return self._torchserve.invoke
         if path == container.INVOCATIONS and method == b"POST":
             return self._container.invoke
-        if path == container.PING and method in _LOOKING:
+        if path == container.PING and method in LOOKING:
             return self._container.ping
         if self.metrics is not None and path == METRICS and method == b"GET":
             return self.metrics.handle

@@ -5,7 +5,6 @@ A request is answered 202 only once it is durably in the queue.
 
 from __future__ import annotations
 
-import json
 import uuid
 from functools import partial
 
@@ -14,7 +13,7 @@ from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.deferred_reply import DeferredReply
-from torchmoor.proxy.api.replies import runtime_error
+from torchmoor.proxy.api.replies import json_reply, runtime_error
 from torchmoor.proxy.api.validation import (
     CUSTOM_ATTRIBUTES,
     FILENAME,
@@ -131,16 +130,12 @@ class AsyncOperation:
 
     def _accept(self, stored: AsyncRequest, request_id: bytes) -> Reply:
         self.gateway.count_without_invocation(self.endpoint, 202)
-        return Reply(
-            202,
-            (
-                (b"content-type", b"application/json"),
-                (b"x-amzn-requestid", request_id),
-                (_OUTPUT_LOCATION, stored.output_location.encode()),
-                (_FAILURE_LOCATION, stored.failure_location.encode()),
-            ),
-            json.dumps({"InferenceId": stored.inference_id}).encode(),
+        headers = (
+            (b"x-amzn-requestid", request_id),
+            (_OUTPUT_LOCATION, stored.output_location.encode()),
+            (_FAILURE_LOCATION, stored.failure_location.encode()),
         )
+        return json_reply(202, {"InferenceId": stored.inference_id}, headers)
 
 
 def body_too_long() -> ValidationError:

@@ -28,7 +28,7 @@ from torchmoor.proxy.api.by_model import ByModel
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
-from torchmoor.proxy.api.replies import unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, json_reply, unknown_operation
 from torchmoor.proxy.api.streaming import EventPassEncoder
 from torchmoor.proxy.api.validation import TARGET_MODEL, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.choice import Choice
@@ -43,7 +43,6 @@ INFIX = b"/openai/v1/"
 
 _CHAT = b"chat/completions"
 _MODELS = b"models"
-_LOOKING = frozenset((b"GET", b"HEAD"))
 _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", ERROR_HEADER))
 _TOO_LARGE = 413
 _TIMED_OUT = 504
@@ -82,7 +81,7 @@ class OpenAIApi:
             endpoints = self._gateway.registry.endpoints() if name is None else [self._gateway.get_endpoint(name)]
             if operation == _CHAT and request.method == b"POST":
                 return self._choose(request, request_id, endpoints)
-            if request.method in _LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
+            if request.method in LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
                 wanted = unquote(operation[len(_MODELS) + 1 :].decode("latin-1"))
                 return _models([endpoint.name for endpoint in endpoints], wanted)
             raise unknown_operation(request)
@@ -194,10 +193,10 @@ def _models(names: list[str], wanted: str) -> Reply:
     """List the models, or describe one. Raises UnknownModel."""
     models = [{"id": name, "object": "model", "created": 0, "owned_by": "torchmoor"} for name in names]
     if not wanted:
-        return _json(200, {"object": "list", "data": models})
+        return json_reply(200, {"object": "list", "data": models})
     for model in models:
         if model["id"] == wanted:
-            return _json(200, model)
+            return json_reply(200, model)
     raise UnknownModel(wanted, names)
 
 
@@ -233,8 +232,4 @@ def _object(message: str, status: int, code: str | None, param: Any = None) -> d
 def _reply(
     status: int, error: dict[str, Any], request_id: bytes, fields: tuple[tuple[bytes, bytes], ...] = ()
 ) -> Reply:
-    return _json(status, {"error": error}, ((b"x-request-id", request_id), *fields))
-
-
-def _json(status: int, value: Any, fields: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
-    return Reply(status, ((b"content-type", b"application/json"), *fields), json.dumps(value).encode())
+    return json_reply(status, {"error": error}, ((b"x-request-id", request_id), *fields))

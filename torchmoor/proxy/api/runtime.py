@@ -23,11 +23,11 @@ from torchmoor.errors import (
     ValidationError,
 )
 from torchmoor.proxy.api.async_runtime import AsyncOperation
-from torchmoor.proxy.api.describe import LOOKING, describe_endpoint
+from torchmoor.proxy.api.describe import describe_endpoint
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import ERROR_HEADER, NEW_SESSION_ID, TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
-from torchmoor.proxy.api.replies import Handler, runtime_error, unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, Handler, runtime_error, unknown_operation
 from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
 from torchmoor.proxy.api.validation import (
     ENDPOINT_NAME,

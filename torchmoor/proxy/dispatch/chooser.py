@@ -30,7 +30,7 @@ class Chooser:
         self, variant: Variant, metrics: InvocationMetrics, rng: Random, *, binds_late: bool, are_journaled: bool
     ) -> None:
         self.variant = variant
-        self.strategy = variant.strategy.make(variant.settings, rng)
+        self.strategy = variant.make_strategy(variant.settings, rng)
         self._metrics = metrics
         self._rng = rng
         self._binds_late = binds_late

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol, cast
 
 from torchmoor.proxy.http.call import Application
-from torchmoor.proxy.http.exchange import Exchange, ExchangeMeans
+from torchmoor.proxy.http.exchange import Exchange, HttpMeans
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
@@ -28,23 +27,11 @@ PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers to a half-
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientLimits:
-    """Limits of one client's connection."""
-
-    max_header_bytes: int
-    max_connections: int
-    header_timeout_s: float
-    body_timeout_s: float
-    keep_alive_timeout_s: float
-
-
 class ConnectionOwner(Protocol):
     """The server, as its connections use it."""
 
     application: Application
-    means: ExchangeMeans
-    limits: ClientLimits
+    means: HttpMeans
     caches: RequestCaches
     is_stopping: bool
 
@@ -59,7 +46,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: ConnectionOwner) -> None:
         self._server = server
-        self._reader = RequestReader(self, server.caches, server.limits.max_header_bytes)
+        self._reader = RequestReader(self, server.caches, server.means.max_header_bytes)
         self.exchange: Exchange | None = None
         self.keep_alive = True
         self.is_http10 = self.is_write_paused = False
@@ -79,7 +66,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.deadline = monotonic() + self._server.limits.header_timeout_s
+        self.deadline = monotonic() + self._server.means.header_timeout_s
         if not self._server.try_admit(self):
             self._refuse(503, "Too many connections.")
 
@@ -107,7 +94,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             if self.exchange is None and reader.has_begun and not self._has_begun:
                 self._has_begun = True
-                self.deadline = monotonic() + self._server.limits.header_timeout_s
+                self.deadline = monotonic() + self._server.means.header_timeout_s
 
     def _on_bad_request(self, error: BadMessage) -> None:
         exchange = self.exchange
@@ -166,7 +153,7 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(decision, Reply):
             self._reply = decision
             self._reply_to_head = request.method == b"HEAD"
-            self.deadline = request.received_at + server.limits.body_timeout_s
+            self.deadline = request.received_at + server.means.body_timeout_s
             is_long = request.is_chunked or (request.content_length or 0) > MAX_DRAINED_BYTES
             if is_long or (request.is_expecting and not is_complete):
                 self._send_reply(close=True)
@@ -242,7 +229,7 @@ class ClientConnection(asyncio.Protocol):
         if self.keep_alive and not self._server.is_stopping:
             self._has_begun = False
             self._reader.expect_next()
-            self.deadline = monotonic() + self._server.limits.keep_alive_timeout_s
+            self.deadline = monotonic() + self._server.means.keep_alive_timeout_s
         elif is_request_complete and not self._is_deaf:
             self._close()
         else:

@@ -30,13 +30,17 @@ _ANSWERED, _BROKEN, _CLIENT_GONE = Outcome.ANSWERED, Outcome.BROKEN, Outcome.CLI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeMeans:
-    """What all exchanges share."""
+class HttpMeans:
+    """What all connections of clients and their exchanges share. Lengths in bytes, times in seconds."""
 
     connector: Connector
     budget: ReplayBudget
-    body_timeout_s: float
+    max_connections: int
+    max_header_bytes: int
     max_error_body_bytes: int
+    header_timeout_s: float
+    body_timeout_s: float
+    keep_alive_timeout_s: float
 
 
 class Exchange:
@@ -62,7 +66,7 @@ class Exchange:
         client: ClientSide,
         request: Request,
         call: Call,
-        means: ExchangeMeans,
+        means: HttpMeans,
         piece: bytes,
         is_complete: bool,
     ) -> None:

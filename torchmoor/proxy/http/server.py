@@ -6,8 +6,8 @@ import asyncio
 import ssl
 
 from torchmoor.proxy.http.call import Application
-from torchmoor.proxy.http.client import LINGER_S, ClientConnection, ClientLimits
-from torchmoor.proxy.http.exchange import ExchangeMeans
+from torchmoor.proxy.http.client import LINGER_S, ClientConnection
+from torchmoor.proxy.http.exchange import HttpMeans
 from torchmoor.proxy.http.reader import RequestCaches
 from torchmoor.proxy.http.timeouts import Sweeper
 
@@ -15,16 +15,9 @@ from torchmoor.proxy.http.timeouts import Sweeper
 class HttpServer:
     """Listens, and owns the connections that it accepts."""
 
-    def __init__(
-        self,
-        application: Application,
-        means: ExchangeMeans,
-        sweeper: Sweeper,
-        limits: ClientLimits,
-    ) -> None:
+    def __init__(self, application: Application, means: HttpMeans, sweeper: Sweeper) -> None:
         self.application = application
         self.means = means
-        self.limits = limits
         self.caches = RequestCaches(application.note, application.find_handler)
         self.is_stopping = False
         self.connections: set[ClientConnection] = set()
@@ -42,7 +35,7 @@ class HttpServer:
             backlog=1024,
             reuse_port=is_shared,
             ssl=tls,
-            ssl_handshake_timeout=None if tls is None else self.limits.header_timeout_s,
+            ssl_handshake_timeout=None if tls is None else self.means.header_timeout_s,
             ssl_shutdown_timeout=None if tls is None else LINGER_S,
         )
         bound: int = self._server.sockets[0].getsockname()[1]
@@ -69,7 +62,7 @@ class HttpServer:
         """Count a new connection, or refuse it if there are too many."""
         self.connections.add(connection)
         self._sweeper.watch(connection)
-        return len(self.connections) <= self.limits.max_connections
+        return len(self.connections) <= self.means.max_connections
 
     def forget(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)

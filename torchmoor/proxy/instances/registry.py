@@ -15,7 +15,7 @@ from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.routing.models import Placement
 from torchmoor.proxy.routing.pool import Pool
-from torchmoor.proxy.routing.strategies import get_strategy
+from torchmoor.proxy.routing.strategies import STRATEGIES
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +41,13 @@ class Variant:
         self.settings = settings
         self.name = settings.name
         self.endpoint = endpoint
-        try:
-            self.strategy = get_strategy(settings.routing_strategy)
-        except ValueError as error:
-            raise ConfigError(f"variant {settings.name} of endpoint {endpoint}: {error}") from error
+        strategy = settings.routing_strategy
+        if strategy not in STRATEGIES:
+            raise ConfigError(
+                f"variant {settings.name} of endpoint {endpoint}: RoutingStrategy must be one of "
+                f"{', '.join(STRATEGIES)}, not {strategy!r}"
+            )
+        self.make_strategy = STRATEGIES[strategy]
         self.pool: Pool[Instance] = Pool()
         self.opens_sessions = False
         self.last_start_s: float | None = None

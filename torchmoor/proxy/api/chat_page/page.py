@@ -11,7 +11,7 @@ from hashlib import blake2b
 from importlib.resources import files
 
 from torchmoor.config.settings import ProxySettings
-from torchmoor.proxy.api.replies import Handler, runtime_error, unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, Handler, runtime_error, unknown_operation
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
@@ -34,7 +34,6 @@ HEADERS = (
     (b"x-content-type-options", b"nosniff"),
 )
 _KINDS = {".html": b"text/html", ".css": b"text/css", ".js": b"text/javascript"}
-_LOOKING = frozenset((b"GET", b"HEAD"))
 
 
 class ChatPage:
@@ -63,7 +62,7 @@ class ChatPage:
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
         """Find what serves a path; None if it does not belong to the page."""
-        return self._handlers.get(path) if method in _LOOKING else None
+        return self._handlers.get(path) if method in LOOKING else None
 
     def _lead(self, request: Request, request_id: bytes) -> Reply:
         """Redirect a browser; refuse a client of the API."""
