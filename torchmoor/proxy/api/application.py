@@ -22,7 +22,6 @@ from torchmoor.proxy.api.torchserve import TorchServeApi
 from torchmoor.proxy.api.validation import make_note
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.call import Call
-from torchmoor.proxy.http.fields import Note
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.operations import Operations
 
@@ -58,8 +57,7 @@ class Api:
         self._open_paths = frozenset((container.PING, *(() if self._page is None else self._page.open_paths)))
         self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
 
-    def note(self, name: bytes) -> Note:
-        return make_note(name)
+    note = staticmethod(make_note)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
         if self._openai.serves(path):

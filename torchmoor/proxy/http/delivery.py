@@ -78,7 +78,7 @@ class Delivery:
 
     def _attach(self, receiver: AnswerReceiver, upstream: UpstreamConnection) -> None:
         self._upstream = upstream
-        upstream.take(receiver)
+        upstream.exchange = receiver
         if self._client.is_write_paused:
             upstream.pause_reading()
         self._write(upstream)

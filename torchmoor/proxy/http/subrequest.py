@@ -42,7 +42,7 @@ class Subrequest:
         idle = self._target.idle
         while idle and not fresh:
             upstream: UpstreamConnection = idle.pop()
-            if upstream.is_usable:
+            if not upstream.transport.is_closing():
                 self._send_on(upstream)
                 return
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
@@ -59,7 +59,7 @@ class Subrequest:
 
     def _send_on(self, upstream: UpstreamConnection) -> None:
         self._upstream = upstream
-        upstream.take(self)
+        upstream.exchange = self
         upstream.transport.write(self._data)
 
     # AnswerReceiver

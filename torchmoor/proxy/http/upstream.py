@@ -66,7 +66,10 @@ class AnswerReceiver(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection to one instance. is_reused: it has carried an answer, so the peer may be closing it."""
+    """One connection to one instance. exchange: set while it is busy.
+
+    is_reused: it has carried an answer, so the peer may be closing it.
+    """
 
     transport: asyncio.Transport
 
@@ -95,14 +98,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._chunks: ChunkedBody | None = None
         self._is_complete = self._can_reuse = False
 
-    # What an exchange does
-
-    @property
-    def is_usable(self) -> bool:
-        return not self.transport.is_closing()
-
-    def take(self, exchange: AnswerReceiver) -> None:
-        self.exchange = exchange
+    # What a delivery or subrequest does
 
     def release(self, *, can_reuse: bool) -> None:
         """End the exchange: return to idle if the answer was whole, else close."""

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class RequestObserver:
-    """Passes finished requests to the access log and traces; its own failures are logged and harm no request."""
+    """Passes finished requests to the access log and traces."""
 
     def __init__(self, log: AccessLog | None, tracing: Tracing | None) -> None:
         self.log = log
@@ -41,13 +41,10 @@ class RequestObserver:
             return None
 
     def on_end(self, record: Record, trace: Trace | None) -> None:
-        try:
-            if trace is not None and self._tracing is not None:
-                self._tracing.end(trace, record)
-            if self.log is not None:
-                self.log.write(record)
-        except Exception:
-            logger.exception("request not recorded request_id=%s", record.request_id)
+        if trace is not None and self._tracing is not None:
+            self._tracing.end(trace, record)
+        if self.log is not None:
+            self.log.write(record)
 
     def on_reply(self, request: Request, request_id: bytes, reply: Reply) -> None:
         if self.log is None:
