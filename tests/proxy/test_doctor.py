@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from tests.proxy.conftest import Stage
 from torchmoor.cli.main import main
 from torchmoor.config.access import Credentials
+from torchmoor.doctor.checks import CHECKS
 from torchmoor.doctor.finding import Finding, FleetPlan
-from torchmoor.doctor.run import CHECKS
 
 
 def examine(*arguments: str, **environment: str) -> tuple[Result, dict[str, list[dict[str, str]]]]:
@@ -141,7 +141,7 @@ def test_a_check_that_fails_itself_hides_no_other(monkeypatch: pytest.MonkeyPatc
         raise ZeroDivisionError("no moon")
         yield
 
-    monkeypatch.setattr("torchmoor.doctor.run.CHECKS", (check_moon, *CHECKS))
+    monkeypatch.setattr("torchmoor.doctor.checks.CHECKS", (check_moon, *CHECKS))
 
     result, found = examine("--admin-url", "http://127.0.0.1:9")
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from torchmoor.config.listen import ListenSettings
+
+if TYPE_CHECKING:  # the import takes a while
+    from torchmoor.config.settings import Configuration
 
 
-class Level(Enum):
+class Level(StrEnum):
     """Severity. A problem keeps something from working."""
 
     OK = "ok"
@@ -22,25 +26,18 @@ class Level(Enum):
 class Finding:
     """One result. check: its subject. remedy: "" if there is nothing to do."""
 
-    check: str
     level: Level
+    check: str
     found: str
     remedy: str = ""
 
-    def describe(self) -> dict[str, str]:
-        return {"check": self.check, "level": self.level.value, "found": self.found, "remedy": self.remedy}
+
+ok, warning, problem = (partial(Finding, level) for level in Level)
 
 
-def ok(check: str, found: str) -> Finding:
-    return Finding(check, Level.OK, found)
-
-
-def warning(check: str, found: str, remedy: str) -> Finding:
-    return Finding(check, Level.WARNING, found, remedy)
-
-
-def problem(check: str, found: str, remedy: str) -> Finding:
-    return Finding(check, Level.PROBLEM, found, remedy)
+def expect(is_so: bool, check: str, found: str, remedy: str, level: Level = Level.PROBLEM) -> Finding:
+    """Return a finding of this level, with its remedy, unless `is_so`."""
+    return ok(check, found) if is_so else Finding(level, check, found, remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +51,11 @@ class FleetPlan:
     endpoints: tuple[str, ...]
     num_instances: int
     model_store: Path
-    run_dir: Path | None
+    run_dir: Path
     journal: str
-    host: str
-    port: int
-    admin_host: str
-    admin_port: int
+    listen: ListenSettings
     url: str
     admin_url: str
     admin_token: str = field(default="", repr=False)
     is_admin_named: bool = False
-    configuration: Any = None  # torchmoor.config.file.Configuration, whose import takes a while
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+    configuration: Configuration | None = None

@@ -1,17 +1,21 @@
-"""Checks of a running fleet, and of the instances that a configuration file lists."""
+"""Checks of the ports, of a running fleet, and of the instances that a configuration file lists or finds by DNS."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import socket
 from collections.abc import Iterator
 from http.client import HTTPException
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
-from torchmoor.doctor.finding import Finding, FleetPlan, ok, problem, warning
+from torchmoor.doctor.finding import Finding, FleetPlan, Level, expect, ok, problem, warning
 from torchmoor.doctor.services import check_clock
+from torchmoor.errors import DiscoveryError
 
 TIMEOUT_S = 3.0
 MAX_SHOWN = 20
@@ -21,11 +25,30 @@ def is_running(plan: FleetPlan) -> bool:
     """Return whether an admin plane answers, with any status."""
     try:
         AdminClient(plan.admin_url, plan.admin_token).get("/healthz")
-    except AdminUnreachable:
-        return False
-    except AdminError:
-        return True
+    except AdminError as error:
+        return not isinstance(error, AdminUnreachable)
     return True
+
+
+def check_ports(plan: FleetPlan) -> Iterator[Finding]:
+    """Check that the proxy's ports are free, or held by the fleet that runs."""
+    listen = plan.listen
+    if is_running(plan) and urlsplit(plan.admin_url).port == listen.admin_port:
+        yield ok("ports", f"in use by the fleet that runs at {plan.admin_url}")
+        return
+    places = ((listen.host, listen.port, "--port"), (listen.admin_host, listen.admin_port, "--admin-port"))
+    for host, port, option in places:
+        try:
+            socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                remedy = f"give another {option}, or find who has it: ss -ltnp 'sport = :{port}'"
+                yield problem("ports", f"{host}:{port} is in use", remedy)
+            else:
+                found = f"{host}:{port} cannot be used: {error.strerror}"
+                yield problem("ports", found, f"give another {option} or host")
+        else:
+            yield ok("ports", f"{host}:{port} is free" if port else f"{host}: any free port will be used")
 
 
 def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
@@ -38,11 +61,11 @@ def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
         else:
             yield ok("fleet", f"none runs at {plan.admin_url}")
         return
-    except AdminRefused as error:
-        yield problem("fleet", str(error), "set TORCHMOOR_ADMIN_TOKEN, or give --keys FILE")
-        return
     except AdminError as error:
-        yield problem("fleet", str(error), "give the port of its admin plane with --admin-url")
+        remedy = "give the port of its admin plane with --admin-url"
+        if isinstance(error, AdminRefused):
+            remedy = "set TORCHMOOR_ADMIN_TOKEN, or give --keys FILE"
+        yield problem("fleet", str(error), remedy)
         return
     late = [row for row in rows if row["state"] != "ready"]
     for row in late[:MAX_SHOWN]:
@@ -51,10 +74,8 @@ def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
     for row in [row for row in rows if row["breaker"] != "closed"][:MAX_SHOWN]:
         found = f"instance {row['name']} fails its requests ({row['failures_in_a_row']} in a row)"
         yield warning("fleet", found, "look at its log")
-    if len(late) < len(rows):
-        yield ok("fleet", f"{len(rows) - len(late)} of {len(rows)} instances are ready at {plan.admin_url}")
-    else:
-        yield problem("fleet", f"no instance is ready at {plan.admin_url}", "torchmoor instances shows their states")
+    ready = f"{len(rows) - len(late)} of {len(rows)} instances are ready at {plan.admin_url}"
+    yield expect(len(late) < len(rows), "fleet", ready, "torchmoor instances shows their states")
 
 
 def check_fleet_clock(plan: FleetPlan) -> Iterator[Finding]:
@@ -66,7 +87,7 @@ def check_fleet_clock(plan: FleetPlan) -> Iterator[Finding]:
         except HTTPError as error:
             with error:
                 date = error.headers.get("Date")
-        except (URLError, OSError, HTTPException, ValueError):
+        except (OSError, HTTPException, ValueError):
             continue
         if date is not None:
             yield from check_clock(date, url)
@@ -75,18 +96,39 @@ def check_fleet_clock(plan: FleetPlan) -> Iterator[Finding]:
 
 def check_named_instances(plan: FleetPlan) -> Iterator[Finding]:
     """Check that the listed instances' names resolve, and that their ports are open."""
-    if plan.configuration is None:
-        return
-    for instance in plan.configuration.instances[:MAX_SHOWN]:
+    for instance in plan.configuration.instances[:MAX_SHOWN] if plan.configuration else ():
         place = f"{instance.name} at {instance.host}:{instance.port}"
         try:
-            with socket.create_connection((instance.host, instance.port), timeout=TIMEOUT_S):
-                pass
+            socket.create_connection((instance.host, instance.port), timeout=TIMEOUT_S).close()
         except socket.gaierror as error:
-            yield problem(
-                "instances", f"{place}: the name does not resolve ({error.strerror})", "correct Instances, or DNS"
-            )
+            found = f"{place}: the name does not resolve ({error.strerror})"
+            yield problem("instances", found, "correct Instances, or DNS")
         except OSError as error:
             yield warning("instances", f"{place} does not answer: {error.strerror or error}", "start it; it joins then")
         else:
             yield ok("instances", f"{place} answers")
+
+
+def check_discovery(plan: FleetPlan) -> Iterator[Finding]:
+    """Query each entry of the group Discovery."""
+    if plan.configuration is None or not plan.configuration.discovery:
+        return
+    from torchmoor.fleet.discovery_dns import ask  # needs dnspython
+
+    for entry in plan.configuration.discovery:
+        asked = f"{entry.dns_name} ({entry.record})"
+        try:
+            answer = asyncio.run(ask(entry))
+        except DiscoveryError as error:
+            remedy = "look at the network's DNS, or set nameservers in the entry"
+            yield problem("discovery", f"no answer: {error}", remedy)
+            continue
+        lost = [target.name for target in answer.targets if not target.hosts]
+        if lost:
+            found = f"{asked} names {', '.join(lost[:MAX_SHOWN])}, of which DNS knows no address"
+            remedy = "in Kubernetes: a headless Service named by the StatefulSet's serviceName"
+            yield warning("discovery", found, remedy)
+        number = len(answer.targets) or len(answer.hosts)
+        found = f"{asked} names {number} instances" if number else f"{asked} has no records"
+        remedy = "correct dns_name and record, unless there is no instance yet"
+        yield expect(number > 0, "discovery", found, remedy, Level.WARNING)

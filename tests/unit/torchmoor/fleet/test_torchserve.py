@@ -165,7 +165,7 @@ def test_an_instance_knows_its_name_whatever_the_environment_says(tmp_path: Path
 def test_a_java_home_without_java_is_an_error_that_names_it(tmp_path: Path) -> None:
     """The user who set it reads which directory is wrong."""
     with pytest.raises(LaunchError, match=str(tmp_path)):
-        find_java_home(TorchServeSettings(model_store=tmp_path, java_home=tmp_path))
+        find_java_home(tmp_path)
 
 
 DEATH = """\
