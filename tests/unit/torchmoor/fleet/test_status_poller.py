@@ -265,9 +265,8 @@ def test_instances_with_many_models_are_asked_for_them() -> None:
 def test_long_reports_are_asked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading them takes a bounded share of the proxy's time."""
     told = Told(lambda: web.json_response({"models": []}))
-    monkeypatch.setattr(
-        "torchmoor.fleet.status_poller.thread_time", itertools.count(0.0, 0.5).__next__
-    )  # 0.5 s for each
+    seconds = itertools.count(0.0, 0.5)  # 0.5 s for each answer
+    monkeypatch.setattr("torchmoor.fleet.status_poller.thread_time", seconds.__next__)
 
     async def work(registry: Registry, driver: Driver) -> None:
         assert await driver.ask(100.0) == ["i0"]
