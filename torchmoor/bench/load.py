@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
-from typing import Protocol
 
 from torchmoor.bench.sample import Sample
 
 NOT_SENT = "not sent: too many conversations at once"
+Converse = Callable[[int, Callable[[], bool], Callable[[Sample], None]], Awaitable[None]]
 PAUSE_S = 0.05  # after a failure, so that an endpoint that refuses at once is not flooded
-
-
-class Converses(Protocol):
-    """The kind and the size of a load."""
-
-    async def converse(self, number: int, may_go_on: Callable[[], bool], take: Callable[[Sample], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +47,10 @@ class LoadOutcome:
 class Load:
     """Runs a load once. `outcome` can be read meanwhile."""
 
-    def __init__(self, settings: LoadSettings, caller: Converses) -> None:
+    def __init__(self, settings: LoadSettings, converse: Converse) -> None:
         self.outcome = LoadOutcome()
         self._settings = settings
-        self._caller = caller
+        self._converse_once = converse
         self._num_begun = 0
         self._num_spent = 0  # of num_requests
         self._stopped = asyncio.Event()
@@ -117,7 +111,7 @@ class Load:
 
         self.outcome.num_running += 1
         try:
-            await self._caller.converse(number, self._may_ask, take)
+            await self._converse_once(number, self._may_ask, take)
             if any(sample.error for sample in samples):
                 await asyncio.sleep(PAUSE_S)
         finally:

@@ -6,7 +6,6 @@ stops after the instances' running requests have ended. Everything has ended wit
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -36,7 +35,7 @@ from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS
 from torchmoor.run.many import CACHE, MANY, plan_many
 from torchmoor.run.proxy_settings import complete
-from torchmoor.run.up import stop_on_signals
+from torchmoor.run.up import has_started, stop_on_signals
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +63,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         ):
             stopping = stop_on_signals(launcher)
             report(f"listening on port {proxy.port}; starting {len(launches)} of {found.name}")
-            starting = asyncio.create_task(fleet.start())
-            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if stopping.done():
-                starting.cancel()
-            else:
-                starting.result()
+            if await has_started(fleet.start(), stopping):
                 report("ready")
                 await stopping
             report(f"stopping; running requests have {variables.drain_s:.0f} s to end")

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
 from time import monotonic
-from types import TracebackType
 
 from torchmoor.config.instances import DiscoverySettings
 from torchmoor.errors import DiscoveryError
@@ -76,14 +75,12 @@ class Discovery:
         self.take(self._first)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         tasks = [entry.task for entry in self.entries.values() if entry.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._operations.__aexit__(kind, error, trace)
+        await self._operations.__aexit__(None, None, None)
 
     def take(self, entries: Iterable[DiscoverySettings]) -> None:
         """Replace the entries. Instances from a removed name are drained."""

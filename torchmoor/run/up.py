@@ -8,9 +8,9 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
-from torchmoor.async_inference.request import Backlog
 from torchmoor.config.asynchronous import AsyncEndpointSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.session_keys import SessionSettings
@@ -80,29 +80,16 @@ async def run(
         kept,
         Launcher(launcher_settings, registry, environment, report) as launcher,
         Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
-        HostFleet(
-            settings, registry, launcher, proxy.data, launches, report, find_pending=find_pending(proxy)
-        ) as fleet,
+        HostFleet(settings, registry, launcher, proxy.data, launches, report) as fleet,
     ):
         stopping = stop_on_signals(launcher)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
-        starting = asyncio.create_task(fleet.start())
-        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if stopping.done():
-            starting.cancel()
-        else:
-            starting.result()
+        if await has_started(fleet.start(), stopping):
             if settings.chat_page.is_on:
                 report(f"to chat in a browser: {proxy.runtime_url}{PAGE.decode()}")
             announce(describe(options, runtime_url=proxy.runtime_url, admin_url=proxy.admin_url))
             await stopping
         report("stopping")
-
-
-def find_pending(proxy: Proxy) -> Callable[[str], Awaitable[Backlog]] | None:
-    """How many asynchronous requests of an endpoint wait and run, for the autoscaler."""
-    service = proxy.data.async_inference
-    return None if service is None else lambda endpoint: service.queue.backlog(endpoint)
 
 
 def describe(options: UpSettings, *, runtime_url: str, admin_url: str) -> str:
@@ -124,6 +111,17 @@ def plan(endpoints: Sequence[str], num_instances: int, gpus: Sequence[str]) -> l
         Launch(f"{endpoint}-{i}", endpoint, f"{endpoint}.mar", gpus[number % len(gpus)] if gpus else None)
         for number, (endpoint, i) in enumerate(wanted)
     ]
+
+
+async def has_started(start: Coroutine[Any, Any, None], stopping: asyncio.Future[Any]) -> bool:
+    """Run `start` and return True, or cancel it and return False once `stopping` is done. Raises what `start` does."""
+    starting = asyncio.ensure_future(start)
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done():
+        starting.cancel()
+        return False
+    starting.result()
+    return True
 
 
 def stop_on_signals(launcher: Launcher) -> asyncio.Future[None]:
