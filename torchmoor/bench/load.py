@@ -9,26 +9,38 @@ from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 
+from pydantic import Field
+
 from torchmoor.bench.sample import Sample
+from torchmoor.config.group import Count, Positive, SettingsGroup
 
 NOT_SENT = "not sent: too many conversations at once"
 Converse = Callable[[int, Callable[[], bool], Callable[[Sample], None]], Awaitable[None]]
+USERS = 8
+OPEN_USERS = 1000
+DURATION_S = 30.0
 PAUSE_S = 0.05  # after a failure, so that an endpoint that refuses at once is not flooded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSettings:
-    """users: of a closed loop; in an open one, the most conversations at once.
+class LoadSettings(SettingsGroup, title="load"):
+    """The size of a load. It ends after duration_s, or num_requests questions, whichever is set and comes first.
 
-    rate: questions a second of an open loop; None: closed. The load ends after duration_s, or num_requests questions,
-    whichever is set and comes first; what is in flight then is finished and counted.
+    What is in flight then is finished and counted.
     """
 
-    users: int
-    rate: float | None = None
-    num_turns: int = 1
-    duration_s: float | None = None
-    num_requests: int | None = None
+    users: Count = Field(
+        le=100_000,
+        description=f"Concurrent conversations (default: {USERS}). With --rate, the maximum (default: {OPEN_USERS}); "
+        "conversations above it count as failures.",
+    )
+    rate: Positive | None = Field(
+        None, description="Open loop: send questions at this rate (Poisson arrivals), without waiting for answers."
+    )
+    num_turns: Count = Field(4, description="Questions per conversation.")
+    duration_s: Positive | None = Field(
+        None, description=f"Send no new questions after this (default: {DURATION_S:g}, unless --requests is given)."
+    )
+    num_requests: Count | None = Field(None, description="Stop after this number of questions.")
     seed: int = 0
 
 
