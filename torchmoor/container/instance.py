@@ -17,7 +17,7 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import find_model
 from torchmoor.container.probe_port import ProbePort
-from torchmoor.container.runtime_directory import RuntimeDirectory, container_launcher_settings
+from torchmoor.container.runtime_directory import container_launcher_settings, runtime_directory
 from torchmoor.container.serve import endpoint_name
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.launcher import Launch, Launcher
@@ -40,7 +40,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
     """Serve until SIGTERM. Raises ConfigError, LaunchError if the model does not load, OSError if a port is taken."""
     if not os.environ.get(SESSION_KEYS):
         report(f"warning: {SESSION_KEYS} is not set: the proxies need this instance's keys to know its sessions")
-    with RuntimeDirectory() as work:
+    with runtime_directory() as work:
         found = find_model(variables, work, os.environ)
         name = endpoint_name(found.name)
         registry = Registry((EndpointSettings(name=name, variants=(VariantSettings(model=found.name),)),))

@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from time import monotonic
 
@@ -50,16 +51,14 @@ class Phase(Enum):
     STOPPING = "stopping"
 
 
+@dataclass(slots=True, eq=False)
 class ScaledInstance:
     """An instance that the autoscaler started. stays_until: it has sessions, and is not asked for them before."""
 
-    __slots__ = ("name", "phase", "task", "stays_until")
-
-    def __init__(self, name: str, task: asyncio.Task[None]) -> None:
-        self.name = name
-        self.phase = Phase.RUNNING
-        self.task = task
-        self.stays_until: float | None = None
+    name: str
+    task: asyncio.Task[None]
+    phase: Phase = Phase.RUNNING
+    stays_until: float | None = None
 
 
 class ScaledVariant:

@@ -25,7 +25,7 @@ from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.gpus import find_gpus, share_gpus
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_launcher_settings
-from torchmoor.run.many import MANY, plan_many
+from torchmoor.run.many import MANY, many_environment, many_settings
 from torchmoor.run.proxy_settings import complete
 
 logger = logging.getLogger(__name__)
@@ -49,14 +49,14 @@ async def run(
         options.launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
     )
     kept = AsyncFolder(run_dir / ASYNC_FOLDER, report, more_inputs=options.async_inputs)
-    many = plan_many(options.endpoints, options.models, os.environ)
+    many = many_environment(options.endpoints, options.models, os.environ)
     settings = ProxySettings(
         endpoints=tuple(
             EndpointSettings(
                 name=name,
                 variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=scaling),),
                 late_binding=options.late_binding if options.is_late_binding else None,
-                multi_model=many.settings if name == MANY else None,
+                multi_model=many_settings(os.environ) if name == MANY else None,
                 async_inference=None if name == MANY else AsyncEndpointSettings(),
             )
             for name in options.endpoints
@@ -73,7 +73,7 @@ async def run(
     registry = Registry(settings.endpoints)
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
     launches = plan(options.endpoints, options.most_instances, find_gpus(os.environ))
-    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many.environment, **share_gpus(launches, os.environ)}
+    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **share_gpus(launches, os.environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with (
