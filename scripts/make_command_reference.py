@@ -5,6 +5,7 @@ python scripts/make_command_reference.py
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,4 +45,5 @@ def insert(page: str, reference: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(insert(PAGE.read_text(), render()))

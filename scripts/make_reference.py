@@ -1,4 +1,4 @@
-"""Write docs/configuration.md, and the tables in docs/container.md and docs/runtime-api.md, from the code.
+"""Write docs/configuration.md, and the tables in docs/container.md and docs/metrics.md, from the code.
 
 python scripts/make_reference.py            writes it
 python scripts/make_reference.py --check    exit status 1 if it is not what it would write; a test does that
@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from pydantic import BaseModel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the set-up installs torchmoor only, without the handlers
 
 from handlers.settings import ENV_PREFIX, HandlerSettings
 from torchmoor.config.group import allowed_range
@@ -25,7 +27,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 CONTAINER_PAGE = PAGE.with_name("container.md")
 VARIABLES_BEGIN = "<!-- variables: written by scripts/make_reference.py -->\n"
 VARIABLES_END = "<!-- end of variables -->\n"
-METRICS_PAGE = PAGE.with_name("runtime-api.md")
+METRICS_PAGE = PAGE.with_name("metrics.md")
 METRICS_BEGIN = "<!-- metrics: written by scripts/make_reference.py -->\n"
 METRICS_END = "<!-- end of metrics -->\n"
 
@@ -114,7 +116,7 @@ def _show(value: object) -> str:
 
 
 def make_metrics_page() -> str:
-    """Return docs/runtime-api.md with its table of the proxy's metrics up to date."""
+    """Return docs/metrics.md with its table of the proxy's metrics up to date."""
     before, _, rest = METRICS_PAGE.read_text().partition(METRICS_BEGIN)
     lines = ["| metric | type | labels | unit | what |", "|---|---|---|---|---|"]
     for each in METRICS:

@@ -5,7 +5,6 @@ instances, start in one process only: all tests that use a fleet run there, one 
 """
 
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import reaper
-from tests.disk import check_space
+from tests.disk import check_machine
 from tests.groups import group_of, place_of
 from tests.servers import RedisServer, S3Server, run_redis, run_s3
 from tests.time_limit import TimeLimit
@@ -38,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     reaper.start()
     config.pluginmanager.register(TimeLimit())
     if not hasattr(config, "workerinput") and not config.option.collectonly:
-        check_space(Path(tempfile.gettempdir()))
+        check_machine()
 
 
 @pytest.hookimpl(tryfirst=True)

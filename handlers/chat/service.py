@@ -21,7 +21,7 @@ from handlers.chat.commands import (
     OpenSession,
     ReportStatus,
 )
-from handlers.chat.dialects.requests import parse
+from handlers.chat.dialects.table import parse
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.pictures.receiver import ImageReceiver
 from handlers.chat.pictures.store import ImageStore

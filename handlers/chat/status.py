@@ -12,7 +12,7 @@ _OUTCOMES = ("finished", "cancelled", "timed_out", "failed", "repeated")
 def count_everything(
     counters: Counters, store: SessionStore, images: ImageStore, loader: ImageLoader, engine: Engine
 ) -> dict[str, dict[str, int]]:
-    """Return the numbers by group and name (docs/runtime-api.md). Any thread."""
+    """Return the numbers by group and name (docs/instance-protocol.md). Any thread."""
     count = counters.get
     started = count("turns_started")
     ended = {name: count(f"turns_{name}") for name in _OUTCOMES}

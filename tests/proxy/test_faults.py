@@ -14,7 +14,7 @@ from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Received, Wire, answering, refusing
 from torchmoor.config.health import HealthSettings, RecoverySettings
 from torchmoor.config.limits import TimeoutSettings
-from torchmoor.fleet.worker_status import MAX_TRIES
+from torchmoor.fleet.worker_probe import MAX_TRIES
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.routing.sessions import place_of

@@ -1,10 +1,12 @@
 """Requirements of tests: programs, and space on the disk."""
 
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.disk import check_space
+from tests.disk import check_machine, check_space
 from tests.tools import PACKAGES, require, summarize_skips
 
 CI_SCRIPT = Path(__file__).parents[2] / ".ci" / "run"
@@ -57,7 +59,24 @@ def test_ci_installs_every_program() -> None:
 
 
 def test_small_disk_ends_the_run_with_the_numbers(tmp_path: Path) -> None:
-    check_space(tmp_path, 0.0)
+    check_space(tmp_path, 0, "")
 
-    with pytest.raises(pytest.UsageError, match=rf"{tmp_path} has \d+\.\d GiB free and the tests need 1e\+06 GiB"):
-        check_space(tmp_path, 1e6)
+    with pytest.raises(pytest.UsageError, match=rf"^{tmp_path} has \d.* [MG]iB free and the tests need 1048576.0 GiB"):
+        check_space(tmp_path, 1 << 50, "")
+
+
+def test_both_file_systems_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The message names the folder, both sizes and what to do."""
+    monkeypatch.setattr(
+        "shutil.disk_usage", {Path(tempfile.gettempdir()): usage(3 << 30), tmp_path: usage(9 << 20)}.get
+    )
+    monkeypatch.setattr("tests.disk.SHARED_MEMORY", tmp_path)
+
+    with pytest.raises(
+        pytest.UsageError, match=rf"^{tmp_path} has 9 MiB free .* need 32 MiB there: make room, or .*size=64m"
+    ):
+        check_machine()
+
+
+def usage(free: int) -> SimpleNamespace:
+    return SimpleNamespace(free=free)

@@ -22,8 +22,8 @@ from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, make_launcher_set
 
 logger = logging.getLogger(__name__)
 
-# For an idle instance to stop. The rest of SageMaker's 30 s is for running requests.
-STOP_GRACE_S = 3.0
+# From SIGTERM to SIGKILL: enough for an idle instance to stop. The rest of SageMaker's 30 s is for running requests.
+KILL_AFTER_S = 3.0
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def container_launcher_settings(variables: ContainerEnvironment, found: FoundMod
         settings,
         torchserve=torchserve,
         start_timeout_s=variables.start_timeout_s,
-        stop_grace_s=STOP_GRACE_S,
+        kill_after_s=KILL_AFTER_S,
         ports=variables.safe_ports or USUAL,
     )
 

@@ -1,8 +1,8 @@
 """Names of instances that DNS lists only by address: the names that their session ids contain.
 
-Our handlers report their name in the status operation (docs/runtime-api.md). A serving instance that reports no name is
-named after its address. One that does not serve yet is asked again, and receives nothing before its name is known:
-a session that was opened under one name could not be found under another.
+Our handlers report their name in the status operation (docs/instance-protocol.md). A serving instance that reports no
+name is named after its address. An instance that does not serve yet is asked again and receives no request before its
+name is known: a session that was opened under one name could not be found under another.
 """
 
 from __future__ import annotations

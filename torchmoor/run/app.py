@@ -14,7 +14,7 @@ from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.status import StatusPoller
+from torchmoor.fleet.status_poller import StatusPoller
 from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry

@@ -13,7 +13,7 @@ from handlers.metrics import CHAT_METRICS, COUNTER, HISTOGRAM, PREFIX, MetricsPu
 from tests.unit.handlers.test_chat_service import data_url
 from tests.waiting import wait_until
 
-DOCS = Path(__file__).parents[3] / "docs" / "runtime-api.md"
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 # TorchServe's pattern for a worker's line (its Metric.java); other lines are lost.
 LINE = re.compile(
     r"\[METRICS\]\s*([\w\s]+)\.([\w\s]+):([0-9\-,.e]+)\|#([^|]*)(\|#type:([^|,]+))?\|#hostname:([^,]+),([^,]+)"
@@ -90,7 +90,7 @@ def test_names_are_such_as_prometheus_wants() -> None:
 
 
 def test_the_documentation_has_every_metric() -> None:
-    """The table in docs/runtime-api.md, which operators read, is complete."""
+    """The table in docs/metrics.md, which operators read, is complete."""
     text = DOCS.read_text()
 
     assert [m.name for m in CHAT_METRICS if f"`{PREFIX}{m.name}`" not in text] == []

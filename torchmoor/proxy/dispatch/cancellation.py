@@ -1,7 +1,7 @@
 """Cancellation of requests whose clients have left.
 
 TorchServe notices a closed connection only when it answers the request in a step, and a request without output yet is
-not answered. So the proxy sends the handler an operation of its own (docs/runtime-api.md).
+not answered. So the proxy sends the handler an operation of its own (docs/instance-protocol.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Members of a request's shape in the runtime API: their lengths and patterns; the rule for session ids."""
+"""Check of one member of the runtime API, and the service's words for a violation. api/validation.py has the table."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from functools import partial
 from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.wire import headers
 
-MAX_LINES = 4096  # remembered by a table, and then forgotten all at once
-MAX_NAMES = 4096  # likewise
-MAX_LINE_BYTES = 512  # of a line that is remembered
+MAX_KEPT_LINES = 4096  # of a field table, which then forgets them all at once
+MAX_KEPT_NAMES = 4096  # likewise
+MAX_KEPT_LINE_BYTES = 512  # a longer line is not kept
 
 # RFC 9110 5.5 and 5.6.2: a token, a colon, a value without control characters. Since the head is cut at CR LF, a bare
 # CR or LF, a NUL, a folded line and white space before the colon are all outside these sets. Taking all allowed bytes
@@ -153,12 +153,12 @@ def make_field_table(note: Callable[[bytes], Note] = note_nothing) -> BoundedCac
         kind = _KINDS.get(name, _PLAIN)
         return Role(name, kind, note(name) if kind is _PLAIN else PASSED)
 
-    roles = BoundedCache(read_role, MAX_NAMES)
-    return BoundedCache(partial(_read_field, roles), MAX_LINES, _may_keep)
+    roles = BoundedCache(read_role, MAX_KEPT_NAMES)
+    return BoundedCache(partial(_read_field, roles), MAX_KEPT_LINES, _may_keep)
 
 
 def _may_keep(line: bytes, field: Field) -> bool:
-    return len(line) <= MAX_LINE_BYTES and field.name not in _NOT_KEPT
+    return len(line) <= MAX_KEPT_LINE_BYTES and field.name not in _NOT_KEPT
 
 
 def _read_field(roles: BoundedCache[bytes, Role], line: bytes) -> Field:

@@ -20,8 +20,8 @@ from torchmoor.proxy.http.head import HeadBook, Layout
 from torchmoor.proxy.http.message import Request, RequestLine
 
 MAX_URL_BYTES = 8_192
-MAX_KNOWN_LINES = 1024
-MAX_LINE_BYTES = 256  # of a line that is remembered
+MAX_KEPT_LINES = 1024
+MAX_KEPT_LINE_BYTES = 256  # a longer request line is not kept
 
 _END = b"\r\n\r\n"
 _LINE_ENDS = b"\r\n"
@@ -68,7 +68,9 @@ class RequestCaches:
         find_handler: Callable[[bytes, bytes], Any] = _handle_nothing,
     ) -> None:
         self.lines = BoundedCache(
-            partial(_read_request_line, find_handler), MAX_KNOWN_LINES, lambda line, read: len(line) <= MAX_LINE_BYTES
+            partial(_read_request_line, find_handler),
+            MAX_KEPT_LINES,
+            lambda line, read: len(line) <= MAX_KEPT_LINE_BYTES,
         )
         self.heads = HeadBook(note)
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _END = b"\r\n\r\n"
 _HTTP = b"HTTP/1."
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
-MAX_KNOWN_STATUSES = 256
+MAX_KEPT_STATUSES = 256
 
 
 def _read_status_line(line: bytes) -> AnswerLine:
@@ -43,7 +43,7 @@ class AnswerCaches:
     __slots__ = ("lines", "heads")
 
     def __init__(self) -> None:
-        self.lines = BoundedCache(_read_status_line, MAX_KNOWN_STATUSES)
+        self.lines = BoundedCache(_read_status_line, MAX_KEPT_STATUSES)
         self.heads = HeadBook()
 
 

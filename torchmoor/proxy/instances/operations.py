@@ -1,4 +1,4 @@
-"""The handlers' operations (docs/runtime-api.md): requests to instances that are not invocations.
+"""The handlers' operations (docs/instance-protocol.md): requests to instances that are not invocations.
 
 Each uses its own connection, holds no lease and ends by its time-out. The number that the data plane starts is limited.
 """

@@ -64,7 +64,7 @@ class Host:
         store = self.tmp_path / "store"
         store.mkdir(exist_ok=True)
         (store / "llava.mar").touch()
-        values = {"run_dir": self.run_dir, "stop_grace_s": 2.0, "min_backoff_s": 0.05, **settings}
+        values = {"run_dir": self.run_dir, "kill_after_s": 2.0, "min_backoff_s": 0.05, **settings}
         torchserve = TorchServeSettings(model_store=store)
         health = asyncio.create_task(self._probe(registry))
         try:

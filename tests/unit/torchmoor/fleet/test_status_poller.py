@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
-from torchmoor.fleet.status import StatusPoller, read_status
+from torchmoor.fleet.status_poller import StatusPoller, read_status
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry

@@ -1,7 +1,7 @@
 """Probe of an instance's worker, by the handler's status operation.
 
-The worker answers the operation under any load (docs/runtime-api.md), so silence means that it hangs. A handler that
-does not know the operation is asked a few times; then only the other probes count.
+The worker answers the operation under any load (docs/instance-protocol.md), so silence means that it hangs. A handler
+that does not know the operation is asked a few times; then only the other probes count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_TRIES = 3  # of a handler that has never answered; each try costs it an invo
 MARK = b'"instance"'  # the first key of our handlers' status
 
 
-class WorkerStatus:
+class WorkerProbe:
     """Probes one instance's worker."""
 
     __slots__ = ("instance", "_timeout", "_knows", "_num_tries")
