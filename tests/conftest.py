@@ -4,6 +4,7 @@ Each such server starts once per process, when the first test requests it. Slow 
 instances, start in one process only: all tests that use a fleet run there, one after the other.
 """
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +61,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: place_of(item.path))
+    items.sort(key=lambda item: (place_of(item.path), item.get_closest_marker("ends_fleet") is not None))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Exempt all modules and tests from garbage collection, because each full collection would visit them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

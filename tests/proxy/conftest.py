@@ -260,7 +260,7 @@ class Stage:
         assert self.proxy.data.gate is None or self.proxy.data.gate.num_held_bytes == 0
         for instance in self.registry.instances():
             for connection in instance.idle:
-                assert connection.is_usable
+                assert not connection.transport.is_closing()
                 assert connection.exchange is None
             assert len(set(map(id, instance.idle))) == len(instance.idle)
         for dispatcher in self.proxy.data.gateway.dispatchers():

@@ -251,7 +251,7 @@ def test_answer_that_shows_an_evicted_prompt_corrects_the_view(make_stage: Calla
     home = ask(client, older)[0]
     other = ask(client, b"r" * 300)[0]
     assert home != other
-    index = stage.proxy.data.gateway.dispatchers()[0]._kv.index  # type: ignore[union-attr]
+    index = stage.proxy.data.gateway.dispatchers()[0].chooser._kv.index  # type: ignore[union-attr]
     num_before = len(index._blocks[home])
     stage.registry.set_state(other, InstanceState.DRAINING)
     assert ask(client, asked)[0] == home
@@ -533,5 +533,5 @@ def test_openings_that_are_remembered_are_bounded(
         open_session(journaled, invocation_id)
 
     (dispatcher,), (other,) = stage.proxy.data.gateway.dispatchers(), journaled.proxy.data.gateway.dispatchers()
-    assert list(dispatcher._openings) == [b" one", b" three"]
-    assert not other._openings
+    assert list(dispatcher.chooser._openings) == [b" one", b" three"]
+    assert not other.chooser._openings

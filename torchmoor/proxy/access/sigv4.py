@@ -11,6 +11,7 @@ import hmac
 import re
 from calendar import timegm
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from time import gmtime, strftime, strptime
 from urllib.parse import quote
@@ -48,39 +49,28 @@ _PRESIGNED = (b"X-Amz-Signature=", b"X-Amz-Credential=", b"X-Amz-Algorithm=")
 _EXAMPLE = "Authorization: AWS4-HMAC-SHA256 Credential=..., SignedHeaders=..., Signature=..."
 
 
+@dataclass(slots=True, repr=False)
 class Signed:
     """A request whose signature is read but not verified.
 
-    access_key: its id. declared_hash: the body's hash in the head; None if it is not there.
+    access_key: its id. declared_hash: the body's hash in the head; None if it is not there. canonical: the canonical
+    request without its last line.
     """
 
-    __slots__ = ("access_key", "declared_hash", "_canonical", "_time", "_scope", "_signing_key", "_signature")
-
-    def __init__(
-        self,
-        access_key: str,
-        declared_hash: bytes | None,
-        canonical: bytes,
-        *,
-        time: bytes,
-        scope: bytes,
-        signing_key: bytes,
-        signature: bytes,
-    ) -> None:
-        self.access_key = access_key
-        self.declared_hash = declared_hash
-        self._canonical = canonical
-        self._time = time
-        self._scope = scope
-        self._signing_key = signing_key
-        self._signature = signature
+    access_key: str
+    declared_hash: bytes | None
+    canonical: bytes
+    time: bytes
+    scope: bytes
+    signing_key: bytes
+    signature: bytes
 
     def verify(self, body_hash: bytes) -> None:
         """Raise InvalidSignature unless the key's secret signs this request with a body of this hash."""
-        digest = sha256(self._canonical + body_hash).hexdigest().encode()
-        text = b"\n".join((ALGORITHM, self._time, self._scope, digest))
-        expected = hmac.digest(self._signing_key, text, "sha256").hex().encode()
-        if not hmac.compare_digest(expected, self._signature):
+        digest = sha256(self.canonical + body_hash).hexdigest().encode()
+        text = b"\n".join((ALGORITHM, self.time, self.scope, digest))
+        expected = hmac.digest(self.signing_key, text, "sha256").hex().encode()
+        if not hmac.compare_digest(expected, self.signature):
             raise InvalidSignature(
                 "The request signature we calculated does not match the signature you provided. Check your AWS Secret "
                 "Access Key and signing method, and that nothing on the way changes the Host header."
