@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack
 from random import Random
 from typing import Any
 
-from torchmoor.admin.collectors import LogCounts
 from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
+from torchmoor.fleet.data_planes import LogCounts
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.api.application import Api

@@ -38,7 +38,7 @@ class Talk:
 
 
 def run(talk: Talk, **settings: object) -> LoadOutcome:
-    return asyncio.run(Load(LoadSettings(**settings), talk).run())  # type: ignore[arg-type]
+    return asyncio.run(Load(LoadSettings(**settings), talk.converse).run())  # type: ignore[arg-type]
 
 
 def test_a_closed_loop_has_as_many_conversations_as_users() -> None:
@@ -59,7 +59,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     async def load() -> tuple[Talk, LoadOutcome]:
         held = asyncio.Event()
         talk = Talk(turns=1, held=held)
-        made = Load(LoadSettings(users=4, rate=500.0, num_requests=10), talk)
+        made = Load(LoadSettings(users=4, rate=500.0, num_requests=10), talk.converse)
         running = asyncio.create_task(made.run())
         while len(made.outcome.samples) < 6:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -78,7 +78,7 @@ def test_what_was_asked_at_the_end_is_answered_and_counted() -> None:
 
     async def load() -> LoadOutcome:
         held = asyncio.Event()
-        made = Load(LoadSettings(users=2, duration_s=600), Talk(turns=9, held=held))
+        made = Load(LoadSettings(users=2, duration_s=600), Talk(turns=9, held=held).converse)
         running = asyncio.create_task(made.run())
         while made.outcome.num_running < 2:  # noqa: ASYNC110
             await asyncio.sleep(0)

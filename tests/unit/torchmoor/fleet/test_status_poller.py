@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
 from torchmoor.fleet.status_poller import InstanceStatus, StatusPoller, read_status
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import Operations
+from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.models import Report, Tier
 
@@ -199,14 +198,14 @@ def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
 @pytest.mark.parametrize("status", [b"", b"[]", b"{}", b'{"sessions": 3}', b'{"sessions": {"max": 1.5, "open": 0}}'])
 def test_what_is_no_status_has_no_room(status: bytes) -> None:
     """An answer of another shape says nothing."""
-    assert read_status(status).room is None
+    assert read_status(OperationAnswer(200, "", status).content()).room is None
 
 
 def test_status_of_the_handler_has_its_room() -> None:
     """The form that the handler's status operation has."""
     status: dict[str, Any] = {"instance": "a", "sessions": {"open": 2, "max": 64, "opened": 9}, "turns": {}}
 
-    assert read_status(json.dumps(status).encode()).room == 62
+    assert read_status(status).room == 62
 
 
 def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
@@ -225,7 +224,7 @@ def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
         "budgets": {"device": {"used": 7, "max": 10}},
     }
 
-    report = read_status(json.dumps(status).encode()).report
+    report = read_status(status).report
 
     assert report == Report({"a": Tier.DEVICE, "b": Tier.DISK, "c": Tier.LOADING}, 7, 10)
 
@@ -235,7 +234,7 @@ def test_report_without_a_budget_is_one(budgets: object) -> None:
     """It is for spreading only."""
     status = {"models": [{"name": "a", "tier": "host"}], "budgets": budgets}
 
-    assert read_status(json.dumps(status).encode()).report == Report({"a": Tier.HOST}, 0, 0)
+    assert read_status(status).report == Report({"a": Tier.HOST}, 0, 0)
 
 
 def test_instances_with_many_models_are_asked_for_them() -> None:
