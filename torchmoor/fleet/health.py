@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from types import TracebackType
 
 import aiohttp
 
@@ -54,9 +53,7 @@ class HealthChecker:
         self._loop_task = asyncio.create_task(self._run())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         assert self._loop_task is not None
         assert self._client is not None
         tasks = [self._loop_task, *self._probes]

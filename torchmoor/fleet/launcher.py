@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from torchmoor.config.launcher import DEFAULT_CAPACITY
@@ -102,9 +101,7 @@ class Launcher:
     async def __aenter__(self) -> Launcher:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
     async def start(self, launches: Sequence[Launch]) -> None:
@@ -143,7 +140,7 @@ class Launcher:
         if self._registry.find(name) is not None:  # added meanwhile
             self._registry.dismiss(name)
         await self._stop(name)
-        await asyncio.to_thread(_remove, self._folder(name))
+        await asyncio.to_thread(remove_folder, self._folder(name))
         del self._tasks[name]
 
     async def stop(self) -> None:
@@ -154,7 +151,7 @@ class Launcher:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
         for name in [*self._tasks, supervisor.JOURNAL_FOLDER]:
-            await asyncio.to_thread(_remove, self._folder(name))
+            await asyncio.to_thread(remove_folder, self._folder(name))
         self._lock.release()
         with suppress(OSError):
             self._settings.run_dir.rmdir()
@@ -330,7 +327,7 @@ def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
             raise LaunchError(f"there is no {launch.archive} in {model_store}; build it with make archives")
 
 
-def _remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a folder as far as possible.
 
     Several threads remove its contents, because deleting a synced file waits for the disk: one thread took ten seconds

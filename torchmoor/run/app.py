@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from random import Random
-from types import TracebackType
 
 from torchmoor.admin.metrics_page import MetricsPages
 from torchmoor.admin.server import AdminServer
@@ -97,9 +96,7 @@ class Proxy:
         self.admin_port = admin.port
         return admin
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
         logger.info("proxy stopped")
 

@@ -34,7 +34,7 @@ class TaskModel:
         self._placement = placement
         self._readers = readers
         self._read = read
-        self._queue = compute.queue(task.run)
+        self.queue = compute.queue(task.run)
 
     @property
     def device_bytes(self) -> int:
@@ -54,7 +54,7 @@ class TaskModel:
     def _begin(self, incoming: Incoming, reply: PendingReply) -> None:
         reply.raise_if_cancelled()
         work = self.task.read(self._read(read_body(incoming)), reply)
-        self._queue.put(_Answer(work, reply).rows())
+        self.queue.put(_Answer(work, reply).rows())
 
     def to_host(self) -> None:
         self._placement.to_host()
@@ -63,7 +63,7 @@ class TaskModel:
         self._placement.to_device()
 
     def close(self) -> None:
-        self._queue.close()
+        self.queue.close()
         self._placement.close()
 
 

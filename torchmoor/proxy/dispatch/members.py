@@ -42,7 +42,6 @@ class Member:
         )
 
     def check(self, value: bytes) -> None:
-        """Raise ValidationError if the value is invalid."""
         problem = self.find_problem(value)
         if problem is not None:
             raise ValidationError(problem)

@@ -7,6 +7,7 @@ fields that hold a secret are read each time and not kept.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
@@ -72,51 +73,33 @@ class BadMessage(Exception):
         self.message = message
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Note:
     """How the application treats a name: whether its fields pass on, and whether their values are read.
 
     find_problem: returns why a request with that value cannot be served, or None; itself None if any value will do.
     """
 
-    __slots__ = ("is_passed", "is_read", "find_problem")
-
-    def __init__(
-        self,
-        *,
-        is_passed: bool = True,
-        is_read: bool = False,
-        find_problem: Callable[[bytes], str | None] | None = None,
-    ) -> None:
-        self.is_passed = is_passed
-        self.is_read = is_read
-        self.find_problem = find_problem
+    is_passed: bool = True
+    is_read: bool = False
+    find_problem: Callable[[bytes], str | None] | None = None
 
 
 PASSED = Note()
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Role:
     """What a field means, whatever its value: the same object for all fields of a name.
 
     A Connection field has a role for the options that it names, and a field with a problem has a role of its own.
     """
 
-    __slots__ = ("name", "kind", "note", "options", "problem")
-
-    def __init__(
-        self,
-        name: bytes,
-        kind: Kind = Kind.PLAIN,
-        note: Note = PASSED,
-        *,
-        options: frozenset[bytes] = _NO_OPTIONS,
-        problem: str | None = None,
-    ) -> None:
-        self.name = name
-        self.kind = kind
-        self.note = note
-        self.options = options
-        self.problem = problem
+    name: bytes
+    kind: Kind = Kind.PLAIN
+    note: Note = PASSED
+    options: frozenset[bytes] = _NO_OPTIONS
+    problem: str | None = None
 
     def __repr__(self) -> str:
         return f"<Role {self.name.decode()} {self.kind.name}>"

@@ -33,22 +33,6 @@ class Layout:
     differ from the next.
     """
 
-    __slots__ = (
-        "places",
-        "masks",
-        "host",
-        "length",
-        "num_hosts",
-        "options",
-        "is_chunked",
-        "is_expecting",
-        "is_upgrade",
-        "is_usual",
-        "is_sound",
-        "repeated",
-        "problem",
-    )
-
     def __init__(self, roles: Sequence[Role]) -> None:
         self.places: dict[bytes, int] = {}
         self.host: int | None = None

@@ -60,8 +60,6 @@ class RequestCaches:
     note: how the application treats a field's name; find_handler: what serves a method and a path.
     """
 
-    __slots__ = ("lines", "heads")
-
     def __init__(
         self,
         note: Callable[[bytes], Note] = note_nothing,
@@ -93,20 +91,6 @@ class RequestReader:
     keep_alive: False once the current request must be the connection's last. is_http10: the last request has HTTP/1.0.
     """
 
-    __slots__ = (
-        "keep_alive",
-        "is_http10",
-        "is_in_head",
-        "_listener",
-        "_lines",
-        "_heads",
-        "_max_header_bytes",
-        "_head",
-        "_left",
-        "_chunks",
-        "_is_dealt_with",
-    )
-
     def __init__(self, listener: RequestListener, caches: RequestCaches, max_header_bytes: int) -> None:
         self._listener = listener
         self._lines = caches.lines
@@ -122,7 +106,6 @@ class RequestReader:
 
     @property
     def has_begun(self) -> bool:
-        """True if part of a head was received."""
         return bool(self._head)
 
     def expect_next(self) -> None:

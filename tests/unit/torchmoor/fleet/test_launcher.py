@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
-from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
+from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings, remove_folder
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -351,7 +351,7 @@ def test_all_that_lies_in_a_folder_is_removed(tmp_path: Path) -> None:
         (folder / name / "00000000").write_text("{}")
     (folder / "loose").write_text("")
 
-    launcher_module._remove(folder)
-    launcher_module._remove(folder)
+    remove_folder(folder)
+    remove_folder(folder)
 
     assert not folder.exists()
