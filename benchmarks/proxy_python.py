@@ -25,7 +25,7 @@ from benchmarks.proxy import make_body, make_sessions
 from benchmarks.proxy_load import BOTO_HEADERS
 from benchmarks.proxy_server import ENDPOINT, registry_of, settings_of
 from benchmarks.report import median, parse_options, print_report
-from torchmoor.proxy.http.client import ClientConnection
+from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
 from torchmoor.run.app import Proxy
 

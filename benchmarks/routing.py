@@ -44,8 +44,8 @@ Processes = dict[Row, dict[tuple[str, int], list[Run]]]  # by arm and number of 
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="one round of 6 s an arm", rounds=6)
-    duration_s = 6.0 if options.quick else DURATION_S
+    options = parse_options(__doc__, quick="one round of 2 s an arm", rounds=6)
+    duration_s = 2.0 if options.quick else DURATION_S
     measured: dict[Row, dict[str, list[Run]]] = {row: {arm: [] for arm in ARMS} for row in (*PUBLISHED, SHORT)}
     processes: Processes = {row: {} for row in PUBLISHED}
     with undisturbed() as is_ahead, stage([*PUBLISHED, SHORT]) as ports:
@@ -62,7 +62,7 @@ def main() -> None:
                 for row, run in runs.items():
                     processes[row].setdefault((arm, number), []).append(run)
             print(f"round {round_number + 1} of {options.rounds}", flush=True)
-    num_requests = 30_000 if options.quick else 200_000
+    num_requests = 10_000 if options.quick else 200_000
     simulated: Simulated = {
         (users, instances): {arm: simulate(arm, users, instances, num_requests=num) for arm in SIMULATED}
         for users, instances, num in (

@@ -38,12 +38,12 @@ from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire.session_ids import verify
 
 LARGE = Plan(num_instances=1_000, num_sessions=1_000_000)
-SMALL = Plan(num_instances=100, num_sessions=30_000, room=450, slots=24, num_lost=5, status_interval_s=5.0)
+SMALL = Plan(num_instances=40, num_sessions=8_000, room=300, slots=16, num_lost=2, status_interval_s=2.0)
 USERS_PER_INSTANCE, SLOTS = 4, 4  # of the closed loop: as busy as the instances can be
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="100 instances, 30,000 sessions", rounds=1)
+    options = parse_options(__doc__, quick="40 instances, 8,000 sessions", rounds=1)
     plan = SMALL if options.quick else LARGE
     fleet = Fleet(plan, seed=1)
     print(f"opening {plan.num_sessions:,} sessions on {plan.num_instances:,} instances", flush=True)
@@ -51,7 +51,7 @@ def main() -> None:
     times = time_choices(fleet)
     num_bytes = bytes_a_session(fleet)
     print("counting apart", flush=True)
-    apart = counts_apart(fleet, num_requests=60_000 if options.quick else 400_000)
+    apart = counts_apart(fleet, num_requests=10_000 if options.quick else 400_000)
     print(f"{plan.duration_s:.0f} s of questions", flush=True)
     outcome = fleet.run()
     print("journals", flush=True)

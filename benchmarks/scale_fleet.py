@@ -13,7 +13,10 @@ from random import Random
 from benchmarks.routing_simulation import Run, service_time
 from handlers.chat.sessions.session_id import SessionIds
 from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.chooser import Chooser
+from torchmoor.proxy.http import message
+from torchmoor.proxy.http.head import Layout
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.instances.slow_start import share_after
@@ -52,6 +55,9 @@ class Plan:
     back_at_s: float = 40.0
 
 
+HEAD = message.Request(message.RequestLine(b"POST", b"/", b"", is_http10=False), [], Layout(()))
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """What a proxy chooses for (torchmoor.proxy.dispatch.dispatch_request)."""
@@ -60,10 +66,7 @@ class Request:
     opens_session: bool = False
     target_model: str | None = None
     strategy_request = FIRST_ATTEMPT
-    wait_ends_at: float = 0.0
-    principal: bytes = b""
-    opening: bytes = b""
-    body_bytes: int = 0
+    head = HEAD
 
 
 @dataclass(eq=False, slots=True)
@@ -96,7 +99,8 @@ class Proxy:
         settings = EndpointSettings(name=ENDPOINT, variants=(VariantSettings(model=ENDPOINT),))
         self.registry = Registry([settings])
         variant = self.registry.endpoints()[0].variants[0]
-        self.chooser = Chooser(variant, Random(seed), binds_late=False, are_journaled=True)
+        metrics = InvocationMetrics(ENDPOINT, variant.name)
+        self.chooser = Chooser(variant, metrics, Random(seed), binds_late=False, are_journaled=True)
         self.instances: dict[str, Instance] = {}
         names = [f"llava-{number}" for number in range(plan.num_instances)]
         Random(seed).shuffle(names)  # each proxy has met them in an order of its own

@@ -70,7 +70,11 @@ class Pump:
         self._news = threading.Condition()
 
     def __repr__(self) -> str:
-        return f"<Pump {len(self._replies)} in flight>"
+        return f"<Pump {self.num_in_flight} in flight>"
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._replies)
 
     def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:
         """Run one TorchServe step: return a body for each row, b"" for rows without an answer yet."""
@@ -111,7 +115,7 @@ class Pump:
 
     def _begin(self, request_id: str, index: int, rows: list[dict[str, Any]], context: Any) -> None:
         """Pass a new row to the service. A failure affects this row only."""
-        is_full = len(self._replies) - self._num_operations >= self._settings.max_in_flight
+        is_full = self.num_in_flight - self._num_operations >= self._settings.max_in_flight
         reply = self._replies[request_id] = PendingReply(self._wake)
         with reply.guarded():
             incoming = read_row(rows[index], context.get_all_request_header(index))
@@ -124,7 +128,7 @@ class Pump:
                 reply.finish_json({operations.NUM_CANCELLED: num_cancelled})
                 return
             if operation == operations.IN_FLIGHT:
-                num_in_flight = len(self._replies) - self._num_operations
+                num_in_flight = self.num_in_flight - self._num_operations
                 reply.finish_json({operations.NUM_IN_FLIGHT: num_in_flight})
                 return
             if is_full and not operation:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,6 +17,20 @@ HEAD = """# Modules
 
 Each package, and the first sentence of each module's docstring. `scripts/make_module_table.py` writes this page.
 [architecture.md](architecture.md) follows a request and a token through these packages.
+The [last table](#settings) says which module has which setting.
+"""
+SETTINGS = (
+    *sorted(ROOT.glob("torchmoor/config/*.py")),
+    ROOT / "torchmoor" / "container" / "environment.py",
+    ROOT / "handlers" / "settings.py",
+)
+SETTINGS_HEAD = """## Settings
+
+Each limit, time-out, interval and default that operators may set, by the class and module that define it.
+[configuration.md](configuration.md) has the defaults.
+
+| module | class | settings |
+|---|---|---|
 """
 
 
@@ -36,6 +51,19 @@ def make_section(folder: Path) -> str:
     return "\n".join([f"## {name}/", "", f"{first_sentence(folder / '__init__.py')}.", *table])
 
 
+def make_settings_rows(path: Path) -> Iterator[str]:
+    """Yield a row for each class of a settings module that has fields."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            fields = [
+                f"`{each.target.id}`"
+                for each in node.body
+                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+            ]
+            if fields:
+                yield f"| `{path.relative_to(ROOT)}` | `{node.name}` | {', '.join(fields)} |\n"
+
+
 def make_page() -> str:
     """Return the whole page."""
     folders = [
@@ -44,7 +72,8 @@ def make_page() -> str:
         for folder in (ROOT / package, *sorted((ROOT / package).rglob("*/")))
         if (folder / "__init__.py").is_file()
     ]
-    return "\n\n".join([HEAD.rstrip(), *map(make_section, folders)]) + "\n"
+    rows = [row for path in SETTINGS for row in make_settings_rows(path)]
+    return "\n\n".join([HEAD.rstrip(), *map(make_section, folders), SETTINGS_HEAD + "".join(rows)])
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ Each such server starts once per process, when the first test requests it. Slow 
 instances, start in one process only: all tests that use a fleet run there, one after the other.
 """
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -23,6 +25,9 @@ ROOT = Path(__file__).parents[1]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts this run in the background ignores SIGINT, and every program that a test starts inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# A property test tries the same examples in each run, however slow the machine is.
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("suite")
 collect_ignore = ["clients"]  # for .venv-clients; tests/unit/torchmoor/clients/test_langchain.py runs them
 
 
@@ -60,7 +65,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: place_of(item.path))
+    items.sort(key=lambda item: (place_of(item.path), item.get_closest_marker("ends_fleet") is not None))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Exempt all modules and tests from garbage collection, because each full collection would visit them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

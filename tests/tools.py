@@ -27,9 +27,11 @@ PACKAGES = {  # the Debian package of each program
     "ip6tables": "iptables",
     "iptables": "iptables",
     "mmdebstrap": "mmdebstrap",
+    "nginx": "nginx",
     "openssl": "openssl",
     "podman": "podman",
     "redis-cli": "redis-tools",
+    "wrk": "wrk",
 }
 REASON = re.compile(r"(\S+(?:, \S+)*) (?:is|are) missing \(apt-get install [^)]+\)")
 

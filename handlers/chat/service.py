@@ -19,7 +19,7 @@ from handlers.chat.commands import (
     OpenSession,
     ReportStatus,
 )
-from handlers.chat.dialects.requests import parse
+from handlers.chat.dialects.table import parse
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.pictures.receiver import ImageReceiver
 from handlers.chat.pictures.store import ImageStore
@@ -80,22 +80,23 @@ class ChatService:
             session.features_bytes, session.host_bytes, is_durable, loader.decode, self._encode, counters
         )
         self.store = SessionStore(session, ids, engine.runner.pool, self.images, wall)
-        self._recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays)
+        self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays)
         can_see = model.image_token_id is not None
         receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)
-        self._sessions = SessionLifecycle(ids, self.store, self._recorder, receiver, counters, self._loading)
+        self._sessions = SessionLifecycle(ids, self.store, self.recorder, receiver, counters, self._loading)
+        self.admission = Admission()
         self._parts = GenerationParts(
             limits=ContextLimits(settings.engine, session, model, engine.runner.pool),
             model=model,
             engine=engine,
             images=self.images,
-            admission=Admission(),
+            admission=self.admission,
             receiver=receiver,
             preparing=self._preparing,
             loading=self._loading,
             counters=counters,
         )
-        self._expiry = ExpiryThread(self.store.expire, self._recorder.sweep, session.tombstone_s, wall)
+        self._expiry = ExpiryThread(self.store.expire, self.recorder.sweep, session.tombstone_s, wall)
 
     def stop(self) -> None:
         """End the service's threads and the engine."""
@@ -138,7 +139,7 @@ class ChatService:
             self._start_turn(session, command, reply)
 
     def _start_turn(self, session: Session, command: Ask, reply: PendingReply) -> None:
-        Turn(self._parts, self.store, self._recorder, session, command, reply).start()
+        Turn(self._parts, self.store, self.recorder, session, command, reply).start()
 
     def _change_session(
         self, command: OpenSession | AddImages | CloseSession | ActOnSession, reply: PendingReply
@@ -184,4 +185,4 @@ class ChatService:
 
     def numbers(self) -> dict[str, dict[str, int]]:
         """Return the status as numbers alone, for the metrics (handlers/metrics.py). Any thread."""
-        return count_everything(self.counters, self.store, self.images, self._loader, self._engine)
+        return count_everything(self.counters, self.store, self._loader, self._engine)

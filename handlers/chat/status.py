@@ -1,7 +1,6 @@
 """The worker's status: the numbers that the status operation and the metrics report."""
 
 from handlers.chat.pictures.loader import ImageLoader
-from handlers.chat.pictures.store import ImageStore
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
 from handlers.engine.engine import Engine
@@ -10,13 +9,13 @@ _OUTCOMES = ("finished", "cancelled", "timed_out", "failed", "repeated")
 
 
 def count_everything(
-    counters: Counters, store: SessionStore, images: ImageStore, loader: ImageLoader, engine: Engine
+    counters: Counters, store: SessionStore, loader: ImageLoader, engine: Engine
 ) -> dict[str, dict[str, int]]:
     """Return the numbers by group and name (docs/instance-protocol.md). Any thread."""
     count = counters.get
     started = count("turns_started")
     ended = {name: count(f"turns_{name}") for name in _OUTCOMES}
-    pool, scheduler = engine.runner.pool, engine.scheduler
+    pool, images, scheduler = store.pool, store.images, engine.scheduler
     return {
         "sessions": {
             "open": len(store),

@@ -71,11 +71,11 @@ class Engine:
 
     def submit(self, sequence: Sequence) -> None:
         """Begin to generate when there is room; its events arrive on the engine thread."""
-        self._post(self._inbox, lambda: self._admit(sequence))
+        self._post(self._inbox, lambda: self.admit(sequence))
 
     def cancel(self, sequence: Sequence, error: Exception) -> None:
         """The sequence leaves before the next step, its last event being this error; nothing if it has ended."""
-        self._post(self._inbox, lambda: self._finish(sequence, error))
+        self._post(self._inbox, lambda: self.finish(sequence, error))
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
         """Run `function` on the engine thread between two steps, no other one between the same two: encoding an image
@@ -129,16 +129,16 @@ class Engine:
 
     def _fail_all(self, error: Exception) -> None:
         for sequence in self.scheduler.all():
-            self._finish(sequence, error)
+            self.finish(sequence, error)
 
     def step(self) -> None:
         """Give each scheduled sequence its next token. Engine thread only."""
         now = self._clock()
         for sequence in self.scheduler.all():
             if sequence.deadline <= now:
-                self._finish(sequence, TurnTimedOut("the answer was not finished before the turn's deadline"))
+                self.finish(sequence, TurnTimedOut("the answer was not finished before the turn's deadline"))
         while (newest := self.scheduler.admit()) is not None:
-            self._finish(newest, OutOfMemory("the KV cache has no room for this turn beside others; try again later"))
+            self.finish(newest, OutOfMemory("the KV cache has no room for this turn beside others; try again later"))
         batch = self.scheduler.next_batch()
         if batch:
             num_decoding = sum(not work.sequence.is_prefilling for work in batch)
@@ -212,7 +212,8 @@ class Engine:
         if not sequence.on_event(TokenEvent(token, logprob, reason)):
             self._forget(sequence)
 
-    def _admit(self, sequence: Sequence) -> None:
+    def admit(self, sequence: Sequence) -> None:
+        """Let the sequence join the batch, or wait for room. Engine thread only."""
         pool = self.runner.pool
         try:
             self._samplers[sequence] = Sampler(sequence.params, self.runner.model.device)
@@ -220,11 +221,12 @@ class Engine:
         except Exception as exc:
             self._fail(sequence, exc)
         if pool.shape.num_bytes(sequence.max_tokens) > pool.capacity_bytes:  # it would wait for ever, others behind it
-            self._finish(
+            self.finish(
                 sequence, OutOfMemory(f"this turn takes more than the KV cache's {pool.capacity * BLOCK} tokens")
             )
 
-    def _finish(self, sequence: Sequence, error: Exception) -> None:
+    def finish(self, sequence: Sequence, error: Exception) -> None:
+        """End a sequence with this error unless it has ended. Engine thread only."""
         if sequence in self._samplers:
             self._forget(sequence)
             self._guard(lambda: sequence.on_event(TokenEvent(None, error=error)))
@@ -233,6 +235,11 @@ class Engine:
         """Out of the batch; the sequence may have left already, by its own event."""
         self.scheduler.remove(sequence)
         self._samplers.pop(sequence, None)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless just the sequences that run or wait have a sampler. Engine thread only."""
+        if set(self._samplers) != set(self.scheduler.all()):
+            raise RuntimeError(f"{len(self._samplers)} samplers are kept for {self.scheduler!r}")
 
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Return an image's features, (image tokens, hidden size). Call from any thread but the engine's.

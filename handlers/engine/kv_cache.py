@@ -103,6 +103,11 @@ class BlockPool:
             if cache.table:
                 self._idle[cache] = None
 
+    def is_pinned(self, cache: "SequenceCache") -> bool:
+        """True if the cache holds blocks that cannot be evicted."""
+        with self.lock:
+            return bool(cache.table) and cache not in self._idle
+
     def take(self, count: int, after: int | None) -> list[int]:
         """Hold `count` free blocks, evicting idle caches if need be. Raises OutOfMemory if they are not to be had."""
         with self.lock:
@@ -193,7 +198,7 @@ class BlockPool:
             if sorted(self._free) != [block for block, count in enumerate(holders) if count == 0]:
                 raise RuntimeError("the free blocks are not those that no cache holds")
             published = {block: state.key for block, state in enumerate(self._blocks) if state.key is not None}
-            if published != {block: key for key, block in self._published.items()}:
+            if {key: block for block, key in published.items()} != self._published:
                 raise RuntimeError("a block is published under a content that it does not hold")
             if any(holders[block] == 0 for block in published):
                 raise RuntimeError("a free block is published")

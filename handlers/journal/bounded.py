@@ -25,7 +25,7 @@ class BoundedJournal:
 
     def __init__(self, journal: Journal, timeout_s: float, max_in_flight: int) -> None:
         self._journal = journal
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._max_in_flight = max_in_flight
         self._lock = threading.Lock()
         self._num_in_flight = 0
@@ -64,7 +64,7 @@ class BoundedJournal:
             return
         self._sweeping = _start(partial(self._journal.sweep, expired_before))
         try:
-            self._sweeping.result(self._timeout_s)
+            self._sweeping.result(self.timeout_s)
         except TimeoutError:
             if self._sweeping.done():
                 raise
@@ -74,7 +74,7 @@ class BoundedJournal:
         is_trial = self._enter()
         has_timed_out = False
         try:
-            return _start(action, self._leave).result(self._timeout_s)
+            return _start(action, self._leave).result(self.timeout_s)
         except TimeoutError:
             has_timed_out = True
             raise TimeoutError("the journal did not answer in time") from None

@@ -63,12 +63,12 @@ return ARGV[1]
 
 
 class RedisJournal:
-    """client: returns bytes. keep_s: how long a session's keys, and the marker of a closed one, outlive its expiry.
-    claim_s: how long a claim is kept."""
+    """client: returns bytes. tombstone_s: how long a session's keys, and the marker of a closed one, outlive its
+    expiry. claim_s: how long a claim is kept."""
 
-    def __init__(self, client: "redis.Redis", keep_s: int, claim_s: int) -> None:
+    def __init__(self, client: "redis.Redis", tombstone_s: int, claim_s: int) -> None:
         self._client: Any = client
-        self._keep_s = keep_s
+        self._tombstone_s = tombstone_s
         self._claim_s = claim_s
 
     def append(self, session_id: str, number: int, event: Event) -> None:
@@ -123,7 +123,7 @@ class RedisJournal:
                 raise
 
     def _expire_at(self, session_id: str) -> int:
-        return expiry(session_id) + self._keep_s
+        return expiry(session_id) + self._tombstone_s
 
 
 def connect(address: RedisAddress, limits: JournalSettings) -> "redis.Redis":

@@ -56,10 +56,10 @@ class Deployer:
         self._monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
         enforce(self._monkeypatch)
         account = Account(REGION, None, self._aws.url)
-        self._connect: Callable[..., Account] = lambda *options: account
+        self.connect: Callable[..., Account] = lambda *options: account
 
     def run(self, *arguments: str) -> int:
-        return main([*arguments, "--endpoint", "llava"], Watch(say=print, poll_s=0), self._connect)
+        return main([*arguments, "--endpoint", "llava"], Watch(say=print, poll_s=0), self.connect)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_the_published_policy_is_enough(
     assert deployer.run("status") == 3
     assert deployer.run(*deploy, "--image", deploy[4].replace("torchmoor", "other")) == 0, "SageMaker would refuse it"
     assert "note: may not look for" in capsys.readouterr().out
-    assert main(["status", "--endpoint", "other"], None, deployer._connect) == 1
+    assert main(["status", "--endpoint", "other"], None, deployer.connect) == 1
     assert "docs/sagemaker.md lists the rights" in capsys.readouterr().err
 
 

@@ -1,28 +1,50 @@
-"""Every benchmark runs from end to end; only the correctness of answers is checked, not the figures."""
+"""Every benchmark runs from end to end, as `make bench` starts it; its times are not checked."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.goals import GOALS
+from benchmarks.report_all import known_benchmarks
+from tests.documented.as_user import ROOT, make
 from tests.tools import missing
 
-ROOT = Path(__file__).resolve().parents[2]
+LONG = ("async_inference", "engine", "followup", "many_models")  # minutes each, even shortened
+PEERS = ("cpu_vs_vllm_router", "cpu_vs_sglang_router")  # not measured where these are not installed
+long = pytest.mark.long
+slow = pytest.mark.slow
 
-pytestmark = [pytest.mark.long, pytest.mark.torchserve, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(900)]
 
 
 def quick_run(name: str) -> Any:
     """Return a quick run's last line."""
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(make("bench", f"NAME={name}", "QUICK=1").splitlines()[-1])
 
 
+@slow
+@pytest.mark.needs("nginx", "wrk")
+def test_proxy_runs() -> None:
+    """Every ratio with a goal is measured, except against routers that are not installed."""
+    check_ratios("proxy", quick_run("proxy"), absent=PEERS)
+
+
+@slow
+@pytest.mark.parametrize("name", sorted({*known_benchmarks()} - {*LONG, "proxy", "failover"}))
+def test_benchmark_runs(name: str) -> None:
+    """Every ratio with a goal is measured."""
+    check_ratios(name, quick_run(name))
+
+
+def check_ratios(name: str, report: Any, absent: tuple[str, ...] = ()) -> None:
+    wanted = {goal.ratio for goal in GOALS if goal.benchmark == name} - {*absent}
+    assert report["benchmark"] == name
+    assert report["rows"]
+    assert {ratio for ratio in wanted if report["ratios"].get(ratio) is None} == set()
+
+
+@long
 def test_followup_runs() -> None:
     """All ways to ask a follow-up question give the same greedy answer, and no session is lost under pressure."""
     found = quick_run("followup")
@@ -36,6 +58,7 @@ def test_followup_runs() -> None:
     assert 1.0 <= ratios["kv_bytes_vs_formula"] <= 1.05
 
 
+@long
 def test_engine_runs() -> None:
     """Answers of any number of streams, of follow-ups and of the served engine equal those of generate."""
     if not (ROOT / "models" / "smollm2" / "config.json").is_file():
@@ -48,6 +71,7 @@ def test_engine_runs() -> None:
     assert found["settings"]["answers_compared"] == 38
 
 
+@slow
 def test_failover_runs() -> None:
     """When one instance of three fails, no session and no acknowledged turn is lost."""
     ratios = quick_run("failover")["ratios"]
@@ -56,6 +80,7 @@ def test_failover_runs() -> None:
     assert ratios["detect_s"] is not None
 
 
+@long
 def test_many_models_runs() -> None:
     """Two hundred models on a worker with memory for twenty give correct answers, also after a kill."""
     if not (ROOT / "models" / "minilm" / "config.json").is_file():
@@ -67,6 +92,7 @@ def test_many_models_runs() -> None:
     assert all(ratios[key] > 0 for key in ("warm_vs_alone", "cold_vs_read", "memory_vs_process_a_model"))
 
 
+@long
 def test_async_inference_runs() -> None:
     """Each request has exactly one result whichever process is killed, and 1 GB passes with little memory."""
     found = quick_run("async_inference")

@@ -31,8 +31,8 @@ from tests.fuzz.llhttp import CUT, Answers, Requests
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.settings import ProxySettings
-from torchmoor.proxy.http.client import ClientConnection
 from torchmoor.proxy.http.message import Request
+from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry

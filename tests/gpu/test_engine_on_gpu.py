@@ -56,7 +56,7 @@ def answer(device: torch.device, prompts: list[list[int]], pixels: torch.Tensor 
 
         cache = SequenceCache(runner.pool)
         cache.match(prompt)
-        engine._admit(Sequence(prompt, spans, cache, SamplingParams(max_new_tokens=24), float("inf"), listen))
+        engine.admit(Sequence(prompt, spans, cache, SamplingParams(max_new_tokens=24), float("inf"), listen))
     while engine.scheduler.all():
         engine.step()
     return outputs

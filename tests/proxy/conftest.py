@@ -162,7 +162,7 @@ class Stage:
         for thing in reversed(self._closables):
             thing.close()
         with suppress(RuntimeError):  # the loop is closed if a test has stopped the proxy itself
-            self.loop.call_soon_threadsafe(self._stop.set)
+            self.loop.call_soon_threadsafe(self.stopping.set)
         self._thread.join(60)
         assert not self._thread.is_alive(), "the proxy did not stop"
         if self._failure is not None:
@@ -177,7 +177,7 @@ class Stage:
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
+        self.stopping = asyncio.Event()
         self.faults: list[dict[str, Any]] = []
         self.loop.set_exception_handler(lambda loop, context: self.faults.append(context))
         for fake in self.instances.values():
@@ -201,7 +201,7 @@ class Stage:
                 await asyncio.sleep(0.001)
             self._usual_tasks = set(asyncio.all_tasks())
             self._ready.set()
-            await self._stop.wait()
+            await self.stopping.wait()
         for fake in self.instances.values():
             await fake.stop()
 
@@ -260,7 +260,7 @@ class Stage:
         assert self.proxy.data.gate is None or self.proxy.data.gate.num_held_bytes == 0
         for instance in self.registry.instances():
             for connection in instance.idle:
-                assert connection.is_usable
+                assert not connection.transport.is_closing()
                 assert connection.exchange is None
             assert len(set(map(id, instance.idle))) == len(instance.idle)
         for dispatcher in self.proxy.data.gateway.dispatchers():
@@ -274,7 +274,7 @@ class Stage:
         assert self.faults == []
 
     def _extra_tasks(self) -> list[str]:
-        fakes = {task for fake in self.instances.values() for task in fake._tasks}
+        fakes = {task for fake in self.instances.values() for task in fake.tasks}
         left = asyncio.all_tasks(self.loop) - self._usual_tasks - fakes
         return [repr(task) for task in left if "Stage." not in repr(task)]
 

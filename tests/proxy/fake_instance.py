@@ -147,28 +147,28 @@ class FakeInstance:
     host: str | None = "127.0.0.1"  # None: every address
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
         """Listen on any free port."""
-        self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=1 << 20)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.server = await asyncio.start_server(self.serve, self.host, self.port, limit=1 << 20)
+        self.port = self.server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Die: refuse new connections and reset the open ones."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self.server is not None:
+            self.server.close()
+            self.server = None
         for writer in list(self._writers):
             writer.transport.abort()
-        for task in list(self._tasks):
+        for task in list(self.tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self.tasks.add(task)
         self._writers.add(writer)
         connection = 0
         try:
@@ -201,7 +201,7 @@ class FakeInstance:
             pass
         finally:
             self.num_open -= bool(connection)
-            self._tasks.discard(task)
+            self.tasks.discard(task)
             self._writers.discard(writer)
             writer.close()
 

@@ -370,6 +370,17 @@ def test_refusals_are_counted(guarded: Stage) -> None:
     assert 'AccessDenied_total{error="MissingAuthenticationTokenException"} 1.0' in metrics
 
 
+def test_a_refusal_for_another_cause_is_not_counted_as_denied(make_stage: MakeStage) -> None:
+    """A valid signature over a body that is too long is an invalid request, not refused access."""
+    access = AccessSettings(max_signed_body_bytes=1000, max_unverified_bytes=5000)
+    stage = make_stage(access=access, credentials=CREDENTIALS)
+    assert send(signed(stage, b"x" * 1001))[0] == 400
+
+    metrics = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+
+    assert "AccessDenied_total{" not in metrics
+
+
 def test_signed_requests_are_spread_by_the_body_they_begin_with(make_stage: MakeStage) -> None:
     """A strategy that looks at the body sees it after the check as it would without one."""
     stage = make_stage(credentials=CREDENTIALS, strategy="PREFIX_AWARE")

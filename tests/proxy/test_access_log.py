@@ -83,6 +83,18 @@ def test_answer_that_cannot_be_recorded_harms_no_request(stage: Stage, caplog: p
     wait_until(lambda: caplog.text.count("request not recorded") == 3, "each failure is in the log")
 
 
+def test_an_accepted_asynchronous_request_has_a_line(
+    make_stage: Callable[..., Stage], path: Path, tmp_path: Path
+) -> None:
+    """The line belongs to the answer 202; the request's own end is in the list of asynchronous requests."""
+    stage = make_stage(observe=logging_to(path), async_folder=tmp_path)
+
+    stage.client().invoke_endpoint_async(EndpointName="llava", Body=b"{}")
+
+    [line] = lines(path)
+    assert (line["status"], line["path"]) == (202, "/endpoints/llava/async-invocations")
+
+
 def test_lines_of_one_session_share_a_hash(stage: Stage, path: Path) -> None:
     """The answer that opens a session has the hash too, so that a session can be followed without its id."""
     headers = {"X-Amzn-SageMaker-New-Session-Id": f"{NEW_ID}; Expires=2038-01-19T03:14:07Z"}

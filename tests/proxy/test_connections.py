@@ -184,10 +184,10 @@ def test_slow_instance_holds_the_upload_back(stage: Stage) -> None:
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             await original(reader, writer)
 
-    original = stage.a._serve
+    original = stage.a.serve
     stage.run(stage.b.stop())
     stage.run(stage.a.stop())
-    stage.a._serve = Unread().serve  # type: ignore[method-assign,assignment]
+    stage.a.serve = Unread().serve  # type: ignore[method-assign,assignment]
     stage.run(stage.a.start())
     body = bytes(32 << 20)
     sent = threading.Event()
@@ -200,7 +200,7 @@ def test_slow_instance_holds_the_upload_back(stage: Stage) -> None:
     with stage.socket() as sock:
         thread = threading.Thread(target=upload)
         thread.start()
-        stage.until(lambda: any(c._is_reading_paused for c in stage.proxy.data.server.connections), "back-pressure")
+        stage.until(lambda: any(c.is_reading_paused for c in stage.proxy.data.server.connections), "back-pressure")
         assert not sent.is_set()
 
         gate.open()
@@ -379,7 +379,7 @@ def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> No
 
     for fake in (stage.a, stage.b):
         stage.run(fake.stop())
-        fake._serve = refuse_early  # type: ignore[method-assign,assignment]
+        fake.serve = refuse_early  # type: ignore[method-assign,assignment]
         stage.run(fake.start())
 
     with stage.socket() as sock:
@@ -417,7 +417,7 @@ def test_stopping_lets_running_exchanges_end(make_stage: Callable[..., Stage]) -
             assert read_answer(idle).startswith(b"HTTP/1.1 200")  # so that the proxy has accepted it
             busy.sendall(POST)
             gate.wait_reached()
-            stage.loop.call_soon_threadsafe(stage._stop.set)
+            stage.loop.call_soon_threadsafe(stage.stopping.set)
             assert idle.recv(1) == b""
             gate.open()
 
@@ -436,7 +436,7 @@ def test_stopping_ends_with_its_grace() -> None:
         with stage.socket() as busy:
             busy.sendall(POST)
             gate.wait_reached()
-            stage.loop.call_soon_threadsafe(stage._stop.set)
+            stage.loop.call_soon_threadsafe(stage.stopping.set)
 
             assert busy.recv(1) == b""
             gate.open()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire
+from tests.waiting import wait_until
 from torchmoor.clients.errors import ModelStreamError, StreamCut
 from torchmoor.clients.events import abort, payload_parts, read_event_stream
 
@@ -77,7 +77,7 @@ def test_whoever_stops_reading_ends_the_request(stage: Stage) -> None:
         with suppress(ConnectionError):
             while not wire.writer.transport.is_closing():
                 await wire.chunk(b"\n")
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0)
         left.append(1)
 
     stage.a.behave = stage.b.behave = endless
@@ -107,8 +107,7 @@ def test_a_reader_that_waits_can_be_ended_from_another_thread(stage: Stage) -> N
 
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(next, pieces)
-        while not waiting.running():
-            time.sleep(0.001)
+        wait_until(waiting.running, "the thread waits")
         abort(events)
         with pytest.raises(StreamCut):
             waiting.result(60)

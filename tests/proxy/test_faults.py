@@ -11,10 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Behaviour, FakeInstance, Received, Wire, answering, refusing
+from tests.proxy.fake_instance import Behaviour, FakeInstance, Gate, Received, Wire, answering, refusing
 from torchmoor.config.health import HealthSettings, RecoverySettings
 from torchmoor.config.limits import TimeoutSettings
-from torchmoor.fleet.worker_status import MAX_TRIES
+from torchmoor.fleet.worker_probe import MAX_TRIES
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.routing.sessions import place_of
@@ -215,34 +215,28 @@ def test_refused_connections_cost_no_budget(make_stage: Callable[..., Stage]) ->
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "b"
 
 
-class Hold:
-    """Holds the requests of an instance until it is let go."""
-
-    def __init__(self) -> None:
-        self.is_reached = self.is_let_go = False
-
-    async def __call__(self, request: Received, wire: Wire) -> None:
-        self.is_reached = True
-        while not self.is_let_go:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        await wire.answer()
-
-
 def test_drained_instance_hands_its_sessions_over(make_stage: Callable[..., Stage]) -> None:
     """With a journal: what runs there ends there, the next turn goes elsewhere, and after a resume it returns."""
-    stage = make_stage(are_journaled=True, health=OFTEN, recovery=RecoverySettings(slow_start_s=0.05))
+    stage = make_stage(are_journaled=True, health=OFTEN, recovery=RecoverySettings(slow_start_s=30))
     session = make_session_id("a")
-    stage.a.behave = hold = Hold()
+    gate = Gate()
+
+    async def hold(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer()
+
+    stage.a.behave = hold
     running = invoke(stage, session=session)
-    stage.until(lambda: hold.is_reached, "the running turn")
+    gate.wait_reached()
 
     assert admin(stage, "POST", "/instances/a/drain") == (200, {"name": "a", "state": "draining", "outstanding": 1})
 
     assert instance_of(read_answer(invoke(stage, session=session))) == "b"
     assert instance_of(read_answer(invoke(stage))) == "b"
-    hold.is_let_go = True
+    gate.open()
     assert instance_of(read_answer(running)) == "a"
     assert admin(stage, "POST", "/instances/a/resume")[0] == 200
+    stage.pass_time(30)
     stage.until(lambda: stage.instance("a").is_ready and stage.instance("a").share == 1.0, "its return")
     assert instance_of(read_answer(invoke(stage, session=session))) == "a"
 
@@ -318,7 +312,7 @@ def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Sta
         await wire.begin_stream("application/json")
         for piece in (b'{"inst', b'ance": "a"', b"}"):
             await wire.chunk(piece)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0)
         await wire.chunk(b"")
 
     async def hang(request: Received, wire: Wire) -> None:

@@ -249,7 +249,7 @@ def test_chunked_body_is_held_back_while_its_request_waits(make_stage: Callable[
         stage.until(lambda: waiting(stage) == 1, "the request waiting")
         sock.setblocking(False)
         num_sent = sock.send(chunk)
-        stage.until(lambda: any(c._is_reading_paused for c in stage.proxy.data.server.connections), "held back")
+        stage.until(lambda: any(c.is_reading_paused for c in stage.proxy.data.server.connections), "held back")
         sock.settimeout(10)
         held.let_go(b"1")
         held.let_go(body)

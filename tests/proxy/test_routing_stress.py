@@ -19,6 +19,12 @@ NUM_CLIENTS = 24
 NUM_REQUESTS = 8
 
 
+async def steps(number: int) -> None:
+    """Let the event loop go round this many times."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("strategy", ["LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE", "KV_AWARE"])
 def test_every_request_is_answered_once_whatever_happens(make_stage: Callable[..., Stage], strategy: str) -> None:
     """Clients that leave, instances that refuse, reset, go down and come back, turns, chunked bodies, a small queue.
@@ -47,7 +53,7 @@ def test_every_request_is_answered_once_whatever_happens(make_stage: Callable[..
 
     async def behave(request: Received, wire: Wire) -> None:
         fate = rng.random()
-        await asyncio.sleep(rng.random() * 0.01)
+        await steps(rng.randrange(40))
         if fate < 0.05:
             wire.reset()
         elif fate < 0.1:
@@ -83,12 +89,12 @@ def test_every_request_is_answered_once_whatever_happens(make_stage: Callable[..
                 cut = rng.randrange(1, len(data))
                 writer.write(data[:cut])
                 if rng.random() < 0.15:  # leaves before all is sent
-                    await asyncio.sleep(rng.random() * 0.01)
+                    await steps(rng.randrange(40))
                     continue
                 await asyncio.sleep(0)
                 writer.write(data[cut:])
                 if rng.random() < 0.1:  # leaves before the answer
-                    await asyncio.sleep(rng.random() * 0.01)
+                    await steps(rng.randrange(40))
                     continue
                 answer = await reader.readuntil(b"\r\n\r\n")
                 status = int(answer.split(b" ")[1])
@@ -104,7 +110,7 @@ def test_every_request_is_answered_once_whatever_happens(make_stage: Callable[..
         while True:
             name = rng.choice("abc")
             for state in (InstanceState.DOWN, InstanceState.READY, InstanceState.DRAINING, InstanceState.READY):
-                await asyncio.sleep(rng.random() * 0.02)
+                await steps(rng.randrange(80))
                 stage.registry.set_state(name, state)
 
     async def everything() -> None:

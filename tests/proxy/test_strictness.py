@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.proxy.conftest import Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
 from torchmoor.config.limits import LimitSettings
-from torchmoor.proxy.http.client import ClientConnection
+from torchmoor.proxy.http.server import ClientConnection
 
 LINE = b"POST /endpoints/llava/invocations HTTP/1.1\r\n"
 HEAD = LINE + b"Host: x\r\n"
@@ -32,62 +32,41 @@ def connections_of(stage: Stage) -> set[ClientConnection]:
     return stage.proxy.data.server.connections
 
 
+@pytest.fixture(scope="module")
+def shared() -> object:
+    with Stage() as running:
+        running.a.behave = running.b.behave = answering(body=b'"probe"')
+        yield running
+        running.check_clean()
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
         (HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", 400),
-        (HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400),
-        (HEAD + b"Content-Length: 2, 2\r\n\r\n{}", 400),
-        (HEAD + b"Content-Length: +2\r\n\r\n{}", 400),
-        (HEAD + b"Content-Length: -2\r\n\r\n{}", 400),
-        (HEAD + b"Content-Length: 0x2\r\n\r\n{}", 400),
-        (HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n{}", 400),
         (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
-        (HEAD + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 501),
-        (HEAD + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"X: a\r\n b\r\n\r\n", 400),
-        (HEAD + b"X: a\rb\r\n\r\n", 400),
-        (HEAD + b"X: a\0b\r\n\r\n", 400),
-        (HEAD + b"X y: a\r\n\r\n", 400),
-        (HEAD.replace(b"\r\n", b"\n") + b"\n", 400),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0x2\r\n{}\r\n0\r\n\r\n", 400),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n-2\r\n{}\r\n0\r\n\r\n", 400),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n{}", 400),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\n{}\n0\n\n", 400),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}XX0\r\n\r\n", 400),
-        (LINE + b"Content-Length: 2\r\n\r\n{}", 400),
-        (HEAD + b"Host: y\r\nContent-Length: 2\r\n\r\n{}", 400),
-        (LINE.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (LINE.replace(b"1.1", b"3.0") + b"\r\n", 400),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-        (b"CONNECT example.com:443 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-        (HEAD + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\n{}", 400),
-        (HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400),
         (HEAD + b"Expect: something\r\nContent-Length: 2\r\n\r\n{}", 417),
-        (b"POST example HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-        (b"POST /\xff HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         (b"POST /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
-        (HEAD + b"X: " + b"a" * 20_000 + b"\r\n\r\n", 431),
         (HEAD + b"".join(b"X%d: a\r\n" % n for n in range(5000)) + b"\r\n", 431),
         (HEAD + b"X: " + b"a" * 20_000, 431),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;" + b"a" * 20_000, 431),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"a" * 20_000, 431),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
         (b"nonsense\r\n\r\n", 400),
     ],
 )
-def test_bad_request_is_refused_once_and_closes(stage: Stage, request_bytes: bytes, status: int) -> None:
-    """Whatever follows in the same bytes is not served either."""
-    with stage.socket() as sock:
+def test_bad_request_is_refused_once_and_closes(shared: Stage, request_bytes: bytes, status: int) -> None:
+    """Whatever follows in the same bytes is not served either. tests/unit/torchmoor/http has each rule."""
+    num_before = [len(fake.received) for fake in (shared.a, shared.b)]
+    with shared.socket() as sock:
         sock.sendall(request_bytes + (b"" if request_bytes.endswith((b"aa", b"\x03")) else GOOD))
         answer = read_answer(sock, to_end=True)
 
     refused(answer, status)
-    assert not any(seen.body for seen in stage.a.received + stage.b.received)
+    new = [
+        seen for fake, before in zip((shared.a, shared.b), num_before, strict=True) for seen in fake.received[before:]
+    ]
+    assert not any(seen.body for seen in new)
 
 
 def test_smuggled_request_never_reaches_an_instance(stage: Stage) -> None:
@@ -333,20 +312,12 @@ FRAGMENTS = [
 GARBAGE = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.binary(max_size=40)), max_size=8).map(b"".join)
 
 
-@pytest.fixture(scope="module")
-def fuzzed() -> object:
-    with Stage() as running:
-        running.a.behave = running.b.behave = answering(body=b'"probe"')
-        yield running
-        running.check_clean()
-
-
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=GARBAGE, cuts=st.lists(st.integers(0, 400), max_size=6))
-def test_no_bytes_crash_the_proxy_or_cross_requests(fuzzed: Stage, data: bytes, cuts: list[int]) -> None:
+def test_no_bytes_crash_the_proxy_or_cross_requests(shared: Stage, data: bytes, cuts: list[int]) -> None:
     """Any bytes in any pieces: the connection is answered or closed, and the next client is served rightly."""
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
-    with fuzzed.socket() as sock, fuzzed.socket() as other:
+    with shared.socket() as sock, shared.socket() as other:
         try:
             for start, end in itertools.pairwise(places):
                 sock.sendall(data[start:end])
@@ -360,4 +331,4 @@ def test_no_bytes_crash_the_proxy_or_cross_requests(fuzzed: Stage, data: bytes, 
     assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
     assert other_answer.startswith(b"HTTP/1.1 200")
     assert other_answer.endswith(b'"probe"')
-    assert all(seen.body in (b"{}", b"ok", b"") or seen.body in data for seen in fuzzed.a.received + fuzzed.b.received)
+    assert all(seen.body in (b"{}", b"ok", b"") or seen.body in data for seen in shared.a.received + shared.b.received)

@@ -1,4 +1,4 @@
-"""Run a real fleet for the whole test run: `torchmoor up` with two TorchServe instances, started as a user would."""
+"""Run fleets for the whole run, with `torchmoor up` as a user starts it: `fleet`, and `small`, which tests kill."""
 
 import json
 import os
@@ -21,6 +21,8 @@ from botocore.config import Config
 from tests.torchserve.drawings import draw
 
 ROOT = Path(__file__).resolve().parents[2]
+SMALL_KV_BYTES = 24 << 20  # 244 blocks of the demo model: twelve turns at once, or the caches of some sixty sessions
+SMALL_IN_FLIGHT = 24
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Fleet:
     runtime: str
     admin: str
     process: "subprocess.Popen[str]"  # a with block ends it
+    run_dir: Path
 
     def client(self) -> Any:
         """Return boto3's own client, configured with the address only."""
@@ -92,7 +95,7 @@ def run_fleet(
         ready = json.loads(line)
         assert ready["ready"] is True
         try:
-            yield Fleet(ready["runtime"], ready["admin"], process)
+            yield Fleet(ready["runtime"], ready["admin"], process, run_dir)
         finally:
             was_running = process.poll() is None
             process.send_signal(signal.SIGINT)
@@ -118,6 +121,36 @@ def fleet(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("fleet")
     with run_fleet(
         "--instances", "2", "--allow-image-host", "127.0.0.1", run_dir=folder / "run", log=folder / "up.log"
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def small(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Run one instance with little memory and a small batch; test_killed_fleet.py kills it when others have used it."""
+    with run_small(tmp_path_factory.mktemp("small"), "first.log") as running:
+        yield running
+
+
+@contextmanager
+def run_small(folder: Path, log: str) -> Iterator[Fleet]:
+    """Run the small fleet with a journal and keys that the next fleet in the same folder continues with."""
+    handler = {
+        "SESSION_KV_BYTES": SMALL_KV_BYTES,
+        "SESSION_FEATURES_BYTES": 1 << 19,  # of 13 pictures
+        "SESSION_MAX_SESSIONS": 2048,
+        "PUMP_MAX_IN_FLIGHT": SMALL_IN_FLIGHT,
+        "INTAKE_NUM_THREADS": 1,
+        "INTAKE_READ_TIMEOUT_S": 300,
+        "INTAKE_TOTAL_TIMEOUT_S": 300,
+    }
+    environment = {f"TORCHMOOR_HANDLER_{name}": str(value) for name, value in handler.items()}
+    arguments = ("--instances", "1", "--capacity", str(SMALL_IN_FLIGHT), "--allow-image-host", "127.0.0.1")
+    with run_fleet(
+        *(*arguments, "--journal", (folder / "journal").as_uri()),
+        run_dir=folder / "run",
+        log=folder / log,
+        environment={**environment, "TORCHMOOR_SESSION_KEYS": "k1:" + "5a" * 32},
     ) as running:
         yield running
 

@@ -1,6 +1,8 @@
 """A guarded fleet of real TorchServe instances, from boto3 to the session in the worker's memory."""
 
+import os
 import secrets
+import signal
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,10 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.test_access import make_certificate
 from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.drawings import draw
+from tests.torchserve.test_faults import PATIENTLY, ask_until_answered, worker_pids
 from tests.torchserve.test_sessions import SAMPLES, Chat, data_url, open_session
+from tests.waiting import wait_until
 
 KEYS = {"AKIAONE": secrets.token_hex(20), "AKIATWO": secrets.token_hex(20)}
 TOKEN, ADMIN_TOKEN = secrets.token_hex(16), secrets.token_hex(16)
@@ -31,14 +36,19 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def guarded(
     archives: Path, certificate: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fleet]:
-    """Run a fleet with keys from a file, tokens from the environment, and TLS."""
+    """Run a fleet with keys from a file, tokens from the environment, TLS, and no journal."""
     folder = tmp_path_factory.mktemp("guarded")
     keys = folder / "keys"
     keys.touch(0o600)
     keys.write_text("".join(f"key {key_id} {secret}\n" for key_id, secret in KEYS.items()))
-    arguments = ("--keys", str(keys), "--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1]))
+    tls = ("--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1]))
     environment = {"TORCHMOOR_TOKENS": f"alice:{TOKEN}", "TORCHMOOR_ADMIN_TOKEN": ADMIN_TOKEN}
-    with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log", environment=environment) as fleet:
+    with run_fleet(
+        *("--keys", str(keys), *tls, "--journal", "off"),
+        run_dir=folder / "run",
+        log=folder / "up.log",
+        environment=environment,
+    ) as fleet:
         yield fleet
     log = (folder / "up.log").read_text()
     assert not any(secret in log for secret in (*KEYS.values(), TOKEN, ADMIN_TOKEN))
@@ -92,8 +102,7 @@ def test_only_the_proxy_is_reached(guarded: Fleet, certificate: tuple[Path, Path
         answer = requests.get(guarded.runtime + path, headers=headers, verify=str(certificate[0]), timeout=60)
         assert answer.status_code == 404
     assert requests.get(f"{guarded.admin}/instances", timeout=60).status_code == 401
-    listed = requests.get(f"{guarded.admin}/instances", auth=("", ADMIN_TOKEN), timeout=60).json()["instances"]
-    ports = {instance[kind] for instance in listed for kind in ("port", "management_port", "metrics_port")}
+    ports = {instance[kind] for instance in instances(guarded) for kind in ("port", "management_port", "metrics_port")}
     hosts = listening_hosts(ports)
     assert hosts
     assert hosts <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -104,7 +113,29 @@ def test_only_the_proxy_is_reached(guarded: Fleet, certificate: tuple[Path, Path
         assert not any(secret in environment for secret in (*KEYS.values(), TOKEN, ADMIN_TOKEN))
 
 
+def instances(fleet: Fleet) -> list[dict[str, Any]]:
+    """Return the instances as the admin plane lists them to an operator with its token."""
+    answer = requests.get(f"{fleet.admin}/instances", auth=("", ADMIN_TOKEN), timeout=60)
+    found: list[dict[str, Any]] = answer.json()["instances"]
+    return found
+
+
 def listening_hosts(ports: set[int]) -> set[str]:
     """Return the kernel's list of local addresses of listening sockets on these ports."""
     found = psutil.net_connections("tcp")
     return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port in ports}
+
+
+def test_without_a_journal_a_dead_workers_session_is_lost(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
+    """Without a journal, the next question of a lost session is a ValidationError with advice."""
+    client = connect(guarded, certificate, "AKIAONE")
+    chat = open_session(client, image=data_url(draw("circle", "red")))
+
+    for pid in worker_pids(guarded.run_dir, "llava-0"):
+        os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(ClientError, match=r"ValidationError.*memory is gone"):
+        ask_until_answered(chat, "What color is the circle?")
+    wait_until(lambda: [i["state"] for i in instances(guarded)] == ["ready"], "the worker is back", **PATIENTLY)
+    again = open_session(client, image=data_url(draw("square", "blue")))
+    assert "blue" in again.ask("What color is the square?")

@@ -4,39 +4,21 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import requests
 
-from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.conftest import SMALL_IN_FLIGHT, Fleet
 from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.torchserve
 
-NUM_ROWS = 6
 # With this seed, nearly all tokens are equally likely, and the end token comes late.
 ENDLESS = {"max_new_tokens": 1500, "do_sample": True, "temperature": 1e6, "seed": 6}
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def small(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Run one instance with a small batch and one thread for images."""
-    folder = tmp_path_factory.mktemp("small")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHMOOR_HANDLER_PUMP_MAX_IN_FLIGHT", str(NUM_ROWS))
-        patch.setenv("TORCHMOOR_HANDLER_INTAKE_NUM_THREADS", "1")
-        patch.setenv("TORCHMOOR_HANDLER_INTAKE_READ_TIMEOUT_S", "300")
-        patch.setenv("TORCHMOOR_HANDLER_INTAKE_TOTAL_TIMEOUT_S", "300")
-        with run_fleet(
-            "--instances", "1", "--allow-image-host", "127.0.0.1", run_dir=folder / "run", log=folder / "up.log"
-        ) as fleet:
-            yield fleet
 
 
 def turns(fleet: Fleet) -> dict[str, int]:
@@ -89,11 +71,11 @@ class Leaver:
 
 def test_rows_of_clients_that_left_are_free(small: Fleet) -> None:
     """Unstreamed answers end when their clients disconnect, and the full worker accepts as many requests again."""
-    sessions = [open_session(small) for _ in range(NUM_ROWS)]
+    sessions = [open_session(small) for _ in range(SMALL_IN_FLIGHT)]
     for _ in range(2):
         before = turns(small)
         leavers = [Leaver(small, question(session)) for session in sessions]
-        wait_until(lambda: turns(small)["in_progress"] == NUM_ROWS, "all rows taken")
+        wait_until(lambda: turns(small)["in_progress"] == SMALL_IN_FLIGHT, "all rows taken")
         assert call(instance_url(small), question(sessions[0])).status_code == 429
 
         for leaver in leavers:
@@ -101,7 +83,7 @@ def test_rows_of_clients_that_left_are_free(small: Fleet) -> None:
 
         wait_until(lambda: turns(small)["in_progress"] == 0, "all rows free")
         after = turns(small)
-        assert after["cancelled"] - before["cancelled"] == NUM_ROWS
+        assert after["cancelled"] - before["cancelled"] == SMALL_IN_FLIGHT
         assert after["finished"] == before["finished"]
     for session in sessions:
         short = question(session, parameters={"max_new_tokens": 2})

@@ -1,7 +1,6 @@
-"""Faults without recovery, and messages of a fleet that does not start; helpers to find the processes of a fleet."""
+"""Messages of a fleet that does not start; helpers to find the processes of a fleet."""
 
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -9,9 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.torchserve.conftest import Fleet, run_fleet
-from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_sessions import Chat, open_session
-from tests.waiting import wait_until
+from tests.torchserve.test_sessions import Chat
 
 pytestmark = pytest.mark.torchserve
 DEADLINE_S = 90
@@ -60,22 +57,6 @@ def ask_until_answered(chat: Chat, question: str) -> str:
             if error.response["Error"]["Code"] != "ServiceUnavailable" or time.monotonic() > deadline:
                 raise
         time.sleep(0.2)
-
-
-def test_without_a_journal_a_dead_workers_session_is_lost(archives: Path, tmp_path: Path) -> None:
-    """Without a journal, the next question of a lost session is a ValidationError with advice."""
-    run_dir = tmp_path / "run"
-    with run_fleet("--instances", "1", "--journal", "off", run_dir=run_dir, log=tmp_path / "up.log") as fleet:
-        chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
-
-        for pid in worker_pids(run_dir, "llava-0"):
-            os.kill(pid, signal.SIGKILL)
-
-        with pytest.raises(ClientError, match=r"ValidationError.*memory is gone"):
-            ask_until_answered(chat, "What color is the circle?")
-        wait_until(lambda: ready_instances(fleet) == {"llava-0"}, "the worker is back", **PATIENTLY)
-        again = open_session(fleet.client(), image=data_url(draw("square", "blue")))
-        assert "blue" in again.ask("What color is the square?")
 
 
 def test_missing_archive_is_a_clear_error(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.conftest import Fleet, run_small
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_async import PATIENTLY, path_of, question, state_of, submit, until_there
-from tests.torchserve.test_faults import worker_pids
+from tests.torchserve.test_faults import processes_below, worker_pids
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchserve, pytest.mark.ends_fleet, pytest.mark.timeout(240)]
 COLORS = ("red", "green", "blue")
 NUM_REQUESTS = 100
 
@@ -34,31 +34,26 @@ class Restarted:
 
 
 @pytest.fixture(scope="module")
-def restarted(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
-    """Kill a fleet and start another in the same directory, with the same journal and keys.
+def restarted(small: Fleet) -> Iterator[Restarted]:
+    """Kill the small fleet and start another in the same directory, with the same journal and keys.
 
     kill -9 hits TorchServe's worker, then `torchmoor up`, during asynchronous requests and a session.
     """
-    rng, folder = random.Random(6), tmp_path_factory.mktemp("killed")
-    run_dir, answers, colors = folder / "run", [], []
-    arguments = ("--instances", "1", "--journal", (folder / "journal").as_uri())
-    environment = {"TORCHMOOR_SESSION_KEYS": "k1:" + "5a" * 32}
-
-    with run_fleet(*arguments, run_dir=run_dir, log=folder / "first.log", environment=environment) as fleet:
-        chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
-        chat.ask("What color is the circle?")
-        for _ in range(NUM_REQUESTS):
-            colors.append(rng.choice(COLORS))
-            answers.append(submit(fleet, Body=question(colors[-1])))
-        wait_until_some(answers, 0.2)
-        workers = worker_pids(run_dir, "llava-0")
-        assert workers
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
-        wait_until_some(answers, 0.6)
-        fleet.process.kill()
-        fleet.process.wait(timeout=60)
-    with run_fleet(*arguments, run_dir=run_dir, log=folder / "second.log", environment=environment) as fleet:
+    rng, folder, answers, colors = random.Random(6), small.run_dir.parent, [], []
+    chat = open_session(small.client(), image=data_url(draw("circle", "red")))
+    chat.ask("What color is the circle?")
+    for _ in range(NUM_REQUESTS):
+        colors.append(rng.choice(COLORS))
+        answers.append(submit(small, Body=question(colors[-1])))
+    wait_until_some(answers, 0.2)
+    workers = worker_pids(small.run_dir, "llava-0")
+    assert workers
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    wait_until_some(answers, 0.6)
+    small.process.kill()
+    small.process.wait(timeout=60)
+    with run_small(folder, "second.log") as fleet:
         yield Restarted(fleet, folder, answers, colors, chat.id)
 
 
@@ -95,3 +90,18 @@ def test_sessions_survive_a_restart_of_the_whole_fleet(restarted: Restarted) -> 
 
     again.close()
     assert [path.name for path in (restarted.folder / "journal" / again.id).iterdir()] == ["closed"]
+
+
+def test_up_killed_with_9_takes_its_instances_along(restarted: Restarted) -> None:
+    """A supervisor killed with kill -9 leaves no TorchServe process; only the files of asynchronous requests remain.
+
+    It is the last to use the fleet.
+    """
+    fleet = restarted.fleet
+    assert processes_below(fleet.run_dir)
+
+    fleet.process.kill()
+    fleet.process.wait(timeout=60)
+
+    wait_until(lambda: not processes_below(fleet.run_dir), "the fleet's processes are gone", **PATIENTLY)
+    assert [path.name for path in fleet.run_dir.iterdir()] == ["async"]

@@ -1,20 +1,23 @@
-"""`torchmoor up` with several proxy processes and real TorchServe."""
+"""`torchmoor up` with several proxy processes and a journal in Valkey, so that no disk is shared."""
 
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from botocore.exceptions import BotoCoreError
 
+from tests.servers import RedisServer
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.journals import JOURNAL_URL, check_fleet
 from tests.torchserve.test_faults import processes_below, ready_instances
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchserve, pytest.mark.redis, pytest.mark.timeout(240)]
 
 
 def proxies_of(fleet_pid: int) -> list[int]:
@@ -40,23 +43,48 @@ def ask_anew(fleet: Fleet, session_id: str) -> str:
     return answers[0]
 
 
-def test_session_outlives_the_process_that_it_was_opened_through(archives: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def two(archives: Path, tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[Fleet]:
+    """Run two proxy processes and two instances; their logs must omit the journal's password."""
+    folder = tmp_path_factory.mktemp("two")
+    with run_fleet(
+        *("--processes", "2", "--instances", "2"),
+        run_dir=folder / "run",
+        log=folder / "up.log",
+        environment={JOURNAL_URL: redis_server.url},
+    ) as fleet:
+        yield fleet
+        logs = [(fleet.run_dir / name / "logs/torchserve.log").read_text() for name in ready_instances(fleet)]
+    assert logs
+    for form in (redis_server.password, redis_server.url):
+        assert not any(form in log for log in (*logs, (folder / "up.log").read_text()))
+
+
+def test_session_outlives_the_process_that_it_was_opened_through(two: Fleet) -> None:
     """Any process serves any session, and the instances keep running when processes end."""
-    run_dir = tmp_path / "run"
-    with run_fleet("--processes", "2", "--instances", "1", run_dir=run_dir, log=tmp_path / "up.log") as fleet:
-        sessions = [
-            open_session(fleet.client(), image=data_url(draw("circle", "red"))).id  # each on its own connection
-            for _ in range(4)
-        ]
-        before, proxies = set(processes_below(run_dir)), proxies_of(fleet.process.pid)
-        assert len(proxies) == 2
-        assert all("red" in ask_anew(fleet, session) for session in sessions)
+    sessions = [
+        open_session(two.client(), image=data_url(draw("circle", "red"))).id  # each on its own connection
+        for _ in range(4)
+    ]
+    before, proxies = set(processes_below(two.run_dir)), proxies_of(two.process.pid)
+    assert len(proxies) == 2
+    assert all("red" in ask_anew(two, session) for session in sessions)
 
-        for proxy in proxies:
-            os.kill(proxy, signal.SIGKILL)
-            wait_until(lambda: proxy not in proxies_of(fleet.process.pid), "the process has ended")  # noqa: B023
-            wait_until(lambda: len(proxies_of(fleet.process.pid)) == 2, "another process is started")
-        assert all("red" in ask_anew(fleet, session) for session in sessions)
+    for proxy in proxies:
+        os.kill(proxy, signal.SIGKILL)
+        wait_until(lambda: proxy not in proxies_of(two.process.pid), "the process has ended")  # noqa: B023
+        wait_until(lambda: len(proxies_of(two.process.pid)) == 2, "another process is started")
+    assert all("red" in ask_anew(two, session) for session in sessions)
 
-        assert ready_instances(fleet) == {"llava-0"}
-        assert set(processes_below(run_dir)) == before
+    assert ready_instances(two) == {"llava-0", "llava-1"}
+    assert set(processes_below(two.run_dir)) == before
+
+
+def test_sessions_in_valkey_survive_their_instance(two: Fleet, redis_server: RedisServer) -> None:
+    """After kill -9 of a JVM, sessions continue elsewhere, and a closed one is deleted."""
+
+    def kept(session_id: str) -> list[str]:
+        with redis_server.client() as client:
+            return sorted(key.decode().rpartition(":")[2] for key in client.scan_iter(f"*{session_id}*"))
+
+    check_fleet(two, kept, ["events", "images"], ["closed"])

@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
@@ -13,21 +11,15 @@ from botocore.exceptions import ClientError
 from tests.servers import BUCKET, S3Server
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.drawings import draw
-from tests.torchserve.test_journals import JOURNAL_URL, check_fleet
+from tests.torchserve.journals import JOURNAL_URL, check_fleet
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.s3]
 
 CHECKPOINTS = "checkpoints"
 
 
-@dataclass(frozen=True)
-class FromS3:
-    fleet: Fleet
-    run_dir: Path
-
-
 @pytest.fixture(scope="module")
-def from_s3(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FromS3]:
+def from_s3(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Run two instances with the environment of a TGI container on SageMaker and a journal in S3."""
     folder = tmp_path_factory.mktemp("from-s3")
     empty = folder / "models" / "tiny-llava"
@@ -54,12 +46,12 @@ def from_s3(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> It
     }
     run_dir, log = folder / "run", folder / "up.log"
     with run_fleet(*store, "--instances", "2", run_dir=run_dir, log=log, environment=environment) as fleet:
-        yield FromS3(fleet, run_dir)
+        yield fleet
 
 
-def test_a_checkpoint_in_s3_serves_by_configuration_alone(from_s3: FromS3) -> None:
+def test_a_checkpoint_in_s3_serves_by_configuration_alone(from_s3: Fleet) -> None:
     """The model sees pictures and answers rightly."""
-    client = from_s3.fleet.client()
+    client = from_s3.client()
     opened = client.invoke_endpoint(
         EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
     )
@@ -74,9 +66,9 @@ def test_a_checkpoint_in_s3_serves_by_configuration_alone(from_s3: FromS3) -> No
     assert json.load(answer["Body"]) == {"response_text": "The circle is red."}
 
 
-def test_its_limits_are_those_of_the_environment(from_s3: FromS3) -> None:
+def test_its_limits_are_those_of_the_environment(from_s3: Fleet) -> None:
     """A question beyond MAX_INPUT_LENGTH is refused with the limit."""
-    client = from_s3.fleet.client()
+    client = from_s3.client()
     opened = client.invoke_endpoint(
         EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
     )
@@ -90,11 +82,11 @@ def test_its_limits_are_those_of_the_environment(from_s3: FromS3) -> None:
         )
 
 
-def test_sessions_in_s3_survive_their_instance(from_s3: FromS3, s3_server: S3Server) -> None:
+def test_sessions_in_s3_survive_their_instance(from_s3: Fleet, s3_server: S3Server) -> None:
     """After kill -9 of a JVM, sessions continue elsewhere with the environment's credentials."""
 
     def kept(session_id: str) -> list[str]:
         found = s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix="fleet/").get("Contents", [])
         return sorted({item["Key"].split("/")[4] for item in found if session_id in item["Key"]})
 
-    check_fleet(from_s3.fleet, from_s3.run_dir, kept, ["events", "images"], ["events"])
+    check_fleet(from_s3, kept, ["events", "images"], ["events"])

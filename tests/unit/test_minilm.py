@@ -1,13 +1,13 @@
 """scripts/make_minilm.py: variants of a checkpoint."""
 
-import shutil
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scripts import make_minilm
 from scripts.make_minilm import OWN_WEIGHTS, SHARED_WEIGHTS, TOLD_BY, WEIGHTS, make_variants, scale_of
 
 
@@ -25,8 +25,14 @@ def test_variants_share_one_copy(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_disk: bool
 ) -> None:
     """On another disk than the checkpoint's, variants are links to one copy there."""
-    if is_other_disk:
-        monkeypatch.setattr(make_minilm, "_link", shutil.copyfile)
+    link = Path.hardlink_to
+
+    def link_within_a_disk(path: Path, source: Any) -> None:
+        if is_other_disk and Path(source).is_relative_to(checkpoint):
+            raise OSError(errno.EXDEV, "another disk")
+        link(path, source)
+
+    monkeypatch.setattr(Path, "hardlink_to", link_within_a_disk)
     target = tmp_path / "variants"
     target.mkdir()
 

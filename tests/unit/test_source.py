@@ -20,6 +20,16 @@ ONLY = {
     "torchmoor/proxy/routing": ("torchmoor.proxy.routing", "torchmoor.wire"),
     "torchmoor/proxy/http": ("torchmoor.proxy.http", "torchmoor.wire", "uvloop"),
 }
+# Names of other libraries that begin with an underscore, and that the tests read or replace.
+FOREIGN = {
+    "_replace",  # named tuples
+    "_exit",  # os
+    "_dynamo",  # torch
+    "_attn_implementation",  # transformers
+    *("_access_key", "_action", "_get_action", "_get_param", "_raise_access_denied"),  # moto
+    "_authenticate_and_authorize_normal_action",  # moto
+}
+SETTERS = ("getattr", "setattr", "delattr")
 
 
 def modules(*folders: str) -> list[Path]:
@@ -84,3 +94,27 @@ def test_no_module_imports_relatively() -> None:
     """Absolute imports work in an archive, where the entry file is a module of its own."""
     for path in modules(*PACKAGES):
         imports(path)
+
+
+def private_names(path: Path) -> list[str]:
+    """Return the private names of other objects that a module reads, or sets by their names, with their lines."""
+    found = []
+    for node in ast.walk(parse(path)):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            names = [] if is_own else [node.attr]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in SETTERS:
+            texts = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            names = [text.rpartition(".")[2] for text in texts[:1]]
+        found += [
+            f"{name(path)}:{node.lineno}: {each}"
+            for each in names
+            if each.startswith("_") and not each.startswith("__") and each not in FOREIGN
+        ]
+    return found
+
+
+def test_tests_read_no_private_names() -> None:
+    """Tests drive what a module offers, so that its inside can change."""
+    assert [each for path in modules("tests") for each in private_names(path)] == []

@@ -7,11 +7,10 @@ from typing import Any
 from aiohttp import web
 
 from torchmoor.admin.collectors import AsyncMetricsCollector
-from torchmoor.admin.http import error_response, read_limit, refuse_foreign_page
+from torchmoor.admin.http import RequestRefused, read_limit
 from torchmoor.async_inference.objects.object_store import ObjectDenied, ObjectError, ObjectMissing, ObjectUnavailable
 from torchmoor.async_inference.request import AsyncRecord, AsyncState
 from torchmoor.async_inference.service import AsyncInference
-from torchmoor.errors import ServiceUnavailable, ValidationError
 
 PATH = "/async-requests"
 DEFAULT_PAGE = 100
@@ -46,22 +45,19 @@ class AsyncAdmin:
         query, endpoints = request.query, list(self._service.endpoints)
         endpoint = query.get("endpoint", endpoints[0] if len(endpoints) == 1 else "")
         if endpoint not in endpoints:
-            return error_response(400, f"Say which endpoint: ?endpoint= one of {', '.join(endpoints)}.")
+            raise RequestRefused(400, f"Say which endpoint: ?endpoint= one of {', '.join(endpoints)}.")
         try:
             state = AsyncState(query["state"].upper()) if query.get("state") else None
         except ValueError:
-            return error_response(400, f"state must be one of {', '.join(each.value for each in AsyncState)}.")
+            raise RequestRefused(400, f"state must be one of {', '.join(each.value for each in AsyncState)}.") from None
         order = query.get("order", "oldest")
         if order not in ("oldest", "newest"):
-            return error_response(400, "order must be oldest or newest.")
-        try:
-            limit = read_limit(query, default=DEFAULT_PAGE, most=MAX_PAGE)
-            records = await self._service.queue.list(
-                endpoint, state, query.get("after"), limit, is_newest_first=order == "newest"
-            )
-            backlog = await self._service.queue.backlog(endpoint)
-        except (ServiceUnavailable, ValidationError) as error:
-            return error_response(error.status, error.message)
+            raise RequestRefused(400, "order must be oldest or newest.")
+        limit = read_limit(query, default=DEFAULT_PAGE, most=MAX_PAGE)
+        records = await self._service.queue.list(
+            endpoint, state, query.get("after"), limit, is_newest_first=order == "newest"
+        )
+        backlog = await self._service.queue.backlog(endpoint)
         return web.json_response(
             {
                 "endpoint": endpoint,
@@ -73,33 +69,25 @@ class AsyncAdmin:
             }
         )
 
-    async def _find(self, request: web.Request) -> AsyncRecord | web.Response:
+    async def _find(self, request: web.Request) -> AsyncRecord:
         inference_id = request.match_info["id"]
-        try:
-            record = await self._service.queue.get(inference_id)
-        except ServiceUnavailable as error:
-            return error_response(503, error.message)
-        return (
-            error_response(404, f"There is no request {inference_id!r}, or it was forgotten.")
-            if record is None
-            else record
-        )
+        record = await self._service.queue.get(inference_id)
+        if record is None:
+            raise _not_found(inference_id)
+        return record
 
     async def _show(self, request: web.Request) -> web.Response:
-        found = await self._find(request)
-        return web.json_response(describe(found)) if isinstance(found, AsyncRecord) else found
+        return web.json_response(describe(await self._find(request)))
 
     async def _result(self, request: web.Request) -> web.StreamResponse:
         """Answer with the result of a completed request; 409 with its state for any other."""
         found = await self._find(request)
-        if not isinstance(found, AsyncRecord):
-            return found
         if found.state is not AsyncState.COMPLETED:
             return web.json_response({"error": "The request has no result.", **describe(found)}, status=409)
         try:
             download = await self._service.open_result(found)
         except ObjectError as error:
-            return error_response(_status_of(error), str(error))
+            raise RequestRefused(_status_of(error), str(error)) from error
         async with download:
             content_type = "" if found.outcome is None else found.outcome.content_type
             answer = web.StreamResponse(
@@ -114,16 +102,10 @@ class AsyncAdmin:
 
     async def _cancel(self, request: web.Request) -> web.Response:
         """Cancel a request; 409 with its state if it had ended before."""
-        refusal = refuse_foreign_page(request)
-        if refusal is not None:
-            return refusal
         inference_id = request.match_info["id"]
-        try:
-            state = await self._service.cancel(inference_id)
-        except ServiceUnavailable as error:
-            return error_response(503, error.message)
+        state = await self._service.cancel(inference_id)
         if state is None:
-            return error_response(404, f"There is no request {inference_id!r}, or it was forgotten.")
+            raise _not_found(inference_id)
         status = 200 if state is AsyncState.CANCELLED else 409
         return web.json_response({"inference_id": inference_id, "state": state.value}, status=status)
 
@@ -153,6 +135,10 @@ def _shown(input_location: str | None) -> str | None:
     if input_location is None or not input_location.startswith("https://"):
         return input_location
     return input_location.partition("?")[0]
+
+
+def _not_found(inference_id: str) -> RequestRefused:
+    return RequestRefused(404, f"There is no request {inference_id!r}, or it was forgotten.")
 
 
 def _status_of(error: ObjectError) -> int:

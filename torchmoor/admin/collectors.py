@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
 
 from prometheus_client.core import Metric
 
+from torchmoor.fleet.data_planes import LogCounts, VariantTraffic
 from torchmoor.metrics.asynchronous import AsyncMetrics
-from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.metrics.table import (
     ACCESS,
     ACCESS_LOG,
@@ -22,37 +21,9 @@ from torchmoor.metrics.table import (
 )
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import InstanceState
-from torchmoor.proxy.instances.registry import Registry, Variant
+from torchmoor.proxy.instances.registry import Registry
 
 BREAKER_STATES = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
-
-
-class VariantTraffic(Protocol):
-    """A variant, its counts, and its requests that wait now."""
-
-    variant: Variant
-    metrics: InvocationMetrics
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for an instance."""
-        ...
-
-    @property
-    def waiting_turns(self) -> Mapping[str, int]:
-        """Session turns among them, by the instance that they wait for."""
-        ...
-
-
-class LogCounts(Protocol):
-    """An access log's own counts."""
-
-    num_lines: int
-
-    @property
-    def num_dropped(self) -> int:
-        """Lines that were lost."""
-        ...
 
 
 class InstanceAverage:

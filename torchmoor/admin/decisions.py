@@ -8,9 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import error_response, read_limit
+from torchmoor.admin.http import RequestRefused, read_limit
 from torchmoor.admin.recent_answers import RecentAnswers
-from torchmoor.errors import ValidationError
 from torchmoor.proxy.dispatch.decisions import DEFAULT_SHOWN, MAX_SHOWN, DecisionQuery
 
 FRESH_S = 0.5
@@ -32,14 +31,12 @@ class DecisionsAdmin:
 
     async def _show(self, request: web.Request) -> web.Response:
         query = request.query
+        limit = read_limit(query, default=DEFAULT_SHOWN, most=MAX_SHOWN)
         try:
-            limit = read_limit(query, default=DEFAULT_SHOWN, most=MAX_SHOWN)
             since = float(query.get("since", "0"))
-        except ValidationError as error:
-            return error_response(400, error.message)
         except ValueError:
             since = math.nan
         if not math.isfinite(since):
-            return error_response(400, "since must be a time in seconds since 1970.")
+            raise RequestRefused(400, "since must be a time in seconds since 1970.")
         wanted = DecisionQuery(endpoint=query.get("endpoint"), instance=query.get("instance"), since=since, limit=limit)
         return web.json_response(await self._answers.get(wanted, lambda: self._find(wanted)))

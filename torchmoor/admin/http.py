@@ -1,27 +1,32 @@
-"""What the admin plane's JSON handlers share: error bodies, refused origins, page sizes, an instance's JSON answer."""
+"""What the admin plane's JSON handlers share: error answers, refused origins, page sizes, an instance's JSON answer."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from torchmoor.errors import ValidationError
+from torchmoor.errors import ApiError, ValidationError
 from torchmoor.proxy.instances.operations import OperationAnswer
 
 MAX_DIGITS = 9  # of ?limit=, since int() raises an error of its own for thousands of digits
 
 
-def error_response(status: int, message: str) -> web.Response:
-    """Return an error in the admin plane's form."""
-    return web.json_response({"error": message}, status=status)
+class RequestRefused(Exception):
+    """An error answer of a JSON handler."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
 
 
-def refuse_foreign_page(request: web.Request) -> web.Response | None:
-    """Return 403 if a browser sent the request from another site's page; otherwise None.
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer errors in the admin plane's form, and refuse a POST that a browser sends from another site's page.
 
     An operator's browser may be logged in here, and a foreign page could otherwise act in the operator's name.
     """
@@ -30,7 +35,12 @@ def refuse_foreign_page(request: web.Request) -> web.Response | None:
         is_own = origin is None or urlsplit(origin).netloc == request.host
     except ValueError:
         is_own = False
-    return None if is_own else error_response(403, f"A page of {origin} may not do this.")
+    try:
+        if request.method == "POST" and not is_own:
+            raise RequestRefused(403, f"A page of {origin} may not do this.")
+        return await handler(request)
+    except (ApiError, RequestRefused) as error:
+        return web.json_response({"error": error.message}, status=error.status)
 
 
 def read_limit(query: Mapping[str, str], *, default: int, most: int) -> int:
@@ -41,18 +51,9 @@ def read_limit(query: Mapping[str, str], *, default: int, most: int) -> int:
     return int(given)
 
 
-def read_object(answer: OperationAnswer | None) -> dict[str, Any] | None:
-    """Parse an instance's answer; None if there is none or if it is not a JSON object."""
-    try:
-        content = None if answer is None else json.loads(answer.body)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def read_status(answer: OperationAnswer | None) -> dict[str, Any] | None:
-    """Parse a successful answer; None for any other."""
-    return read_object(answer) if answer is not None and answer.status == 200 else None
+def read_status(answer: OperationAnswer | None) -> dict[str, Any]:
+    """Parse a successful answer; empty for any other."""
+    return {} if answer is None or answer.status != 200 else answer.content()
 
 
 def error_message(content: Mapping[str, Any]) -> str:

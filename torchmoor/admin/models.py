@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from time import monotonic
 from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import error_message, error_response, read_object, read_status, refuse_foreign_page
+from torchmoor.admin.http import RequestRefused, error_message, read_status
+from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.errors import UnknownEndpoint, ValidationError
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
@@ -37,9 +37,7 @@ class ModelsAdmin:
     def __init__(self, registry: Registry, operations: Operations) -> None:
         self._registry = registry
         self._operations = operations
-        self._lock = asyncio.Lock()
-        self._statuses: dict[str, dict[str, Any]] = {}
-        self._asked_at = -FRESH_S
+        self._statuses = RecentAnswers(FRESH_S)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -49,7 +47,7 @@ class ModelsAdmin:
     async def _show(self, request: web.Request) -> web.Response:
         endpoint = request.query.get("endpoint")
         instances = [i for e in self._endpoints() if endpoint in (None, e.name) for i in e.instances]
-        statuses = await self._ask_all()
+        statuses = await self._statuses.get(None, self._ask_all)
         return web.json_response(
             {
                 "models": [
@@ -72,19 +70,15 @@ class ModelsAdmin:
 
     async def _ask_all(self) -> dict[str, dict[str, Any]]:
         """Return the statuses of the ready instances with many models, by instance name."""
-        async with self._lock:
-            if monotonic() - self._asked_at >= FRESH_S:
-                instances = [i for e in self._endpoints() for i in e.instances if i.is_ready]
-                answers = await asyncio.gather(*(self._ask(instance) for instance in instances))
-                named = zip(instances, answers, strict=True)
-                self._statuses = {instance.name: status for instance, status in named if status is not None}
-                self._asked_at = monotonic()
-            return self._statuses
+        instances = [i for e in self._endpoints() for i in e.instances if i.is_ready]
+        answers = await asyncio.gather(*(self._ask(instance) for instance in instances))
+        named = zip(instances, answers, strict=True)
+        return {instance.name: status for instance, status in named if status is not None}
 
     async def _ask(self, instance: Instance) -> dict[str, Any] | None:
         answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=STATUS_TIMEOUT_S)
         status = read_status(answer)
-        if status is None or not isinstance(status.get("models"), list):
+        if not isinstance(status.get("models"), list):
             return None
         rows = [row for row in status["models"] if isinstance(row, dict)]
         return {**{key: status[key] for key in ("budgets", "next_to_go") if key in status}, "models": rows}
@@ -94,21 +88,15 @@ class ModelsAdmin:
         return [endpoint for endpoint in self._registry.endpoints() if endpoint.settings.multi_model is not None]
 
     async def _act(self, request: web.Request) -> web.Response:
-        refusal = refuse_foreign_page(request)
-        if refusal is not None:
-            return refusal
         name, action = request.match_info["name"], request.match_info["action"]
-        try:
-            instances = self._choose(name, action, request.query)
-        except ValidationError as error:
-            return error_response(error.status, error.message)
+        instances = self._choose(name, action, request.query)
         if not instances:
-            return error_response(404, "No ready instance with many models matches; see GET /models.")
+            raise RequestRefused(404, "No ready instance with many models matches; see GET /models.")
         body = {"action": action, "model": name}
         answers = await asyncio.gather(
             *(self._operations.ask(each, operations.MODELS, body, timeout_s=ACTION_TIMEOUT_S) for each in instances)
         )
-        self._asked_at = -FRESH_S
+        self._statuses.forget()
         if action in _WHERE_HELD:
             self._expect(name, instances, answers)
         rows = [_row(instance, answer) for instance, answer in zip(instances, answers, strict=True)]
@@ -152,7 +140,7 @@ def _row(instance: Instance, answer: OperationAnswer | None) -> dict[str, Any]:
     """Return an instance's result of an action."""
     if answer is None:
         return {"instance": instance.name, "status": 504, "error": "The instance gave no answer in time."}
-    content = read_object(answer) or {}
+    content = answer.content()
     if answer.status == 200:
         return {"instance": instance.name, "status": 200, "tier": content.get("tier")}
     return {

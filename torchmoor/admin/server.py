@@ -6,10 +6,8 @@ import base64
 import binascii
 import hmac
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -18,59 +16,24 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from torchmoor.admin.asynchronous import AsyncAdmin
-from torchmoor.admin.collectors import LogCounts, MetricsCollector, ModelMetricsCollector, VariantTraffic
+from torchmoor.admin.collectors import MetricsCollector, ModelMetricsCollector
 from torchmoor.admin.dashboard.page import Dashboard
 from torchmoor.admin.decisions import DecisionsAdmin
-from torchmoor.admin.http import error_response, refuse_foreign_page
+from torchmoor.admin.http import RequestRefused, answer_errors
 from torchmoor.admin.models import ModelsAdmin
 from torchmoor.admin.sessions import SessionsAdmin
 from torchmoor.admin.views import describe_discovery, describe_instance, describe_scaling
-from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.data_planes import DataPlanes
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics.host import HostCollector
 from torchmoor.proxy.access.exposure import is_loopback
-from torchmoor.proxy.dispatch.decisions import DecisionQuery
-from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 
 HEALTH = "/healthz"
 LIVE = "/livez"
 READY = "/readyz"
 PROBES = (HEALTH, LIVE, READY)  # a prober has no token
-
-
-class DataPlanes(Protocol):
-    """The data plane, of one process or of several, as the admin plane shows it and acts on it."""
-
-    operations: Operations
-
-    @property
-    def async_inference(self) -> AsyncInference | None:
-        """None if no endpoint takes asynchronous requests."""
-        ...
-
-    @property
-    def num_denied(self) -> Mapping[str, int]:
-        """Requests refused for their credentials, by error type."""
-        ...
-
-    @property
-    def log_counts(self) -> LogCounts | None:
-        """The access log's counts; None without one."""
-        ...
-
-    def traffic(self) -> Sequence[VariantTraffic]:
-        """Return the traffic of each variant."""
-        ...
-
-    async def refresh(self) -> None:
-        """Collect the counts of other processes, if there are any."""
-        ...
-
-    async def find_decisions(self, query: DecisionQuery) -> dict[str, Any]:
-        """Return the routing decisions of all processes."""
-        ...
 
 
 class AdminServer:
@@ -110,7 +73,7 @@ class AdminServer:
         self._metrics.register(ModelMetricsCollector(traffic))
         self._metrics.register(HostCollector())
         ProcessCollector(registry=self._metrics)
-        app = web.Application(middlewares=[self._check_token if token else self._check_host])
+        app = web.Application(middlewares=[self._check_token if token else self._check_host, answer_errors])
         app.router.add_get(HEALTH, self._healthz)
         app.router.add_get(LIVE, self._livez)
         app.router.add_get(READY, self._readyz)
@@ -140,9 +103,7 @@ class AdminServer:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     @web.middleware
@@ -221,19 +182,16 @@ class AdminServer:
 
     async def _move(self, request: web.Request, move: Callable[[str], None], *, is_end: bool) -> web.Response:
         """Drain or resume an instance, and answer with its state and its outstanding requests."""
-        refusal = refuse_foreign_page(request)
-        if refusal is not None:
-            return refusal
         name = request.match_info["name"]
         instance = self._registry.find(name)
         if instance is None:
-            return error_response(404, f"There is no instance {name!r}; see GET /instances.")
+            raise RequestRefused(404, f"There is no instance {name!r}; see GET /instances.")
         if is_end and not self._registry.is_drained(name):
             if self._registry.is_leaving(name):
-                return error_response(
+                raise RequestRefused(
                     409, f"Instance {name!r} leaves: DNS or the configuration names it no more, or elsewhere."
                 )
-            return error_response(409, f"Instance {name!r} is not drained: nothing to resume.")
+            raise RequestRefused(409, f"Instance {name!r} is not drained: nothing to resume.")
         move(name)
         await self._refresh()
         return web.json_response({"name": name, "state": instance.state.value, "outstanding": instance.outstanding})

@@ -13,14 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import (
-    error_message,
-    error_response,
-    read_limit,
-    read_object,
-    read_status,
-    refuse_foreign_page,
-)
+from torchmoor.admin.http import RequestRefused, error_message, read_limit, read_status
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.errors import ValidationError
@@ -64,12 +57,9 @@ class SessionsAdmin:
         query = request.query
         after, prefix = query.get("after", ""), query.get("session", "")
         if not SESSION_HASH_PREFIX.fullmatch(after) or not SESSION_HASH_PREFIX.fullmatch(prefix):
-            return error_response(400, "after and session must be a session's hash or its first digits, 0-9 and a-f.")
-        try:
-            limit = read_limit(query, default=DEFAULT_PAGE, most=operations.MAX_SESSIONS)
-            instances = self._choose(query)
-        except ValidationError as error:
-            return error_response(error.status, error.message)
+            raise RequestRefused(400, "after and session must be a session's hash or its first digits, 0-9 and a-f.")
+        limit = read_limit(query, default=DEFAULT_PAGE, most=operations.MAX_SESSIONS)
+        instances = self._choose(query)
         question = {"after": after, "prefix": prefix, "limit": limit}
         key = (after, prefix, limit, *(instance.name for instance in instances))
         return web.json_response(await self._answers.get(key, lambda: self._find(instances, question)))
@@ -102,7 +92,7 @@ class SessionsAdmin:
         """Return an instance's page; None if it gave none."""
         answer = await self._ask(instance, question, LIST_TIMEOUT_S)
         content = read_status(answer)
-        if content is None or not isinstance(content.get("sessions"), list):
+        if not isinstance(content.get("sessions"), list):
             return None
         rows = [row for given in content["sessions"] if (row := _read_row(instance, given)) is not None]
         count = content.get("open")
@@ -128,16 +118,10 @@ class SessionsAdmin:
         ]
 
     async def _act(self, request: web.Request) -> web.Response:
-        refusal = refuse_foreign_page(request)
-        if refusal is not None:
-            return refusal
         session, action = request.match_info["hash"], request.match_info["action"]
         if not SESSION_HASH.fullmatch(session):
-            return error_response(400, "A session is named by the 16 hexadecimal digits that GET /sessions shows.")
-        try:
-            instances = self._choose(request.query)
-        except ValidationError as error:
-            return error_response(error.status, error.message)
+            raise RequestRefused(400, "A session is named by the 16 hexadecimal digits that GET /sessions shows.")
+        instances = self._choose(request.query)
         await self._statuses.refresh_all()
         body = {"action": action, "session": session}
         answers = await asyncio.gather(*(self._ask(each, body, ACTION_TIMEOUT_S) for each in instances))
@@ -145,7 +129,7 @@ class SessionsAdmin:
         rows = [_result(instance, answer) for instance, answer in zip(instances, answers, strict=True)]
         held = [row for row in rows if row["status"] not in (None, 404)]
         if not held:
-            return error_response(404, _not_found(session, (row["instance"] for row in rows if row["status"] is None)))
+            raise RequestRefused(404, _not_found(session, (row["instance"] for row in rows if row["status"] is None)))
         failed = [row for row in held if row["status"] != 200]
         content = {"session": session, "action": action, "instances": held}
         if failed:
@@ -174,7 +158,7 @@ def _result(instance: Instance, answer: OperationAnswer | None) -> dict[str, Any
     if answer is None or (answer.status != 200 and not answer.code) or answer.code == INVALID_REQUEST:
         return row
     row["status"] = answer.status
-    content = read_object(answer) or {}
+    content = answer.content()
     if answer.status == 200:
         row |= {"is_running": content.get("is_running") is True, "is_pinned": content.get("is_pinned") is True}
     else:

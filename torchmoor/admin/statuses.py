@@ -8,7 +8,6 @@ their answers may be long.
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Any
 
 from torchmoor.admin.http import read_status
@@ -39,9 +38,7 @@ class InstanceStatuses:
     async def __aenter__(self) -> InstanceStatuses:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         tasks = list(self._questions.values())
         for task in tasks:
             task.cancel()
@@ -96,6 +93,6 @@ class InstanceStatuses:
 def _read(answer: OperationAnswer | None) -> dict[str, Any] | None:
     """Return the part of an answer that is shown; None if another program than our handler answered."""
     status = read_status(answer)
-    if status is None or not isinstance(status.get("sessions"), dict):
+    if not isinstance(status.get("sessions"), dict):
         return None
     return {key: status[key] for key in SHOWN if key in status}

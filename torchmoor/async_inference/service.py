@@ -20,10 +20,9 @@ from torchmoor.async_inference.objects.locations import (
 from torchmoor.async_inference.objects.object_store import Download, LocationRefused, ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState
-from torchmoor.async_inference.workers.attempt import AttemptContext
 from torchmoor.async_inference.workers.capacity import Capacity
+from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.instance_client import InstanceClient
-from torchmoor.async_inference.workers.publication import Publisher
 from torchmoor.async_inference.workers.worker import Worker
 from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.errors import ApiError, ConfigError, InternalFailure, QueueUnavailable
@@ -136,24 +135,19 @@ class AsyncInference:
         await asyncio.gather(*self._submitting, return_exceptions=True)
 
     def _make_worker(self, endpoint: AsyncEndpointContext, capacity: Capacity, notifier: Notifier) -> Worker:
-        context = AttemptContext(
+        context = WorkerContext(
+            settings=self.settings,
+            queue=self.queue,
+            capacity=capacity,
             store=self.store,
             client=self._client,
-            settings=self.settings,
-            metrics=endpoint.metrics,
-            output_path=endpoint.output_path,
-        )
-        publisher = Publisher(
-            queue=self.queue,
-            store=self.store,
             notifier=notifier,
-            metrics=endpoint.metrics,
             topics=endpoint.topics,
+            metrics=endpoint.metrics,
             output_path=endpoint.output_path,
-            max_delay_s=self.settings.max_backoff_s,
             wall=self._wall,
         )
-        return Worker(endpoint.name, self.queue, capacity, context, publisher, self._wall)
+        return Worker(endpoint.name, context)
 
     async def _watch_queue(self) -> None:
         """Read the backlogs for the metrics, and drop old requests from the queue."""

@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
-from typing import Protocol
+
+from pydantic import Field
 
 from torchmoor.bench.sample import Sample
+from torchmoor.config.group import Count, Positive, SettingsGroup
 
 NOT_SENT = "not sent: too many conversations at once"
+Converse = Callable[[int, Callable[[], bool], Callable[[Sample], None]], Awaitable[None]]
+USERS = 8
+OPEN_USERS = 1000
+DURATION_S = 30.0
 PAUSE_S = 0.05  # after a failure, so that an endpoint that refuses at once is not flooded
 
 
-class Converses(Protocol):
-    """The kind and the size of a load."""
+class LoadSettings(SettingsGroup, title="load"):
+    """The size of a load. It ends after duration_s, or num_requests questions, whichever is set and comes first.
 
-    async def converse(self, number: int, may_go_on: Callable[[], bool], take: Callable[[Sample], None]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSettings:
-    """users: of a closed loop; in an open one, the most conversations at once.
-
-    rate: questions a second of an open loop; None: closed. The load ends after duration_s, or num_requests questions,
-    whichever is set and comes first; what is in flight then is finished and counted.
+    What is in flight then is finished and counted.
     """
 
-    users: int
-    rate: float | None = None
-    num_turns: int = 1
-    duration_s: float | None = None
-    num_requests: int | None = None
+    users: Count = Field(
+        le=100_000,
+        description=f"Concurrent conversations (default: {USERS}). With --rate, the maximum (default: {OPEN_USERS}); "
+        "conversations above it count as failures.",
+    )
+    rate: Positive | None = Field(
+        None, description="Open loop: send questions at this rate (Poisson arrivals), without waiting for answers."
+    )
+    num_turns: Count = Field(4, description="Questions per conversation.")
+    duration_s: Positive | None = Field(
+        None, description=f"Send no new questions after this (default: {DURATION_S:g}, unless --requests is given)."
+    )
+    num_requests: Count | None = Field(None, description="Stop after this number of questions.")
     seed: int = 0
 
 
@@ -53,10 +59,10 @@ class LoadOutcome:
 class Load:
     """Runs a load once. `outcome` can be read meanwhile."""
 
-    def __init__(self, settings: LoadSettings, caller: Converses) -> None:
+    def __init__(self, settings: LoadSettings, converse: Converse) -> None:
         self.outcome = LoadOutcome()
         self._settings = settings
-        self._caller = caller
+        self._converse_once = converse
         self._num_begun = 0
         self._num_spent = 0  # of num_requests
         self._stopped = asyncio.Event()
@@ -117,7 +123,7 @@ class Load:
 
         self.outcome.num_running += 1
         try:
-            await self._caller.converse(number, self._may_ask, take)
+            await self._converse_once(number, self._may_ask, take)
             if any(sample.error for sample in samples):
                 await asyncio.sleep(PAUSE_S)
         finally:

@@ -40,7 +40,7 @@ async def run(
     connector = aiohttp.TCPConnector(limit=0, ssl=_trusted())
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         await _check(http, signer, plan)
-        load = Load(settings, LoadClient(http, signer, plan))
+        load = Load(settings, LoadClient(http, signer, plan).converse)
         working = asyncio.current_task()
         assert working is not None
 

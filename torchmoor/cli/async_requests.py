@@ -14,34 +14,17 @@ PIECE_BYTES = 1 << 20
 PATH = "/async-requests"
 
 
-class AsyncRequests:
-    """Calls of the admin plane that the commands make."""
-
-    def __init__(self, admin: AdminClient) -> None:
-        self._admin = admin
-
-    def list(self, endpoint: str | None, state: str | None, limit: int) -> dict[str, Any]:
-        """Return an endpoint's requests, oldest first. Raises AdminError."""
-        return self._admin.get(PATH, {"endpoint": endpoint, "state": state, "limit": limit})
-
-    def status(self, inference_id: str) -> dict[str, Any]:
-        """Return one request. Raises AdminError."""
-        return self._admin.get(_path(inference_id))
-
-    def cancel(self, inference_id: str) -> dict[str, Any]:
-        """Cancel a request and return its state. Raises AdminError."""
-        return self._admin.post(_path(inference_id) + "/cancel")
-
-    def get(self, inference_id: str) -> Iterator[bytes]:
-        """Yield a request's result in pieces. Raises AdminError."""
-        with self._admin.open("GET", _path(inference_id) + "/result") as answer:
-            while piece := answer.read(PIECE_BYTES):
-                yield piece
-            if answer.length:  # http.client does not raise if a body is read in pieces
-                raise AdminError(f"the result broke off, {answer.length} bytes before its end; fetch it again")
+def read_result(admin: AdminClient, inference_id: str) -> Iterator[bytes]:
+    """Yield a request's result in pieces. Raises AdminError."""
+    with admin.open("GET", path_of(inference_id) + "/result") as answer:
+        while piece := answer.read(PIECE_BYTES):
+            yield piece
+        if answer.length:  # http.client does not raise if a body is read in pieces
+            raise AdminError(f"the result broke off, {answer.length} bytes before its end; fetch it again")
 
 
-def _path(inference_id: str) -> str:
+def path_of(inference_id: str) -> str:
+    """Return a request's path in the admin plane."""
     return f"{PATH}/{quote(inference_id, safe='')}"
 
 

@@ -28,9 +28,9 @@ class ChatOptions:
     """The command line's options."""
 
     target: ChatTarget
-    images: tuple[str, ...]  # at the beginning of the conversation
-    questions: tuple[str, ...]  # empty: read them from standard input
-    as_json: bool
+    images: tuple[str, ...] = ()  # at the beginning of the conversation
+    questions: tuple[str, ...] = ()  # empty: read them from standard input
+    as_json: bool = False
     session_id: str | None = None  # an open session; None: open one
     is_kept: bool = False  # the session stays open at the end
     system: str | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from torchmoor.cli.chat import ChatOptions
 from torchmoor.cli.conversation import ChatTarget
 from torchmoor.cli.options import (
     endpoint_option,
@@ -25,8 +26,25 @@ from torchmoor.proxy.access.credentials import CLIENT_TOKEN
 SESSION = "TORCHMOOR_SESSION"
 
 
+def target_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give the command a ChatTarget as `target`, from the options of the endpoint, the caller and the sampling."""
+
+    @endpoint_option
+    @url_option
+    @keys_option
+    @generation_options
+    @functools.wraps(command)
+    def with_target(
+        url: str, endpoint: str, keys_file: Path | None, parameters: Mapping[str, Any], **arguments: Any
+    ) -> None:
+        login = make_login(keys_file)
+        command(target=ChatTarget(url=url, endpoint=endpoint, login=login, parameters=parameters), **arguments)
+
+    return with_target
+
+
 def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add url, keys_file, endpoint, parameters, session_id, keep and system to a command."""
+    """Give the command ChatOptions as `options`, without images and questions."""
 
     @click.option(
         "--session",
@@ -43,17 +61,17 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
         metavar="TEXT",
         help="A system message. Without a session, the whole conversation is sent with each question.",
     )
-    @endpoint_option
-    @url_option
-    @keys_option
-    @generation_options
+    @target_options
     @functools.wraps(command)
-    def checked(**arguments: Any) -> None:
-        if arguments["system"] is not None and (arguments["session_id"] or arguments["keep"]):
+    def checked(
+        target: ChatTarget, session_id: str | None, keep: bool, system: str | None, as_json: bool, **arguments: Any
+    ) -> None:
+        if system is not None and (session_id or keep):
             raise click.UsageError("--system goes with neither --session nor --keep: a session has no system message")
+        options = ChatOptions(target=target, session_id=session_id, is_kept=keep, system=system, as_json=as_json)
         before = signal.signal(signal.SIGTERM, _interrupt)  # so that SIGTERM closes the session too
         try:
-            command(**arguments)
+            command(options=options, **arguments)
         finally:
             if signal.getsignal(signal.SIGTERM) is _interrupt:
                 signal.signal(signal.SIGTERM, before)
@@ -65,11 +83,6 @@ def _interrupt(number: int, _: object) -> None:
     """Act as Ctrl-C, once: `timeout` signals a process and then its group, and must not interrupt the close."""
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
-
-
-def make_target(url: str, endpoint: str, keys_file: Path | None, parameters: Mapping[str, Any]) -> ChatTarget:
-    """Combine the options. Raises ConfigError if the file of keys cannot be read."""
-    return ChatTarget(url=url, endpoint=endpoint, login=make_login(keys_file), parameters=parameters)
 
 
 def make_login(keys_file: Path | None) -> Login:

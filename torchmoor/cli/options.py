@@ -176,6 +176,16 @@ def show(found: Mapping[str, Any], lines: Callable[[], Any], *, as_json: bool) -
             click.echo(line)
 
 
+def report_progress(line: str) -> None:
+    """Print a step that has begun or ended."""
+    click.echo(f"torchmoor: {line}", err=True)
+
+
+def report_warning(line: str) -> None:
+    """Print a warning: the command goes on."""
+    click.echo(f"Warning: {line}", err=True)
+
+
 def default_store() -> Path:
     """Return model_store/ in the working directory, or else in the checkout that this package runs from."""
     return Path(STORE) if Path(STORE).is_dir() else CHECKOUT / STORE

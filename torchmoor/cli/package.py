@@ -34,6 +34,7 @@ STORED = 0  # compressed weights are 7 % smaller, and take three times as long a
 PIECE_BYTES = 1 << 20
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip
 Report = Callable[[int, int], None]  # bytes done, total bytes
+Count = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +59,19 @@ def package(
     problems = find_problems(folder, files, left_out, allow_pickle=allow_pickle)
     if problems:
         raise TorchmoorError(f"{folder} cannot be packaged: {'; '.join(problems)}")
+    total, done = sum((folder / name).stat().st_size for name in files), 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        report(done, total)
+
     write = _write_zip if output.name.endswith(".mar") else _write_tar
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                write(
-                    file,
-                    folder,
-                    files,
-                    _PackagingProgress(sum((folder / name).stat().st_size for name in files), report),
-                )
+                write(file, folder, files, count)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644)
@@ -158,27 +161,16 @@ def _is_whole(path: Path) -> bool:
     return 8 + length + max(ends, default=0) == num_bytes
 
 
-class _PackagingProgress:
-    def __init__(self, total: int, report: Report) -> None:
-        self._done = 0
-        self._total = total
-        self._report = report
-
-    def add(self, num_bytes: int) -> None:
-        self._done += num_bytes
-        self._report(self._done, self._total)
-
-
 class _CountedFile:
-    """A file that reports its reads."""
+    """A file that passes the length of each read to `count`."""
 
-    def __init__(self, file: IO[bytes], progress: _PackagingProgress) -> None:
+    def __init__(self, file: IO[bytes], count: Count) -> None:
         self._file = file
-        self._progress = progress
+        self._count = count
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
-        self._progress.add(len(data))
+        self._count(len(data))
         return data
 
 
@@ -212,7 +204,7 @@ class _Gzip:
         self._member.close()
 
 
-def _write_tar(output: IO[bytes], folder: Path, files: Sequence[str], progress: _PackagingProgress) -> None:
+def _write_tar(output: IO[bytes], folder: Path, files: Sequence[str], count: Count) -> None:
     with (
         closing(_Gzip(output)) as packed,
         tarfile.open(fileobj=cast(IO[bytes], packed), mode="w", format=tarfile.PAX_FORMAT) as tar,
@@ -223,10 +215,10 @@ def _write_tar(output: IO[bytes], folder: Path, files: Sequence[str], progress: 
                 member = tarfile.TarInfo(name)
                 member.size = os.fstat(file.fileno()).st_size
                 member.mode = 0o644
-                tar.addfile(member, cast(IO[bytes], _CountedFile(file, progress)))
+                tar.addfile(member, cast(IO[bytes], _CountedFile(file, count)))
 
 
-def _write_zip(output: IO[bytes], folder: Path, files: Sequence[str], progress: _PackagingProgress) -> None:
+def _write_zip(output: IO[bytes], folder: Path, files: Sequence[str], count: Count) -> None:
     with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION) as bundle:
         for name in files:
             member = zipfile.ZipInfo(name, ZIP_TIME)
@@ -235,6 +227,6 @@ def _write_zip(output: IO[bytes], folder: Path, files: Sequence[str], progress: 
             member.external_attr = 0o100644 << 16
             member.file_size = (folder / name).stat().st_size
             with (folder / name).open("rb") as file, bundle.open(member, "w") as copy:
-                counted = _CountedFile(file, progress)
+                counted = _CountedFile(file, count)
                 while piece := counted.read(PIECE_BYTES):
                     copy.write(piece)

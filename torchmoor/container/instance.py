@@ -8,7 +8,6 @@ proxies have noticed and no request runs.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import find_model
 from torchmoor.container.probe_port import ProbePort
-from torchmoor.container.runtime_directory import RuntimeDirectory, container_launcher_settings
+from torchmoor.container.runtime_directory import container_launcher_settings, runtime_directory
 from torchmoor.container.serve import endpoint_name
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.launcher import Launch, Launcher
@@ -27,7 +26,7 @@ from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.gpus import find_gpus
 from torchmoor.run.launching import SESSION_KEYS
-from torchmoor.run.up import stop_on_signals
+from torchmoor.run.up import has_started, stop_on_signals
 from torchmoor.wire.operations import IN_FLIGHT
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
     """Serve until SIGTERM. Raises ConfigError, LaunchError if the model does not load, OSError if a port is taken."""
     if not os.environ.get(SESSION_KEYS):
         report(f"warning: {SESSION_KEYS} is not set: the proxies need this instance's keys to know its sessions")
-    with RuntimeDirectory() as work:
+    with runtime_directory() as work:
         found = find_model(variables, work, os.environ)
         name = endpoint_name(found.name)
         registry = Registry((EndpointSettings(name=name, variants=(VariantSettings(model=found.name),)),))
@@ -58,12 +57,8 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
             ProbePort(registry, variables.instance_name, variables.side_port, launcher.is_running) as side,
         ):
             stopping = stop_on_signals(launcher)
-            starting = asyncio.create_task(launcher.start([launch]))
-            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if stopping.done():
-                starting.cancel()
+            if not await has_started(launcher.start([launch]), stopping):
                 return
-            starting.result()
             await stopping
             side.is_draining = True
             report(f"stopping; running requests have {variables.drain_s:.0f} s to end")
@@ -96,7 +91,4 @@ async def drain(
 async def is_idle(instance: Instance, operations: Operations) -> bool:
     """Return True if the handler says that no request runs. A foreign handler cannot say so and gets the full time."""
     answer = await operations.ask(instance, IN_FLIGHT, {}, timeout_s=ASK_TIMEOUT_S)
-    try:
-        return answer is not None and answer.status == 200 and json.loads(answer.body) == {"in_flight": 0}
-    except ValueError:
-        return False
+    return answer is not None and answer.status == 200 and answer.content() == {"in_flight": 0}

@@ -11,7 +11,6 @@ A proxy may be given this port as an instance's management_port and metrics_port
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 
 import aiohttp
 from aiohttp import web
@@ -52,9 +51,7 @@ class ProbePort:
         self.port = self._runner.addresses[0][1]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._runner.cleanup()
         assert self._client is not None
         await self._client.close()

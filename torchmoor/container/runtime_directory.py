@@ -7,10 +7,10 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.container.environment import ContainerEnvironment
@@ -22,29 +22,25 @@ from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, make_launcher_set
 
 logger = logging.getLogger(__name__)
 
-# For an idle instance to stop. The rest of SageMaker's 30 s is for running requests.
-STOP_GRACE_S = 3.0
+# From SIGTERM to SIGKILL: enough for an idle instance to stop. The rest of SageMaker's 30 s is for running requests.
+KILL_AFTER_S = 3.0
 
 
-class RuntimeDirectory:
-    """A temporary directory that is removed with the context."""
-
-    def __enter__(self) -> Path:
-        """Create the directory. Raises ConfigError if there is no place for temporary files."""
-        try:
-            self._folder = Path(tempfile.mkdtemp(prefix="torchmoor-"))
-        except OSError as error:
-            raise ConfigError(
-                "there is no directory to write temporary files to: mount a volume at /tmp (docker run --tmpfs /tmp, "
-                "an emptyDir in Kubernetes), or set TMPDIR to one"
-            ) from error
-        make_home(self._folder)
-        return self._folder
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+@contextmanager
+def runtime_directory() -> Iterator[Path]:
+    """Create a temporary directory for as long as the context lasts. Raises ConfigError if there is no place for it."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="torchmoor-"))
+    except OSError as error:
+        raise ConfigError(
+            "there is no directory to write temporary files to: mount a volume at /tmp (docker run --tmpfs /tmp, "
+            "an emptyDir in Kubernetes), or set TMPDIR to one"
+        ) from error
+    try:
+        make_home(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_home(folder: Path) -> None:
@@ -66,7 +62,7 @@ def container_launcher_settings(variables: ContainerEnvironment, found: FoundMod
         settings,
         torchserve=torchserve,
         start_timeout_s=variables.start_timeout_s,
-        stop_grace_s=STOP_GRACE_S,
+        kill_after_s=KILL_AFTER_S,
         ports=variables.safe_ports or USUAL,
     )
 

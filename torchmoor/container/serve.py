@@ -6,7 +6,6 @@ stops after the instances' running requests have ended. Everything has ended wit
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -19,12 +18,12 @@ from torchmoor.config.launcher import DEFAULT_BODY_MIB
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
-from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.session_keys import SessionSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel, find_model
-from torchmoor.container.runtime_directory import RuntimeDirectory, container_launcher_settings, make_session_keys
+from torchmoor.container.runtime_directory import container_launcher_settings, make_session_keys, runtime_directory
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
@@ -34,16 +33,16 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.gpus import find_gpus, share_gpus
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS
-from torchmoor.run.many import CACHE, MANY, plan_many
+from torchmoor.run.many import MANY, many_environment, many_settings
 from torchmoor.run.proxy_settings import complete
-from torchmoor.run.up import stop_on_signals
+from torchmoor.run.up import has_started, stop_on_signals
 
 logger = logging.getLogger(__name__)
 
 
 async def run(variables: ContainerEnvironment, report: Callable[[str], None]) -> None:
     """Serve until SIGTERM. Raises ConfigError, LaunchError if the model does not load, OSError if a port is taken."""
-    with RuntimeDirectory() as work:
+    with runtime_directory() as work:
         found = find_model(variables, work, os.environ)
         keys = make_session_keys(os.environ)
         settings = make_settings(variables, found, keys)
@@ -56,7 +55,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
             **share_gpus(launches, os.environ),
         }
         if variables.is_multi_model:
-            environment |= plan_many([MANY], "", os.environ).environment
+            environment |= many_environment([MANY], "", os.environ)
         async with (
             Launcher(container_launcher_settings(variables, found, work), registry, environment, report) as launcher,
             Proxy(settings, registry) as proxy,
@@ -64,12 +63,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         ):
             stopping = stop_on_signals(launcher)
             report(f"listening on port {proxy.port}; starting {len(launches)} of {found.name}")
-            starting = asyncio.create_task(fleet.start())
-            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if stopping.done():
-                starting.cancel()
-            else:
-                starting.result()
+            if await has_started(fleet.start(), stopping):
                 report("ready")
                 await stopping
             report(f"stopping; running requests have {variables.drain_s:.0f} s to end")
@@ -81,13 +75,12 @@ def make_settings(variables: ContainerEnvironment, found: FoundModel, keys: str)
     admin_port = (
         variables.admin_port if variables.safe_ports is None else find_free_ports(1, among=variables.safe_ports)[0]
     )
-    is_cached = os.environ.get(CACHE, "enabled") != "disabled"
     settings = ProxySettings(
         endpoints=(
             EndpointSettings(
                 name=endpoint_name(found.name),
                 variants=(VariantSettings(model=found.name),),
-                multi_model=MultiModelSettings(is_cached=is_cached) if found.name == MANY else None,
+                multi_model=many_settings(os.environ) if found.name == MANY else None,
             ),
         ),
         listen=ListenSettings(host="0.0.0.0", port=variables.port, admin_port=admin_port),

@@ -9,12 +9,13 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from torchmoor.config.access import AccessSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, ok, problem, warning
 from torchmoor.doctor.machine import check_writable
 from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, SQLITE_SCHEME
 
 TIMEOUT_S = 5.0
-MAX_SKEW_S = 300.0  # beyond which a signature is refused, at AWS and here
+MAX_SKEW_S = AccessSettings().clock_skew_s  # beyond which a signature is refused, at AWS and here
 
 
 def check_journal(plan: FleetPlan) -> Iterator[Finding]:

@@ -14,23 +14,22 @@ session, so open sessions do not keep an instance. Without one, an instance stop
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from time import monotonic
-from typing import Protocol
 
 from torchmoor.async_inference.request import Backlog
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import LaunchError, TorchmoorError
+from torchmoor.fleet.data_planes import DataPlanes, VariantTraffic
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.scaling import Scaling, decide, explain
-from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import OperationAnswer, Operations
+from torchmoor.proxy.instances.operations import OperationAnswer
 from torchmoor.proxy.instances.registry import Registry, Scale, Variant
 from torchmoor.wire.operations import STATUS
 
@@ -44,30 +43,6 @@ SESSIONS_INTERVAL_S = 5.0  # between questions to an instance that has sessions
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0  # after a failed start
 
 
-class VariantLoad(Protocol):
-    """Counts of a variant's real-time requests."""
-
-    variant: Variant
-    metrics: InvocationMetrics
-
-    @property
-    def num_waiting(self) -> int:
-        """Return the number of requests that wait for an instance."""
-
-
-class LoadSource(Protocol):
-    """The running proxy, of one process or several."""
-
-    async def refresh(self) -> None:
-        """Collect the counts of other processes, if there are any."""
-
-    def traffic(self) -> Iterable[VariantLoad]:
-        """Return the counts of every variant."""
-
-    def is_idle(self, instance: Instance) -> bool:
-        """Return whether a draining instance has nothing left to do."""
-
-
 class Phase(Enum):
     """Phase of a scaled instance; see the module."""
 
@@ -76,16 +51,14 @@ class Phase(Enum):
     STOPPING = "stopping"
 
 
+@dataclass(slots=True, eq=False)
 class ScaledInstance:
     """An instance that the autoscaler started. stays_until: it has sessions, and is not asked for them before."""
 
-    __slots__ = ("name", "phase", "task", "stays_until")
-
-    def __init__(self, name: str, task: asyncio.Task[None]) -> None:
-        self.name = name
-        self.phase = Phase.RUNNING
-        self.task = task
-        self.stays_until: float | None = None
+    name: str
+    task: asyncio.Task[None]
+    phase: Phase = Phase.RUNNING
+    stays_until: float | None = None
 
 
 class ScaledVariant:
@@ -111,7 +84,7 @@ class ScaledVariant:
 class Autoscaler:
     """Scales variants: `start` the initial instances, `run` forever, `stop` without stopping any instance.
 
-    report: shows a message to the operator. find_pending: reads an endpoint's asynchronous backlog.
+    report: shows a message to the operator.
     """
 
     def __init__(
@@ -119,22 +92,18 @@ class Autoscaler:
         groups: Sequence[ScaledVariant],
         registry: Registry,
         launcher: Launcher,
-        proxy: LoadSource,
-        operations: Operations,
+        proxy: DataPlanes,
         report: Callable[[str], None],
         *,
         are_journaled: bool,
-        find_pending: Callable[[str], Awaitable[Backlog]] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._groups = groups
         self._registry = registry
         self._launcher = launcher
         self._proxy = proxy
-        self._operations = operations
         self._report = report
         self._are_journaled = are_journaled
-        self._find_pending = find_pending
         self._clock = clock
         self._woken = asyncio.Event()
         self._is_started = False
@@ -185,17 +154,17 @@ class Autoscaler:
                 self._report(f"{_name(variant)}: from {before} to {group.scaling.desired} instances, backlog {backlog}")
             await self._act(group)
 
-    async def _count(self, group: ScaledVariant, load: VariantLoad, *, has_queue: bool) -> int:
+    async def _count(self, group: ScaledVariant, load: VariantTraffic, *, has_queue: bool) -> int:
         """Return the backlog. has_queue: the endpoint's asynchronous requests count for this variant.
 
         A running asynchronous request is also outstanding at its instance, and counts once.
         """
         outstanding = sum(instance.outstanding for instance in group.variant.pool.members)
         waiting = load.num_waiting
-        if has_queue and self._find_pending is not None:
+        if has_queue and self._proxy.async_inference is not None:
             try:
                 async with asyncio.timeout(PENDING_TIMEOUT_S):
-                    group.pending = await self._find_pending(group.variant.endpoint)
+                    group.pending = await self._proxy.async_inference.queue.backlog(group.variant.endpoint)
             except (TimeoutError, TorchmoorError) as error:  # the last known backlog still counts
                 logger.warning("queue does not answer endpoint=%s error=%s", group.variant.endpoint, error)
         if group.pending is not None:
@@ -312,7 +281,7 @@ class Autoscaler:
         now = self._clock()
         if member.stays_until is not None and now < member.stays_until:
             return True
-        answer = await self._operations.ask(instance, STATUS, {}, timeout_s=SESSIONS_TIMEOUT_S)
+        answer = await self._proxy.operations.ask(instance, STATUS, {}, timeout_s=SESSIONS_TIMEOUT_S)
         num_open = None if answer is None else read_open_sessions(answer)
         if num_open == 0:
             member.stays_until = None
@@ -328,10 +297,7 @@ def read_open_sessions(answer: OperationAnswer) -> int | None:
     """Read the number of open sessions: 0 if the handler is not ours, None if the instance failed."""
     if answer.status >= 500:
         return None
-    try:
-        sessions = json.loads(answer.body).get("sessions")
-    except (ValueError, AttributeError):
-        return 0
+    sessions = answer.content().get("sessions")
     number = sessions.get("open") if isinstance(sessions, dict) else None
     return number if isinstance(number, int) else 0
 

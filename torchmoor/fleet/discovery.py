@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
-from types import TracebackType
 
 from torchmoor.config.instances import DiscoverySettings
 from torchmoor.errors import DiscoveryError
@@ -32,16 +32,16 @@ MAX_NOTES = 10
 Ask = Callable[[DiscoverySettings], Awaitable[DnsAnswer]]
 
 
+@dataclass(slots=True, eq=False)
 class DiscoveryEntry:
     """One DNS name, and the state of its discovery."""
 
-    def __init__(self, settings: DiscoverySettings, source: DnsSource, names: InstanceNames) -> None:
-        self.settings = settings
-        self.source = source
-        self.names = names
-        self.absences: dict[str, int] = {}
-        self.backoff_s = settings.min_interval_s
-        self.task: asyncio.Task[None] | None = None
+    settings: DiscoverySettings
+    source: DnsSource
+    names: InstanceNames
+    backoff_s: float
+    absences: dict[str, int] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
 
 
 class Discovery:
@@ -76,14 +76,12 @@ class Discovery:
         self.take(self._first)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         tasks = [entry.task for entry in self.entries.values() if entry.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._operations.__aexit__(kind, error, trace)
+        await self._operations.__aexit__(None, None, None)
 
     def take(self, entries: Iterable[DiscoverySettings]) -> None:
         """Replace the entries. Instances from a removed name are drained."""
@@ -102,7 +100,7 @@ class Discovery:
         names = InstanceNames(
             self._operations, lambda host: self._make(settings, "?", InstanceAddress(host, settings.port))
         )
-        entry = self.entries[settings.dns_name] = DiscoveryEntry(settings, source, names)
+        entry = self.entries[settings.dns_name] = DiscoveryEntry(settings, source, names, settings.min_interval_s)
         entry.task = asyncio.create_task(self._run(entry))
 
     def _end(self, entry: DiscoveryEntry, successor: DiscoverySettings | None) -> None:

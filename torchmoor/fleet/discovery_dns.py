@@ -65,7 +65,7 @@ async def ask(settings: DiscoverySettings) -> DnsAnswer:
     records = [record for record in answer.rrset if record.target != dns.name.root]  # the root means: no such service
     hosts = _read_additional(answer.response)
     missing = {record.target for record in records if record.target.to_text().lower() not in hosts}
-    hosts |= await _find_hosts(resolver, missing, settings.timeout_s)
+    hosts |= await find_hosts(resolver, missing, settings.timeout_s)
     targets = tuple(
         DnsTarget(_first_label(record.target), record.port, hosts.get(record.target.to_text().lower(), ()))
         for record in records
@@ -93,7 +93,7 @@ def _read_additional(message: dns.message.Message) -> Hosts:
     }
 
 
-async def _find_hosts(resolver: dns.asyncresolver.Resolver, names: Iterable[dns.name.Name], timeout_s: float) -> Hosts:
+async def find_hosts(resolver: dns.asyncresolver.Resolver, names: Iterable[dns.name.Name], timeout_s: float) -> Hosts:
     """Resolve targets until the time is over, in random order, so that each is resolved eventually."""
     limit = asyncio.Semaphore(MAX_QUESTIONS)
     found: Hosts = {}

@@ -6,7 +6,7 @@ TorchServe's /ping succeeds before the model is loaded and for minutes after a c
 `unanswered_before_down` in a row (HealthSettings), because moving an instance's sessions is expensive.
 
 TorchServe keeps listing a worker that hangs as READY. So an instance with our handler is also asked for its status,
-which the worker answers beside its work (worker_status.py).
+which the worker answers beside its work (worker_probe.py).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from types import TracebackType
 
 import aiohttp
 
 from torchmoor.config.health import HealthSettings
-from torchmoor.fleet.worker_status import WorkerStatus
+from torchmoor.fleet.worker_probe import WorkerProbe
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
@@ -40,7 +39,7 @@ class HealthChecker:
         self._on_tick = on_tick
         self._next_probe: dict[str, float] = {}
         self._unanswered: dict[str, int] = {}
-        self._workers: dict[str, WorkerStatus] = {}
+        self._workers: dict[str, WorkerProbe] = {}
         self._probes: set[asyncio.Task[None]] = set()
         self._probing: set[str] = set()
         self._loop_task: asyncio.Task[None] | None = None
@@ -54,9 +53,7 @@ class HealthChecker:
         self._loop_task = asyncio.create_task(self._run())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         assert self._loop_task is not None
         assert self._client is not None
         tasks = [self._loop_task, *self._probes]
@@ -150,7 +147,7 @@ class HealthChecker:
         assert self._client is not None
         worker = self._workers.get(instance.name)
         if worker is None or worker.instance is not instance:
-            worker = self._workers[instance.name] = WorkerStatus(instance, self._settings.worker_timeout_s)
+            worker = self._workers[instance.name] = WorkerProbe(instance, self._settings.worker_timeout_s)
         return True if await worker.answers(self._client) else None
 
 

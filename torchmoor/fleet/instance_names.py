@@ -8,7 +8,6 @@ name is known: a session that was opened under one name could not be found under
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable, Set
 
 from torchmoor.config.instances import INSTANCE_NAME
@@ -61,7 +60,7 @@ class InstanceNames:
         answer = await self._operations.ask(self._make(host), operations.STATUS, {}, timeout_s=TIMEOUT_S)
         if answer is None:
             return
-        status = _read(answer.body)
+        status = answer.content()
         name = status.get("instance")
         if answer.status == 200 and isinstance(name, str) and len(name) <= 63 and INSTANCE_NAME.fullmatch(name):
             self._names[host] = name
@@ -69,11 +68,3 @@ class InstanceNames:
             self._tries[host] = self._tries.get(host, 0) + 1
             if self._tries[host] >= MAX_TRIES:
                 self._names[host] = name_of_address(host)
-
-
-def _read(body: bytes) -> dict[str, object]:
-    try:
-        content = json.loads(body)
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}

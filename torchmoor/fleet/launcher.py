@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from torchmoor.config.launcher import DEFAULT_CAPACITY
@@ -45,7 +44,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.1
 PROGRESS_INTERVAL_S = 5.0
 NUM_LOG_LINES = 15
-LOCK_GRACE_S = 10.0  # for an earlier fleet in the same directory to end, beyond its instances' stop_grace_s
+LOCK_GRACE_S = 10.0  # for an earlier fleet in the same directory to end, beyond its instances' kill_after_s
 NUM_REMOVERS = 8  # threads that delete an instance's folder
 
 
@@ -57,7 +56,7 @@ class LauncherSettings:
     run_dir: Path  # parent of the instances' folders and of their shared journal
     start_timeout_s: float = 180.0  # until the model is ready
     down_timeout_s: float = 90.0  # an instance that is down for longer is restarted
-    stop_grace_s: float = 10.0
+    kill_after_s: float = 10.0  # from SIGTERM to SIGKILL
     capacity: int = DEFAULT_CAPACITY  # requests in flight at an instance
     min_backoff_s: float = 1.0  # before a restart; doubled each time
     max_backoff_s: float = 30.0
@@ -97,14 +96,12 @@ class Launcher:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._is_stopping = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._lock = RunLock(settings.run_dir, timeout_s=settings.stop_grace_s + LOCK_GRACE_S)
+        self._lock = RunLock(settings.run_dir, timeout_s=settings.kill_after_s + LOCK_GRACE_S)
 
     async def __aenter__(self) -> Launcher:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
     async def start(self, launches: Sequence[Launch]) -> None:
@@ -143,7 +140,7 @@ class Launcher:
         if self._registry.find(name) is not None:  # added meanwhile
             self._registry.dismiss(name)
         await self._stop(name)
-        await asyncio.to_thread(_remove, self._folder(name))
+        await asyncio.to_thread(remove_folder, self._folder(name))
         del self._tasks[name]
 
     async def stop(self) -> None:
@@ -154,7 +151,7 @@ class Launcher:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
         for name in [*self._tasks, supervisor.JOURNAL_FOLDER]:
-            await asyncio.to_thread(_remove, self._folder(name))
+            await asyncio.to_thread(remove_folder, self._folder(name))
         self._lock.release()
         with suppress(OSError):
             self._settings.run_dir.rmdir()
@@ -230,7 +227,7 @@ class Launcher:
         with _console(spec, settings) as console:
             self._processes[spec.name] = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", supervisor.__file__, str(spec.folder), str(spec.pid_file)),
-                *(str(self._settings.stop_grace_s), *command),
+                *(str(self._settings.kill_after_s), *command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=console,  # None: inherit ours
                 stderr=asyncio.subprocess.STDOUT,
@@ -309,7 +306,7 @@ class Launcher:
             process.stdin.write(b"s")
         process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), self._settings.stop_grace_s + 5)
+            await asyncio.wait_for(process.wait(), self._settings.kill_after_s + 5)
         except TimeoutError:
             logger.error("instance killed instance=%s", name)
             with suppress(ProcessLookupError):
@@ -330,7 +327,7 @@ def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
             raise LaunchError(f"there is no {launch.archive} in {model_store}; build it with make archives")
 
 
-def _remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a folder as far as possible.
 
     Several threads remove its contents, because deleting a synced file waits for the disk: one thread took ten seconds

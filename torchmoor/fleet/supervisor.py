@@ -1,11 +1,11 @@
 """Runs one TorchServe instance and makes sure that it never outlives its launcher.
 
-    python -I supervisor.py FOLDER PID_FILE GRACE_S COMMAND...
+    python -I supervisor.py FOLDER PID_FILE KILL_AFTER_S COMMAND...
 
-Standard input is a pipe that the launcher holds open. When it closes, the supervisor sends SIGTERM to the JVM and after
-the grace period, SIGKILL to every process in the group, which the supervisor leads. Before a regular stop the launcher
-writes one byte, and then cleans up itself. Without that byte the launcher has died: each supervisor then removes its
-instance's folder, and the last one removes all that the fleet shared.
+Standard input is a pipe that the launcher holds open. When it closes, the supervisor sends SIGTERM to the JVM and,
+after KILL_AFTER_S (a field of LauncherSettings), SIGKILL to every process in the group, which the supervisor leads.
+Before a regular stop the launcher writes one byte, and then cleans up itself. Without that byte the launcher has died:
+each supervisor then removes its instance's folder, and the last one removes all that the fleet shared.
 This file runs on its own and imports only the standard library.
 """
 
@@ -29,7 +29,7 @@ JOURNAL_FOLDER = "fleet-journal"  # beside the instances' folders; lives as long
 
 def main(arguments: list[str]) -> int:
     """Run the command until it ends or the pipe closes. Returns its exit status, or 0 after a stop."""
-    folder, pid_file, grace_s, command = Path(arguments[0]), Path(arguments[1]), float(arguments[2]), arguments[3:]
+    folder, pid_file, kill_after_s, command = Path(arguments[0]), Path(arguments[1]), float(arguments[2]), arguments[3:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the pipe stops the supervisor
     if os.getpgrp() != os.getpid():
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
             is_launcher_alive = is_launcher_alive or bool(said)
             is_stopped = not said
     if is_stopped:
-        _stop(child, pid_file, grace_s)
+        _stop(child, pid_file, kill_after_s)
     _kill_group()
     status = child.wait()
     if not is_stopped:
@@ -67,9 +67,9 @@ def _restore_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _stop(child: subprocess.Popen[bytes], pid_file: Path, grace_s: float) -> None:
+def _stop(child: subprocess.Popen[bytes], pid_file: Path, kill_after_s: float) -> None:
     """Send SIGTERM to the JVM, whose pid TorchServe writes to a file, and wait."""
-    deadline = time.monotonic() + grace_s
+    deadline = time.monotonic() + kill_after_s
     try:
         os.kill(int(pid_file.read_text()), signal.SIGTERM)
     except (OSError, ValueError):

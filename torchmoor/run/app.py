@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from random import Random
-from types import TracebackType
 
 from torchmoor.admin.metrics_page import MetricsPages
 from torchmoor.admin.server import AdminServer
@@ -15,7 +14,7 @@ from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.status import StatusPoller
+from torchmoor.fleet.status_poller import StatusPoller
 from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
@@ -97,9 +96,7 @@ class Proxy:
         self.admin_port = admin.port
         return admin
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
         logger.info("proxy stopped")
 

@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import quote
 
 from torchmoor.config.asynchronous import AsyncInferenceSettings
@@ -45,9 +44,7 @@ class AsyncFolder:
             self.path.chmod(0o700)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Keep the folder if it holds requests or results; else remove it, and its parent if that is empty."""
         if self._results.exists() or any(self._inputs.iterdir()) or self._has_requests():
             self._report(f"asynchronous requests and results stay in {self.path}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from torchmoor.async_inference.notifications.notifier import Notifier
 from torchmoor.async_inference.objects.scheme_store import SchemeStore
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference, AsyncParts
 from torchmoor.config.settings import ProxySettings
+from torchmoor.fleet.data_planes import VariantTraffic
 from torchmoor.metrics.asynchronous import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.async_capacity import EndpointCapacity
@@ -17,16 +17,10 @@ from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.instances.registry import Endpoint, Registry
 
 
-class HasMetrics(Protocol):
-    """Holds a variant's counters."""
-
-    metrics: InvocationMetrics
-
-
 def make_async_inference(
     settings: ProxySettings,
     registry: Registry,
-    counted: Iterable[HasMetrics],
+    counted: Iterable[VariantTraffic],
     gateway: Gateway | None,
 ) -> AsyncInference | None:
     """Assemble asynchronous inference; returns None if no endpoint accepts it.

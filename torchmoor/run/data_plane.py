@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack
 from random import Random
 from typing import Any
 
-from torchmoor.admin.collectors import LogCounts
 from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
+from torchmoor.fleet.data_planes import LogCounts
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.api.application import Api
@@ -23,8 +23,7 @@ from torchmoor.proxy.dispatch.cancellation import Cancellations
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import Gateway
-from torchmoor.proxy.http.client import ClientLimits
-from torchmoor.proxy.http.exchange import ExchangeMeans
+from torchmoor.proxy.http.exchange import HttpMeans
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.server import HttpServer
 from torchmoor.proxy.http.subrequest import Subrequests
@@ -79,15 +78,12 @@ class DataPlane:
         self.gateway = Gateway(
             settings, registry, rng or Random(), Cancellations(self.subrequests), self.recovery, suspect
         )
-        means = ExchangeMeans(
+        means = HttpMeans(
             connector=connector,
             budget=self.budget,
-            body_timeout_s=limits.body_timeout_s,
-            max_error_body_bytes=limits.max_error_body_bytes,
-        )
-        client_limits = ClientLimits(
-            max_header_bytes=limits.max_header_bytes,
             max_connections=limits.max_connections,
+            max_header_bytes=limits.max_header_bytes,
+            max_error_body_bytes=limits.max_error_body_bytes,
             header_timeout_s=limits.header_timeout_s,
             body_timeout_s=limits.body_timeout_s,
             keep_alive_timeout_s=limits.keep_alive_timeout_s,
@@ -98,7 +94,7 @@ class DataPlane:
             settings, registry, self.gateway.dispatchers(), self.gateway if has_async_workers else None
         )
         self.api = Api(self.gateway, self.operations, self.gate, self.async_inference)
-        self.server = HttpServer(self.api, means, self.sweeper, client_limits)
+        self.server = HttpServer(self.api, means, self.sweeper)
         self.observer: RequestObserver | None = None
         self._observe = settings.observe
         self._listen = listen

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Protocol
 
-from torchmoor.async_inference.request import Backlog
 from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.autoscaler import Autoscaler, LoadSource, ScaledVariant
+from torchmoor.fleet.autoscaler import Autoscaler, ScaledVariant
+from torchmoor.fleet.data_planes import DataPlanes
 from torchmoor.fleet.launcher import Launch, Launcher
-from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry, name_stem
-
-
-class HostProxy(LoadSource, Protocol):
-    """The proxy, which also reports that a request needs an instance."""
-
-    def on_need(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when a request waits for an instance to start."""
 
 
 class HostFleet:
@@ -37,19 +27,16 @@ class HostFleet:
         settings: ProxySettings,
         registry: Registry,
         launcher: Launcher,
-        front: HostProxy,
+        front: DataPlanes,
         launches: Sequence[Launch],
         report: Callable[[str], None],
-        *,
-        find_pending: Callable[[str], Awaitable[Backlog]] | None = None,
     ) -> None:
-        """launches: all instances that may run. find_pending: returns an endpoint's asynchronous requests."""
+        """launches: all instances that may run."""
         self._launcher = launcher
         self._launches = launches
         self._front = front
         self._fixed: list[Launch] = []
         self._stack = AsyncExitStack()
-        self._operations = Operations()
         groups: list[ScaledVariant] = []
         for endpoint in registry.endpoints():
             for variant in endpoint.variants:
@@ -61,24 +48,13 @@ class HostFleet:
                     groups.append(ScaledVariant(variant, scaling, own))
         self._autoscaler: Autoscaler | None = None
         if groups:
-            self._autoscaler = Autoscaler(
-                groups,
-                registry,
-                launcher,
-                front,
-                self._operations,
-                report,
-                are_journaled=settings.sessions.are_journaled,
-                find_pending=find_pending,
-            )
+            are_journaled = settings.sessions.are_journaled
+            self._autoscaler = Autoscaler(groups, registry, launcher, front, report, are_journaled=are_journaled)
 
     async def __aenter__(self) -> HostFleet:
-        await self._stack.enter_async_context(self._operations)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     async def start(self) -> None:
@@ -92,11 +68,6 @@ class HostFleet:
         self._front.on_need(self._autoscaler.wake)
         running = asyncio.create_task(self._autoscaler.run())
         self._stack.callback(running.cancel)
-
-    def wake(self) -> None:
-        """Let the autoscaler decide now, because a request waits for an instance."""
-        if self._autoscaler is not None:
-            self._autoscaler.wake()
 
 
 def plan_scaled(endpoints: Sequence[EndpointSettings], gpus: Sequence[str]) -> list[Launch]:

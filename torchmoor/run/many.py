@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from torchmoor.config.dialects import ContainerSettings
@@ -18,21 +17,17 @@ MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"  # SageMaker sets it in a container that m
 PLATFORM_MODELS = "/opt/ml/models"  # where SageMaker puts the models that such a container loads
 
 
-@dataclass(frozen=True, slots=True)
-class ManyPlan:
-    """Settings of the endpoint `many`, and environment variables of its instances."""
-
-    settings: MultiModelSettings
-    environment: Mapping[str, str]
+def many_settings(environ: Mapping[str, str]) -> MultiModelSettings:
+    """Return the settings of the endpoint `many`."""
+    return MultiModelSettings(is_cached=environ.get(CACHE, "enabled") != "disabled")
 
 
-def plan_many(endpoints: Sequence[str], models: str, environ: Mapping[str, str]) -> ManyPlan:
-    """Return how `many` is served. models: a directory, an S3 prefix or "". Raises ConfigError."""
-    settings = MultiModelSettings(is_cached=environ.get(CACHE, "enabled") != "disabled")
+def many_environment(endpoints: Sequence[str], models: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the instances of `many`. models: a directory, an S3 prefix or "". Raises ConfigError."""
     if MANY not in endpoints:
         if models:
             raise ConfigError(f"--models is for the endpoint with many models: add --endpoint {MANY}")
-        return ManyPlan(settings, {})
+        return {}
     environment: dict[str, str] = {}
     if models.startswith("s3://"):
         environment[SOURCE] = models
@@ -47,7 +42,7 @@ def plan_many(endpoints: Sequence[str], models: str, environ: Mapping[str, str])
         environment[SOURCE] = ""  # the platform loads all models
     if _is_multi_model(environ) and not environ.get(URL_ROOTS):
         environment[URL_ROOTS] = PLATFORM_MODELS
-    return ManyPlan(settings, environment)
+    return environment
 
 
 def read_container(environ: Mapping[str, str], settings: ContainerSettings | None = None) -> ContainerSettings:

@@ -9,30 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
-from torchmoor.config.access import Credentials
 from torchmoor.config.settings import Configuration
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import Discovery
 from torchmoor.fleet.draining import Drainer
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run.app import Proxy
 from torchmoor.run.static_instances import make_instances
 
 logger = logging.getLogger(__name__)
-
-
-class Front(Protocol):
-    """The part of the running proxy that a reload changes."""
-
-    def reload_credentials(self, credentials: Credentials) -> None:
-        """Check further requests against these credentials. Raises ConfigError, and then changes nothing."""
-        ...
-
-    def reload_tls(self) -> None:
-        """Use the renewed certificates for further connections."""
-        ...
 
 
 class Reloader:
@@ -46,14 +33,14 @@ class Reloader:
         configuration: Configuration,
         read: Callable[[], Configuration],
         registry: Registry,
-        front: Front,
+        proxy: Proxy,
         drainer: Drainer,
         discovery: Discovery,
     ) -> None:
         self._configuration = configuration
         self._read = read
         self._registry = registry
-        self._front = front
+        self._proxy = proxy
         self._drainer = drainer
         self._discovery = discovery
 
@@ -62,11 +49,11 @@ class Reloader:
         try:
             new = self._read()
             self._check_fixed(new)
-            self._front.reload_credentials(new.proxy.credentials)
+            self._proxy.reload_credentials(new.proxy.credentials)
         except ConfigError as error:
             logger.error("the old configuration stays in use: %s", error)
             return
-        self._front.reload_tls()
+        self._proxy.reload_tls()
         self._apply(new)
         self._configuration = new
         logger.warning("configuration read again instances=%d discovery=%d", len(new.instances), len(new.discovery))

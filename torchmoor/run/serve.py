@@ -32,7 +32,7 @@ from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, mak
 from torchmoor.run.proxy_settings import complete
 from torchmoor.run.reload import Reloader
 from torchmoor.run.static_instances import make_registry
-from torchmoor.run.up import find_pending
+from torchmoor.run.up import has_started
 
 Given = Mapping[str, Mapping[str, Any]]  # groups of options, each with its keys and values
 
@@ -84,16 +84,9 @@ async def run(
         announce(json.dumps(where))
         stopped = asyncio.create_task(stopping.wait())
         if launcher is not None:
-            pending = find_pending(proxy)
-            fleet = await stack.enter_async_context(
-                HostFleet(settings, registry, launcher, proxy.data, launches, report, find_pending=pending)
-            )
-            starting = asyncio.create_task(fleet.start())
-            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if stopped.done():
-                starting.cancel()
-            else:
-                starting.result()
+            fleet = HostFleet(settings, registry, launcher, proxy.data, launches, report)
+            await stack.enter_async_context(fleet)
+            await has_started(fleet.start(), stopped)
         await stopped
 
 

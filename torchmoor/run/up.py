@@ -8,9 +8,9 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
-from torchmoor.async_inference.request import Backlog
 from torchmoor.config.asynchronous import AsyncEndpointSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.session_keys import SessionSettings
@@ -25,7 +25,7 @@ from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.gpus import find_gpus, share_gpus
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_launcher_settings
-from torchmoor.run.many import MANY, plan_many
+from torchmoor.run.many import MANY, many_environment, many_settings
 from torchmoor.run.proxy_settings import complete
 
 logger = logging.getLogger(__name__)
@@ -49,14 +49,14 @@ async def run(
         options.launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
     )
     kept = AsyncFolder(run_dir / ASYNC_FOLDER, report, more_inputs=options.async_inputs)
-    many = plan_many(options.endpoints, options.models, os.environ)
+    many = many_environment(options.endpoints, options.models, os.environ)
     settings = ProxySettings(
         endpoints=tuple(
             EndpointSettings(
                 name=name,
                 variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=scaling),),
                 late_binding=options.late_binding if options.is_late_binding else None,
-                multi_model=many.settings if name == MANY else None,
+                multi_model=many_settings(os.environ) if name == MANY else None,
                 async_inference=None if name == MANY else AsyncEndpointSettings(),
             )
             for name in options.endpoints
@@ -73,36 +73,23 @@ async def run(
     registry = Registry(settings.endpoints)
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
     launches = plan(options.endpoints, options.most_instances, find_gpus(os.environ))
-    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many.environment, **share_gpus(launches, os.environ)}
+    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **share_gpus(launches, os.environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with (
         kept,
         Launcher(launcher_settings, registry, environment, report) as launcher,
         Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
-        HostFleet(
-            settings, registry, launcher, proxy.data, launches, report, find_pending=find_pending(proxy)
-        ) as fleet,
+        HostFleet(settings, registry, launcher, proxy.data, launches, report) as fleet,
     ):
         stopping = stop_on_signals(launcher)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
-        starting = asyncio.create_task(fleet.start())
-        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if stopping.done():
-            starting.cancel()
-        else:
-            starting.result()
+        if await has_started(fleet.start(), stopping):
             if settings.chat_page.is_on:
                 report(f"to chat in a browser: {proxy.runtime_url}{PAGE.decode()}")
             announce(describe(options, runtime_url=proxy.runtime_url, admin_url=proxy.admin_url))
             await stopping
         report("stopping")
-
-
-def find_pending(proxy: Proxy) -> Callable[[str], Awaitable[Backlog]] | None:
-    """How many asynchronous requests of an endpoint wait and run, for the autoscaler."""
-    service = proxy.data.async_inference
-    return None if service is None else lambda endpoint: service.queue.backlog(endpoint)
 
 
 def describe(options: UpSettings, *, runtime_url: str, admin_url: str) -> str:
@@ -124,6 +111,17 @@ def plan(endpoints: Sequence[str], num_instances: int, gpus: Sequence[str]) -> l
         Launch(f"{endpoint}-{i}", endpoint, f"{endpoint}.mar", gpus[number % len(gpus)] if gpus else None)
         for number, (endpoint, i) in enumerate(wanted)
     ]
+
+
+async def has_started(start: Coroutine[Any, Any, None], stopping: asyncio.Future[Any]) -> bool:
+    """Run `start` and return True, or cancel it and return False once `stopping` is done. Raises what `start` does."""
+    starting = asyncio.ensure_future(start)
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done():
+        starting.cancel()
+        return False
+    starting.result()
+    return True
 
 
 def stop_on_signals(launcher: Launcher) -> asyncio.Future[None]:

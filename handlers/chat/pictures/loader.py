@@ -198,7 +198,7 @@ class ImageLoader:
 
     def _fetch_once(self, url: str, deadline: _Deadline) -> bytes | str:
         """Return the body, or the address of a redirect."""
-        target, host, port = self._check(url)
+        target, host, port = self.check(url)
         timeout = (self._settings.connect_timeout_s, self._settings.read_timeout_s)
         default_port = 443 if url.lower().startswith("https") else 80
         name = f"[{host}]" if ":" in host else host
@@ -237,7 +237,7 @@ class ImageLoader:
             raise ImageUnreachable("the image did not arrive in time")
         return bytes(data)
 
-    def _check(self, url: str) -> tuple[str, str, int]:
+    def check(self, url: str) -> tuple[str, str, int]:
         """Return the URL with a checked address in place of its host, the host, and the port."""
         try:
             parts = urlsplit(url)

@@ -280,7 +280,7 @@ class ImageStore:
         entry.encoded = encoded
 
     def check_integrity(self, num_held: int) -> None:
-        """Raise RuntimeError unless the sums are right and nothing is pinned. num_held: by all sessions."""
+        """Raise RuntimeError unless sums and names are right and nothing is pinned. num_held: by all sessions."""
         with self._lock:
             entries = list(self._entries.values())
             if sum(_num_bytes(entry.features) for entry in entries) != self.features_bytes:
@@ -291,6 +291,8 @@ class ImageStore:
                 raise RuntimeError(f"{self.host_bytes} bytes on the host are counted, but others are held")
             if sum(entry.num_holders for entry in entries) != num_held or any(entry.num_pins for entry in entries):
                 raise RuntimeError("the counts of holders and pins do not match the sessions")
+            if {name for entry in entries for name in entry.digests} != set(self._known):
+                raise RuntimeError("the known encodings are not those of the images that are held")
 
 
 def digests(images: Iterable[Image]) -> tuple[str, ...]:

@@ -48,8 +48,8 @@ class SessionStore:
     ) -> None:
         self.settings = settings
         self.sessions_adopted = 0
-        self._pool = pool
-        self._images = images
+        self.pool = pool
+        self.images = images
         self._ids = ids
         self._wall = wall
         self._lock = threading.RLock()
@@ -82,7 +82,7 @@ class SessionStore:
     def measure(self, session: Session) -> tuple[int, ImageTier]:
         """Return the bytes of the session's images and the slowest of their tiers."""
         with self._lock:
-            return self._images.measure([*session.images, *session.pending_images])
+            return self.images.measure([*session.images, *session.pending_images])
 
     def turn_counts(self) -> dict[str, int]:
         """Count the turns that run, and those that wait behind them."""
@@ -103,7 +103,7 @@ class SessionStore:
                 f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
             )
         now = self._wall()
-        session = Session(sid, caller.scope, SequenceCache(self._pool, caller.scope), opened_at=now, used_at=now)
+        session = Session(sid, caller.scope, SequenceCache(self.pool, caller.scope), opened_at=now, used_at=now)
         self._sessions[sid.text] = session
         return session
 
@@ -170,7 +170,7 @@ class SessionStore:
     def _release(self, session: Session) -> None:
         session.cache.drop()
         for image in (*session.images, *session.pending_images):
-            self._images.release(image)
+            self.images.release(image)
         session.images, session.pending_images = [], []
 
     def enqueue(self, session: Session, turn: QueuedTurn) -> bool:
@@ -184,7 +184,7 @@ class SessionStore:
             session.used_at = self._wall()
             if session.turn is None:
                 session.turn = turn
-                self._pool.pin(session.cache)
+                self.pool.pin(session.cache)
                 return True
             if len(session.waiting) >= self.settings.max_waiting_turns:
                 raise Overloaded(f"{len(session.waiting)} questions of this session wait already; wait for an answer")
@@ -212,15 +212,15 @@ class SessionStore:
         if session.is_pinned and not self._can_pin(session):
             session.is_pinned = False
             logger.warning("session unpinned, pinned ones have grown too large session_id=%s", session.id.text[:24])
-        with self._pool.lock:
-            self._pool.unpin(session.cache)
+        with self.pool.lock:
+            self.pool.unpin(session.cache)
             if session.is_pinned:
-                self._pool.pin(session.cache)
+                self.pool.pin(session.cache)
 
     def _can_pin(self, session: Session) -> bool:
         pinned = {session, *(other for other in self._sessions.values() if other.is_pinned)}
         num_bytes = sum(each.cache.num_bytes for each in pinned)
-        return num_bytes <= self.settings.max_pinned_fraction * self._pool.capacity_bytes
+        return num_bytes <= self.settings.max_pinned_fraction * self.pool.capacity_bytes
 
     def pin(self, session: Session) -> None:
         """Keep the session's blocks between its turns, until `unpin` or its end.
@@ -236,14 +236,14 @@ class SessionStore:
                 )
             session.is_pinned = True
             if session.turn is None:
-                self._pool.pin(session.cache)
+                self.pool.pin(session.cache)
 
     def unpin(self, session: Session) -> None:
         """Let the session's blocks be evicted between its turns."""
         with self._lock:
             session.is_pinned = False
             if session.turn is None and session.end is None:
-                self._pool.unpin(session.cache)
+                self.pool.unpin(session.cache)
 
     def add_images(self, session: Session, images: Sequence[Image]) -> None:
         """Add images for the session's next question. The session holds them from now on.
@@ -265,7 +265,7 @@ class SessionStore:
             for image in images:
                 if image in session.pending_images:
                     session.pending_images.remove(image)
-                    self._images.release(image)
+                    self.images.release(image)
 
     def commit(self, session: Session, messages: list[dict[str, Any]], new_images: Sequence[Image]) -> None:
         """Replace the conversation after a turn, and move its images from the pending ones."""
@@ -282,8 +282,16 @@ class SessionStore:
             return turn in session.waiting
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless pool and images hold what the sessions hold, and nothing else."""
+        """Raise RuntimeError unless pool and images hold what the sessions hold, and nothing else.
+
+        A cache may be evicted unless a turn uses it or its session is pinned.
+        """
         with self._lock:
+            for session in self._sessions.values():
+                if session.turn is None and not session.is_pinned and self.pool.is_pinned(session.cache):
+                    raise RuntimeError(f"a cache is pinned that no turn uses: {session!r}")
+            if any(session.turn is None for session in self._ending):
+                raise RuntimeError("a session has ended and its last turn is over, but it is kept")
             sessions = [*self._sessions.values(), *self._ending]
-            self._pool.check_integrity([session.cache for session in sessions])
-            self._images.check_integrity(sum(len(s.images) + len(s.pending_images) for s in sessions))
+            self.pool.check_integrity([session.cache for session in sessions])
+            self.images.check_integrity(sum(len(s.images) + len(s.pending_images) for s in sessions))

@@ -23,7 +23,15 @@ class Admission:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def __repr__(self) -> str:
-        return f"<Admission {self._num_using} using, {len(self._waiting)} waiting>"
+        return f"<Admission {self.num_using} using, {self.num_waiting} waiting>"
+
+    @property
+    def num_using(self) -> int:
+        return self._num_using
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
 
     def enter(self) -> None:
         """Count an answer that begins to use memory."""

@@ -35,7 +35,7 @@ class TaskModel(PlacedModel):
         self._readers = readers
         self._read = read
         self._compute = compute
-        self._queue = RowQueue(task.run)
+        self.queue = RowQueue(task.run)
 
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         self._readers.submit(self._begin, incoming, reply)
@@ -44,10 +44,10 @@ class TaskModel(PlacedModel):
         with reply.guarded():
             reply.raise_if_cancelled()
             work = self.task.read(self._read(read_body(incoming)), reply)
-            self._compute.put(self._queue, _Answer(work, reply).rows())
+            self._compute.put(self.queue, _Answer(work, reply).rows())
 
     def close(self) -> None:
-        self._compute.close(self._queue)
+        self._compute.close(self.queue)
         super().close()
 
 

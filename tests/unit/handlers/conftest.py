@@ -15,11 +15,13 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
+from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.engine.engine import Engine
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner
 from handlers.engine.scheduler import Scheduler
+from handlers.errors import InternalError
 from handlers.journal.journal import Journal
 from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
@@ -34,6 +36,7 @@ from handlers.settings import (
     PumpSettings,
     RequestSettings,
 )
+from tests.waiting import wait_until
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", ResourceWarning)  # TorchServe leaves its version file open
@@ -61,19 +64,19 @@ class EndlessModel:
     """The real model without end tokens, so that answers reach their length; the test chooses which sequences fail."""
 
     def __init__(self, model: LlavaModel) -> None:
-        self._model = model
+        self.real = model
         self.eos_token_ids: frozenset[int] = frozenset()
         self.before_step: Callable[[torch.Tensor, Any], None] = lambda embeds, batch: None
         self.after_step: Callable[[torch.Tensor], torch.Tensor] = lambda logits: logits
         self.num_steps = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        return getattr(self.real, name)
 
     def forward(self, embeds: torch.Tensor, positions: torch.Tensor, batch: Any, last: torch.Tensor) -> torch.Tensor:
         self.num_steps += 1
         self.before_step(embeds, batch)
-        return self.after_step(self._model.forward(embeds, positions, batch, last))
+        return self.after_step(self.real.forward(embeds, positions, batch, last))
 
 
 class Exchange:
@@ -140,8 +143,30 @@ class Exchange:
 class Client:
     """A client of the session API that calls a service without TorchServe."""
 
-    def __init__(self, service: ChatService) -> None:
+    def __init__(self, service: ChatService, engine: Engine) -> None:
         self.service = service
+        self.engine = engine
+        self.pool = engine.runner.pool
+
+    def session(self, session_id: str) -> Session:
+        """Return an open session."""
+        (found,) = [session for session in self.service.store.snapshot() if session.id.text == session_id]
+        return found
+
+    def begin_stop(self) -> threading.Thread:
+        """Stop the service on a thread of its own; return the thread once the service accepts no more work."""
+
+        def refuses_work() -> bool:
+            try:
+                self.engine.call(lambda: None)
+            except InternalError:
+                return True
+            return False
+
+        stopping = threading.Thread(target=self.service.stop)
+        stopping.start()
+        wait_until(refuses_work, "the engine refuses work")
+        return stopping
 
     def send(self, body: Any, headers: Mapping[str, str] | None = None) -> Exchange:
         exchange = Exchange()
@@ -246,7 +271,7 @@ ServiceFactory = Callable[..., Client]
 @pytest.fixture
 def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFactory]:
     """Build clients with their own services; at the end nothing may be pinned, running or miscounted."""
-    services: list[ChatService] = []
+    clients: list[Client] = []
 
     def make(
         model: Any = tiny_llava,
@@ -264,30 +289,23 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
         ids = SessionIds({"k0": b"k" * 32}, instance)
         service = ChatService(settings, model, engine, ids, ImageLoader(settings.intake), clock, journal)
         engine.start()
-        services.append(service)
-        return Client(service)
+        clients.append(Client(service, engine))
+        return clients[-1]
 
     yield make
     problems = []
-    for service in services:
+    for client in clients:
+        service, engine = client.service, client.engine
         service.stop()
+        engine.check_integrity()
         store = service.store
         store.check_integrity()
         status: Any = service.status()
-        if status["turns"]["in_progress"] or store._ending or service._engine.scheduler.all():
-            problems.append(f"left behind: {status['turns']} {store._ending} {service._engine.scheduler}")
-        problems += [repr(s) for s in store._sessions.values() if s.turn is not None or s.waiting]
-        pool = service._engine.runner.pool
-        problems += [
-            f"pinned: {s!r}"
-            for s in store._sessions.values()
-            if s.cache.table and not s.is_pinned and s.cache not in pool._idle
-        ]
-        room = service._parts.admission
-        if room._num_using or room._waiting:
-            problems.append(repr(room))
-        if service._engine._samplers:
-            problems.append(f"samplers left: {service._engine._samplers}")
+        turns = status["turns"]
+        if turns["running"] or turns["waiting"] or turns["in_progress"] or engine.scheduler.all():
+            problems.append(f"left behind: {turns} {engine.scheduler}")
+        if service.admission.num_using or service.admission.num_waiting:
+            problems.append(repr(service.admission))
     assert not problems
 
 

@@ -99,4 +99,4 @@ def test_nobody_is_forgotten_when_all_wait_at_once() -> None:
         for thread in threads:
             thread.join()
 
-        assert room._num_using == sum(guest.num_calls for guest in guests) == 1
+        assert room.num_using == sum(guest.num_calls for guest in guests) == 1

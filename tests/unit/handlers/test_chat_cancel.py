@@ -134,7 +134,7 @@ def test_cancelled_answer_gives_its_memory_back(make_client: Any, endless_llava:
     """Memory reserved for the rest of an answer is free at once, also while the answer waits for a row."""
     client = make_client(endless_llava, engine={"max_rows": 1})
     sessions = [client.open() for _ in range(2)]
-    caches = [client.service.store._sessions[sid].cache for sid in sessions]
+    caches = [client.session(sid).cache for sid in sessions]
     long = {"parameters": {"max_new_tokens": 1500}}
     running = client.ask(sessions[0], "one", stream=True, **long)
     running.wait_until(lambda exchange: len(exchange.pieces) > 2)

@@ -25,6 +25,7 @@ from tests.unit.handlers.test_chat_service import (
     reply_of,
     settled,
 )
+from tests.waiting import wait_until
 
 NUM = 16
 GREEDY = {"parameters": {"max_new_tokens": NUM}}
@@ -470,10 +471,10 @@ def test_client_that_leaves_before_its_images_are_there_costs_no_step(
     assert arrived.wait(30)
     left.reply.cancel()
     may_go_on.set()
-    client.service._loading.shutdown()
-    client.service._preparing.shutdown()
+    wait_until(lambda: settled(client)["turns"]["cancelled"] == 1, "the request is cancelled")
+    client.service.stop()
 
-    turns = settled(client)["turns"]
+    turns = client.service.numbers()["turns"]
     assert (turns["cancelled"], turns["in_progress"], endless_llava.num_steps) == (1, 0, 0)
 
 
@@ -592,7 +593,7 @@ def test_llama_2_prompt_and_its_messages_are_one(make_text_client: Any) -> None:
 def test_sequence_begins_once(make_text_client: Any, prompt: str) -> None:
     """A tokenizer that adds a beginning of sequence does so only if the prompt has none."""
     client = make_text_client()
-    tokenizer = client.service._model.tokenizer
+    tokenizer = client.engine.runner.model.tokenizer
     expected = len(tokenizer(prompt.removeprefix("<s>"), add_special_tokens=False)["input_ids"]) + 1
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
 

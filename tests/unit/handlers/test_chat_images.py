@@ -25,6 +25,7 @@ class Pictures:
     """Decode and encode fake pictures, whose bytes are the colour and a variable rest."""
 
     def __init__(self) -> None:
+        self.counters = Counters()
         self.num_encoded: Counter[int] = Counter()
         self.on_decode: Callable[[], None] = lambda: None
         self.on_encode: Callable[[], None] = lambda: None
@@ -41,7 +42,7 @@ class Pictures:
 
     def store(self, features: int = 100, host_bytes: int = 1000, is_durable: bool = False) -> ImageStore:
         """Create a store. features: how many pictures' features fit."""
-        return ImageStore(features * ONE, host_bytes, is_durable, self.decode, self.encode, Counters())
+        return ImageStore(features * ONE, host_bytes, is_durable, self.decode, self.encode, self.counters)
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_features_that_nobody_used_for_longest_are_given_up(pictures: Pictures) 
     tiers = [features_of(store, image)[1] for image in (newcomer, images[0], images[1])]
     assert tiers == [ImageTier.FEATURES] * 3
     assert features_of(store, images[2]) == (3.0, ImageTier.HOST)
-    assert store._counters.get("images_demoted") == 2
+    assert pictures.counters.get("images_demoted") == 2
     store.unpin(images[1])
     store.check_integrity(4)
 
@@ -162,7 +163,7 @@ def test_pinned_features_stay_and_who_needs_their_room_is_refused(pictures: Pict
 
     assert caught.value.status == 507
     store.unpin(idle)
-    assert store._counters.get("images_demoted") == 0
+    assert pictures.counters.get("images_demoted") == 0
     assert features_of(store, third) == (3.0, ImageTier.HOST)
     store.unpin(pinned)
     store.check_integrity(3)
@@ -175,7 +176,8 @@ def test_a_picture_larger_than_the_device_may_hold_is_refused(pictures: Pictures
     with pytest.raises(OutOfMemory):
         store.take_in(SCOPE, b"\x01")
 
-    assert (len(store), len(store._known), store.features_bytes, store.host_bytes) == (0, 0, 0, 0)
+    assert (len(store), store.features_bytes, store.host_bytes) == (0, 0, 0)
+    store.check_integrity(0)
 
 
 def test_a_picture_in_ever_new_encodings_takes_no_more_memory(pictures: Pictures) -> None:
@@ -185,12 +187,18 @@ def test_a_picture_in_ever_new_encodings_takes_no_more_memory(pictures: Pictures
     images = [store.take_in(SCOPE, bytes([1, number])) for number in range(100)]
 
     assert len({image.key for image in images}) == len(store) == 1
-    assert len(store._known) == MAX_ENCODINGS
     assert pictures.num_encoded == {1: 1}
-    store.check_integrity(100)
-    for image in images:
+    decoded: list[int] = []
+    pictures.on_decode = lambda: decoded.append(1)
+    newest = [store.take_in(SCOPE, bytes([1, number])) for number in range(100 - MAX_ENCODINGS, 100)]
+    assert decoded == []
+    older = store.take_in(SCOPE, bytes([1, 99 - MAX_ENCODINGS]))
+    assert decoded == [1]
+    store.check_integrity(101 + MAX_ENCODINGS)
+    for image in (*images, *newest, older):
         store.release(image)
-    assert (len(store), len(store._known)) == (0, 0)
+    assert len(store) == 0
+    store.check_integrity(0)
 
 
 def test_without_a_journal_bytes_are_never_given_up(pictures: Pictures) -> None:
@@ -231,7 +239,7 @@ def test_bytes_larger_than_the_host_may_hold_push_nobody_out(pictures: Pictures)
     store.take_in(SCOPE, b"\x02" + bytes(20))
 
     assert store.host_bytes == 1
-    assert store._entries[small.key].encoded == b"\x01"
+    assert store.measure([small]) == (ONE + 1, ImageTier.FEATURES)
 
 
 def test_a_picture_that_is_kept_may_go_when_its_room_is_needed(pictures: Pictures) -> None:
@@ -246,7 +254,6 @@ def test_a_picture_that_is_kept_may_go_when_its_room_is_needed(pictures: Picture
         store.take_in(SCOPE, bytes([colour]))
 
     assert len(store) == 2
-    assert not [name for name, entry in store._known.items() if entry.key not in store._entries]
     store.check_integrity(2)
 
 
@@ -303,7 +310,8 @@ def test_failure_while_taking_in_leaves_nothing(pictures: Pictures, stage: str, 
     with pytest.raises(type(failure)):
         store.take_in(SCOPE, b"\x01")
 
-    assert (len(store), len(store._known), store.features_bytes, store.host_bytes) == (0, 0, 0, 0)
+    assert (len(store), store.features_bytes, store.host_bytes) == (0, 0, 0)
+    store.check_integrity(0)
     setattr(pictures, f"on_{stage}", lambda: None)
     assert features_of(store, store.take_in(SCOPE, b"\x01")) == (1.0, ImageTier.FEATURES)
 
@@ -507,14 +515,13 @@ class ImageLives(RuleBasedStateMachine):
     @invariant()
     def adds_up(self) -> None:
         store = self.store
-        entries = store._entries.values()
-        assert sum(entry.num_pins for entry in entries) == len(self.pinned)
         for image in self.pinned:
-            assert store._entries[image.key].features is not None
+            assert store.measure([image])[1] is ImageTier.FEATURES
         if not self.is_durable:
-            assert all(store._entries[image.key].encoded for image, _ in self.held)
+            for image, _ in self.held:
+                num_bytes, tier = store.measure([image])
+                assert num_bytes > (ONE if tier is ImageTier.FEATURES else 0)  # encoded bytes, too
         assert store.host_bytes <= store.max_host_bytes
-        assert {key for entry in entries for key in entry.digests} == set(store._known)
         if not self.pinned:
             store.check_integrity(len(self.held))
 

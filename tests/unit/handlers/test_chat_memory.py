@@ -64,7 +64,7 @@ def pictures(drawing: Any) -> list[Image.Image]:
 
 def test_sessions_on_one_picture_share_its_features_and_blocks(client: Any, reference: Any, red: Any) -> None:
     """A picture is encoded once; the second session's question computes and stores only what follows it."""
-    pool = client.service._engine.runner.pool
+    pool = client.pool
     first, second = client.open(data_url(red)), client.open(data_url(red))
     one = client.ask(first, "what is the shape?", **SHORT).wait()
     num_used = pool.num_used
@@ -269,7 +269,7 @@ def test_turns_that_hold_blocks_already_wait_for_room(make_client: Any, endless_
     for sid in sids:
         client.answer(sid, "what is it?", parameters={"max_new_tokens": 16})
     assert settled(client)["memory"]["kv_evicted"] == 0
-    before = client.service._engine.runner.pool.num_used
+    before = client.pool.num_used
 
     asked = [client.ask(sid, "what colour is it?", parameters={"max_new_tokens": 60}) for sid in sids]
 
@@ -285,7 +285,7 @@ def test_a_turn_that_waits_for_room_can_be_cancelled(make_client: Any, endless_l
     hold.wait()
     sids = [client.open(), client.open()]
     leaving, closed = (client.ask(sid, "hello", parameters={"max_new_tokens": 90}) for sid in sids)
-    client.service._preparing.submit(lambda: None).result(30)
+    wait_until(lambda: client.service.admission.num_using == 3, "both turns use memory")
 
     leaving.reply.cancel()
     client.call({"type": "close_session", "session_id": sids[1]})
@@ -305,7 +305,7 @@ def test_a_turn_waits_for_the_features_of_others(
     It is answered afterwards, or ends before and then holds nothing.
     """
     client = make_client(endless_llava, session={"features_bytes": features_bytes(endless_llava)})
-    room = client.service._parts.admission
+    room = client.service.admission
     expected = client.answer(client.open(data_url(blue)), "what is it?", **SHORT)
     sids = [client.open(data_url(picture)) for picture in (red, blue)]
     client.open(data_url(red.rotate(45)))  # uses the memory of both
@@ -313,7 +313,7 @@ def test_a_turn_waits_for_the_features_of_others(
     running = client.ask(sids[0], "what is it?", **SHORT)
     hold.wait()
     waiting = client.ask(sids[1], "what is it here?" if end != "room" else "what is it?", **SHORT)
-    wait_until(lambda: bool(room._waiting), "the second turn waits")
+    wait_until(lambda: room.num_waiting == 1, "the second turn waits")
 
     if end == "leave":
         waiting.reply.cancel()
@@ -321,7 +321,7 @@ def test_a_turn_waits_for_the_features_of_others(
         client.call({"type": "close_session", "session_id": sids[1]})
         assert waiting.wait().error == "SessionClosed"
     elif end == "stop":
-        client.service._preparing.shutdown(wait=False)
+        stopping = client.begin_stop()
     hold.release()
 
     if end == "stop":
@@ -330,7 +330,9 @@ def test_a_turn_waits_for_the_features_of_others(
         assert running.wait().status == 200
     if end == "room":
         assert waiting.wait().json["response_text"] == expected
-    turns = settled(client)["turns"]
+    if end == "stop":
+        stopping.join()
+    turns = client.service.numbers()["turns"] if end == "stop" else settled(client)["turns"]
     assert turns["in_progress"] == 0
     assert turns["cancelled" if end == "leave" else "failed"] == {"room": 0, "leave": 1, "close": 1, "stop": 2}[end]
     assert repr(room) == "<Admission 0 using, 0 waiting>"
@@ -412,7 +414,7 @@ def test_a_picture_may_come_while_others_fill_the_device(
     """An opening needs no device memory for its picture while the features of others are in use."""
     client = make_client(session={"features_bytes": features_bytes(tiny_llava)})
     sid, store = client.open(data_url(red)), client.service.images
-    (image,) = client.service.store._sessions[sid].pending_images
+    (image,) = client.session(sid).pending_images
     store.pin(image, lambda: b"")
 
     other = client.open(data_url(blue))
@@ -478,7 +480,7 @@ def test_long_conversation_goes_on_without_its_oldest_turns(
 def test_dropped_turns_are_forgotten(make_client: Any, endless_llava: Any) -> None:
     """A session's memory, and the work per question, stay constant however long the conversation becomes."""
     client = make_client(endless_llava, session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 120})
-    session = client.service.store._sessions[client.open()]
+    session = client.session(client.open())
 
     for i in range(30):
         answer = client.ask(session.id.text, "hello", **SHORT).wait()
@@ -491,13 +493,13 @@ def test_dropped_turns_are_forgotten(make_client: Any, endless_llava: Any) -> No
 def test_a_long_conversation_that_was_rebuilt_is_shortened_quickly(make_client: Any, endless_llava: Any) -> None:
     """A rebuilt conversation is rendered a few times, not once for every few of its turns."""
     client = make_client(endless_llava, session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 120})
-    session = client.service.store._sessions[client.open()]
+    session = client.session(client.open())
     session.messages = [message for _ in range(200) for message in (question("hello"), reply_of("hello"))]
     rendered: list[int] = []
 
     def render(messages: Any, sizes: Any) -> Any:
         rendered.append(len(messages))
-        return endless_llava._model.render(messages, sizes)
+        return endless_llava.real.render(messages, sizes)
 
     endless_llava.render = render
     answer = client.ask(session.id.text, "hello", **SHORT).wait()
@@ -526,7 +528,7 @@ def test_dropping_turns_keeps_a_conversation_within_its_bytes(make_client: Any, 
     for _ in range(12):
         answer = client.ask(sid, "hello", parameters={"max_new_tokens": 10}).wait()
         assert answer.status == 200, answer.body
-        assert client.service.store._sessions[sid].cache.num_bytes <= limit
+        assert client.session(sid).cache.num_bytes <= limit
 
 
 def test_long_conversation_is_refused_unless_turns_may_be_dropped(make_client: Any) -> None:
@@ -536,11 +538,11 @@ def test_long_conversation_is_refused_unless_turns_may_be_dropped(make_client: A
     answer = client.ask(sid, "what is it?", parameters={"max_new_tokens": 8}).wait()
     while answer.status == 200:
         assert "x-torchmoor-dropped-turns" not in answer.headers
-        num_messages = len(client.service.store._sessions[sid].messages)
+        num_messages = len(client.session(sid).messages)
         answer = client.ask(sid, "what is it?", parameters={"max_new_tokens": 8}).wait()
 
     assert answer.error == "ContextTooLong"
-    assert len(client.service.store._sessions[sid].messages) == num_messages > 4
+    assert len(client.session(sid).messages) == num_messages > 4
 
 
 def test_question_that_is_too_long_alone_is_refused(make_client: Any) -> None:
@@ -586,8 +588,8 @@ def test_a_turn_that_ends_anywhere_lets_go_of_everything(
         read = ImageLoader.read
         monkeypatch.setattr(ImageLoader, "read", lambda *args: stop_here() and read(*args))
     elif stage == "encoding":
-        encode = endless_llava._model.encode_image
-        monkeypatch.setattr(endless_llava._model, "encode_image", lambda pixels: stop_here() and encode(pixels))
+        encode = endless_llava.real.encode_image
+        monkeypatch.setattr(endless_llava.real, "encode_image", lambda pixels: stop_here() and encode(pixels))
     else:
         is_here = {"prefilling": lambda batch: batch.parts[0].length > 20, "decoding": lambda batch: True}[stage]
 
@@ -614,7 +616,7 @@ def test_a_turn_that_ends_anywhere_lets_go_of_everything(
         if end == "close":
             assert b"SessionClosed" in ended.body
     if end != "close":
-        images = client.service.store._sessions[sid].images
+        images = client.session(sid).images
         assert len(images) == (2 if stage == "waiting for its turn" and end == "fail" else 1 if end == "leave" else 0)
         client.call({"type": "close_session", "session_id": sid})
     assert settled(client)["turns"]["in_progress"] == 0
@@ -698,4 +700,4 @@ def test_turns_at_once_with_room_for_two_pictures(
 
     assert failures == []
     assert len(answered) > 10
-    assert BLOCK * client.service._engine.runner.pool.num_used == 0
+    assert BLOCK * client.pool.num_used == 0

@@ -16,6 +16,8 @@ from handlers.chat.sessions.idempotency import IdempotencyCache
 from handlers.engine.kv_cache import BLOCK
 from handlers.engine.runner import cache_shape
 from handlers.errors import ImageUnreachable
+from tests.unit.handlers.conftest import FakeClock
+from tests.waiting import wait_until
 
 NUM = 16
 GREEDY = {"max_new_tokens": NUM}
@@ -62,7 +64,7 @@ class Hold:
 
 def settled(client: Any) -> dict[str, Any]:
     """Return the status once the engine's thread has done all earlier work."""
-    client.service._engine.call(lambda: None).result(30)
+    client.engine.call(lambda: None).result(30)
     status: dict[str, Any] = client.call(None, {"x-torchmoor-operation": "status"}).json
     return status
 
@@ -276,7 +278,7 @@ def test_stop_string_ends_the_answer_and_the_memory_of_it(make_client: Any, endl
 
     assert answer["response_text"] == whole[: whole.index(stop)] == streamed.body.decode()
     assert answer["details"]["finish_reason"] == "stop_sequence"
-    assert client.service.store._sessions[sid].messages[-1] == reply_of(answer["response_text"])
+    assert client.session(sid).messages[-1] == reply_of(answer["response_text"])
     assert client.ask(sid, "more", parameters=GREEDY).wait().headers["x-torchmoor-cache-tier"] == "kv"
 
 
@@ -289,7 +291,7 @@ def test_truncate_keeps_the_last_tokens_of_the_question(client: Any, tiny_llava:
     client.answer(sid, text, parameters={**GREEDY, "truncate": 3})
     client.answer(sid, "short", parameters={**GREEDY, "truncate": 1000})
 
-    asked = [m["content"][-1]["text"] for m in client.service.store._sessions[sid].messages if m["role"] == "user"]
+    asked = [m["content"][-1]["text"] for m in client.session(sid).messages if m["role"] == "user"]
     assert asked == [tiny_llava.tokenizer.decode(ids[-3:]), "short"]
 
 
@@ -309,7 +311,7 @@ def test_turns_of_a_session_run_in_order(make_client: Any, endless_llava: Any, r
     for exchange in asked:
         assert exchange.wait().status == 200
 
-    messages = client.service.store._sessions[sid].messages
+    messages = client.session(sid).messages
     assert [m["content"][-1]["text"] for m in messages if m["role"] == "user"] == ["first", "second", "third"]
     tiers = [exchange.headers["x-torchmoor-cache-tier"] for exchange in asked]
     assert tiers == ["features", "kv", "kv"]
@@ -342,14 +344,14 @@ def test_client_that_leaves_frees_the_session_and_leaves_no_trace(
     client = make_client(endless_llava)
     sid = client.open(data_url(red))
     client.answer(sid, "one", **SHORT)
-    before = list(client.service.store._sessions[sid].messages)
+    before = list(client.session(sid).messages)
 
     left = client.ask(sid, "two", stream=True, images=[data_url(blue)], parameters={"max_new_tokens": 1500})
     left.wait_until(lambda exchange: len(exchange.pieces) > 2)
     left.reply.cancel()
     after = client.answer(sid, "three", **SHORT)
 
-    session = client.service.store._sessions[sid]
+    session = client.session(sid)
     assert session.messages == [*before, question("three"), reply_of(after)]
     assert len(session.images) == 1
     assert session.pending_images == []
@@ -370,7 +372,7 @@ def test_client_that_leaves_while_waiting_gives_up_its_place(make_client: Any, e
     hold.release()
 
     assert (first.wait().status, third.wait().status) == (200, 200)
-    texts = [m["content"][-1]["text"] for m in client.service.store._sessions[sid].messages if m["role"] == "user"]
+    texts = [m["content"][-1]["text"] for m in client.session(sid).messages if m["role"] == "user"]
     assert texts == ["first", "third"]
     assert settled(client)["turns"]["cancelled"] == 1
 
@@ -455,7 +457,7 @@ def test_model_failure_fails_its_turn_only(make_client: Any, endless_llava: Any,
     """The failed question leaves no trace, its session continues, and other sessions are not affected."""
     client = make_client(endless_llava)
     bad, good = client.open(data_url(red)), client.open(data_url(blue))
-    cache = client.service.store._sessions[bad].cache
+    cache = client.session(bad).cache
     expected = client.answer(client.open(data_url(blue)), "one", **SHORT)
 
     def raise_for_bad(embeds: Any, batch: Any) -> None:
@@ -470,7 +472,7 @@ def test_model_failure_fails_its_turn_only(make_client: Any, endless_llava: Any,
     endless_llava.before_step = lambda embeds, batch: None
 
     assert client.ask(bad, "two", **SHORT).wait().status == 200
-    assert len(client.service.store._sessions[bad].messages) == 2
+    assert len(client.session(bad).messages) == 2
     assert settled(client)["turns"]["failed"] == 1
 
 
@@ -634,9 +636,7 @@ def test_client_that_leaves_before_its_id_leaves_no_session(client: Any, red: An
     opening = client.send({"type": "start_session", "path": data_url(red)})
     opening.reply.cancel()
     late = client.send({"type": "start_session", "path": data_url(red)})
-    late._changed.acquire()
-    late._changed.wait_for(late.reply.has_news, 30)
-    late._changed.release()
+    wait_until(late.reply.has_news, "the session is open")
     late.reply.cancel()
 
     client.service.stop()
@@ -690,7 +690,7 @@ def test_raw_image_opens_and_adds(client: Any, red: Any) -> None:
     added = client.call(raw, {**headers, "x-amzn-sagemaker-session-id": sid})
 
     assert added.json == {"success": True, "images": 1}
-    assert len(client.service.store._sessions[sid].pending_images) == 2
+    assert len(client.session(sid).pending_images) == 2
 
 
 def test_session_is_worth_nothing_to_another_caller(client: Any) -> None:
@@ -713,10 +713,10 @@ def test_status_tells_what_the_worker_holds(client: Any, tiny_llava: Any, red: A
     assert status["instance"] == "local"
     assert status["session_ids"] == [sid]
     assert status["sessions"] == {"open": 1, "max": 1024, "opened": 1, "closed": 0, "adopted": 0}
-    context = len(client.service.store._sessions[sid].cache.tokens)
+    context = len(client.session(sid).cache.tokens)
     assert status["memory"] == {
         "kv_bytes": kv_bytes(tiny_llava, context),
-        "kv_capacity_bytes": client.service._engine.runner.pool.capacity_bytes,
+        "kv_capacity_bytes": client.pool.capacity_bytes,
         "kv_evicted": 0,
         "features_bytes": features_bytes(tiny_llava),
         "features_capacity_bytes": settings.features_bytes,
@@ -738,7 +738,9 @@ def test_status_tells_what_the_worker_holds(client: Any, tiny_llava: Any, red: A
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any, blue: Any, seed: int) -> None:
+def test_random_use_leaks_nothing(
+    make_client: Any, endless_llava: Any, clock: FakeClock, red: Any, blue: Any, seed: int
+) -> None:
     """Random operations in any order leave the other clients' answers right and no resources held.
 
     Opens, questions, closes, expiries, completions and disconnects are mixed. Memory suffices for three conversations
@@ -756,7 +758,6 @@ def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any
         },
         engine={"max_rows": 3, "prefill_chunk": 24},
     )
-    wall = client.service._wall
     sessions: list[str] = []
     kept: list[Any] = []
 
@@ -783,7 +784,7 @@ def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any
         elif action == "add":
             kept.append(client.send({"type": "add_images", "session_id": rng.choice(sessions), "image": image}))
         else:
-            wall.advance(rng.choice([1, 10]))
+            clock.advance(rng.choice([1, 10]))
         if rng.random() < 0.2 and kept:
             rng.choice(kept).reply.cancel()
 
@@ -793,12 +794,11 @@ def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any
             assert exchange.status in (200, 404, 410, 429, 507, 400), exchange.body
     for sid in sessions:
         client.call({"type": "close_session", "session_id": sid})
-    client.service._loading.shutdown()
-    client.service._preparing.shutdown()
-    turns = settled(client)["turns"]
-    assert (turns["running"], turns["waiting"], turns["in_progress"]) == (0, 0, 0)
-    memory = settled(client)["memory"]
-    assert memory["host_bytes"] == 0
+    wait_until(lambda: settled(client)["turns"]["in_progress"] == 0, "all requests are over")
+    client.service.stop()
+    status = client.service.numbers()
+    assert (status["turns"]["running"], status["turns"]["waiting"], status["turns"]["in_progress"]) == (0, 0, 0)
+    assert status["memory"]["host_bytes"] == 0
 
 
 def open_again(client: Any, red: Any, invocation_id: str = "a") -> str:
@@ -841,8 +841,13 @@ def test_an_opening_whose_client_left_is_not_answered_with(client: Any, red: Any
 def test_what_is_remembered_of_openings_is_bounded() -> None:
     """At most max_sessions openings are remembered; the oldest is forgotten completely."""
     openings = IdempotencyCache(lambda session_id: True, 2)
-    for name in ("a", "b", "a", "c", "d"):
-        openings.claim(name, f"session of {name}, {len(openings._sessions)}")
+    assert [openings.claim(name, name.upper() + str(i)) for i, name in enumerate("abacd")] == [
+        "A0",
+        "B1",
+        "A0",
+        "C3",
+        "D4",
+    ]
 
-    assert list(openings._sessions) == ["c", "d"]
-    assert openings._shared == set()
+    assert openings.try_undo("A0", lambda: None)  # it is not remembered that two requests were answered with it
+    assert [openings.claim(name, "another") for name in "cdab"] == ["C3", "D4", "another", "another"]

@@ -8,6 +8,7 @@ import torch
 from PIL import Image as Pillow
 
 from handlers.chat.pictures.store import Image, ImageStore
+from handlers.chat.sessions.expiry import Tombstones
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.chat.sessions.store import SessionStore
@@ -87,12 +88,12 @@ def get(store: SessionStore, session: Session) -> Session:
 
 def image(store: SessionStore, colour: int = 1) -> Image:
     """Return a picture that is held once, for its session."""
-    return store._images.take_in(Caller("e", "p").scope, bytes([colour]))
+    return store.images.take_in(Caller("e", "p").scope, bytes([colour]))
 
 
 def held_bytes(store: SessionStore) -> int:
     """Return the bytes that the store's sessions hold in pool and images."""
-    return store._pool.used_bytes + store._images.features_bytes + store._images.host_bytes
+    return store.pool.used_bytes + store.images.features_bytes + store.images.host_bytes
 
 
 def dequeue(store: SessionStore, session: Session, turn: Any) -> Any:
@@ -177,7 +178,20 @@ def test_closed_and_expired_differ_and_are_forgotten(new_store: Stores, clock: A
     for session in (closed, expired):
         with pytest.raises(SessionUnknown):
             get(store, session)
-    assert len(store._tombstones) == 0
+
+
+def test_old_tombstones_take_no_memory(clock: Any) -> None:
+    """A tombstone is kept until both its own time and its id's are over."""
+    tombstones = Tombstones(ChatSessionSettings(tombstone_s=50))
+    for ttl_s in (10, 100):
+        tombstones.add(IDS.mint(int(clock.now + ttl_s), "e", "p"), SessionClosed, clock.now)
+
+    lengths = []
+    for seconds in (0, 59, 60, 149, 150):
+        tombstones.forget_old(clock.now + seconds)
+        lengths.append(len(tombstones))
+
+    assert lengths == [2, 2, 1, 1, 0]
 
 
 def test_closed_id_never_looks_lost(new_store: Stores, clock: Any) -> None:
@@ -249,7 +263,6 @@ def test_tombstones_are_bounded(new_store: Stores) -> None:
 
     store.expire()
 
-    assert len(store._tombstones) == 3
     for session in sessions[:2]:
         with pytest.raises(SessionLost):
             get(store, session)
@@ -291,13 +304,13 @@ def test_a_session_holds_its_blocks_and_its_images_until_it_ends(new_store: Stor
     store.add_images(session, [image(store, 1), image(store, 2)])
     store.add_images(other, [image(store, 1)])
     run_turn(store, session, 2 * BLOCK + 1)
-    assert store._pool.num_used == 3
-    assert store._images.features_bytes == 2 * FEATURES_BYTES
+    assert store.pool.num_used == 3
+    assert store.images.features_bytes == 2 * FEATURES_BYTES
 
     store.close(session)
 
-    assert store._pool.num_used == 0
-    assert store._images.features_bytes == FEATURES_BYTES
+    assert store.pool.num_used == 0
+    assert store.images.features_bytes == FEATURES_BYTES
 
 
 def test_end_of_a_turn_gives_back_what_it_did_not_use(new_store: Stores) -> None:
@@ -307,12 +320,12 @@ def test_end_of_a_turn_gives_back_what_it_did_not_use(new_store: Stores) -> None
     turn: Any = FakeTurn()
     store.enqueue(session, turn)
     session.cache.reserve(40 * BLOCK)
-    assert store._pool.num_used == 40
+    assert store.pool.num_used == 40
 
     session.cache.advance([1, 2, 3])
     store.dequeue(session, turn)
 
-    assert store._pool.num_used == 1
+    assert store.pool.num_used == 1
     assert session.cache.tokens == [1, 2, 3]
 
 
@@ -329,7 +342,7 @@ def test_least_recently_used_idle_sessions_lose_their_cache_first(new_store: Sto
 
     assert [s.cache.length for s in sessions] == [2 * BLOCK, 0, 2 * BLOCK]
     assert all(s.pending_images for s in sessions)
-    assert store._pool.num_evicted == 1
+    assert store.pool.num_evicted == 1
 
 
 def test_pinned_sessions_never_lose_their_cache(new_store: Stores) -> None:
@@ -376,8 +389,8 @@ def test_out_of_memory_changes_nothing(new_store: Stores) -> None:
 
     assert caught.value.status == 507
     assert (idle.cache.length, asking.cache.length) == (BLOCK, BLOCK)
-    assert store._pool.num_used == 2
-    assert store._pool.num_evicted == 0
+    assert store.pool.num_used == 2
+    assert store.pool.num_evicted == 0
     store.dequeue(asking, turn)
 
 
@@ -392,7 +405,7 @@ def test_images_of_a_session_are_limited(new_store: Stores) -> None:
     with pytest.raises(InvalidRequest):
         store.add_images(session, [second, third])
     store.add_images(session, [second])
-    store._images.release(third)  # the caller still holds the refused image
+    store.images.release(third)  # the caller still holds the refused image
 
     assert len(session.images) + len(session.pending_images) == 2
 
@@ -426,7 +439,7 @@ def test_what_is_committed_stays_unless_the_session_is_over(new_store: Stores) -
     store.close(ended)
     store.commit(ended, [{"role": "user"}], [gone])
 
-    assert store._images.features_bytes == FEATURES_BYTES
+    assert store.images.features_bytes == FEATURES_BYTES
     assert (session.images, ended.images) == ([mine], [])
 
 
@@ -441,7 +454,7 @@ def test_images_of_a_failed_question_are_dropped(new_store: Stores) -> None:
     store.drop_images(session, [mine])
 
     assert session.pending_images == [early]
-    assert store._images.features_bytes == FEATURES_BYTES
+    assert store.images.features_bytes == FEATURES_BYTES
     store.drop_images(session, [early])
     assert held_bytes(store) == 0
 
@@ -503,7 +516,7 @@ def test_close_stops_the_running_turn_and_frees_the_memory_after_it(new_store: S
 
     assert isinstance(turn.stopped_by, SessionClosed)
     assert len(store) == 0
-    assert (store._pool.num_used, store._images.features_bytes) == (1, FEATURES_BYTES)
+    assert (store.pool.num_used, store.images.features_bytes) == (1, FEATURES_BYTES)
     store.check_integrity()
     store.dequeue(session, turn)
     assert held_bytes(store) == 0
@@ -524,7 +537,7 @@ def test_expiry_lets_the_running_turn_finish(new_store: Stores, clock: Any) -> N
     other: Any = FakeTurn()
     with pytest.raises(SessionExpired):
         store.enqueue(session, other)
-    assert store._pool.num_used == 1
+    assert store.pool.num_used == 1
     store.dequeue(session, turn)
     assert held_bytes(store) == 0
 
@@ -543,7 +556,7 @@ def test_ended_session_hands_itself_to_waiting_turns_until_none_is_left(new_stor
     assert store.dequeue(session, second) is None
 
     assert held_bytes(store) == 0
-    assert not store._ending
+    assert store.turn_counts() == {"running": 0, "waiting": 0}
 
 
 def test_ended_session_takes_no_images(new_store: Stores) -> None:
@@ -556,7 +569,7 @@ def test_ended_session_takes_no_images(new_store: Stores) -> None:
     with pytest.raises(SessionClosed):
         store.add_images(session, [late])
 
-    store._images.release(late)
+    store.images.release(late)
     assert held_bytes(store) == 0
 
 
@@ -570,7 +583,8 @@ def test_discarded_opening_leaves_no_trace(new_store: Stores) -> None:
 
     assert len(store) == 0
     assert held_bytes(store) == 0
-    assert len(store._tombstones) == 0
+    with pytest.raises(SessionLost):
+        get(store, session)
 
 
 def test_audit_finds_an_image_that_no_session_holds(clock: Any) -> None:
@@ -585,7 +599,7 @@ def test_audit_finds_an_image_that_no_session_holds(clock: Any) -> None:
 def test_audit_finds_blocks_that_no_session_holds(clock: Any) -> None:
     """check_integrity compares the pool's count with the sessions' tables."""
     store = Stores(clock)()
-    store._pool.take(1, None)
+    store.pool.take(1, None)
 
     with pytest.raises(RuntimeError, match="holders"):
         store.check_integrity()

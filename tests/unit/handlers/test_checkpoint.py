@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 import torch
 from botocore.exceptions import BotoCoreError
 from safetensors.torch import save_file
 
+import handlers.s3
 from handlers.errors import SettingsError
-from handlers.models import checkpoint as checkpoint_module
 from handlers.models import memory
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
@@ -103,14 +104,15 @@ def test_downloads_are_compared_with_their_checksums(tmp_path: Path, monkeypatch
 def test_it_is_downloaded_once(bucket: Any, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restarted worker, or another of the host, reuses the download; concurrent ones wait for it."""
     upload(bucket, checkpoint, "once")
-    downloads: list[Path] = []
-    original = checkpoint_module._download
+    fetched: list[str] = []
+    make = boto3.session.Session.client
 
-    def download(client: Any, name: str, objects: Any, target: Path) -> None:
-        downloads.append(target)
-        original(client, name, objects, target)
+    def client(*args: Any, **options: Any) -> Any:
+        made = make(*args, **options)
+        made.meta.events.register("before-call.s3.GetObject", lambda params, **_: fetched.append(params["url_path"]))
+        return made
 
-    monkeypatch.setattr(checkpoint_module, "_download", download)
+    monkeypatch.setattr("boto3.session.Session.client", client)
     found: list[Path] = []
 
     def find() -> None:
@@ -123,8 +125,8 @@ def test_it_is_downloaded_once(bucket: Any, tmp_path: Path, checkpoint: Path, mo
         thread.join(timeout=60)
     find()
 
-    assert len(downloads) == 1
-    assert found == [downloads[0]] * 4
+    assert len(fetched) == len(set(fetched)) == len(list(found[0].iterdir()))
+    assert found == [found[0]] * 4
 
 
 def test_new_content_is_downloaded_again(bucket: Any, tmp_path: Path) -> None:
@@ -146,17 +148,17 @@ def test_a_download_that_fails_leaves_nothing(bucket: Any, tmp_path: Path, monke
     bucket.put_object(Bucket=BUCKET, Key="broken/config.json", Body=b"{}")
     bucket.put_object(Bucket=BUCKET, Key="broken/model.safetensors", Body=b"12345678")
     where = settings(tmp_path, f"s3://{BUCKET}/broken")
-    listed = checkpoint_module._list
+    listed = handlers.s3.list_objects
 
-    def stale(client: Any, name: str, prefix: str) -> Any:
-        found = listed(client, name, prefix)
+    def stale(client: Any, *place: Any, **limits: Any) -> Any:
+        found = list(listed(client, *place, **limits))
         client.put_object(Bucket=BUCKET, Key="broken/model.safetensors", Body=b"another length")
         return found
 
-    monkeypatch.setattr(checkpoint_module, "_list", stale)
+    monkeypatch.setattr(handlers.s3, "list_objects", stale)
     with pytest.raises(SettingsError, match="has changed"):
         find_checkpoint(where, tmp_path, {})
-    monkeypatch.setattr(checkpoint_module, "_list", listed)
+    monkeypatch.setattr(handlers.s3, "list_objects", listed)
 
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_dir() and path.parent.name != "cache"] == []
     assert (find_checkpoint(where, tmp_path, {}) / "model.safetensors").read_bytes() == b"another length"

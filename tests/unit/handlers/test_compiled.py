@@ -41,7 +41,7 @@ def test_no_request_waits_for_the_compiler(checkpoint: Path, one_thread: None) -
         prompt = [10 + i % 200 for i in range(length)]
         cache = SequenceCache(runner.pool)
         cache.match(prompt)
-        engine._admit(Sequence(prompt, [], cache, SamplingParams(max_new_tokens=8), float("inf"), listen))
+        engine.admit(Sequence(prompt, [], cache, SamplingParams(max_new_tokens=8), float("inf"), listen))
     with torch._dynamo.config.patch(error_on_recompile=True):
         while engine.scheduler.all():
             engine.step()

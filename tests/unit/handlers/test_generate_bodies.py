@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.inputs import LmiForm, TgiForm
 from handlers.chat.dialects.openai import OpenAIForm
-from handlers.chat.dialects.requests import parse
+from handlers.chat.dialects.table import parse
 from handlers.chat.forms import AnswerForm
 from handlers.chat.messages import ImagePart, Message, TextPart, images_of, split_images
 from handlers.chat.parameters import Parameters

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from handlers.errors import InternalError, JournalUnavailable
-from handlers.journal import directory as directory_module
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
 from handlers.requests import Caller
@@ -84,13 +83,15 @@ def test_an_event_outlives_a_crash_with_all_that_it_names(
 ) -> None:
     """New names are synced in their folders: the session's own, then the image's, before the event's."""
     synced: list[tuple[str, list[str]]] = []
-    sync_folder = directory_module._sync_folder
+    fsync = os.fsync
 
-    def sync(folder: Path) -> None:
-        synced.append((folder.name, sorted(path.name for path in folder.iterdir())))
-        sync_folder(folder)
+    def sync(handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        if path.is_dir():
+            synced.append((path.name, sorted(each.name for each in path.iterdir())))
+        fsync(handle)
 
-    monkeypatch.setattr(directory_module, "_sync_folder", sync)
+    monkeypatch.setattr(os, "fsync", sync)
     name = journal.put_image(ID, b"png")
     journal.append(ID, 0, Event(kind="open", images=(name,)))
 
@@ -370,7 +371,7 @@ def test_a_turn_loses_also_if_another_request_has_caught_up(
     running = first.ask(sid, "what is it?", **SHORT)
     hold.wait()
     won = second.answer(sid, "what color?", **SHORT)
-    assert first.service._recorder.catch_up(first.service.store.get(sid, Caller())) == 1
+    assert first.service.recorder.catch_up(first.service.store.get(sid, Caller())) == 1
     hold.release()
 
     assert running.wait().error == "TurnConflict"
@@ -389,7 +390,7 @@ def test_no_turn_sees_an_image_before_it_is_recorded(client: Any, monkeypatch: p
             was_free.append(other.submit(session.recording.acquire, False).result())
         raise JournalUnavailable("try again")
 
-    monkeypatch.setattr(client.service._recorder, "record", fail)
+    monkeypatch.setattr(client.service.recorder, "record", fail)
     refused = client.call({"type": "add_images", "session_id": sid, "image": data_url(red)})
 
     assert refused.error == "JournalUnavailable"
@@ -481,8 +482,9 @@ def test_a_turn_that_ends_while_the_worker_stops_is_answered(make_client: Any, e
     hold = Hold(endless_llava)
     asking = [client.ask(sid, "what is it?", **SHORT) for _ in range(2)]
     hold.wait()
-    client.service._preparing.shutdown()
+    stopping = client.begin_stop()
     hold.release()
+    stopping.join()
 
     for exchange in asking:
         assert exchange.wait().error == InternalError.__name__
@@ -565,7 +567,7 @@ def test_images_that_are_sent_again_to_another_instance_are_added_once(
 
 
 def recorders(two_workers: Any) -> list[Any]:
-    return [client.service._recorder for client in two_workers]
+    return [client.service.recorder for client in two_workers]
 
 
 def test_an_opening_that_is_sent_again_is_one_session(two_workers: Any, red: Any) -> None:

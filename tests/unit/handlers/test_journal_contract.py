@@ -370,13 +370,21 @@ def test_a_close_and_turns_at_once(store: Store) -> None:
         journals = [store.reopened() for _ in range(3)]
         barrier = threading.Barrier(4)
 
-        def talk(journal: Journal, sid: str = sid, barrier: threading.Barrier = barrier) -> int:
+        recorded = threading.Semaphore(0)
+
+        def talk(
+            journal: Journal,
+            sid: str = sid,
+            barrier: threading.Barrier = barrier,
+            recorded: threading.Semaphore = recorded,
+        ) -> int:
             number = 0
             barrier.wait(20)
             while True:
                 try:
                     journal.put_image(sid, f"{SECRET} {number}".encode())
                     journal.append(sid, number, turn(SECRET))
+                    recorded.release()
                 except EventTaken:
                     pass
                 except JournalClosed:
@@ -388,7 +396,8 @@ def test_a_close_and_turns_at_once(store: Store) -> None:
         with ThreadPoolExecutor(3) as pool:
             talking = [pool.submit(talk, journal) for journal in journals]
             barrier.wait(20)
-            time.sleep(0.01 * round_)
+            for _ in range(3 * round_):
+                assert recorded.acquire(timeout=30)
             store.journal.close(sid)
             seen = [future.result(30) for future in talking]
 

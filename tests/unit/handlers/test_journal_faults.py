@@ -21,7 +21,8 @@ from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
 from handlers.journal.journal import EventTaken, Journal
-from handlers.journal.s3 import MAX_CONFLICTS
+from handlers.journal.redis import RedisJournal
+from handlers.journal.s3 import MAX_CONFLICTS, S3Journal
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 from tests.servers import BUCKET, LossyProxy, RedisServer, S3Server, run_redis, run_silent_server
@@ -74,7 +75,7 @@ def test_an_operation_that_hangs_times_out(stuck: StuckJournal) -> None:
     with pytest.raises(TimeoutError):
         journal.read(new_id())
     assert repr(journal) == "<BoundedJournal stalled 1/8 in flight>"
-    journal._timeout_s = 30.0
+    journal.timeout_s = 30.0
     stuck.is_back.set()
 
     assert journal.read(new_id()) == []
@@ -86,7 +87,7 @@ def test_a_store_that_hangs_holds_one_thread(stuck: StuckJournal) -> None:
     journal = BoundedJournal(stuck, timeout_s=0.05, max_in_flight=8)
     with pytest.raises(TimeoutError):
         journal.read(new_id())
-    journal._timeout_s = 30.0
+    journal.timeout_s = 30.0
     with ThreadPoolExecutor(1) as other:
         trial = other.submit(journal.read, new_id())
         for _ in range(2):
@@ -132,7 +133,7 @@ def test_a_long_sweep_goes_on_by_itself(stuck: StuckJournal) -> None:
 
     assert stuck.num_waiting.acquire(timeout=20)
     assert not stuck.num_waiting.acquire(blocking=False)
-    journal._timeout_s = 30.0
+    journal.timeout_s = 30.0
     journal.append(new_id(), 0, Event(kind="open"))
 
 
@@ -363,22 +364,42 @@ def test_a_bucket_that_is_not_there_is_no_empty_journal(s3_server: S3Server, mon
         opened("s3://no-such-bucket").read(new_id())
 
 
+class FailingClient:
+    """A client of either library whose every call raises an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.connection_pool = self
+        self._error = error
+
+    def disconnect(self) -> None: ...
+
+    def eval(self, *args: Any) -> None:
+        raise self._error
+
+    def put_object(self, **fields: Any) -> None:
+        raise self._error
+
+
 @pytest.mark.parametrize(
-    ("translated", "library", "base"),
+    ("make", "library", "base"),
     [
-        (redis_journal._translated, redis.exceptions, redis.exceptions.RedisError),
-        (s3_journal._translated, botocore.exceptions, botocore.exceptions.BotoCoreError),
+        (lambda client: RedisJournal(client, 3600, 3600), redis.exceptions, redis.exceptions.RedisError),
+        (
+            lambda client: S3Journal(client, BUCKET, "", 3600),
+            botocore.exceptions,
+            botocore.exceptions.BotoCoreError,
+        ),
     ],
     ids=["redis", "botocore"],
 )
-def test_every_error_of_the_library_becomes_an_os_error(translated: Any, library: Any, base: Any) -> None:
+def test_every_error_of_the_library_becomes_an_os_error(make: Any, library: Any, base: Any) -> None:
     """Callers of a journal need to handle OSError only."""
     errors = [kind for kind in vars(library).values() if isinstance(kind, type) and issubclass(kind, base)]
     assert len(errors) > 20
 
     for kind in errors:
-        with pytest.raises(OSError, match="journal"), translated():
-            raise kind.__new__(kind)
+        with pytest.raises(OSError, match="journal"):
+            make(FailingClient(kind.__new__(kind))).append(new_id(), 0, Event(kind="open"))
 
 
 # Sweeps
@@ -455,9 +476,10 @@ def test_a_turn_costs_two_requests_of_s3(s3_server: S3Server, monkeypatch: pytes
     """A turn needs one GET and one PUT; reading 30 events takes five round trips: one, then eight at a time."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
-    journal: Any = opened(f"s3://{BUCKET}/cost")
+    client = s3_journal.connect(JournalSettings())
+    journal = S3Journal(client, BUCKET, "cost/", 3600)
     sid, sent = new_id("f"), []
-    journal._journal._client.meta.events.register("before-send.s3", lambda request, **_: sent.append(request.method))
+    client.meta.events.register("before-send.s3", lambda request, **_: sent.append(request.method))
     journal.append(sid, 0, Event(kind="open"))
     assert sent == ["PUT"]
     sent.clear()
@@ -527,10 +549,12 @@ def test_off_is_no_journal() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "valkey", "valkeys"])
-def test_redis_and_valkey_are_the_same(scheme: str) -> None:
+def test_redis_and_valkey_are_the_same(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheme that ends with s uses TLS and verifies the server's certificate."""
-    journal: Any = opened(f"{scheme}://user:p%40ss@[::1]:7000/3")
-    pool = journal._journal._client.connection_pool
+    clients: list[Any] = []
+    monkeypatch.setattr(redis_journal, "RedisJournal", lambda client, *limits: clients.append(client))
+    opened(f"{scheme}://user:p%40ss@[::1]:7000/3")
+    pool = clients[0].connection_pool
     connection = pool.connection_class(**pool.connection_kwargs)
 
     assert isinstance(connection, redis.SSLConnection) == (scheme in ("rediss", "valkeys"))

@@ -460,6 +460,7 @@ def test_a_replaced_model_serves_its_leases_to_the_end_and_new_requests_get_the_
     """Both versions stay in memory while the old one has leases."""
     bench = Bench(100, 0)
     old = bench.load("a")
+    old_version = bench.cache.entries.current["a"].version
 
     done = bench.unload("a")
     new = bench.load("a")
@@ -467,7 +468,8 @@ def test_a_replaced_model_serves_its_leases_to_the_end_and_new_requests_get_the_
     bench.release(old)
     bench.finish_all()
 
-    assert (old.version, new.version) == ("v1", "v2")
+    assert (old_version, bench.cache.entries.current["a"].version) == ("v1", "v2")
+    assert new.model is bench.cache.entries.current["a"].model is not old.model
     assert cast(FakeLoaded, old.model).num_closed == 1
     assert (told_early, done) == ([], [None])
     bench.check_end()

@@ -131,7 +131,7 @@ def generate(
         caches.append(cache)
         num_shared += cache.match(prompt)
         params = SamplingParams(max_new_tokens=num)
-        engine._admit(Sequence(prompt, images, cache, params, float("inf"), listener(output)))
+        engine.admit(Sequence(prompt, images, cache, params, float("inf"), listener(output)))
         for _ in range(7):
             engine.step()
     while engine.scheduler.all():

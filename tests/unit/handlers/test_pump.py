@@ -74,7 +74,7 @@ class FrontEnd:
     """
 
     def __init__(self, pump: Pump) -> None:
-        self._pump = pump
+        self.pump = pump
         self._context = Context("llava", "/", {}, 8, None, "0.12.0")
         self.active: dict[str, dict[str, Any]] = {}
         self.bodies: dict[str, bytes] = {}
@@ -105,7 +105,7 @@ class FrontEnd:
         headers, rows, request_ids = Service.retrieve_data_for_inference(list(self.active.values()))
         self._context.request_ids = request_ids
         self._context.request_processor = headers
-        returned = self._pump.handle(rows, self._context)
+        returned = self.pump.handle(rows, self._context)
         assert len(returned) == len(rows)
         frames = decode(create_predict_response(returned, request_ids, "Prediction success", 200, self._context))
         for request_id, frame in frames.items():
@@ -185,7 +185,7 @@ def make_front(service: FakeService, clock: FakeClock) -> Iterator[Callable[...,
 
     yield make
     for front in made:
-        assert set(front._pump._replies) <= set(front.active)
+        assert front.pump.num_in_flight <= len(front.active)
 
 
 @pytest.fixture
@@ -412,10 +412,14 @@ def test_remembered_cancellations_are_bounded(front: FrontEnd, service: FakeServ
     for start in range(0, 5000, 500):
         front.cancel(*(str(number) for number in range(start, start + 500)))
 
-    assert len(front._pump._early) == MAX_EARLY
-    front.send("a", {}, X_Torchmoor_Request_Id="4999")
+    forgotten = 5000 - MAX_EARLY - 1
+    for name, request_id in (("a", 4999), ("b", forgotten + 1), ("c", forgotten)):
+        front.send(name, {}, X_Torchmoor_Request_Id=str(request_id))
+    front.step()
+    assert [front.error(name) for name in "ab"] == ["ClientGone"] * 2
+    (reply,) = service.replies
+    reply.finish({}, b"")
     front.run()
-    assert front.error("a") == "ClientGone"
 
 
 def test_cancelled_stream_ends_in_its_own_form(front: FrontEnd, service: FakeService) -> None:
@@ -735,7 +739,7 @@ def test_repr_tells_the_load(front: FrontEnd, service: FakeService) -> None:
     front.send("a", {})
     front.step()
 
-    assert repr(front._pump) == "<Pump 1 in flight>"
+    assert repr(front.pump) == "<Pump 1 in flight>"
     service.replies[0].finish({}, b"")
     front.run()
 

@@ -76,7 +76,7 @@ def generate(model: TextModel, prompts: list[list[int]], spans: list[list[ImageS
         caches.append(cache)
         cache.match(prompt)
         params = SamplingParams(max_new_tokens=num)
-        engine._admit(Sequence(prompt, images, cache, params, float("inf"), listener(output)))
+        engine.admit(Sequence(prompt, images, cache, params, float("inf"), listener(output)))
     while engine.scheduler.all():
         engine.step()
     runner.pool.check_integrity(caches)

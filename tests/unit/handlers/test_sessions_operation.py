@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from handlers.journal.directory import DirectoryJournal
+from tests.unit.handlers.test_chat_service import features_bytes
 
 SHORT = {"parameters": {"max_new_tokens": 8}}
 OPERATION = {"x-torchmoor-operation": "sessions"}
@@ -41,7 +42,7 @@ def listed(client: Any, **body: Any) -> list[dict[str, Any]]:
 
 def settle(client: Any) -> None:
     """Wait until the engine's thread has done all requested work."""
-    client.service._engine.call(lambda: None).result(30)
+    client.engine.call(lambda: None).result(30)
 
 
 def test_session_is_told_by_its_hash_with_what_it_holds(client: Any, clock: Any, red: Any) -> None:
@@ -66,15 +67,17 @@ def test_session_is_told_by_its_hash_with_what_it_holds(client: Any, clock: Any,
     assert b"secret" not in answer.body
 
 
-def test_tier_is_where_the_next_turn_finds_what_it_needs(make_client: Any, red: Any, tmp_path: Path) -> None:
+def test_tier_is_where_the_next_turn_finds_what_it_needs(
+    make_client: Any, tiny_llava: Any, red: Any, blue: Any, tmp_path: Path
+) -> None:
     """The tier is that of the blocks, else the farthest of the session's pictures."""
-    client = make_client(session={"host_bytes": 1}, journal=DirectoryJournal(tmp_path, TOMBSTONE_S))
+    limits = {"host_bytes": 1, "features_bytes": features_bytes(tiny_llava)}
+    client = make_client(session=limits, journal=DirectoryJournal(tmp_path, TOMBSTONE_S))
     sid = client.open(data_url(red))
     assert [row["tier"] for row in listed(client)] == ["device"]
 
-    [session] = client.service.store.snapshot()
-    entry = client.service.images._entries[session.pending_images[0].key]
-    client.service.images._set_features(entry, None)
+    other = client.open(data_url(blue))  # takes the memory of the first picture's features
+    client.call({"type": "close_session", "session_id": other})
     assert [row["tier"] for row in listed(client)] == ["journal"]
 
     client.answer(sid, "what is it?", **SHORT)
@@ -152,7 +155,7 @@ def test_closed_session_is_not_brought_back_elsewhere(make_client: Any, red: Any
 def test_pinned_session_keeps_its_blocks_while_others_lose_theirs(make_client: Any) -> None:
     """Pinned sessions keep their blocks until unpinned, and can then be evicted."""
     client = make_client(session={"kv_bytes": 3 << 20})
-    pool = client.service._engine.runner.pool
+    pool = client.pool
     kept, other = client.open(), client.open()
     for sid in (kept, other):
         client.answer(sid, "hello " * 40, **SHORT)

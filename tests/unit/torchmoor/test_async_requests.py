@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from torchmoor.cli.async_requests import AsyncRequests, describe_list, describe_status
+from torchmoor.cli.async_requests import describe_list, describe_status, read_result
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
 
@@ -40,7 +40,7 @@ def admin_url() -> Iterator[str]:
 
 def test_a_result_that_breaks_off_is_no_result(admin_url: str) -> None:
     """A file that is too short must not pass for the answer."""
-    pieces = AsyncRequests(AdminClient(admin_url)).get("one")
+    pieces = read_result(AdminClient(admin_url), "one")
 
     assert next(pieces) == b"x" * 60
     with pytest.raises(AdminError, match="40 bytes before its end"):

@@ -31,14 +31,14 @@ class Talk:
             for _ in range(self._turns):
                 if not may_go_on():
                     return
-                await (asyncio.sleep(0.001) if self._held is None else self._held.wait())
+                await (asyncio.sleep(0) if self._held is None else self._held.wait())
                 take(Sample(1.0, 1.5, [1.1, 1.2, 1.4], 3, error=self._error))
         finally:
             self._running -= 1
 
 
 def run(talk: Talk, **settings: object) -> LoadOutcome:
-    return asyncio.run(Load(LoadSettings(**settings), talk).run())  # type: ignore[arg-type]
+    return asyncio.run(Load(LoadSettings(**settings), talk.converse).run())  # type: ignore[arg-type]
 
 
 def test_a_closed_loop_has_as_many_conversations_as_users() -> None:
@@ -59,10 +59,10 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     async def load() -> tuple[Talk, LoadOutcome]:
         held = asyncio.Event()
         talk = Talk(turns=1, held=held)
-        made = Load(LoadSettings(users=4, rate=500.0, num_requests=10), talk)
+        made = Load(LoadSettings(users=4, rate=500.0, num_requests=10), talk.converse)
         running = asyncio.create_task(made.run())
         while len(made.outcome.samples) < 6:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         held.set()
         return talk, await running
 
@@ -78,10 +78,10 @@ def test_what_was_asked_at_the_end_is_answered_and_counted() -> None:
 
     async def load() -> LoadOutcome:
         held = asyncio.Event()
-        made = Load(LoadSettings(users=2, duration_s=600), Talk(turns=9, held=held))
+        made = Load(LoadSettings(users=2, duration_s=600), Talk(turns=9, held=held).converse)
         running = asyncio.create_task(made.run())
         while made.outcome.num_running < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         made.stop()
         held.set()
         return await running

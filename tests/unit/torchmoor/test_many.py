@@ -8,7 +8,7 @@ import pytest
 
 from torchmoor.config.dialects import ContainerSettings
 from torchmoor.errors import ConfigError
-from torchmoor.run.many import CACHE, MULTI_MODEL, SOURCE, URL_ROOTS, plan_many, read_container
+from torchmoor.run.many import CACHE, MULTI_MODEL, SOURCE, URL_ROOTS, many_environment, many_settings, read_container
 
 
 def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,10 +16,10 @@ def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
 
-    assert plan_many(["many"], "models", {}).environment == {SOURCE: str(tmp_path / "models")}
-    assert plan_many(["llava", "many"], "s3://bucket/p", {}).environment == {SOURCE: "s3://bucket/p"}
-    assert plan_many(["many"], "", {SOURCE: "s3://b"}).environment == {}
-    assert plan_many(["llava"], "", {}).environment == {}
+    assert many_environment(["many"], "models", {}) == {SOURCE: str(tmp_path / "models")}
+    assert many_environment(["llava", "many"], "s3://bucket/p", {}) == {SOURCE: "s3://bucket/p"}
+    assert many_environment(["many"], "", {SOURCE: "s3://b"}) == {}
+    assert many_environment(["llava"], "", {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,15 @@ def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: py
 def test_what_cannot_work_is_refused_before_anything_starts(endpoints: list[str], models: str, message: str) -> None:
     """With what to do about it."""
     with pytest.raises(ConfigError, match=message):
-        plan_many(endpoints, models, {})
+        many_environment(endpoints, models, {})
 
 
 def test_in_a_container_the_platform_says_what_is_loaded() -> None:
     """SAGEMAKER_MULTI_MODEL=true: no source is needed, and models are loaded from where the platform puts them."""
     environ = {MULTI_MODEL: "true"}
 
-    assert plan_many(["many"], "", environ).environment == {SOURCE: "", URL_ROOTS: "/opt/ml/models"}
-    assert plan_many(["many"], "", {**environ, SOURCE: "s3://b", URL_ROOTS: "/x"}).environment == {}
+    assert many_environment(["many"], "", environ) == {SOURCE: "", URL_ROOTS: "/opt/ml/models"}
+    assert many_environment(["many"], "", {**environ, SOURCE: "s3://b", URL_ROOTS: "/x"}) == {}
     assert read_container(environ) == ContainerSettings(serves_models=True)
     assert read_container({}) == ContainerSettings()
     assert read_container({MULTI_MODEL: "false"}, ContainerSettings(page_size=7)) == ContainerSettings(page_size=7)
@@ -50,5 +50,5 @@ def test_in_a_container_the_platform_says_what_is_loaded() -> None:
 
 def test_models_that_are_not_kept_are_not_expected_to_be() -> None:
     """The handlers' setting is read, so that it need not be given twice."""
-    assert plan_many(["many"], "s3://b", {}).settings.is_cached
-    assert not plan_many(["many"], "s3://b", {CACHE: "disabled"}).settings.is_cached
+    assert many_settings({}).is_cached
+    assert not many_settings({CACHE: "disabled"}).is_cached

@@ -18,7 +18,7 @@ from torchmoor.config.scaling import ScalingSettings
 from torchmoor.config.session_keys import SessionSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, LaunchError
-from torchmoor.fleet.status import InstanceStatus
+from torchmoor.fleet.status_poller import InstanceStatus
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance

@@ -19,7 +19,7 @@ from tests.heads import change_field, make_field, make_request
 from torchmoor.config.access import AccessKey, AccessSettings, Credentials
 from torchmoor.errors import AccessDenied, ApiError, IncompleteSignature, InvalidSignature
 from torchmoor.proxy.access.gate import Gate
-from torchmoor.proxy.access.sigv4 import SigV4
+from torchmoor.proxy.access.sigv4 import make_signing_key
 from torchmoor.proxy.http.message import Request
 
 KEY_ID, SECRET = "AKIAEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
@@ -209,15 +209,13 @@ def test_two_authorizations_are_refused() -> None:
 
 def test_signing_keys_are_kept_but_not_without_bound() -> None:
     """A secret's key for a day is made once; days and regions that clients invent are forgotten."""
-    sigv4 = SigV4({}, region="", clock_skew_s=300, wall=lambda: 0)
-    key = AccessKey(secret=SECRET)
-
-    first = sigv4._signing_key(KEY_ID, key, "20260101", "us-east-1")
+    first = make_signing_key(SECRET, "20260101", "us-east-1")
+    assert make_signing_key(SECRET, "20260101", "us-east-1") is first
     for number in range(3000):
-        sigv4._signing_key(KEY_ID, key, "20260101", f"r-{number}")
+        make_signing_key(SECRET, "20260101", f"r-{number}")
 
-    assert len(sigv4._signing_keys) <= 1024
-    assert sigv4._signing_key(KEY_ID, key, "20260101", "us-east-1") == first
+    assert make_signing_key.cache_info().currsize <= 1024
+    assert make_signing_key(SECRET, "20260101", "us-east-1") == first
 
 
 def test_declared_hash_is_judged_before_the_body_comes() -> None:

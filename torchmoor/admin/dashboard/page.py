@@ -10,15 +10,14 @@ from contextlib import suppress
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import PurePath
-from types import TracebackType
 from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.collectors import VariantTraffic
 from torchmoor.admin.dashboard.history import INTERVAL_S, VariantHistory
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.admin.views import describe_instance, describe_scaling
+from torchmoor.fleet.data_planes import VariantTraffic
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
@@ -64,14 +63,12 @@ class Dashboard:
         self._sampling = asyncio.create_task(self._sample())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         assert self._sampling is not None
         self._sampling.cancel()
         with suppress(asyncio.CancelledError):
             await self._sampling
-        await self.statuses.__aexit__(kind, error, trace)
+        await self.statuses.__aexit__(None, None, None)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""

@@ -65,8 +65,8 @@ class Notifier:
 
     async def notify(self, notification: Notification, topics: NotificationTopics) -> int:
         """Deliver to the topic and to every webhook. Returns the number of failed deliveries, which are logged."""
-        topic = topics.success_topic if notification.succeeded else topics.error_topic
-        includes_response = (SUCCESS if notification.succeeded else ERROR) in topics.include_response_in
+        topic = topics.success_topic if notification.outcome.succeeded else topics.error_topic
+        includes_response = (SUCCESS if notification.outcome.succeeded else ERROR) in topics.include_response_in
         region = region_of(topic) or self._settings.aws_region
         text = json.dumps(notification.message(region, includes_response=includes_response))
         sends: list[Callable[[], Awaitable[None]]] = [partial(self._sns.publish, topic, text)] if topic else []
@@ -89,7 +89,7 @@ class Notifier:
                 logger.log(
                     logging.ERROR if is_last else logging.WARNING,
                     "notification not delivered inference_id=%s attempt=%d will_retry=%s error=%s",
-                    notification.inference_id,
+                    notification.request.inference_id,
                     attempt,
                     not is_last,
                     exc,
@@ -98,7 +98,7 @@ class Notifier:
                     return False
                 await self._sleep(self._delay_s(attempt))
             except Exception:
-                logger.exception("notification not delivered inference_id=%s", notification.inference_id)
+                logger.exception("notification not delivered inference_id=%s", notification.request.inference_id)
                 return False
         raise AssertionError("unreachable")
 

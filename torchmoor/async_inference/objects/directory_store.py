@@ -28,6 +28,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectStore,
     ObjectUnavailable,
     TooLarge,
+    join_chunks,
 )
 from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.group import MIB
@@ -70,16 +71,8 @@ class DirectoryStore(ObjectStore):
     async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> int:
         writer = _FileWriter(self._output(url), self._settings.max_output_bytes)
         try:
-            waiting: list[bytes] = []
-            num_waiting = 0
-            async for chunk in chunks:
-                waiting.append(chunk)
-                num_waiting += len(chunk)
-                if num_waiting >= MIB:
-                    await self._threads.run(writer.write, b"".join(waiting))
-                    waiting.clear()
-                    num_waiting = 0
-            await self._threads.run(writer.write, b"".join(waiting))
+            async for block in join_chunks(chunks, MIB, self._settings.max_output_bytes):
+                await self._threads.run(writer.write, block)
             return await self._threads.run(writer.commit)
         finally:
             self._threads.submit(writer.discard)

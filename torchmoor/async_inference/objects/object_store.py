@@ -82,6 +82,27 @@ class Download:
             self.release()
 
 
+async def join_chunks(chunks: AsyncIterator[bytes], size: int, max_bytes: int) -> AsyncIterator[bytes]:
+    """Yield blocks of at least `size` bytes, and at the end a shorter one, which may be empty.
+
+    Raises TooLarge before the block that exceeds the limit.
+    """
+    block: list[bytes] = []
+    num_bytes = num_waiting = 0
+    async for chunk in chunks:
+        block.append(chunk)
+        num_bytes += len(chunk)
+        num_waiting += len(chunk)
+        if num_bytes > max_bytes:
+            raise TooLarge(f"the result has more than {max_bytes} bytes")
+        if num_waiting >= size:
+            joined = b"".join(block)
+            block.clear()  # so that the data is in memory once
+            num_waiting = 0
+            yield joined
+    yield b"".join(block)
+
+
 class InputStore(Protocol):
     """Reads inputs by their URLs. Every method may raise ObjectError and may be called again."""
 

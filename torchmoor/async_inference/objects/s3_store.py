@@ -31,6 +31,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectStore,
     ObjectUnavailable,
     TooLarge,
+    join_chunks,
 )
 from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.group import MIB
@@ -84,19 +85,14 @@ class S3Store(ObjectStore):
     async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> int:
         self.check_output(url)
         upload = _MultipartUpload(self._connect, self._threads, url, content_type)
-        part: list[bytes] = []
-        num_bytes = num_waiting = 0
+        part_bytes, num_bytes = self._settings.part_bytes, 0
         try:
-            async for chunk in chunks:
-                part.append(chunk)
-                num_bytes += len(chunk)
-                num_waiting += len(chunk)
-                if num_bytes > self._settings.max_output_bytes:
-                    raise TooLarge(f"the result has more than {self._settings.max_output_bytes} bytes")
-                if num_waiting >= self._settings.part_bytes:
-                    await upload.send(_join(part), self._settings.parallel_parts)
-                    num_waiting = 0
-            await upload.finish(_join(part), num_bytes)
+            async for part in join_chunks(chunks, part_bytes, self._settings.max_output_bytes):
+                num_bytes += len(part)
+                if len(part) >= part_bytes:
+                    await upload.send(part, self._settings.parallel_parts)
+                else:
+                    await upload.finish(part, num_bytes)
         except BaseException:
             self._threads.submit(upload.abort)
             raise
@@ -293,13 +289,6 @@ class _MultipartUpload:
 
 def _has_succeeded(step: Future[Any]) -> bool:
     return not step.cancelled() and step.exception() is None
-
-
-def _join(chunks: list[bytes]) -> bytes:
-    """Join the chunks and empty the list, so that the data is in memory once."""
-    data = b"".join(chunks)
-    chunks.clear()
-    return data
 
 
 def _put(connect: Callable[[], Any], url: str, body: bytes, content_type: str) -> None:

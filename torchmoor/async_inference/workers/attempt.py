@@ -17,24 +17,21 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from time import monotonic
 
 from torchmoor.async_inference.objects.locations import locate_staged
-from torchmoor.async_inference.objects.object_store import Download, ObjectError, ObjectStore
+from torchmoor.async_inference.objects.object_store import Download, ObjectError
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState, Claim
 from torchmoor.async_inference.workers.capacity import CapacityLease
+from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.instance_client import (
     AnswerAborted,
     InstanceAnswer,
-    InstanceClient,
     InstanceLost,
     InstanceUnreachable,
     InvocationTimedOut,
 )
-from torchmoor.config.asynchronous import AsyncInferenceSettings
 from torchmoor.errors import invocation_timed_out
-from torchmoor.metrics.asynchronous import AsyncMetrics
 from torchmoor.wire import error_codes, headers
 
 logger = logging.getLogger(__name__)
@@ -57,21 +54,10 @@ class RetryableFailure(Exception):
         self.counts = counts
 
 
-@dataclass(slots=True)
-class AttemptContext:
-    """What all attempts of an endpoint share."""
-
-    store: ObjectStore
-    client: InstanceClient
-    settings: AsyncInferenceSettings
-    metrics: AsyncMetrics
-    output_path: str
-
-
 class Attempt:
     """Runs one attempt. staged: URL of the staged answer, once it exists."""
 
-    def __init__(self, context: AttemptContext, claim: Claim, lease: CapacityLease) -> None:
+    def __init__(self, context: WorkerContext, claim: Claim, lease: CapacityLease) -> None:
         self.staged: str | None = None
         self._context = context
         self._request = claim.request
@@ -151,44 +137,35 @@ class Attempt:
         async for piece in chunks:
             held += piece
             if len(held) > self._context.settings.max_inline_bytes:
-                return await self._stage(answer, _ChainedBody(bytes(held), chunks))
-        self._release()
+                return await self._stage(answer, _chain(bytes(held), chunks))
+        return self._complete(answer, body=bytes(held))
+
+    def _complete(self, answer: InstanceAnswer, *, body: bytes | None = None) -> AsyncOutcome:
+        """Release the instance, which has answered."""
+        self._has_ended = True
+        self._lease.release()
         return AsyncOutcome(
             state=AsyncState.COMPLETED,
             content_type=answer.content_type,
             custom_attributes=answer.custom_attributes,
-            body=bytes(held),
+            staged=self.staged,
+            body=body,
         )
 
-    def _release(self) -> None:
-        """Release the instance, which has answered."""
-        self._has_ended = True
-        self._lease.release()
-
-    async def _stage(self, answer: InstanceAnswer, chain: _ChainedBody) -> AsyncOutcome:
+    async def _stage(self, answer: InstanceAnswer, chunks: AsyncIterator[bytes]) -> AsyncOutcome:
         """Upload a large answer to a staging name beside its result."""
         staged = locate_staged(self._context.output_path, self._request.inference_id, self._attempt)
         began = monotonic()
         try:
-            await self._context.store.upload(staged, chain.chunks(), answer.content_type)
-        except Exception as error:
-            if chain.error is not None:  # the instance failed, not the store
-                raise chain.error from error
-            if not isinstance(error, ObjectError):
-                raise
+            await self._context.store.upload(staged, chunks, answer.content_type)
+        except ObjectError as error:
             self._metrics.async_upload_failures += 1
             if error.is_permanent:
                 return _failure(f"The answer could not be stored: {error}")
             raise RetryableFailure(f"The answer could not be stored: {error}", counts=False) from error
         self.staged = staged
-        self._release()
         self._metrics.async_upload_latency.observe(monotonic() - began)
-        return AsyncOutcome(
-            state=AsyncState.COMPLETED,
-            content_type=answer.content_type,
-            custom_attributes=answer.custom_attributes,
-            staged=staged,
-        )
+        return self._complete(answer)
 
     async def _on_error(self, answer: InstanceAnswer) -> AsyncOutcome:
         status, code = answer.status, answer.error_code
@@ -209,23 +186,10 @@ class Attempt:
         return min(settings.max_backoff_s, max(settings.min_backoff_s, delay_s))
 
 
-class _ChainedBody:
-    """An answer whose beginning was read already. error: why its rest ended early."""
-
-    def __init__(self, begin: bytes, rest: AsyncIterator[bytes]) -> None:
-        self.error: Exception | None = None
-        self._begin = begin
-        self._rest = rest
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        yield self._begin
-        self._begin = b""
-        try:
-            async for piece in self._rest:
-                yield piece
-        except Exception as error:
-            self.error = error
-            raise
+async def _chain(begin: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield begin
+    async for piece in rest:
+        yield piece
 
 
 def _failure(reason: str) -> AsyncOutcome:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
 from torchmoor.async_inference.objects.object_store import ObjectError
-from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncOutcome, Claim
-from torchmoor.async_inference.workers.attempt import Attempt, AttemptContext, RetryableFailure, fail_exhausted
-from torchmoor.async_inference.workers.capacity import Capacity, CapacityLease
+from torchmoor.async_inference.workers.attempt import Attempt, RetryableFailure, fail_exhausted
+from torchmoor.async_inference.workers.capacity import CapacityLease
+from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.lease_renewal import ClaimLost, LeaseRenewal
-from torchmoor.async_inference.workers.publication import Publisher, PublishLater
+from torchmoor.async_inference.workers.publication import Publication, PublishLater
 from torchmoor.errors import QueueUnavailable
 
 logger = logging.getLogger(__name__)
@@ -28,33 +27,20 @@ DECIDE_RETRY_S = 1.0
 
 
 class Worker:
-    """Runs one endpoint's requests within its context; at the end it returns what runs to the queue.
+    """Runs one endpoint's requests within its context; at the end it returns what runs to the queue."""
 
-    wall: epoch seconds.
-    """
-
-    def __init__(
-        self,
-        endpoint: str,
-        queue: Queue,
-        capacity: Capacity,
-        context: AttemptContext,
-        publisher: Publisher,
-        wall: Callable[[], float],
-    ) -> None:
+    def __init__(self, endpoint: str, context: WorkerContext) -> None:
         self.endpoint = endpoint
         self.metrics = context.metrics
-        self._queue = queue
-        self._capacity = capacity
         self._context = context
+        self._queue = context.queue
+        self._capacity = context.capacity
         self._settings = context.settings
-        self._publisher = publisher
-        self._wall = wall
         self._is_awake = asyncio.Event()
         self._renewals: dict[str, LeaseRenewal] = {}  # by inference id
         self._serving: set[asyncio.Task[None]] = set()
         self._claiming: asyncio.Task[None] | None = None
-        capacity.listen(self.wake)
+        context.capacity.listen(self.wake)
 
     @property
     def num_serving(self) -> int:
@@ -168,7 +154,7 @@ class Worker:
             if outcome is None:
                 return
         try:
-            await self._publisher.publish(claim, outcome, variant)
+            await Publication(self._context, claim, outcome, variant).run()
         except PublishLater as later:
             logger.warning(
                 "result not published yet inference_id=%s error=%s", claim.request.inference_id, later.reason
@@ -178,7 +164,7 @@ class Worker:
     async def _run(self, claim: Claim, lease: CapacityLease) -> AsyncOutcome | None:
         """Run one attempt. Returns the decided outcome; None if the request will be tried again."""
         if claim.attempt == 1:
-            waited_s = max(0.0, self._wall() - claim.request.received_at)
+            waited_s = max(0.0, self._context.wall() - claim.request.received_at)
             self.metrics.of(lease.variant).async_time_in_backlog.observe(waited_s)
         attempt = Attempt(self._context, claim, lease)
         try:

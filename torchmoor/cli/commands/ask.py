@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import click
 
 from torchmoor.cli.chat import ChatOptions, run
-from torchmoor.cli.chat_options import conversation_options, make_target
+from torchmoor.cli.chat_options import conversation_options
 
 
 @click.command()
@@ -17,18 +16,7 @@ from torchmoor.cli.chat_options import conversation_options, make_target
 @click.argument("images", nargs=-1, metavar="[IMAGE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole answer as one line of JSON, with its receipt.")
 @conversation_options
-def ask(
-    question: str,
-    images: tuple[str, ...],
-    as_json: bool,
-    url: str,
-    keys_file: Path | None,
-    endpoint: str,
-    parameters: dict[str, Any],
-    session_id: str | None,
-    keep: bool,
-    system: str | None,
-) -> None:
+def ask(question: str, images: tuple[str, ...], options: ChatOptions) -> None:
     """Ask one QUESTION, with or without IMAGEs (files, http(s) or s3 addresses); `-` reads it from standard input.
 
     Standard output has only the answer's text, as it is generated.
@@ -47,13 +35,4 @@ def ask(
         question = sys.stdin.read().strip()
     if not question:
         raise click.UsageError("the question is empty")
-    options = ChatOptions(
-        target=make_target(url, endpoint, keys_file, parameters),
-        images=images,
-        questions=(question,),
-        as_json=as_json,
-        session_id=session_id,
-        is_kept=keep,
-        system=system,
-    )
-    run(options)
+    run(replace(options, images=images, questions=(question,)))

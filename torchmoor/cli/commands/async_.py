@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from torchmoor.async_inference.request import AsyncState
-from torchmoor.cli.async_requests import AsyncRequests, describe_list, describe_status
+from torchmoor.cli.async_requests import PATH, describe_list, describe_status, path_of, read_result
 from torchmoor.cli.options import admin_options, json_option, show
 from torchmoor.clients.admin import AdminClient
 from torchmoor.errors import TorchmoorError
@@ -45,7 +45,7 @@ def list_(admin: AdminClient, endpoint: str | None, state: str | None, limit: in
       torchmoor async list
       torchmoor async list --endpoint llava --state failed --json
     """
-    found = AsyncRequests(admin).list(endpoint, state, limit)
+    found = admin.get(PATH, {"endpoint": endpoint, "state": state, "limit": limit})
     show(found, lambda: describe_list(found), as_json=as_json)
 
 
@@ -60,7 +60,7 @@ def status(admin: AdminClient, inference_id: str, as_json: bool) -> None:
     Examples:
       torchmoor async status 5cf0ea42-8a0e-4a7c-b7c4-5d1f2f9a5e0b
     """
-    found = AsyncRequests(admin).status(inference_id)
+    found = admin.get(path_of(inference_id))
     show(found, lambda: describe_status(found), as_json=as_json)
 
 
@@ -75,7 +75,7 @@ def cancel(admin: AdminClient, inference_id: str, as_json: bool) -> None:
     Examples:
       torchmoor async cancel 5cf0ea42-8a0e-4a7c-b7c4-5d1f2f9a5e0b
     """
-    found = AsyncRequests(admin).cancel(inference_id)
+    found = admin.post(path_of(inference_id) + "/cancel")
     show(found, lambda: [f"{found['inference_id']}: {found['state']}"], as_json=as_json)
 
 
@@ -100,7 +100,7 @@ def get(admin: AdminClient, inference_id: str, output: Path | None, as_json: boo
     if as_json and output is None:
         raise click.UsageError("--json needs --output: standard output has the result")
     num_bytes = 0
-    pieces = AsyncRequests(admin).get(inference_id)
+    pieces = read_result(admin, inference_id)
     first = next(pieces, b"")  # before the file is created
     try:
         with click.open_file("-" if output is None else str(output), "wb") as file:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import click
 
-from torchmoor.cli.chat_options import make_login
+from torchmoor.bench.load import DURATION_S, OPEN_USERS, USERS, LoadSettings
+from torchmoor.cli.chat_options import target_options
+from torchmoor.cli.conversation import ChatTarget, image_reference
 from torchmoor.cli.exit_status import Exit
-from torchmoor.cli.options import Number, endpoint_option, generation_options, keys_option, url_option
+from torchmoor.cli.options import Number
+from torchmoor.cli.setting_option import given_settings, setting
 
-USERS = 8
-OPEN_USERS = 1000
-DURATION_S = 30.0
 QUESTIONS = (
     "What is in the picture?",
     "What color is it?",
@@ -25,27 +24,15 @@ QUESTIONS = (
 )
 
 
+option = partial(setting, LoadSettings)
+
+
 @click.command()
-@click.option(
-    "--users",
-    type=click.IntRange(1, 100_000),
-    help=f"Concurrent conversations (default: {USERS}). With --rate, the maximum (default: {OPEN_USERS}); "
-    "conversations above it count as failures.",
-)
-@click.option(
-    "--rate",
-    type=Number(min=0, min_open=True),
-    metavar="PER SECOND",
-    help="Open loop: send questions at this rate (Poisson arrivals), without waiting for answers.",
-)
-@click.option(
-    "--duration",
-    type=Number(min=0, min_open=True),
-    metavar="SECONDS",
-    help=f"Send no new questions after this (default: {DURATION_S:g}, unless --requests is given).",
-)
-@click.option("--requests", "num_requests", type=click.IntRange(1), help="Stop after this number of questions.")
-@click.option("--turns", default=4, show_default=True, type=click.IntRange(1), help="Questions per conversation.")
+@option("users", "--users", type=click.IntRange(1, 100_000), default=None, show_default=False)
+@option("rate", "--rate", type=Number(min=0, min_open=True), metavar="PER SECOND")
+@option("duration_s", "--duration", type=Number(min=0, min_open=True), metavar="SECONDS")
+@option("num_requests", "--requests", type=click.IntRange(1))
+@option("num_turns", "--turns")
 @click.option("--stateless", is_flag=True, help="Send the whole conversation with each question, without a session.")
 @click.option("--no-stream", is_flag=True, help="Request whole answers; TTFT, TPOT and ITL are not measured.")
 @click.option(
@@ -67,26 +54,15 @@ QUESTIONS = (
     help="Count an answer as failed after this time without data.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one object with the names of vLLM's serving benchmark.")
-@endpoint_option
-@url_option
-@keys_option
-@generation_options
+@target_options
 def bench(
-    users: int | None,
-    rate: float | None,
-    duration: float | None,
-    num_requests: int | None,
-    turns: int,
     stateless: bool,
     no_stream: bool,
     images: tuple[str, ...],
     questions: tuple[str, ...],
     timeout: float,
     as_json: bool,
-    endpoint: str,
-    url: str,
-    keys_file: Path | None,
-    parameters: dict[str, Any],
+    target: ChatTarget,
 ) -> None:
     """Measure a running endpoint from this machine, network included.
 
@@ -105,28 +81,23 @@ def bench(
       torchmoor bench --rate 5 --requests 500 --stateless --json > stateless.json
     """
     from torchmoor.bench.client import Plan
-    from torchmoor.bench.load import LoadSettings
     from torchmoor.bench.run import run
     from torchmoor.bench.summary import describe
-    from torchmoor.cli.conversation import image_reference
 
+    given = given_settings()
+    limit = {} if given.keys() & {"duration_s", "num_requests"} else {"duration_s": DURATION_S}
+    users = OPEN_USERS if "rate" in given else USERS
+    seed = int(target.parameters.get("seed", 0))
+    settings = LoadSettings.read({"users": users, **limit, "seed": seed, **given})
     plan = Plan(
-        url=url,
-        endpoint=endpoint,
+        url=target.url,
+        endpoint=target.endpoint,
         questions=questions or QUESTIONS,
         images=[image_reference(image) for image in images],
-        num_turns=turns,
+        num_turns=settings.num_turns,
         is_stateless=stateless,
         is_streamed=not no_stream,
-        parameters={"max_new_tokens": 64, **parameters},
-    )
-    settings = LoadSettings(
-        users=users or (USERS if rate is None else OPEN_USERS),
-        rate=rate,
-        num_turns=turns,
-        duration_s=DURATION_S if duration is None and num_requests is None else duration,
-        num_requests=num_requests,
-        seed=int(parameters.get("seed", 0)),
+        parameters={"max_new_tokens": 64, **target.parameters},
     )
     is_terminal = sys.stderr.isatty()
 
@@ -134,16 +105,16 @@ def bench(
         click.echo(f"\r{line:<79}" if is_terminal else line, nl=not is_terminal, err=True)
 
     try:
-        found = asyncio.run(run(plan, settings, make_login(keys_file), timeout, report))
+        found = asyncio.run(run(plan, settings, target.login, timeout, report))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     if is_terminal:
         click.echo(err=True)
     found = {
-        "endpoint": endpoint,
+        "endpoint": target.endpoint,
         "mode": "stateless" if stateless else "session",
         "is_streamed": not no_stream,
-        "turns": turns,
+        "turns": settings.num_turns,
         **found,
     }
     if as_json:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import click
 
 from torchmoor.cli.chat import ChatOptions, run
-from torchmoor.cli.chat_options import conversation_options, make_target
+from torchmoor.cli.chat_options import conversation_options
 
 
 @click.command()
@@ -22,18 +21,7 @@ from torchmoor.cli.chat_options import conversation_options, make_target
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON per answer, with its receipt.")
 @conversation_options
-def chat(
-    image: str | None,
-    ask: tuple[str, ...],
-    as_json: bool,
-    url: str,
-    keys_file: Path | None,
-    endpoint: str,
-    parameters: dict[str, Any],
-    session_id: str | None,
-    keep: bool,
-    system: str | None,
-) -> None:
+def chat(image: str | None, ask: tuple[str, ...], options: ChatOptions) -> None:
     """Chat with streamed answers, about IMAGE (a file or an http(s) address) or without one.
 
     In the conversation, /image PATH adds a picture and /quit ends.
@@ -46,14 +34,4 @@ def chat(
     """
     if not ask and sys.stdin is None:
         raise click.UsageError("standard input is closed: give the questions with --ask")
-    run(
-        ChatOptions(
-            target=make_target(url, endpoint, keys_file, parameters),
-            images=() if image is None else (image,),
-            questions=ask,
-            as_json=as_json,
-            session_id=session_id,
-            is_kept=keep,
-            system=system,
-        )
-    )
+    run(replace(options, images=() if image is None else (image,), questions=ask))

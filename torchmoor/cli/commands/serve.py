@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from torchmoor.cli.progress import report_progress, report_warning
+from torchmoor.cli.options import report_progress, report_warning
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.settings import ProxySettings
 from torchmoor.run.serve import check as check_config

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from torchmoor.cli.options import default_store
-from torchmoor.cli.progress import report_progress
+from torchmoor.cli.options import default_store, report_progress
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
 from torchmoor.proxy.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS

@@ -13,7 +13,6 @@ from hashlib import blake2b, sha256
 from torchmoor.config.access import AccessSettings, Credentials
 from torchmoor.errors import (
     AccessDenied,
-    ApiError,
     IncompleteSignature,
     InvalidSignature,
     MissingCredentials,
@@ -63,7 +62,8 @@ class SignedBody:
 class Gate:
     """Checks requests against the configured keys and tokens.
 
-    num_held_bytes: declared lengths of the bodies that wait for their check. num_denied: refusals, by kind of error.
+    num_held_bytes: declared lengths of the bodies that wait for their check. num_denied: requests refused for their
+    credentials, by kind of error.
     """
 
     def __init__(self, settings: AccessSettings, credentials: Credentials, *, wall: Callable[[], float]) -> None:
@@ -88,13 +88,8 @@ class Gate:
 
     def admit(self, request: Request) -> None:
         """Set the request's principal, and its body check if it needs one. Raises ApiError."""
-        authorization = b""
-        for field in request.headers:
-            if field.name == b"authorization":
-                if authorization:
-                    raise self.count(IncompleteSignature("More than one Authorization header."))
-                authorization = field.value
         try:
+            authorization = _find_authorization(request)
             if authorization.startswith(ALGORITHM):
                 self._admit_signed(request, self._sigv4.read(request, authorization))
             elif authorization[: len(BEARER)].lower() == BEARER:
@@ -110,8 +105,9 @@ class Gate:
                 )
             else:
                 raise MissingCredentials()
-        except ApiError as error:
-            raise self.count(error) from error
+        except AccessDenied as error:
+            self.count(error)
+            raise
 
     def _find_token(self, token: bytes) -> str:
         principal = self._token_principals.get(sha256(token).digest())
@@ -143,10 +139,19 @@ class Gate:
         elif declared != EMPTY_HASH:
             raise InvalidSignature("The provided 'x-amz-content-sha256' header does not match what was computed.")
 
-    def count(self, error: ApiError) -> ApiError:
-        """Count a refusal and return it."""
+    def count(self, error: AccessDenied) -> None:
+        """Count a refused access."""
         self.num_denied[error.kind] += 1
-        return error
+
+
+def _find_authorization(request: Request) -> bytes:
+    found = b""
+    for field in request.headers:
+        if field.name == b"authorization":
+            if found:
+                raise IncompleteSignature("More than one Authorization header.")
+            found = field.value
+    return found
 
 
 def principal_of(kind: str, name: str) -> str:

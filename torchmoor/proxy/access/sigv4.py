@@ -11,6 +11,8 @@ import hmac
 import re
 from calendar import timegm
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from time import gmtime, strftime, strptime
 from urllib.parse import quote
@@ -48,39 +50,28 @@ _PRESIGNED = (b"X-Amz-Signature=", b"X-Amz-Credential=", b"X-Amz-Algorithm=")
 _EXAMPLE = "Authorization: AWS4-HMAC-SHA256 Credential=..., SignedHeaders=..., Signature=..."
 
 
+@dataclass(slots=True, repr=False)
 class Signed:
     """A request whose signature is read but not verified.
 
-    access_key: its id. declared_hash: the body's hash in the head; None if it is not there.
+    access_key: its id. declared_hash: the body's hash in the head; None if it is not there. canonical: the canonical
+    request without its last line.
     """
 
-    __slots__ = ("access_key", "declared_hash", "_canonical", "_time", "_scope", "_signing_key", "_signature")
-
-    def __init__(
-        self,
-        access_key: str,
-        declared_hash: bytes | None,
-        canonical: bytes,
-        *,
-        time: bytes,
-        scope: bytes,
-        signing_key: bytes,
-        signature: bytes,
-    ) -> None:
-        self.access_key = access_key
-        self.declared_hash = declared_hash
-        self._canonical = canonical
-        self._time = time
-        self._scope = scope
-        self._signing_key = signing_key
-        self._signature = signature
+    access_key: str
+    declared_hash: bytes | None
+    canonical: bytes
+    time: bytes
+    scope: bytes
+    signing_key: bytes
+    signature: bytes
 
     def verify(self, body_hash: bytes) -> None:
         """Raise InvalidSignature unless the key's secret signs this request with a body of this hash."""
-        digest = sha256(self._canonical + body_hash).hexdigest().encode()
-        text = b"\n".join((ALGORITHM, self._time, self._scope, digest))
-        expected = hmac.digest(self._signing_key, text, "sha256").hex().encode()
-        if not hmac.compare_digest(expected, self._signature):
+        digest = sha256(self.canonical + body_hash).hexdigest().encode()
+        text = b"\n".join((ALGORITHM, self.time, self.scope, digest))
+        expected = hmac.digest(self.signing_key, text, "sha256").hex().encode()
+        if not hmac.compare_digest(expected, self.signature):
             raise InvalidSignature(
                 "The request signature we calculated does not match the signature you provided. Check your AWS Secret "
                 "Access Key and signing method, and that nothing on the way changes the Host header."
@@ -98,7 +89,6 @@ class SigV4:
         self._region = region
         self._clock_skew_s = clock_skew_s
         self._wall = wall
-        self._signing_keys: dict[tuple[str, str, str], bytes] = {}
         self._times: tuple[bytes, float] = (b"", 0.0)
 
     def read(self, request: Request, authorization: bytes) -> Signed:
@@ -130,7 +120,7 @@ class SigV4:
             _canonical_request(request, names, fields, parts[5]),
             time=time,
             scope=f"{day}/{region}/{SERVICE}/aws4_request".encode(),
-            signing_key=self._signing_key(key_id, key, day, region),
+            signing_key=make_signing_key(key.secret, day, region),
             signature=parts[6],
         )
 
@@ -160,18 +150,14 @@ class SigV4:
                 f"({_write_time(now)} {sign} {skew / 60:g} min.)"
             )
 
-    def _signing_key(self, key_id: str, key: AccessKey, day: str, region: str) -> bytes:
-        """Return the secret bound to a day, region and service, the same for all requests of a day."""
-        known = (key_id, day, region)
-        made = self._signing_keys.get(known)
-        if made is None:
-            made = f"AWS4{key.secret}".encode()
-            for part in (day, region, SERVICE, "aws4_request"):
-                made = hmac.digest(made, part.encode(), "sha256")
-            if len(self._signing_keys) >= MAX_SIGNING_KEYS:
-                self._signing_keys.clear()
-            self._signing_keys[known] = made
-        return made
+
+@lru_cache(MAX_SIGNING_KEYS)
+def make_signing_key(secret: str, day: str, region: str) -> bytes:
+    """Return the secret bound to a day, region and service, the same for all requests of a day."""
+    made = f"AWS4{secret}".encode()
+    for part in (day, region, SERVICE, "aws4_request"):
+        made = hmac.digest(made, part.encode(), "sha256")
+    return made
 
 
 def is_presigned(query: bytes) -> bool:

@@ -5,31 +5,29 @@ from __future__ import annotations
 import logging
 
 from torchmoor.async_inference.service import AsyncInference
-from torchmoor.errors import ApiError, InternalFailure
+from torchmoor.errors import ApiError, InternalFailure, ValidationError
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.api import container, runtime, torchserve
 from torchmoor.proxy.api.chat_page.page import ChatPage
 from torchmoor.proxy.api.container import ContainerApi
 from torchmoor.proxy.api.container_models import ContainerModelsApi
+from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.metrics_operation import PATH as METRICS
 from torchmoor.proxy.api.metrics_operation import MetricsApi
 from torchmoor.proxy.api.openai import OpenAIApi, openai_error
 from torchmoor.proxy.api.passthrough import PassThrough
-from torchmoor.proxy.api.replies import Handler, refusal, runtime_error, unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error, unknown_operation
 from torchmoor.proxy.api.runtime import RuntimeApi
 from torchmoor.proxy.api.torchserve import TorchServeApi
 from torchmoor.proxy.api.validation import make_note
-from torchmoor.proxy.api.verified_reply import VerifiedReply
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.call import Call
-from torchmoor.proxy.http.fields import Note
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.operations import Operations
 
 logger = logging.getLogger(__name__)
 
 _INVOKING = frozenset((b"POST", b"PUT", b"GET"))
-_LOOKING = frozenset((b"GET", b"HEAD"))
 
 
 class Api:
@@ -59,12 +57,9 @@ class Api:
         self._open_paths = frozenset((container.PING, *(() if self._page is None else self._page.open_paths)))
         self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
 
-    def note(self, name: bytes) -> Note:
-        """Say how header fields of that name are treated."""
-        return make_note(name)
+    note = staticmethod(make_note)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
-        """Find what serves a method and a path."""
         if self._openai.serves(path):
             return self._openai.handle
         if path.startswith(runtime.PREFIX):
@@ -73,7 +68,7 @@ class Api:
             return self._torchserve.invoke
         if path == container.INVOCATIONS and method == b"POST":
             return self._container.invoke
-        if path == container.PING and method in _LOOKING:
+        if path == container.PING and method in LOOKING:
             return self._container.ping
         if self.metrics is not None and path == METRICS and method == b"GET":
             return self.metrics.handle
@@ -91,13 +86,7 @@ class Api:
             handler: Handler = request.line.handler
             decision = handler(request, request_id)
             if request.body_check is not None and isinstance(decision, Reply):
-                decision = VerifiedReply(
-                    request,
-                    request.body_check,
-                    decision,
-                    lambda e: self._error(request, e, request_id),
-                    lambda reply: self._gateway.tell(request, request_id, reply),
-                )
+                decision = self._after_verification(request, request_id, decision, request.body_check.max_body_bytes)
         except ApiError as refused:  # by the gate
             decision = self._error(request, refused, request_id)
         except Exception:
@@ -110,13 +99,23 @@ class Api:
             self._gateway.tell(request, request_id, decision)
         return decision
 
+    def _after_verification(self, request: Request, request_id: bytes, reply: Reply, max_body_bytes: int) -> Call:
+        """Keep a reply to a signed request until its body has arrived and matches the signature."""
+        return DeferredReply(
+            request,
+            lambda deferred, body: deferred.end(reply),
+            say=lambda error: self._error(request, error, request_id),
+            tell=lambda reply: self._gateway.tell(request, request_id, reply),
+            too_large=ValidationError(f"A signed body may have up to {max_body_bytes} bytes."),
+            max_body_bytes=max_body_bytes,
+        )
+
     def _error(self, request: Request, error: ApiError, request_id: bytes) -> Reply:
         """Render an error from outside the dialects in the form of the one that the path means."""
         say = openai_error if self._openai.serves(request.path) else runtime_error
         return say(error, request_id)
 
     def refuse(self, status: int, message: str) -> Reply:
-        """Answer bytes that are not a servable request."""
         return refusal(status, message, self._gateway.new_request_id())
 
 

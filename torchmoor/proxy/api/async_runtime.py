@@ -5,14 +5,15 @@ A request is answered 202 only once it is durably in the queue.
 
 from __future__ import annotations
 
-import json
 import uuid
+from functools import partial
 
 from torchmoor.async_inference.objects.object_store import LocationRefused
 from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
-from torchmoor.proxy.api.replies import runtime_error
+from torchmoor.proxy.api.deferred_reply import DeferredReply
+from torchmoor.proxy.api.replies import json_reply, runtime_error
 from torchmoor.proxy.api.validation import (
     CUSTOM_ATTRIBUTES,
     FILENAME,
@@ -29,7 +30,6 @@ from torchmoor.proxy.api.validation import (
     not_there,
 )
 from torchmoor.proxy.dispatch.gateway import Gateway
-from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Deadlines, Outcome, Placement, Waiter
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
@@ -52,8 +52,8 @@ class AsyncOperation:
         self.endpoint = endpoint
         self._service = service
 
-    def invoke(self, request: Request, request_id: bytes) -> Submission | Reply:
-        """Make the submission of a request, or refuse it."""
+    def invoke(self, request: Request, request_id: bytes) -> DeferredReply | Reply:
+        """Make the call of a request, or refuse it."""
         try:
             layout = request.layout
             check_members(layout)
@@ -62,20 +62,24 @@ class AsyncOperation:
             if request.content_length is not None and request.content_length > MAX_BODY_BYTES:
                 raise body_too_long()
         except ApiError as error:
-            return self.refuse(error, request_id)
-        return Submission(self, request, request_id)
+            return self._refuse(error, request_id)
+        return DeferredReply(
+            request,
+            partial(self._submit, request, request_id),
+            say=lambda error: self._refuse(error, request_id),
+            tell=lambda reply: self.gateway.tell(request, request_id, reply),
+            too_large=body_too_long(),
+            max_body_bytes=MAX_BODY_BYTES,
+            timeout_s=SUBMIT_TIMEOUT_S,
+            late="The queue has not answered in time.",
+        )
 
-    def refuse(self, error: ApiError, request_id: bytes) -> Reply:
+    def _refuse(self, error: ApiError, request_id: bytes) -> Reply:
         """Render an error, and count it."""
-        self._count(error.status)
+        self.gateway.count_without_invocation(self.endpoint, error.status)
         return runtime_error(error, request_id)
 
-    def _count(self, status: int) -> None:
-        metrics = self.gateway.first_dispatcher(self.endpoint).metrics
-        metrics.invocations += 1
-        metrics.count_status(status)
-
-    def read(self, request: Request, body: bytes) -> AsyncRequest:
+    def _read(self, request: Request, body: bytes) -> AsyncRequest:
         """Read a request from its fields and body. Raises ValidationError."""
         input_location = _text(request, INPUT_LOCATION)
         if bool(input_location) == bool(body):
@@ -112,90 +116,26 @@ class AsyncOperation:
             timeout_s=float(_text(request, INVOCATION_TIMEOUT) or DEFAULT_TIMEOUT_S),
         )
 
-    def start(self, submission: Submission, request: AsyncRequest) -> None:
-        """Start to queue a request; the submission ends with the result. Raises ServiceUnavailable."""
+    def _submit(self, request: Request, request_id: bytes, reply: DeferredReply, body: bytes) -> None:
+        """Start to queue a request; a retry finds it. Raises ValidationError, ServiceUnavailable."""
 
         def on_done(stored: AsyncRequest | ApiError) -> None:
             if isinstance(stored, ApiError):
-                submission.end(self.refuse(stored, submission.request_id))
+                reply.fail(stored)
             else:
-                submission.end(self._accept(stored, submission.request_id))
+                reply.end(self._accept(stored, request_id))
 
-        if not self._service.try_submit(request, on_done):
+        if not self._service.try_submit(self._read(request, body), on_done):
             raise ServiceUnavailable("Too many requests are being queued. Try again later.")
 
     def _accept(self, stored: AsyncRequest, request_id: bytes) -> Reply:
-        self._count(202)
-        return Reply(
-            202,
-            (
-                (b"content-type", b"application/json"),
-                (b"x-amzn-requestid", request_id),
-                (_OUTPUT_LOCATION, stored.output_location.encode()),
-                (_FAILURE_LOCATION, stored.failure_location.encode()),
-            ),
-            json.dumps({"InferenceId": stored.inference_id}).encode(),
+        self.gateway.count_without_invocation(self.endpoint, 202)
+        headers = (
+            (b"x-amzn-requestid", request_id),
+            (_OUTPUT_LOCATION, stored.output_location.encode()),
+            (_FAILURE_LOCATION, stored.failure_location.encode()),
         )
-
-
-class Submission:
-    """A Call (see torchmoor.proxy.http.call) that is answered once its request is in the queue.
-
-    The request is queued even if the client leaves; a retry finds it.
-    """
-
-    __slots__ = (
-        "request_id",
-        "max_body_bytes",
-        "body_need",
-        "deadlines",
-        "wait_ends_at",
-        "_operation",
-        "_request",
-        "_waiter",
-    )
-
-    def __init__(self, operation: AsyncOperation, request: Request, request_id: bytes) -> None:
-        self.request_id = request_id
-        self.max_body_bytes = MAX_BODY_BYTES
-        self.body_need = WHOLE_BODY
-        self.deadlines = Deadlines(SUBMIT_TIMEOUT_S, SUBMIT_TIMEOUT_S)
-        self.wait_ends_at = request.received_at + SUBMIT_TIMEOUT_S
-        self._operation = operation
-        self._request = request
-        self._waiter: Waiter | None = None
-
-    def route(self, body: bytes, waiter: Waiter) -> Placement:
-        """Verify the body and queue the request."""
-        try:
-            if self._request.body_check is not None:
-                self._request.body_check.verify(body)
-            self._operation.start(self, self._operation.read(self._request, body))
-        except ApiError as error:
-            return self._operation.refuse(error, self.request_id)
-        self._waiter = waiter
-        return WAIT
-
-    def end(self, reply: Reply) -> None:
-        """End with the reply."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            waiter.resume(reply)
-
-    def on_wait_over(self) -> Reply:
-        """Answer if the queue's own time-out has not come first."""
-        self._waiter = None
-        return self._operation.refuse(ServiceUnavailable("The queue has not answered in time."), self.request_id)
-
-    def on_body_too_large(self) -> Reply:
-        """Answer a body above the limit for inline bodies."""
-        return self._operation.refuse(body_too_long(), self.request_id)
-
-    def finish(self, outcome: Outcome) -> None:
-        """Forget the client; free the verification of the body."""
-        self._waiter = None
-        if self._request.body_check is not None:
-            self._request.body_check.release()
+        return json_reply(202, {"InferenceId": stored.inference_id}, headers)
 
 
 def body_too_long() -> ValidationError:

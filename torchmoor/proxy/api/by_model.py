@@ -128,7 +128,6 @@ class ByModel:
 
     @property
     def wait_ends_at(self) -> float:
-        """When the endpoint's call has waited too long."""
         assert self._call is not None  # only it waits
         return self._call.wait_ends_at
 
@@ -155,7 +154,6 @@ class ByModel:
         self._num_held = 0
 
     def on_wait_over(self) -> Reply:
-        """Answer as the endpoint's call does."""
         assert self._call is not None
         return self._call.on_wait_over()
 

@@ -23,8 +23,8 @@ from urllib.parse import parse_qs, unquote
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
 from torchmoor.proxy.api.invocation import ERROR_HEADER, Invocation
-from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect
-from torchmoor.proxy.api.replies import container_error, unknown_operation
+from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect, defer
+from torchmoor.proxy.api.replies import container_error, json_reply, unknown_operation
 from torchmoor.proxy.api.validation import TARGET_MODEL
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.message import Reply, Request
@@ -85,11 +85,9 @@ class ContainerModelsApi:
 
     @staticmethod
     def serves(path: bytes) -> bool:
-        """Return whether a path belongs to these operations."""
         return path == PATH or path.startswith(PATH + b"/")
 
     def handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
-        """Serve a request, or render its error."""
         try:
             return self._handle(request, request_id)
         except ApiError as error:
@@ -103,7 +101,7 @@ class ContainerModelsApi:
             case (b"POST", False, ""):
                 return self._order(request, request_id, self._load)
             case (b"GET", True, ""):
-                return _json(200, _row(name, self._get(name)))
+                return json_reply(200, _row(name, self._get(name)))
             case (b"DELETE", True, ""):
                 return self._order(request, request_id, lambda order, body: self._unload(order, name))
             case (b"POST", True, "invoke"):
@@ -126,7 +124,7 @@ class ContainerModelsApi:
         told: dict[str, object] = {"models": [_row(name, self._models[name]) for name in page]}
         if begin + len(page) < len(names):
             told["nextPageToken"] = page[-1]
-        return _json(200, told)
+        return json_reply(200, told)
 
     def _invoke(self, request: Request, request_id: bytes, name: str) -> Invocation | Reply:
         model = self._get(name)
@@ -141,8 +139,7 @@ class ContainerModelsApi:
     # Loading and unloading
 
     def _order(self, request: Request, request_id: bytes, begin: Begin) -> DeferredReply:
-        timeout_s = self._settings.load_timeout_s
-        return DeferredReply(request, request_id, begin, timeout_s=timeout_s, tell=self._gateway.tell)
+        return defer(self._gateway, request, request_id, begin, timeout_s=self._settings.load_timeout_s)
 
     def _load(self, order: DeferredReply, body: bytes) -> None:
         """Start to load a model. Raises ApiError."""
@@ -200,7 +197,7 @@ class ContainerModelsApi:
                 return
             if self._models.get(name) is model:
                 del self._models[name]
-            order.end(_json(200, _row(name, model)))  # 404: the instance had evicted it
+            order.end(json_reply(200, _row(name, model)))  # 404: the instance had evicted it
 
         def undo() -> None:
             model.is_ready = True
@@ -232,7 +229,6 @@ class LoadedModelDialect(PassThroughDialect):
     held_back = frozenset((TARGET_MODEL,))
 
     def added_lines(self, request: Request) -> bytes:
-        """Name the model."""
         return b"%b: %b\r\n" % (TARGET_MODEL, _read_path(request)[0].encode())
 
 
@@ -263,7 +259,7 @@ def _tell(order: DeferredReply, answer: OperationAnswer | None, row: dict[str, s
     if answer is None:
         order.fail(ServiceUnavailable("The instance gave no answer. Try again later."))
     elif answer.status == 200:
-        order.end(_json(200, row))
+        order.end(json_reply(200, row))
     else:
         code = answer.code.encode("latin-1")
         order.end(Reply(answer.status, (_JSON, (ERROR_HEADER, code)), answer.body))
@@ -271,7 +267,3 @@ def _tell(order: DeferredReply, answer: OperationAnswer | None, row: dict[str, s
 
 def _row(name: str, model: LoadedModel) -> dict[str, str]:
     return {"modelName": name, "modelUrl": model.url}
-
-
-def _json(status: int, value: object) -> Reply:
-    return Reply(status, (_JSON,), json.dumps(value).encode())

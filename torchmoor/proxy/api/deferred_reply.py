@@ -1,56 +1,47 @@
-"""A reply that is sent when an operation of the proxy has ended; the request itself goes to no instance."""
+"""A reply of the proxy that needs the request's whole body, or is ready only when an operation has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
-from torchmoor.proxy.api.replies import container_error
 from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Deadlines, Outcome, Placement, Waiter
 from torchmoor.proxy.http.message import Reply, Request
 
-MAX_BODY_BYTES = 65_536
-GRACE_S = 2.0  # after the operation's own time-out, which is reported first
-
 
 class DeferredReply:
-    """A Call (see torchmoor.proxy.http.call) that is answered when an operation has ended.
+    """A Call (see torchmoor.proxy.http.call) that goes to no instance. The body of a signed request is verified first.
 
     The operation continues if the client leaves.
     """
 
-    __slots__ = (
-        "max_body_bytes",
-        "body_need",
-        "deadlines",
-        "wait_ends_at",
-        "_request",
-        "_request_id",
-        "_begin",
-        "_tell",
-        "_waiter",
-        "_reply",
-    )
+    body_need = WHOLE_BODY
 
     def __init__(
         self,
         request: Request,
-        request_id: bytes,
         begin: Begin,
         *,
-        timeout_s: float,
-        tell: Callable[[Request, bytes, Reply], None],
+        say: Callable[[ApiError], Reply],
+        tell: Callable[[Reply], None],
+        too_large: ValidationError,
+        max_body_bytes: int,
+        timeout_s: float = 60.0,
+        late: str = "The instance has not answered in time.",
     ) -> None:
-        """timeout_s: of the operation. tell: called with the reply."""
-        wait_s = timeout_s + GRACE_S
-        self.max_body_bytes = MAX_BODY_BYTES
-        self.body_need = WHOLE_BODY
-        self.deadlines = Deadlines(wait_s, wait_s)
-        self.wait_ends_at = request.received_at + wait_s
+        """say: renders an error. tell: called with the reply. too_large: the error for a body above max_body_bytes.
+
+        timeout_s: longer than the operation's own time-out, which is reported first. late: the message after it.
+        """
+        self.max_body_bytes = max_body_bytes
+        self.deadlines = Deadlines(timeout_s, timeout_s)
+        self.wait_ends_at = request.received_at + timeout_s
         self._request = request
-        self._request_id = request_id
         self._begin = begin
+        self._say = say
         self._tell = tell
+        self._too_large = too_large
+        self._late = late
         self._waiter: Waiter | None = None
         self._reply: Reply | None = None
 
@@ -61,37 +52,32 @@ class DeferredReply:
                 self._request.body_check.verify(body)
             self._begin(self, body)
         except ApiError as error:
-            return self._told(container_error(error, self._request_id))
+            return self._told(self._say(error))
         if self._reply is not None:
             return self._told(self._reply)
         self._waiter = waiter
         return WAIT
 
     def end(self, reply: Reply) -> None:
-        """End with a reply."""
         self._reply = reply
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             waiter.resume(self._told(reply))
 
     def fail(self, error: ApiError) -> None:
-        """End with an error."""
-        self.end(container_error(error, self._request_id))
+        self.end(self._say(error))
 
     def on_wait_over(self) -> Reply:
         """Answer if the operation's own time-out has failed to end it."""
         self._waiter = None
-        late = ServiceUnavailable("The instance has not answered in time.")
-        return self._told(container_error(late, self._request_id))
+        return self._told(self._say(ServiceUnavailable(self._late)))
 
     def on_body_too_large(self) -> Reply:
-        """Answer with HTTP's own status for it."""
-        message = f"The body may have up to {MAX_BODY_BYTES} bytes."
-        return self._told(container_error(ValidationError(message), self._request_id, status=413))
+        return self._told(self._say(self._too_large))
 
     def _told(self, reply: Reply) -> Reply:
-        self._tell(self._request, self._request_id, reply)
-        return reply
+        self._tell(reply)
+        return Reply(reply.status, reply.headers) if self._request.method == b"HEAD" else reply
 
     def finish(self, outcome: Outcome) -> None:
         """Forget the client; free the verification of the body."""
@@ -101,4 +87,4 @@ class DeferredReply:
 
 
 Begin = Callable[[DeferredReply, bytes], None]
-"""Begins the operation of a deferred reply, given the request's body; may raise ApiError."""
+"""Ends a deferred reply, or starts the operation that will; given the request's body; may raise ApiError."""

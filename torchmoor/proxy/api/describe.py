@@ -5,26 +5,23 @@ A variant's status names the instances that are being started, and for how long.
 
 from __future__ import annotations
 
-import json
 from math import ceil
 from time import monotonic
 from typing import Any
 
+from torchmoor.proxy.api.replies import json_reply
 from torchmoor.proxy.http.message import Reply
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Endpoint, Variant
 
-LOOKING = frozenset((b"GET", b"HEAD"))
-
 
 def describe_endpoint(endpoint: Endpoint) -> Reply:
-    """Describe an endpoint and its variants."""
     content = {
         "EndpointName": endpoint.name,
         "EndpointStatus": "InService" if endpoint.can_serve() else "OutOfService",
         "ProductionVariants": [_describe(variant) for variant in endpoint.variants],
     }
-    return Reply(200, ((b"content-type", b"application/json"),), json.dumps(content).encode())
+    return json_reply(200, content)
 
 
 def _describe(variant: Variant) -> dict[str, Any]:

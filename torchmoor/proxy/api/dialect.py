@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torchmoor.errors import ApiError
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.call import ReadRefusal
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 
-
-class Answering(Protocol):
-    """An invocation, as its dialect sees it when an instance has answered."""
-
-    request: Request
-    request_id: bytes
-
-    @property
-    def chosen(self) -> Choice:
-        """The choice of the instance that answers."""
-        ...
-
-    def fail(self, error: ApiError) -> Reply:
-        """Render an error, and count it."""
-        ...
-
-    def note_error(self, status: int, kind: str) -> None:
-        """Record an error that the dialect renders itself."""
-        ...
-
-    def note_first_chunk(self) -> None:
-        """Record the time to the first chunk of a stream."""
-        ...
+Explain = Callable[[AnswerHead, bytes], ApiError]
+"""Makes the error that an instance's refusal means, of its head and body."""
 
 
 class ApiDialect(Protocol):
@@ -41,13 +20,15 @@ class ApiDialect(Protocol):
 
     operation_name: for the access log, traces and decisions. names_sessions_in_body: a request without a session
     header may name one in its body. held_back: names of fields that do not pass on, beside those that never do.
-    too_large_status: the status for a body above the limit.
+    too_large_status: the status for a body above the limit. times_first_chunk: metrics have the time to the first chunk
+    of its answers.
     """
 
     operation_name: str
     names_sessions_in_body: bool = True
     held_back: frozenset[bytes] = frozenset()
     too_large_status: int = 413
+    times_first_chunk: bool = False
 
     def added_lines(self, request: Request) -> bytes:
         """Render header lines for the instance beside the fields that pass on."""
@@ -57,6 +38,6 @@ class ApiDialect(Protocol):
         """Render an error."""
         ...
 
-    def answer(self, invocation: Answering, head: AnswerHead) -> Answer | ReadRefusal:
-        """Render the answer's head and choose its encoder, or read the body to explain a refusal."""
+    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
+        """Render the answer's head and choose its encoder, or say how a refusal is explained."""
         ...

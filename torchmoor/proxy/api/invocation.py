@@ -5,9 +5,11 @@ An Invocation has a ApiDialect, which renders answers and errors, and an Assignm
 
 from __future__ import annotations
 
+from functools import partial
 from time import monotonic
 
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, invocation_timed_out
+from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.observation import Observation
 from torchmoor.proxy.api.operation import Operation, body_too_large, timeout_line
 from torchmoor.proxy.api.validation import (
@@ -24,13 +26,12 @@ from torchmoor.proxy.dispatch.gateway import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.dispatch.observer import TRACEPARENT
 from torchmoor.proxy.dispatch.record import Record, begin_record
-from torchmoor.proxy.http.answer import Loss
+from torchmoor.proxy.http.answer import Answer, Loss
 from torchmoor.proxy.http.call import (
     NOTHING,
     WAIT,
     WHOLE_BODY,
     BodyNeed,
-    Deliver,
     Judgement,
     Outcome,
     Placement,
@@ -111,7 +112,6 @@ class Invocation:
             self._observation = Observation(self._gateway.observer, request)
 
     def _decide_body_need(self) -> BodyNeed:
-        """The body may name a session, and the strategy may look at its beginning."""
         if self._may_name_session():
             return WHOLE_BODY
         num_bytes = self._num_prefix_bytes()
@@ -132,13 +132,12 @@ class Invocation:
         """How much of the body's beginning the strategy looks at: none if another rule chooses the instance."""
         assignment = self.assignment
         is_strategy_asked = assignment.session is None and assignment.model is None
-        return assignment.dispatcher.num_prefix_bytes if is_strategy_asked else 0
+        return assignment.dispatcher.chooser.strategy.num_prefix_bytes if is_strategy_asked else 0
 
     # Call
 
     @property
     def wait_ends_at(self) -> float:
-        """When a wait for an instance ends without success."""
         return self.assignment.wait_ends_at
 
     def route(self, body: bytes, waiter: Waiter) -> Placement:
@@ -172,18 +171,16 @@ class Invocation:
             self._path = dispatcher.path
 
     def _place(self) -> Send | Wait:
-        return WAIT if self.assignment.is_waiting else Send(self.chosen.instance, self)
+        return Send(self.chosen.instance, self) if self.assignment.ticket is None else WAIT
 
     def _resume(self, error: ServiceUnavailable | None) -> None:
         assert self._waiter is not None
         self._waiter.resume(self._place() if error is None else self.fail(error))
 
     def on_wait_over(self) -> Reply:
-        """Answer that no instance was free in time."""
         return self.fail(self.assignment.dispatcher.wait_over())
 
     def on_body_too_large(self) -> Reply:
-        """Answer with the dialect's status for it."""
         error = body_too_large(self.max_body_bytes)
         error.status = self._dialect.too_large_status
         return self.fail(error)
@@ -265,14 +262,20 @@ class Invocation:
             self._read_receipt(assignment.expected, head)
         if self._observation is not None:
             self._observation.answer_head = head
-        answer = self._dialect.answer(self, head)
-        if isinstance(answer, ReadRefusal):
-            return answer
+        dialect = self._dialect
+        answer = dialect.answer(head, self.request_id, self.chosen)
+        if not isinstance(answer, Answer):
+            return ReadRefusal(partial(self._fail_with, answer, head))
+        if dialect.times_first_chunk:
+            answer.on_body = self._note_first_chunk
         self._status = head.status
         self._note_session(head)
         if self._observation is not None:
             answer = self._observation.watch(answer)
-        return Deliver(answer)
+        return answer
+
+    def _fail_with(self, explain: Explain, head: AnswerHead, body: bytes) -> Reply:
+        return self.fail(explain(head, body))
 
     def _note_session(self, head: AnswerHead) -> None:
         """Learn that the answer has opened or closed a session."""
@@ -308,7 +311,7 @@ class Invocation:
         num_prefill = head.find(PREFILL_TOKENS) or b""
         if num_context.isdigit() and num_prefill.isdigit():
             num_tokens, num_kept = int(num_context), int(num_context) - int(num_prefill)
-            self.assignment.dispatcher.on_receipt(
+            self.assignment.dispatcher.chooser.on_receipt(
                 self.chosen.instance, expected, num_kept=num_kept, num_tokens=num_tokens
             )
 
@@ -336,23 +339,16 @@ class Invocation:
         error = None if model is None else model.find_timeout_error(self.chosen.instance.name)
         return error or invocation_timed_out()
 
-    # For the dialect
-
     def fail(self, error: ApiError) -> Reply:
         """Render an error, and count it."""
         if isinstance(error, ModelError):
             self._metrics.model_errors += 1
         reply = self._dialect.error(error, self.request_id, self.operation.endpoint)
-        self.note_error(reply.status, error.kind)
+        self._status = reply.status
+        self._error_kind = error.kind
         return reply
 
-    def note_error(self, status: int, kind: str) -> None:
-        """Record an error that the dialect renders itself."""
-        self._status = status
-        self._error_kind = kind
-
-    def note_first_chunk(self) -> None:
-        """Record the time to the first chunk of a stream."""
+    def _note_first_chunk(self) -> None:
         now = monotonic()
         model_s = now - self._sent_at
         self._metrics.observe_first_chunk(model_s, now - self.request.received_at - model_s)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torchmoor.errors import InternalFailure, ServiceUnavailable
 from torchmoor.proxy.api.deferred_reply import DeferredReply
+from torchmoor.proxy.api.passthrough import defer
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -26,8 +27,7 @@ class MetricsApi:
         self._try_start = try_start
 
     def handle(self, request: Request, request_id: bytes) -> DeferredReply:
-        """Answer when the page is rendered."""
-        return DeferredReply(request, request_id, self._begin, timeout_s=TIMEOUT_S, tell=self._gateway.tell)
+        return defer(self._gateway, request, request_id, self._begin, timeout_s=TIMEOUT_S)
 
     def _begin(self, order: DeferredReply, body: bytes) -> None:
         def on_made(page: bytes | None) -> None:

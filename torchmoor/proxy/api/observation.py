@@ -48,7 +48,7 @@ class Observation:
     def end(self, record: Record, waiter: Waiter | None, assignment: Assignment, upstream_s: float | None) -> None:
         """Complete a copy of the record, and hand it to the observer. The routing decisions keep the record itself.
 
-        A failure is logged: the request still has to release what it holds.
+        A failure of either is logged: the request still has to release what it holds.
         """
         try:
             record = copy(record)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -26,15 +25,16 @@ from torchmoor.errors import (
     WrongModel,
 )
 from torchmoor.proxy.api.by_model import ByModel
-from torchmoor.proxy.api.dialect import Answering, ApiDialect
+from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
-from torchmoor.proxy.api.replies import unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, json_reply, unknown_operation
 from torchmoor.proxy.api.streaming import EventPassEncoder
 from torchmoor.proxy.api.validation import TARGET_MODEL, TARGET_VARIANT, check_members
+from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.call import Call, Deadlines, ReadRefusal
+from torchmoor.proxy.http.call import Call, Deadlines
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 
@@ -43,7 +43,6 @@ INFIX = b"/openai/v1/"
 
 _CHAT = b"chat/completions"
 _MODELS = b"models"
-_LOOKING = frozenset((b"GET", b"HEAD"))
 _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", ERROR_HEADER))
 _TOO_LARGE = 413
 _TIMED_OUT = 504
@@ -69,7 +68,6 @@ class OpenAIApi:
 
     @staticmethod
     def serves(path: bytes) -> bool:
-        """Return whether a path belongs to this dialect."""
         return path.startswith(PREFIX) or (path.startswith(b"/endpoints/") and INFIX in path)
 
     def handle(self, request: Request, request_id: bytes) -> Call | Reply:
@@ -83,7 +81,7 @@ class OpenAIApi:
             endpoints = self._gateway.registry.endpoints() if name is None else [self._gateway.get_endpoint(name)]
             if operation == _CHAT and request.method == b"POST":
                 return self._choose(request, request_id, endpoints)
-            if request.method in _LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
+            if request.method in LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
                 wanted = unquote(operation[len(_MODELS) + 1 :].decode("latin-1"))
                 return _models([endpoint.name for endpoint in endpoints], wanted)
             raise unknown_operation(request)
@@ -124,9 +122,7 @@ class OpenAIApi:
                 raise UnexpectedTargetModel(endpoint.name)
             dispatcher = self._gateway.dispatcher_for(endpoint, None, request.find(TARGET_VARIANT))
         except ApiError as error:
-            metrics = self._gateway.first_dispatcher(endpoint).metrics
-            metrics.invocations += 1
-            metrics.count_status(error.status)
+            self._gateway.count_without_invocation(endpoint, error.status)
             raise
         return Invocation(
             self._operations[endpoint.name],
@@ -152,37 +148,36 @@ class OpenAIDialect(ApiDialect):
         """Render OpenAI's error object; a time-out is the gateway's here, and has its status."""
         return openai_error(_with_status(error, _TIMED_OUT) if isinstance(error, ModelError) else error, request_id)
 
-    def answer(self, invocation: Answering, head: AnswerHead) -> Answer | ReadRefusal:
-        """Pass a success on, with its id."""
+    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
         if head.status >= 300:
-            return ReadRefusal(partial(_refuse, invocation, head))
-        request_id = invocation.request_id
-        lines = (
-            head.line.client_line,
-            head.lines(_UNTOLD),
-            b"x-request-id: ",
-            request_id,
-            invocation.chosen.answer_lines,
-        )
+            return _explain
+        lines = (head.line.client_line, head.lines(_UNTOLD), b"x-request-id: ", request_id, choice.answer_lines)
         is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
         return Answer(lines, EventPassEncoder(request_id) if is_stream else None)
 
 
-def _refuse(invocation: Answering, head: AnswerHead, body: bytes) -> Reply:
-    """Pass the handler's own error object on; translate TorchServe's refusals into one."""
+def _explain(head: AnswerHead, body: bytes) -> ApiError:
     code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
-    if not code:
-        return invocation.fail(_torchserve_error(head.status, body))
-    status = _TOLD_AS.get(head.status, head.status)
-    invocation.note_error(status, code)
-    try:
-        told = json.loads(body)["error"]
-        error = _object(str(told["message"]), status, str(told["code"]), told.get("param"))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        error = _object("The instance refused the request.", status, code)
-    retry_after = head.find(b"retry-after") or b""
-    fields = ((b"retry-after", retry_after),) if retry_after.isdigit() else ()
-    return _reply(status, error, invocation.request_id, fields)
+    return _HandlerRefusal(head, code, body) if code else _torchserve_error(head.status, body)
+
+
+class _HandlerRefusal(ApiError):
+    """An error object of the handler's, which passes on as it is. code, param: as the object has them."""
+
+    def __init__(self, head: AnswerHead, kind: str, body: bytes) -> None:
+        self.status = _TOLD_AS.get(head.status, head.status)
+        self.kind = self.code = kind
+        self.param: Any = None
+        message = "The instance refused the request."
+        try:
+            told = json.loads(body)["error"]
+            message, self.code, self.param = str(told["message"]), str(told["code"]), told.get("param")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+        super().__init__(message)
+        retry_after = head.find(b"retry-after") or b""
+        if retry_after.isdigit():
+            self.retry_after_s = int(retry_after)
 
 
 def _torchserve_error(status: int, body: bytes) -> ApiError:
@@ -198,10 +193,10 @@ def _models(names: list[str], wanted: str) -> Reply:
     """List the models, or describe one. Raises UnknownModel."""
     models = [{"id": name, "object": "model", "created": 0, "owned_by": "torchmoor"} for name in names]
     if not wanted:
-        return _json(200, {"object": "list", "data": models})
+        return json_reply(200, {"object": "list", "data": models})
     for model in models:
         if model["id"] == wanted:
-            return _json(200, model)
+            return json_reply(200, model)
     raise UnknownModel(wanted, names)
 
 
@@ -213,7 +208,7 @@ def _with_status(error: ApiError, status: int) -> ApiError:
 def openai_error(error: ApiError, request_id: bytes) -> Reply:
     """Render an error of the proxy itself."""
     code: str | None = error.kind
-    param = None
+    param: Any = None
     fields: tuple[tuple[bytes, bytes], ...] = ()
     if isinstance(error, AccessDenied):
         error, code = _with_status(error, 401), None if isinstance(error, MissingCredentials) else "invalid_api_key"
@@ -222,6 +217,8 @@ def openai_error(error: ApiError, request_id: bytes) -> Reply:
         error, code = _with_status(error, UnknownModel.status), UnknownModel.kind
     if isinstance(error, UnknownEndpoint | WrongModel):
         param = "model"
+    if isinstance(error, _HandlerRefusal):
+        code, param = error.code, error.param
     if error.retry_after_s is not None:
         fields = ((b"retry-after", b"%d" % error.retry_after_s),)
     return _reply(error.status, _object(error.message, error.status, code, param), request_id, fields)
@@ -235,8 +232,4 @@ def _object(message: str, status: int, code: str | None, param: Any = None) -> d
 def _reply(
     status: int, error: dict[str, Any], request_id: bytes, fields: tuple[tuple[bytes, bytes], ...] = ()
 ) -> Reply:
-    return _json(status, {"error": error}, ((b"x-request-id", request_id), *fields))
-
-
-def _json(status: int, value: Any, fields: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
-    return Reply(status, ((b"content-type", b"application/json"), *fields), json.dumps(value).encode())
+    return json_reply(status, {"error": error}, ((b"x-request-id", request_id), *fields))

@@ -18,17 +18,6 @@ _TIMEOUT_LINE = f"\r\n{headers.TIMEOUT_MS}: ".encode()
 class Operation:
     """Holds what all requests for one operation of an endpoint share."""
 
-    __slots__ = (
-        "gateway",
-        "endpoint",
-        "dialect",
-        "deadlines",
-        "max_body_bytes",
-        "max_session_body_bytes",
-        "endpoint_line",
-        "timeout_line",
-    )
-
     def __init__(
         self, gateway: Gateway, endpoint: Endpoint, dialect: ApiDialect, deadlines: Deadlines, max_body_bytes: int
     ) -> None:
@@ -54,5 +43,4 @@ def find_target_model(request: Request, endpoint: Endpoint) -> str | None:
 
 
 def body_too_large(limit: int) -> ValidationError:
-    """Refuse a body above a limit."""
     return ValidationError(f"The request body is longer than the limit of {limit} bytes.")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from torchmoor.errors import ApiError, ModelError
-from torchmoor.proxy.api.dialect import Answering, ApiDialect
+from torchmoor.errors import ApiError, ModelError, ValidationError
+from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
+from torchmoor.proxy.api.dialect import ApiDialect
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
 from torchmoor.proxy.api.replies import container_error
 from torchmoor.proxy.api.validation import SESSION_ID, TARGET_VARIANT, check_members
+from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.call import Deadlines
@@ -17,6 +19,8 @@ from torchmoor.wire import headers
 
 _REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 
+MAX_OPERATION_BYTES = 65_536
+GRACE_S = 2.0  # after an operation's own time-out, which is reported first
 TIMEOUT_STATUS = 504
 TOO_LARGE_STATUS = 413
 _UNTOLD = frozenset((b"ts_stream_next",))
@@ -32,10 +36,24 @@ class PassThroughDialect(ApiDialect):
         status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
         return container_error(error, request_id, status=status)
 
-    def answer(self, invocation: Answering, head: AnswerHead) -> Answer:
-        """Pass every status on."""
-        lines = (head.line.client_line, head.lines(_UNTOLD), _REQUEST_ID_LINE, invocation.request_id)
-        return Answer((*lines, invocation.chosen.answer_lines))
+    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer:
+        lines = head.lines(_UNTOLD)
+        return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, choice.answer_lines))
+
+
+def defer(gateway: Gateway, request: Request, request_id: bytes, begin: Begin, *, timeout_s: float) -> DeferredReply:
+    """Make the call of a container's own operation. timeout_s: of the operation."""
+    too_large = ValidationError(f"The body may have up to {MAX_OPERATION_BYTES} bytes.")
+    too_large.status = TOO_LARGE_STATUS
+    return DeferredReply(
+        request,
+        begin,
+        say=lambda error: container_error(error, request_id),
+        tell=lambda reply: gateway.tell(request, request_id, reply),
+        too_large=too_large,
+        max_body_bytes=MAX_OPERATION_BYTES,
+        timeout_s=timeout_s + GRACE_S,
+    )
 
 
 class PassThrough:

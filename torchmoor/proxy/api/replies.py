@@ -17,32 +17,34 @@ _REQUEST_ID = wire.REQUEST_ID.encode()
 Handler = Callable[[Request, bytes], Call | Reply]
 """Serves a request under an id; chosen by method and path alone."""
 
+LOOKING = frozenset((b"GET", b"HEAD"))
+
 _JSON = (b"content-type", b"application/json")
+
+
+def json_reply(status: int, content: object, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
+    """Render a body of JSON."""
+    return Reply(status, (_JSON, *headers), json.dumps(content).encode())
 
 
 def runtime_error(error: ApiError, request_id: bytes) -> Reply:
     """Render an error that boto3 raises as the exception named by `error.kind`."""
+    headers = ((b"x-amzn-errortype", error.kind.encode()), (b"x-amzn-requestid", request_id))
     if isinstance(error, AccessDenied):  # AWS's front end, which denies access, spells the body this way
-        denied = json.dumps({"message": error.message}).encode()
-        return Reply(
-            error.status,
-            (_JSON, (b"x-amzn-errortype", error.kind.encode()), (b"x-amzn-requestid", request_id)),
-            denied,
-        )
+        return json_reply(error.status, {"message": error.message}, headers)
     body: dict[str, object] = {"Message": error.message}
     if isinstance(error, ModelError):
         body["OriginalStatusCode"] = error.original_status
         body["OriginalMessage"] = error.original_message
         body["LogStreamArn"] = error.log_stream_arn
-    headers = [_JSON, (b"x-amzn-errortype", error.kind.encode()), (b"x-amzn-requestid", request_id)]
-    return Reply(error.status, (*headers, *_retry_after(error)), json.dumps(body).encode())
+    return json_reply(error.status, body, (*headers, *_retry_after(error)))
 
 
 def container_error(error: ApiError, request_id: bytes, *, status: int | None = None) -> Reply:
     """Render an error in the handlers' form, for dialects in which handlers' errors pass unchanged."""
-    body = json.dumps({"error": {"code": error.kind, "message": error.message}}).encode()
-    headers = [_JSON, (_ERROR, error.kind.encode()), (_REQUEST_ID, request_id)]
-    return Reply(status or error.status, (*headers, *_retry_after(error)), body)
+    body = {"error": {"code": error.kind, "message": error.message}}
+    headers = ((_ERROR, error.kind.encode()), (_REQUEST_ID, request_id), *_retry_after(error))
+    return json_reply(status or error.status, body, headers)
 
 
 def unknown_operation(request: Request) -> UnknownOperation:

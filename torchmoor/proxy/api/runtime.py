@@ -9,7 +9,6 @@ GET  /endpoints/{EndpointName}                       (torchmoor.proxy.api.descri
 from __future__ import annotations
 
 import json
-from functools import partial
 
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import (
@@ -24,11 +23,11 @@ from torchmoor.errors import (
     ValidationError,
 )
 from torchmoor.proxy.api.async_runtime import AsyncOperation
-from torchmoor.proxy.api.describe import LOOKING, describe_endpoint
-from torchmoor.proxy.api.dialect import Answering, ApiDialect
+from torchmoor.proxy.api.describe import describe_endpoint
+from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import ERROR_HEADER, NEW_SESSION_ID, TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
-from torchmoor.proxy.api.replies import Handler, runtime_error, unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, Handler, runtime_error, unknown_operation
 from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
 from torchmoor.proxy.api.validation import (
     ENDPOINT_NAME,
@@ -41,10 +40,11 @@ from torchmoor.proxy.api.validation import (
     check_members,
     not_there,
 )
+from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.call import Deadlines, ReadRefusal
+from torchmoor.proxy.http.call import Deadlines
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request, status_line
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import error_codes
@@ -96,14 +96,12 @@ class RuntimeApi:
                 self._operations[path + _ASYNC] = AsyncOperation(gateway, endpoint, service)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
-        """Who serves requests below /endpoints/."""
         operation = self._operations.get(path)
         if operation is None and method in LOOKING and b"/" not in path[len(PREFIX) :]:
             return self._describe
         return self._refuse_request if operation is None or method != b"POST" else operation.invoke
 
     def _describe(self, request: Request, request_id: bytes) -> Reply:
-        """How an endpoint does."""
         name = request.path[len(PREFIX) :]
         try:
             ENDPOINT_NAME.check(name)
@@ -112,7 +110,6 @@ class RuntimeApi:
             return runtime_error(error, request_id)
 
     def _refuse_request(self, request: Request, request_id: bytes) -> Reply:
-        """Why a path or a method has no operation."""
         name, _, operation = request.path[len(PREFIX) :].partition(b"/")
         error: ApiError
         if request.method != b"POST" or operation not in _OPERATIONS:
@@ -129,19 +126,16 @@ class RuntimeApi:
                 error = unknown
         known = self._operations.get(request.path)
         if isinstance(known, RuntimeOperation):
-            known.count_refusal(error)
+            self._gateway.count_without_invocation(known.endpoint, error.status)
         return runtime_error(error, request_id)
 
 
 class RuntimeOperation(Operation):
     """One operation of one endpoint: reads its requests, and makes their invocations."""
 
-    __slots__ = ()
-
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
-        """The invocation for a request, or why there is none."""
+        gateway, endpoint = self.gateway, self.endpoint
         try:
-            gateway, endpoint = self.gateway, self.endpoint
             places = request.layout.places
             check_members(request.layout)
             if request.content_length is not None and request.content_length > self.max_body_bytes:
@@ -157,16 +151,10 @@ class RuntimeOperation(Operation):
             variant = request.find(TARGET_VARIANT) if TARGET_VARIANT in places else None
             dispatcher = gateway.dispatcher_for(endpoint, session, variant)
         except ApiError as error:
-            self.count_refusal(error)
+            gateway.count_without_invocation(endpoint, error.status)
             return runtime_error(error, request_id)
         model = find_target_model(request, endpoint) if has_many else None
         return Invocation(self, request, request_id=request_id, dispatcher=dispatcher, session=session, model=model)
-
-    def count_refusal(self, error: ApiError) -> None:
-        """Count a request that has no invocation."""
-        metrics = self.gateway.first_dispatcher(self.endpoint).metrics
-        metrics.invocations += 1
-        metrics.count_status(error.status)
 
 
 class RuntimeDialect(ApiDialect):
@@ -179,19 +167,18 @@ class RuntimeDialect(ApiDialect):
         self._account_id = account_id
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
-        """Render the API's error form."""
         if isinstance(error, ModelError):
             error.log_stream_arn = (
                 f"arn:aws:logs:local:{self._account_id}:log-group:/torchmoor/endpoints/{endpoint.name}"
             )
         return runtime_error(error, request_id)
 
-    def answer(self, invocation: Answering, head: AnswerHead) -> Answer | ReadRefusal:
+    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
         """Render a success with the API's headers."""
         if head.status >= 300:
-            return ReadRefusal(partial(_refuse, invocation, head))
+            return _explain
         is_text_stream = head.layout.length is None and _is_text(head)
-        lines = _answer_lines(head.line.client_line, invocation, head, _UNTOLD)
+        lines = _answer_lines(head.line.client_line, head, _UNTOLD, request_id, choice)
         return Answer(lines, TextPassEncoder() if is_text_stream else None)
 
 
@@ -203,27 +190,28 @@ class StreamDialect(RuntimeDialect):
 
     operation_name = "InvokeEndpointWithResponseStream"
     held_back = frozenset((b"accept", SAGEMAKER_ACCEPT))
+    times_first_chunk = True
 
     def added_lines(self, request: Request) -> bytes:
         """Render the model's own Accept."""
         accept = request.find(SAGEMAKER_ACCEPT)
         return b"" if accept is None else b"accept: %b\r\n" % accept
 
-    def answer(self, invocation: Answering, head: AnswerHead) -> Answer | ReadRefusal:
+    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
         """Render a success as an event stream, whether the instance streams or not."""
         if head.status >= 300:
-            return ReadRefusal(partial(_refuse, invocation, head))
+            return _explain
         content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
         lines = (
-            *_answer_lines(_OK, invocation, head, _UNTOLD_OF_STREAM),
+            *_answer_lines(_OK, head, _UNTOLD_OF_STREAM, request_id, choice),
             b"%b%b: %b\r\n" % (_STREAM_TYPE_LINE, SAGEMAKER_CONTENT_TYPE, content_type),
         )
         encoder = TextPartEncoder() if _is_text(head) else PartEncoder()
-        return Answer(lines, encoder, invocation.note_first_chunk)
+        return Answer(lines, encoder)
 
 
 def _answer_lines(
-    status_line: bytes, invocation: Answering, head: AnswerHead, untold: frozenset[bytes]
+    status_line: bytes, head: AnswerHead, untold: frozenset[bytes], request_id: bytes, choice: Choice
 ) -> tuple[bytes, ...]:
     """Render the answer's head in this API's form. untold: names of fields that do not pass."""
     places = head.layout.places
@@ -236,41 +224,37 @@ def _answer_lines(
         head.lines(untold),
         session_line,
         b"x-amzn-requestid: ",
-        invocation.request_id,
-        invocation.chosen.runtime_lines,
+        request_id,
+        choice.runtime_lines,
     )
 
 
 def _is_text(head: AnswerHead) -> bool:
-    """True of plain text, in which the handlers mark a late error."""
     return (head.find(_CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
 
 
-def _refuse(invocation: Answering, head: AnswerHead, body: bytes) -> Reply:
-    """Translate an instance's refusal by the handler's code; by status only for TorchServe's own refusals."""
+def _explain(head: AnswerHead, body: bytes) -> ApiError:
+    """Translate a refusal by the handler's code; by status only for TorchServe's own refusals."""
     status, code = head.status, (head.find(ERROR_HEADER) or b"").decode("latin-1")
     retry_after = head.find(b"retry-after") or b""
     retry_after_s = int(retry_after) if retry_after.isdigit() else None
     text = body.decode("utf-8", "replace")
-    error: ApiError
     if code in _CLIENT_CODES:
-        error = ValidationError(_message(text))
-    elif code == error_codes.MODEL_LOADING:
-        error = ModelNotReady(_message(text), retry_after_s=START_RETRY_S if retry_after_s is None else retry_after_s)
-    elif code in error_codes.REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
-        error = ServiceUnavailable(
+        return ValidationError(_message(text))
+    if code == error_codes.MODEL_LOADING:
+        return ModelNotReady(_message(text), retry_after_s=START_RETRY_S if retry_after_s is None else retry_after_s)
+    if code in error_codes.REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
+        return ServiceUnavailable(
             _message(text), retry_after_s=BUSY_RETRY_S if retry_after_s is None else retry_after_s
         )
-    elif not code and status == 413:
-        error = ValidationError("The request body is longer than the model's limit.")
-    else:
-        whose = "client" if status < 500 else "server"
-        error = ModelError(
-            f'Received {whose} error ({status}) from primary with message "{text}"',
-            original_status=status,
-            original_message=text,
-        )
-    return invocation.fail(error)
+    if not code and status == 413:
+        return ValidationError("The request body is longer than the model's limit.")
+    whose = "client" if status < 500 else "server"
+    return ModelError(
+        f'Received {whose} error ({status}) from primary with message "{text}"',
+        original_status=status,
+        original_message=text,
+    )
 
 
 def _message(text: str) -> str:

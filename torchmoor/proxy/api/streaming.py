@@ -21,7 +21,6 @@ class PartEncoder:
     __slots__ = ()
 
     def encode(self, piece: bytes) -> bytes:
-        """Encode a piece as one frame."""
         return payload_part(piece)
 
     def finish(self) -> bytes:
@@ -41,7 +40,6 @@ class TextPartEncoder(MarkedText, PartEncoder):
     __slots__ = ()
 
     def encode(self, piece: bytes) -> bytes:
-        """Encode a piece as one frame, up to the mark."""
         if not self._held and ERROR_MARK not in piece:
             return payload_part(piece)
         text = self.take(piece)
@@ -67,7 +65,6 @@ class TextPassEncoder(MarkedText):
     __slots__ = ()
 
     def encode(self, piece: bytes) -> bytes:
-        """Pass a piece on, up to the mark."""
         return piece if not self._held and ERROR_MARK not in piece else self.take(piece)
 
     def finish(self) -> bytes | None:
@@ -89,7 +86,6 @@ class EventPassEncoder:
         self._end = b"\n\n"
 
     def encode(self, piece: bytes) -> bytes:
-        """Pass a piece on."""
         self._end = (self._end + piece)[-2:]
         return piece
 

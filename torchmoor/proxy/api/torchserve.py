@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from urllib.parse import unquote
 
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough
+from torchmoor.proxy.api.replies import json_reply
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -34,4 +34,4 @@ class TorchServeApi:
 def _model_not_found(model: str) -> Reply:
     """Render TorchServe's own error."""
     body = {"code": 404, "type": "ModelNotFoundException", "message": f"Model not found: {model[:256]}"}
-    return Reply(404, ((b"content-type", b"application/json"),), json.dumps(body).encode())
+    return json_reply(404, body)

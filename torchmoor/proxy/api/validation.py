@@ -1,4 +1,7 @@
-"""The runtime API's lengths and patterns, as in botocore's service model; boto3 does not check them."""
+"""Table of the runtime API's members: their lengths, patterns and ranges, as in botocore's service model.
+
+boto3 does not check them.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import blake2b
 from time import monotonic
 
 from torchmoor.errors import ServiceUnavailable
@@ -16,17 +15,13 @@ from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.dispatch.model_use import ModelUse
-from torchmoor.proxy.http.exchange import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.routing.kv_aware import Expectation
 from torchmoor.proxy.routing.reasons import RETRY
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
-from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId
-
-_INVOCATION_ID = headers.INVOCATION_ID.encode()
 
 Resume = Callable[[ServiceUnavailable | None], None]
 """Called when a wait has changed: the request is assigned, waits again, or (with an error) cannot be assigned."""
@@ -36,7 +31,8 @@ class Assignment:
     """A DispatchRequest (see dispatch_request.py) with what it was given.
 
     expected: what KV_AWARE believes the chosen instance to hold of the prompt. has_failed: the chosen instance has
-    failed the request. waited_s: until an instance was free. num_retries: choices after the first.
+    failed the request. ticket: its place in the queue while it waits. waited_s: until an instance was free.
+    num_retries: choices after the first.
     A plain class without slots: attributes that most requests never change are not set.
     """
 
@@ -48,7 +44,7 @@ class Assignment:
     waited_s = 0.0
     num_retries = 0
     _resume: Resume | None = None
-    _ticket: Ticket[DispatchRequest] | None = None
+    ticket: Ticket[DispatchRequest] | None = None
     _lease: Lease | None = None
 
     def __init__(
@@ -60,13 +56,13 @@ class Assignment:
         model: ModelUse | None,
     ) -> None:
         """model: the one that is used, of an endpoint with many."""
+        self.head = request
         self.dispatcher = dispatcher
         self.session = session
         self.model = model
         self.target_model = None if model is None else model.name
         self.metrics = dispatcher.metrics
         self._gateway = gateway
-        self._request = request
 
     # Choosing
 
@@ -85,17 +81,12 @@ class Assignment:
 
     def assign(self, resume: Resume) -> None:
         """Choose and lease an instance, or wait for one. Raises ServiceUnavailable if neither is possible."""
-        choice = self.dispatcher.choose(self)
+        choice = self.dispatcher.chooser.choose(self)
         if choice is None:
-            self._ticket = self.dispatcher.wait(self)
+            self.ticket = self.dispatcher.wait(self)
             self._resume = resume
         else:
             self._take(choice)
-
-    @property
-    def is_waiting(self) -> bool:
-        """True while the request is in the queue."""
-        return self._ticket is not None
 
     def try_reassign(self, resume: Resume, *, is_counted: bool) -> bool:
         """Lease another instance instead of the chosen one, or wait for it. False if there is none: nothing changes.
@@ -108,13 +99,15 @@ class Assignment:
             return False
         before = self.strategy_request
         self.exclude(frozenset((self.choice.instance.name,)))
-        choice = self.dispatcher.choose(self)
+        choice = self.dispatcher.chooser.choose(self)
         if choice is not None:
             self._count_retry()
-            self._take(choice if self.session is not None else self.dispatcher.choice_of(choice.instance, RETRY))
+            if self.session is None:
+                choice = self.dispatcher.chooser.choice_of(choice.instance, RETRY)
+            self._take(choice)
             return True
         try:
-            self._ticket = self.dispatcher.wait(self)
+            self.ticket = self.dispatcher.wait(self)
         except ServiceUnavailable:
             self.strategy_request = before
             return False
@@ -139,25 +132,30 @@ class Assignment:
         if before is not None:
             self._return(before)
         if self.session is None:
-            self.expected = self.dispatcher.on_sent(self, choice.instance)
+            self.expected = self.dispatcher.chooser.on_sent(self, choice.instance)
 
     def release(self) -> None:
         """Give back the lease or the place in the queue. May be called again."""
         self._resume = None  # it refers to the invocation, which refers to this: a cycle for the garbage collector
-        if self._ticket is not None:
-            self.dispatcher.leave(self._ticket)
-            self._ticket = None
+        if self.ticket is not None:
+            self.dispatcher.leave(self.ticket)
+            self.ticket = None
         lease, self._lease = self._lease, None
         if lease is not None:
             self._return(lease)
 
     def _return(self, lease: Lease) -> None:
-        """Give a lease back; a waiting request may then be served."""
         if self.model is not None:
             self.model.end(lease.instance.name)
         lease.release()
         if self.dispatcher.queue is not None:
             self.dispatcher.on_free(lease.instance)
+
+    @property
+    def wait_ends_at(self) -> float:
+        """When the wait ends without success. Fixed: an instance that becomes ready may take others first."""
+        assert self.ticket is not None
+        return self.ticket.deadline
 
     # What the chosen instance does
 
@@ -185,57 +183,21 @@ class Assignment:
         if choice is not None and not self.has_failed and choice.instance.breaker.num_failures:
             self._gateway.recovery.on_answered(choice.instance)
 
-    # DispatchRequest: read and called by the dispatcher
-
-    @property
-    def wait_ends_at(self) -> float:
-        """When a wait for an instance ends without success; fixed when it begins.
-
-        It stays so when an instance becomes ready and takes others first.
-        """
-        if self._ticket is not None:
-            return self._ticket.deadline
-        return self._request.received_at + self.dispatcher.max_wait_s
-
-    @property
-    def principal(self) -> bytes:
-        """The caller, as far as it is known; callers take turns in the queue."""
-        if self._request.principal:
-            return self._request.principal.encode()
-        credential = self._request.find(b"authorization") or b""
-        return credential.partition(b"Credential=")[2].partition(b"/")[0] or blake2b(credential, digest_size=8).digest()
-
-    @property
-    def opening(self) -> bytes:
-        """The caller's invocation id; b"" without one."""
-        invocation_id = self._request.find(_INVOCATION_ID)
-        return b"%b %b" % (self._request.principal.encode(), invocation_id) if invocation_id else b""
-
-    @property
-    def body_bytes(self) -> int:
-        """The declared length, 0 if there is none."""
-        return self._request.content_length or 0
-
-    @property
-    def num_waiting_bytes(self) -> int:
-        """The declared length; without one, the limit of what is received while the request waits."""
-        return MAX_WAITING_CHUNKED_BYTES if self._request.is_chunked else self.body_bytes
+    # DispatchRequest: called by the dispatcher
 
     def go(self, choice: Choice) -> None:
-        """Take the instance that has become free."""
         resume = self._resume
         assert resume is not None
-        self._ticket = self._resume = None
-        self.waited_s = monotonic() - self._request.received_at
+        self.ticket = self._resume = None
+        self.waited_s = monotonic() - self.head.received_at
         self.metrics.queue_latency.observe(self.waited_s)
         self._take(choice)
         resume(None)
 
     def route_again(self) -> None:
-        """Assign the request again: the instance that it waited for is gone."""
         resume = self._resume
         assert resume is not None
-        self._ticket = self._resume = None
+        self.ticket = self._resume = None
         try:
             self.assign(resume)
         except ServiceUnavailable as error:

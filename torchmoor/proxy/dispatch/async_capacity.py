@@ -11,14 +11,12 @@ from collections.abc import Callable
 
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import Gateway
-from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.instance import Instance, Lease
 from torchmoor.proxy.instances.registry import Endpoint
 
 
 class InstanceCapacityLease:
     """A CapacityLease (see torchmoor.async_inference.workers.capacity): an instance's lease."""
-
-    __slots__ = ("instance", "variant", "url", "_capacity", "_dispatcher", "_instance", "_lease")
 
     def __init__(self, capacity: EndpointCapacity, dispatcher: Dispatcher, instance: Instance) -> None:
         self.instance = instance.name
@@ -27,33 +25,28 @@ class InstanceCapacityLease:
         self._capacity = capacity
         self._dispatcher = dispatcher
         self._instance = instance
-        self._lease = instance.lease()
+        self._lease: Lease | None = instance.lease()
 
     def release(self) -> None:
-        """Give the lease back; a client who waits for the instance goes on."""
-        if self._capacity.forget(self):
-            self._lease.release()
-            if self._dispatcher.queue is not None:
-                self._dispatcher.on_free(self._instance)
-            self._capacity.wake()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+            self._dispatcher.on_free(self._instance)
+            self._capacity.on_released(self.instance)
 
     def on_answered(self) -> None:
-        """The instance's failures in a row are over."""
         if self._instance.breaker.num_failures:
             self._capacity.gateway.recovery.on_answered(self._instance)
 
     def on_failed(self, *, is_dead: bool) -> None:
-        """Counts towards the breaker; a probe tells whether the instance is gone."""
         self._capacity.gateway.recovery.on_failed(self._instance)
         if is_dead:
             self._capacity.gateway.suspect(self._instance)
 
     def on_unreachable(self) -> None:
-        """Nothing more is sent there until a probe succeeds."""
         self._capacity.gateway.report_unreachable(self._instance)
 
     def abandon(self, request_id: str) -> None:
-        """By the handlers' cancel operation."""
         self._capacity.gateway.cancellations.cancel(self._instance, self._dispatcher.path, request_id.encode())
 
 
@@ -66,7 +59,6 @@ class EndpointCapacity:
         settings = endpoint.settings.async_inference
         self._most = None if settings is None else settings.max_concurrent_per_instance
         self._held: Counter[str] = Counter()  # by instance
-        self._leases: set[InstanceCapacityLease] = set()
         self._wake: list[Callable[[], None]] = []
         gateway.registry.listen(self._on_change)
 
@@ -81,10 +73,8 @@ class EndpointCapacity:
             full = frozenset(name for name, held in self._held.items() if self._is_full(pool.find(name), held))
             instance = pool.find_least_outstanding(full)
             if instance is not None:
-                lease = InstanceCapacityLease(self, dispatcher, instance)
                 self._held[instance.name] += 1
-                self._leases.add(lease)
-                return lease
+                return InstanceCapacityLease(self, dispatcher, instance)
         return None
 
     def _is_full(self, instance: Instance | None, held: int) -> bool:
@@ -93,40 +83,28 @@ class EndpointCapacity:
     def _most_at(self, instance: Instance) -> int:
         return self._most or max(1, instance.capacity // 2)
 
-    def forget(self, lease: InstanceCapacityLease) -> bool:
-        """Stop counting a released lease; return False if it was released before."""
-        if lease not in self._leases:
-            return False
-        self._leases.discard(lease)
-        self._held[lease.instance] -= 1
-        if not self._held[lease.instance]:
-            del self._held[lease.instance]
-        return True
+    def on_released(self, instance: str) -> None:
+        """Count down a released lease; an instance may be free."""
+        self._held[instance] -= 1
+        if not self._held[instance]:
+            del self._held[instance]
+        self._wake_all()
 
     @property
     def num_ready(self) -> int:
-        """The number of instances that may be sent work."""
         return sum(instance.is_ready for instance in self._endpoint.instances)
 
     @property
     def max_running(self) -> int:
-        """The most such requests that the ready instances run at a time."""
         return sum(self._most_at(instance) for instance in self._endpoint.instances if instance.is_ready)
 
-    @property
-    def num_held(self) -> int:
-        """The number of leases that are taken."""
-        return len(self._leases)
-
     def listen(self, wake: Callable[[], None]) -> None:
-        """Register a callback for when an instance may be free."""
         self._wake.append(wake)
 
-    def wake(self) -> None:
-        """Call the callbacks: an instance may be free."""
+    def _wake_all(self) -> None:
         for wake in self._wake:
             wake()
 
     def _on_change(self, instance: Instance) -> None:
         if instance.endpoint == self._endpoint.name and instance.is_ready:
-            self.wake()
+            self._wake_all()

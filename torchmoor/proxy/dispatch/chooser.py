@@ -10,26 +10,28 @@ from random import Random
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
+from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Variant
 from torchmoor.proxy.routing.kv_aware import Expectation, KvAware
 from torchmoor.proxy.routing.reasons import SESSION, SESSION_FAILOVER, SESSION_ROOM
 from torchmoor.proxy.routing.sessions import find_roomiest, place_of, rendezvous
+from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId
 
+_INVOCATION_ID = headers.INVOCATION_ID.encode()
 MAX_REMEMBERED_OPENINGS = 4096  # clients retry an opening within seconds
 
 
 class Chooser:
     """Chooses instances of one variant and counts why. binds_late: whether capacity limits turns of sessions too."""
 
-    def __init__(self, variant: Variant, rng: Random, *, binds_late: bool, are_journaled: bool) -> None:
+    def __init__(
+        self, variant: Variant, metrics: InvocationMetrics, rng: Random, *, binds_late: bool, are_journaled: bool
+    ) -> None:
         self.variant = variant
-        self.name = variant.name.encode()
-        self.path = b"/predictions/" + variant.settings.model.encode()
-        self.metrics = InvocationMetrics(variant.endpoint, variant.name)
-        self.strategy = variant.strategy.make(variant.settings, rng)
-        self.num_prefix_bytes = self.strategy.num_prefix_bytes
+        self.strategy = variant.make_strategy(variant.settings, rng)
+        self._metrics = metrics
         self._rng = rng
         self._binds_late = binds_late
         self._are_journaled = are_journaled
@@ -43,9 +45,10 @@ class Chooser:
         A session's requests go to the instance that opened it; while that one does not serve it, to the one that all
         proxies agree on. A request for one of many models goes by the models that instances have.
         """
-        strategy_request, pool = request.strategy_request, self.variant.pool
+        strategy_request = request.strategy_request
         if request.session is not None:
             return self._choose_for_session(request.session, strategy_request.excluded)
+        pool = self.variant.pool
         if request.opens_session:
             self.variant.opens_sessions = True
         models = self.variant.models
@@ -98,7 +101,7 @@ class Chooser:
 
     def _find_opener(self, request: DispatchRequest) -> Instance | None:
         """Return the instance that was sent this opening before; it answers with the session that it opened then."""
-        name = self._openings.get(request.opening)
+        name = self._openings.get(_opening_of(request.head))
         instance = None if name is None else self.variant.pool.find(name)
         if instance is None or not instance.is_ready or instance.name in request.strategy_request.excluded:
             return None
@@ -113,7 +116,8 @@ class Chooser:
         key = (instance.name, reason)
         choice = self._choices.get(key)
         if choice is None or choice.instance is not instance:
-            choice = self._choices[key] = Choice(instance, reason, self.name, self.metrics.tally(reason))
+            tally = self._metrics.tally(reason)
+            choice = self._choices[key] = Choice(instance, reason, self.variant.name.encode(), tally)
         return choice
 
     # What instances have
@@ -123,14 +127,19 @@ class Chooser:
         if request.opens_session:
             if instance.session_room:
                 instance.session_room -= 1
-            if not self._are_journaled and request.opening:  # with a journal, any instance knows what was opened
-                self._openings.pop(request.opening, None)
-                if len(self._openings) >= MAX_REMEMBERED_OPENINGS:
-                    del self._openings[next(iter(self._openings))]
-                self._openings[request.opening] = instance.name
+            if not self._are_journaled:  # with a journal, any instance knows what was opened
+                self._remember_opening(_opening_of(request.head), instance)
         if self._kv is None or request.session is not None:
             return None
-        return self._kv.record(request.strategy_request, instance.name, body_bytes=request.body_bytes)
+        body_bytes = request.head.content_length or 0
+        return self._kv.record(request.strategy_request, instance.name, body_bytes=body_bytes)
+
+    def _remember_opening(self, opening: bytes, instance: Instance) -> None:
+        if opening:
+            self._openings.pop(opening, None)
+            if len(self._openings) >= MAX_REMEMBERED_OPENINGS:
+                del self._openings[next(iter(self._openings))]
+            self._openings[opening] = instance.name
 
     def on_receipt(self, instance: Instance, expected: Expectation, *, num_kept: int, num_tokens: int) -> None:
         """Compare what KV_AWARE expected with the cached tokens that an answer reports."""
@@ -138,11 +147,15 @@ class Chooser:
             self._kv.check(instance.name, expected, num_kept=num_kept, num_tokens=num_tokens)
 
     def forget_held(self, instance: Instance) -> None:
-        """Forget what an instance had cached."""
         if self._kv is not None:
             self._kv.index.forget(instance.name)
 
     def forget(self, instance: Instance) -> None:
-        """Forget an instance that is gone for good."""
         for key in [key for key in self._choices if key[0] == instance.name]:
             del self._choices[key]
+
+
+def _opening_of(request: Request) -> bytes:
+    """Return what identifies an opening when its client sends it again; b"" if it has no invocation id."""
+    invocation_id = request.find(_INVOCATION_ID)
+    return b"%b %b" % (request.principal.encode(), invocation_id) if invocation_id else b""

@@ -8,25 +8,29 @@ instance becomes ready; there is no task and no polling.
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 from random import Random
 
 from torchmoor.config.health import RecoverySettings
 from torchmoor.config.routing import LateBindingSettings
 from torchmoor.errors import ServiceUnavailable
+from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.chooser import Chooser
 from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.dispatch.retry_budget import RetryBudget
+from torchmoor.proxy.http.exchange import MAX_WAITING_CHUNKED_BYTES
+from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry, Variant
 from torchmoor.proxy.routing.waiting import Ticket, WaitingBytes, WaitingQueue
 
 
-class Dispatcher(Chooser):
-    """Adds a queue and a retry budget to a variant's Chooser.
+class Dispatcher:
+    """Finds instances for the requests of one variant: at once by the chooser, or after a wait in the queue.
 
-    on_held: called when a request waits for an instance to be started.
+    path: of the variant's model at its instances. on_held: called when a request waits for an instance to be started.
     """
 
     def __init__(
@@ -40,7 +44,12 @@ class Dispatcher(Chooser):
         recovery: RecoverySettings,
         are_journaled: bool,
     ) -> None:
-        super().__init__(variant, rng, binds_late=late_binding is not None, are_journaled=are_journaled)
+        self.variant = variant
+        self.path = b"/predictions/" + variant.settings.model.encode()
+        self.metrics = InvocationMetrics(variant.endpoint, variant.name)
+        self.chooser = Chooser(
+            variant, self.metrics, rng, binds_late=late_binding is not None, are_journaled=are_journaled
+        )
         self.queue: WaitingQueue[DispatchRequest] | None = None
         self.on_held: Callable[[], None] = _do_nothing
         self._late_binding = late_binding
@@ -54,7 +63,6 @@ class Dispatcher(Chooser):
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of requests that wait for an instance."""
         return 0 if self.queue is None else self.queue.num_waiting
 
     @property
@@ -76,7 +84,7 @@ class Dispatcher(Chooser):
     def wait(self, request: DispatchRequest) -> Ticket[DispatchRequest]:
         """Return a place in the queue. Raises ServiceUnavailable if it is full or there is nothing to wait for."""
         session, excluded = request.session, request.strategy_request.excluded
-        holder = None if session is None else self.find_holder(session, excluded)
+        holder = None if session is None else self.chooser.find_holder(session, excluded)
         ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
         if session is not None and session.is_foreign and holder is None:
             raise self._count(unavailable.session_not_ready())
@@ -88,9 +96,9 @@ class Dispatcher(Chooser):
         assert self.queue is not None
         ticket: Ticket[DispatchRequest] = Ticket(
             request,
-            deadline=request.wait_ends_at,
-            num_bytes=request.num_waiting_bytes,
-            principal=request.principal,
+            deadline=request.head.received_at + self.max_wait_s,
+            num_bytes=_num_waiting_bytes(request.head),
+            principal=_caller_of(request.head),
             home=None if holder is None else holder.name,
         )
         if not self.queue.try_add(ticket):
@@ -110,7 +118,6 @@ class Dispatcher(Chooser):
         return error
 
     def leave(self, ticket: Ticket[DispatchRequest]) -> None:
-        """Remove a ticket from the queue."""
         assert self.queue is not None
         self.queue.remove(ticket)
 
@@ -127,7 +134,7 @@ class Dispatcher(Chooser):
             if ticket is None:
                 break
             assert ticket.owner.session is not None  # only turns wait for one instance
-            ticket.owner.go(self.choice_for_turn(instance, ticket.owner.session))
+            ticket.owner.go(self.chooser.choice_for_turn(instance, ticket.owner.session))
 
     def _serve_others(self, queue: WaitingQueue[DispatchRequest]) -> None:
         while self.variant.pool.open_instances:
@@ -138,7 +145,7 @@ class Dispatcher(Chooser):
             ticket.owner.go(chosen[0])
 
     def _try_choose(self, request: DispatchRequest, chosen: list[Choice]) -> bool:
-        choice = self.choose(request)
+        choice = self.chooser.choose(request)
         if choice is not None:
             chosen.append(choice)
         return choice is not None
@@ -151,12 +158,25 @@ class Dispatcher(Chooser):
         if is_known and instance.state in SERVING:
             self.on_free(instance)
             return
-        self.forget_held(instance)
+        self.chooser.forget_held(instance)
         if not is_known:
-            self.forget(instance)
+            self.chooser.forget(instance)
         if self.queue is not None:
             for ticket in self.queue.take_turns(instance.name):
                 ticket.owner.route_again()
+
+
+def _num_waiting_bytes(request: Request) -> int:
+    """Return the declared length of a body; without one, the limit of what is received while the request waits."""
+    return MAX_WAITING_CHUNKED_BYTES if request.is_chunked else request.content_length or 0
+
+
+def _caller_of(request: Request) -> bytes:
+    """Return the caller, as far as it is known; callers take turns in the queue."""
+    if request.principal:
+        return request.principal.encode()
+    credential = request.find(b"authorization") or b""
+    return credential.partition(b"Credential=")[2].partition(b"/")[0] or blake2b(credential, digest_size=8).digest()
 
 
 def _do_nothing() -> None:

@@ -134,7 +134,6 @@ class Gateway:
             self._foreign.add(session_id, instance.name, endpoint=endpoint.name, principal=principal)
 
     def on_closed(self, endpoint: Endpoint, principal: str, session: SessionId) -> None:
-        """Forget a session that an instance has closed."""
         if session.is_foreign:
             self._foreign.remove(session.text, endpoint=endpoint.name, principal=principal)
 
@@ -151,12 +150,17 @@ class Gateway:
             return None
 
     def dispatchers(self) -> list[Dispatcher]:
-        """Return the dispatchers of all variants of all endpoints."""
         return [dispatcher for dispatchers in self._dispatchers.values() for dispatcher in dispatchers]
 
     def dispatchers_of(self, endpoint: Endpoint) -> Sequence[Dispatcher]:
         """Return the dispatchers of an endpoint's variants, in configured order."""
         return self._dispatchers[endpoint.name]
+
+    def count_without_invocation(self, endpoint: Endpoint, status: int) -> None:
+        """Count a request that has no invocation."""
+        metrics = self.first_dispatcher(endpoint).metrics
+        metrics.invocations += 1
+        metrics.count_status(status)
 
     def first_dispatcher(self, endpoint: Endpoint) -> Dispatcher:
         """Return the dispatcher whose metrics count requests that are refused before their variant is known."""
@@ -171,9 +175,10 @@ class Gateway:
         if variant is None and len(dispatchers) == 1:
             return dispatchers[0]
         if variant is not None:
-            named = [dispatcher for dispatcher in dispatchers if dispatcher.name == variant]
+            name = variant.decode("latin-1")
+            named = [dispatcher for dispatcher in dispatchers if dispatcher.variant.name == name]
             if not named:
-                raise UnknownVariant(variant.decode("latin-1"), endpoint.name)
+                raise UnknownVariant(name, endpoint.name)
             if session is None:
                 return named[0]
         if len(dispatchers) == 1:

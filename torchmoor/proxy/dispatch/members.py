@@ -1,4 +1,4 @@
-"""Members of a request's shape in the runtime API: their lengths and patterns; the rule for session ids."""
+"""Check of one member of the runtime API, and the service's words for a violation. api/validation.py has the table."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ class Member:
         )
 
     def check(self, value: bytes) -> None:
-        """Raise ValidationError if the value is invalid."""
         problem = self.find_problem(value)
         if problem is not None:
             raise ValidationError(problem)

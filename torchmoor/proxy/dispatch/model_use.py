@@ -44,12 +44,10 @@ class ModelUse:
         self._metrics.model_invocations += 1
 
     def begin(self, instance: str) -> None:
-        """Count the request at an instance."""
         self._was_held = self._models.is_held(self.name, instance)
         self._models.begin(self.name, instance)
 
     def end(self, instance: str) -> None:
-        """Count the request out of an instance."""
         self._models.end(self.name, instance)
 
     def on_answer(self, head: AnswerHead, instance: str, sent_at: float) -> None:

@@ -35,11 +35,19 @@ class Encoder(Protocol):
         ...
 
 
-class AnsweredConnection(Protocol):
-    """The client's connection, as an answer's framing depends on it."""
+class ClientSide(Protocol):
+    """The client's connection, as an exchange and its parts use it."""
 
+    deadline: float
     keep_alive: bool
     is_http10: bool
+    is_write_paused: bool
+
+    def write(self, data: bytes) -> None: ...
+    def abort(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def exchange_over(self, *, is_request_complete: bool) -> None: ...
 
 
 class Answer:
@@ -60,7 +68,7 @@ class Answer:
         self._lines = lines  # empty once they are written
         self._is_chunked = False
 
-    def begin(self, head: AnswerHead, client: AnsweredConnection) -> None:
+    def begin(self, head: AnswerHead, client: ClientSide) -> None:
         """Complete the head for this client; may end its keep-alive."""
         length = head.layout.length
         framing = b""

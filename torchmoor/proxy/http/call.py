@@ -48,38 +48,23 @@ WHOLE_BODY = BodyNeed(float("inf"))
 # Verdicts
 
 
+@dataclass(slots=True)
 class Send:
     """Send the request to a target; `forwarding` handles the rest."""
 
-    __slots__ = ("target", "forwarding")
-
-    def __init__(self, target: Target, forwarding: Forwarding) -> None:
-        self.target = target
-        self.forwarding = forwarding
+    target: Target
+    forwarding: Forwarding
 
 
 class Wait:
     """Keep the request until the call resumes the exchange, or until `wait_ends_at`."""
 
-    __slots__ = ()
 
-
-class Deliver:
-    """Pass the answer on to the client."""
-
-    __slots__ = ("answer",)
-
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
-
-
+@dataclass(slots=True)
 class ReadRefusal:
     """Read the answer's body, up to the limit for error bodies, and send the client what `explain` makes of it."""
 
-    __slots__ = ("explain",)
-
-    def __init__(self, explain: Callable[[bytes], Reply]) -> None:
-        self.explain = explain
+    explain: Callable[[bytes], Reply]
 
 
 WAIT = Wait()
@@ -87,7 +72,7 @@ WAIT = Wait()
 Placement = Send | Reply | Wait
 """What becomes of a request: it is sent, answered, or kept."""
 
-Judgement = Deliver | ReadRefusal | Send | Wait
+Judgement = Answer | ReadRefusal | Send | Wait
 """What becomes of an answer: it is delivered, explained, or replaced by another target's."""
 
 

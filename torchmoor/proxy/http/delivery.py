@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from time import monotonic
-from typing import Protocol
 
-from torchmoor.proxy.http.answer import Loss
+from torchmoor.proxy.http.answer import ClientSide, Loss
 from torchmoor.proxy.http.call import Target
 from torchmoor.proxy.http.outgoing import OutgoingRequest, WholeRequest
 from torchmoor.proxy.http.upstream import AnswerReceiver, Connector, UpstreamConnection
@@ -19,15 +18,6 @@ logger = logging.getLogger(__name__)
 STALE_WINDOW_S = 0.25
 
 
-class DeliveryClient(Protocol):
-    """The client's connection, as far as a delivery controls its flow."""
-
-    is_write_paused: bool
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-
-
 class Delivery:
     """Writes a request to the target that was chosen last, whose answer goes to the receiver.
 
@@ -35,20 +25,7 @@ class Delivery:
     has_answer: the current target has begun to answer.
     """
 
-    __slots__ = (
-        "has_answer",
-        "_client",
-        "_connector",
-        "_outgoing",
-        "_target",
-        "_upstream",
-        "_connecting",
-        "_sent_at",
-        "_is_sent",
-        "_was_stale",
-    )
-
-    def __init__(self, client: DeliveryClient, connector: Connector, outgoing: WholeRequest | OutgoingRequest) -> None:
+    def __init__(self, client: ClientSide, connector: Connector, outgoing: WholeRequest | OutgoingRequest) -> None:
         self.has_answer = False
         self._client = client
         self._connector = connector
@@ -101,7 +78,7 @@ class Delivery:
 
     def _attach(self, receiver: AnswerReceiver, upstream: UpstreamConnection) -> None:
         self._upstream = upstream
-        upstream.take(receiver)
+        upstream.exchange = receiver
         if self._client.is_write_paused:
             upstream.pause_reading()
         self._write(upstream)

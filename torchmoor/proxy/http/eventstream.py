@@ -40,14 +40,11 @@ _PART = encode_headers(
 
 
 def payload_part(payload: bytes) -> bytes:
-    """Encode a PayloadPart event with these bytes."""
     return encode_frame(_PART, payload)
 
 
-def exception(kind: str, message: str, error_code: str | None = None) -> bytes:
+def exception(kind: str, message: str, error_code: str) -> bytes:
     """Encode an exception frame. botocore drops ErrorCode, so the message must name it too."""
-    body = {"Message": message}
-    if error_code is not None:
-        body["ErrorCode"] = error_code
+    body = {"Message": message, "ErrorCode": error_code}
     headers = {":message-type": "exception", ":exception-type": kind, ":content-type": "application/json"}
     return encode_frame(encode_headers(headers), json.dumps(body).encode())

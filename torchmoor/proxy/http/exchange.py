@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
 
-from torchmoor.proxy.http.answer import Answer, CollectedRefusal, Loss
-from torchmoor.proxy.http.call import NOTHING, Call, Deliver, Outcome, Placement, ReadRefusal, Send, Target, Wait
-from torchmoor.proxy.http.delivery import Delivery, DeliveryClient
+from torchmoor.proxy.http.answer import Answer, ClientSide, CollectedRefusal, Loss
+from torchmoor.proxy.http.call import NOTHING, Call, Outcome, Placement, ReadRefusal, Send, Target, Wait
+from torchmoor.proxy.http.delivery import Delivery
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.http.outgoing import OutgoingRequest, ReplayBudget, WholeRequest
 from torchmoor.proxy.http.upstream import Connector
@@ -31,25 +30,17 @@ _ANSWERED, _BROKEN, _CLIENT_GONE = Outcome.ANSWERED, Outcome.BROKEN, Outcome.CLI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeMeans:
-    """What all exchanges share."""
+class HttpMeans:
+    """What all connections of clients and their exchanges share. Lengths in bytes, times in seconds."""
 
     connector: Connector
     budget: ReplayBudget
-    body_timeout_s: float
+    max_connections: int
+    max_header_bytes: int
     max_error_body_bytes: int
-
-
-class ExchangeClient(DeliveryClient, Protocol):
-    """The client's connection, as its exchange uses it."""
-
-    deadline: float
-    keep_alive: bool
-    is_http10: bool
-
-    def write(self, data: bytes) -> None: ...
-    def abort(self) -> None: ...
-    def exchange_over(self, *, is_request_complete: bool) -> None: ...
+    header_timeout_s: float
+    body_timeout_s: float
+    keep_alive_timeout_s: float
 
 
 class Exchange:
@@ -72,10 +63,10 @@ class Exchange:
 
     def __init__(
         self,
-        client: ExchangeClient,
+        client: ClientSide,
         request: Request,
         call: Call,
-        means: ExchangeMeans,
+        means: HttpMeans,
         piece: bytes,
         is_complete: bool,
     ) -> None:
@@ -91,12 +82,10 @@ class Exchange:
 
     @property
     def is_request_complete(self) -> bool:
-        """True once the client has sent its whole request."""
         return self._outgoing.is_complete
 
     @property
     def num_bytes_in(self) -> int:
-        """Return how much of the request's body was received."""
         return self._outgoing.num_body_bytes
 
     @property
@@ -105,12 +94,10 @@ class Exchange:
 
     @property
     def _answer_by(self) -> float:
-        """When the answer must have begun."""
         return self._complete_at + self.call.deadlines.first_byte_s
 
     @property
     def _ends_at(self) -> float:
-        """When the answer must have ended."""
         return self._complete_at + self.call.deadlines.total_s
 
     def start(self) -> None:
@@ -155,7 +142,6 @@ class Exchange:
         self._delivery.send(self, sending.target, head, fresh=fresh)
 
     def resume(self, placement: Placement) -> None:
-        """End the call's wait."""
         self._is_waiting = False
         self._has_waited = True
         request = self.request
@@ -171,6 +157,7 @@ class Exchange:
         if self.is_over:
             return
         outgoing = self._outgoing
+        assert isinstance(outgoing, OutgoingRequest)  # a WholeRequest has no further pieces
         if piece:
             outgoing.add(piece)
             if outgoing.num_body_bytes > self.call.max_body_bytes:
@@ -215,8 +202,8 @@ class Exchange:
         self._delivery.has_answer = True
         can_replay = head.status >= 400 and self._can_replay  # a success is never replaced
         judgement = self._sending.forwarding.on_answer(head, can_replay=can_replay)
-        if isinstance(judgement, Deliver):
-            self._begin_answer(judgement.answer, head, is_whole=is_complete)
+        if isinstance(judgement, Answer):
+            self._begin_answer(judgement, head, is_whole=is_complete)
             self.on_answer_piece(piece, is_complete=is_complete)
         elif isinstance(judgement, ReadRefusal):
             self._refusal = CollectedRefusal(judgement.explain, self._means.max_error_body_bytes)
@@ -346,7 +333,6 @@ class Exchange:
             self._fail(Loss.TIMEOUT)
 
     def on_target_down(self, target: Target) -> None:
-        """Fail if the request is on its way to this target, which was found down."""
         loss = self._delivery.find_loss(target)
         if loss is not None:
             self._fail(loss)

@@ -7,15 +7,16 @@ fields that hold a secret are read each time and not kept.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
 from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.wire import headers
 
-MAX_LINES = 4096  # remembered by a table, and then forgotten all at once
-MAX_NAMES = 4096  # likewise
-MAX_LINE_BYTES = 512  # of a line that is remembered
+MAX_KEPT_LINES = 4096  # of a field table, which then forgets them all at once
+MAX_KEPT_NAMES = 4096  # likewise
+MAX_KEPT_LINE_BYTES = 512  # a longer line is not kept
 
 # RFC 9110 5.5 and 5.6.2: a token, a colon, a value without control characters. Since the head is cut at CR LF, a bare
 # CR or LF, a NUL, a folded line and white space before the colon are all outside these sets. Taking all allowed bytes
@@ -72,51 +73,33 @@ class BadMessage(Exception):
         self.message = message
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Note:
     """How the application treats a name: whether its fields pass on, and whether their values are read.
 
     find_problem: returns why a request with that value cannot be served, or None; itself None if any value will do.
     """
 
-    __slots__ = ("is_passed", "is_read", "find_problem")
-
-    def __init__(
-        self,
-        *,
-        is_passed: bool = True,
-        is_read: bool = False,
-        find_problem: Callable[[bytes], str | None] | None = None,
-    ) -> None:
-        self.is_passed = is_passed
-        self.is_read = is_read
-        self.find_problem = find_problem
+    is_passed: bool = True
+    is_read: bool = False
+    find_problem: Callable[[bytes], str | None] | None = None
 
 
 PASSED = Note()
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Role:
     """What a field means, whatever its value: the same object for all fields of a name.
 
     A Connection field has a role for the options that it names, and a field with a problem has a role of its own.
     """
 
-    __slots__ = ("name", "kind", "note", "options", "problem")
-
-    def __init__(
-        self,
-        name: bytes,
-        kind: Kind = Kind.PLAIN,
-        note: Note = PASSED,
-        *,
-        options: frozenset[bytes] = _NO_OPTIONS,
-        problem: str | None = None,
-    ) -> None:
-        self.name = name
-        self.kind = kind
-        self.note = note
-        self.options = options
-        self.problem = problem
+    name: bytes
+    kind: Kind = Kind.PLAIN
+    note: Note = PASSED
+    options: frozenset[bytes] = _NO_OPTIONS
+    problem: str | None = None
 
     def __repr__(self) -> str:
         return f"<Role {self.name.decode()} {self.kind.name}>"
@@ -153,12 +136,12 @@ def make_field_table(note: Callable[[bytes], Note] = note_nothing) -> BoundedCac
         kind = _KINDS.get(name, _PLAIN)
         return Role(name, kind, note(name) if kind is _PLAIN else PASSED)
 
-    roles = BoundedCache(read_role, MAX_NAMES)
-    return BoundedCache(partial(_read_field, roles), MAX_LINES, _may_keep)
+    roles = BoundedCache(read_role, MAX_KEPT_NAMES)
+    return BoundedCache(partial(_read_field, roles), MAX_KEPT_LINES, _may_keep)
 
 
 def _may_keep(line: bytes, field: Field) -> bool:
-    return len(line) <= MAX_LINE_BYTES and field.name not in _NOT_KEPT
+    return len(line) <= MAX_KEPT_LINE_BYTES and field.name not in _NOT_KEPT
 
 
 def _read_field(roles: BoundedCache[bytes, Role], line: bytes) -> Field:

@@ -15,9 +15,9 @@ from operator import attrgetter
 from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.proxy.http.fields import BadMessage, Field, Kind, Note, Role, make_field_table, note_nothing
 
-MAX_LAYOUTS = 1024  # remembered by a book
-MAX_FIELDS = 64  # of a layout that is remembered
-MAX_MASKS = 256  # of a layout
+MAX_KEPT_LAYOUTS = 1024  # of a HeadBook
+MAX_KEPT_FIELDS = 64  # a layout of more fields is not kept
+MAX_KEPT_MASKS = 256  # of a layout
 
 _LINE: Callable[[Field], bytes] = attrgetter("line")
 _ROLE: Callable[[Field], Role] = attrgetter("role")
@@ -32,22 +32,6 @@ class Layout:
     problem: what is wrong with a value that is read. is_usual: a request's, with one Host, and nothing that makes it
     differ from the next.
     """
-
-    __slots__ = (
-        "places",
-        "masks",
-        "host",
-        "length",
-        "num_hosts",
-        "options",
-        "is_chunked",
-        "is_expecting",
-        "is_upgrade",
-        "is_usual",
-        "is_sound",
-        "repeated",
-        "problem",
-    )
 
     def __init__(self, roles: Sequence[Role]) -> None:
         self.places: dict[bytes, int] = {}
@@ -68,7 +52,7 @@ class Layout:
                 self._read_special(place, role)
         if self.is_chunked and self.length is not None:
             raise BadMessage(400, "A message has a Content-Length or a Transfer-Encoding, not both.")
-        self.masks = BoundedCache(partial(_mask, passed), MAX_MASKS)
+        self.masks = BoundedCache(partial(_mask, passed), MAX_KEPT_MASKS)
         self.is_usual = self.num_hosts == 1 and not (self.options or self.is_chunked or self.is_expecting)
         self.is_sound = self.repeated is None and self.problem is None
 
@@ -109,7 +93,7 @@ class HeadBook:
 
     def __init__(self, note: Callable[[bytes], Note] = note_nothing) -> None:
         self._read_line = make_field_table(note).__getitem__
-        self.layouts = BoundedCache(Layout, MAX_LAYOUTS, _may_keep)
+        self.layouts = BoundedCache(Layout, MAX_KEPT_LAYOUTS, _may_keep)
 
     def read(self, lines: list[bytes]) -> tuple[list[Field], Layout]:
         """Read the fields of a head's lines, and their layout. Raises BadMessage."""
@@ -118,7 +102,7 @@ class HeadBook:
 
 
 def _may_keep(roles: tuple[Role, ...], layout: Layout) -> bool:
-    return layout.problem is None and len(roles) <= MAX_FIELDS  # a field with a problem has a role of its own
+    return layout.problem is None and len(roles) <= MAX_KEPT_FIELDS  # a field with a problem has a role of its own
 
 
 class Head:

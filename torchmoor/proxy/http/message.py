@@ -26,20 +26,18 @@ class BodyCheck(Protocol):
         ...
 
 
+@dataclass(eq=False, slots=True)
 class RequestLine:
     """A request's first line; never changed. path and query: as sent, the query without its question mark.
 
     handler: what serves such requests, as the application says.
     """
 
-    __slots__ = ("method", "path", "query", "is_http10", "handler")
-
-    def __init__(self, method: bytes, path: bytes, query: bytes, *, is_http10: bool, handler: Any = None) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.is_http10 = is_http10
-        self.handler = handler
+    method: bytes
+    path: bytes
+    query: bytes
+    is_http10: bool
+    handler: Any = None
 
 
 class Request(Head):
@@ -77,12 +75,10 @@ class Request(Head):
 
     @property
     def query(self) -> bytes:
-        """What follows the path's question mark."""
         return self.line.query
 
     @property
     def host(self) -> bytes:
-        """The Host field."""
         place = self.layout.host
         return b"" if place is None else self.fields[place].value
 

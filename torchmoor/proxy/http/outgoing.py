@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torchmoor.proxy.http.message import Request
 
 
+@dataclass(kw_only=True)
 class ReplayBudget:
     """Limits the bytes of bodies that are kept for a second attempt, over all requests."""
 
-    __slots__ = ("max_body_bytes", "max_total_bytes", "used_bytes")
-
-    def __init__(self, *, max_body_bytes: int, max_total_bytes: int) -> None:
-        self.max_body_bytes = max_body_bytes
-        self.max_total_bytes = max_total_bytes
-        self.used_bytes = 0
+    max_body_bytes: int
+    max_total_bytes: int
+    used_bytes: int = 0
 
     def try_take(self, num_bytes: int) -> bool:
         """Count bytes as kept, or refuse."""
@@ -46,19 +46,15 @@ class WholeRequest:
 
     @property
     def can_repeat(self) -> bool:
-        """True while the request can be sent from its beginning."""
         return self._is_kept or not self._has_begun
 
     def begin(self, head: bytes) -> None:
-        """Start, or start again, with this head."""
         self._head = head
 
     def gathered(self) -> bytes:
-        """Return the body."""
         return self._body
 
     def take(self) -> bytes:
-        """Return what is to be written now, in one piece; b"" for nothing."""
         head = self._head
         if not head:
             return b""
@@ -70,17 +66,10 @@ class WholeRequest:
         return data
 
     def forget_kept(self) -> None:
-        """Free what is kept: the request will not be sent again."""
         if self._is_kept:
             self._is_kept = False
             self._budget.give_back(self.num_body_bytes)
             self._body = b""
-
-    def add(self, piece: bytes) -> None:
-        raise AssertionError("the request is complete")
-
-    def end(self) -> None:
-        raise AssertionError("the request is complete")
 
 
 class OutgoingRequest:
@@ -88,19 +77,6 @@ class OutgoingRequest:
 
     It can be sent from its beginning again while nothing of it was written, or while its whole body is kept.
     """
-
-    __slots__ = (
-        "is_complete",
-        "num_body_bytes",
-        "_budget",
-        "_is_chunked",
-        "_head",
-        "_pieces",
-        "_num_written",
-        "_num_kept",
-        "_has_begun",
-        "_has_ended",
-    )
 
     def __init__(self, request: Request, budget: ReplayBudget, piece: bytes) -> None:
         """piece: what was received of the body with the head."""
@@ -129,7 +105,6 @@ class OutgoingRequest:
         self._num_written = 0
 
     def add(self, piece: bytes) -> None:
-        """Add the next piece of the body."""
         num_bytes = len(piece)
         self.num_body_bytes += num_bytes
         self._pieces.append(piece)
@@ -145,7 +120,6 @@ class OutgoingRequest:
         return b"".join(self._pieces)
 
     def end(self) -> None:
-        """Mark the body as complete."""
         self.is_complete = True
 
     def take(self) -> bytes:

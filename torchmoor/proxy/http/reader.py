@@ -20,8 +20,8 @@ from torchmoor.proxy.http.head import HeadBook, Layout
 from torchmoor.proxy.http.message import Request, RequestLine
 
 MAX_URL_BYTES = 8_192
-MAX_KNOWN_LINES = 1024
-MAX_LINE_BYTES = 256  # of a line that is remembered
+MAX_KEPT_LINES = 1024
+MAX_KEPT_LINE_BYTES = 256  # a longer request line is not kept
 
 _END = b"\r\n\r\n"
 _LINE_ENDS = b"\r\n"
@@ -60,15 +60,15 @@ class RequestCaches:
     note: how the application treats a field's name; find_handler: what serves a method and a path.
     """
 
-    __slots__ = ("lines", "heads")
-
     def __init__(
         self,
         note: Callable[[bytes], Note] = note_nothing,
         find_handler: Callable[[bytes, bytes], Any] = _handle_nothing,
     ) -> None:
         self.lines = BoundedCache(
-            partial(_read_request_line, find_handler), MAX_KNOWN_LINES, lambda line, read: len(line) <= MAX_LINE_BYTES
+            partial(_read_request_line, find_handler),
+            MAX_KEPT_LINES,
+            lambda line, read: len(line) <= MAX_KEPT_LINE_BYTES,
         )
         self.heads = HeadBook(note)
 
@@ -91,20 +91,6 @@ class RequestReader:
     keep_alive: False once the current request must be the connection's last. is_http10: the last request has HTTP/1.0.
     """
 
-    __slots__ = (
-        "keep_alive",
-        "is_http10",
-        "is_in_head",
-        "_listener",
-        "_lines",
-        "_heads",
-        "_max_header_bytes",
-        "_head",
-        "_left",
-        "_chunks",
-        "_is_dealt_with",
-    )
-
     def __init__(self, listener: RequestListener, caches: RequestCaches, max_header_bytes: int) -> None:
         self._listener = listener
         self._lines = caches.lines
@@ -120,7 +106,6 @@ class RequestReader:
 
     @property
     def has_begun(self) -> bool:
-        """True if part of a head was received."""
         return bool(self._head)
 
     def expect_next(self) -> None:

@@ -1,30 +1,266 @@
-"""The data plane's listener."""
+"""The data plane's listener, and its clients' connections: one request at a time, its exchange, and the end.
+
+A malformed request is answered once, and the connection closes. The connection is read for a while after that, so that
+the client sees the answer instead of a reset.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
+from time import monotonic
+from typing import cast
 
 from torchmoor.proxy.http.call import Application
-from torchmoor.proxy.http.client import LINGER_S, ClientConnection, ClientLimits
-from torchmoor.proxy.http.exchange import ExchangeMeans
-from torchmoor.proxy.http.reader import RequestCaches
+from torchmoor.proxy.http.exchange import Exchange, HttpMeans
+from torchmoor.proxy.http.fields import BadMessage
+from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.http.reader import RequestCaches, RequestReader
 from torchmoor.proxy.http.timeouts import Sweeper
+
+logger = logging.getLogger(__name__)
+
+MAX_DRAINED_BYTES = 65_536  # a refused request's body up to this size is read, and the connection kept
+LINGER_S = 5.0  # how long a closing connection still reads
+MAX_LINGER_BYTES = 128 << 20
+PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers to a half-closed client; the last one goes on
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class ClientConnection(asyncio.Protocol):
+    """Has a reader, at most one exchange, and one deadline."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._reader = RequestReader(self, server.caches, server.means.max_header_bytes)
+        self.exchange: Exchange | None = None
+        self.keep_alive = True
+        self.is_http10 = self.is_write_paused = False
+        self._has_begun = False  # part of a head was received
+        self._reply: Reply | None = None  # sent at the end of its request
+        self._reply_to_head = False
+        self.is_reading_paused = self._is_deaf = self._is_lingering = False
+        self._num_ignored = 0
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._num_probes = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return self._reader.is_in_head and not self._reader.has_begun
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.deadline = monotonic() + self._server.means.header_timeout_s
+        if not self._server.try_admit(self):
+            self._refuse(503, "Too many connections.")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.forget(self)
+        self._stop_probing()
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.on_client_gone()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            self._num_ignored += len(data)
+            if self._num_ignored > MAX_LINGER_BYTES:
+                self.transport.abort()
+            return
+        reader = self._reader
+        try:
+            reader.feed(data)
+        except BadMessage as error:
+            self._on_bad_request(error)
+        except Exception:
+            logger.exception("fault in a request")
+            self._on_bad_request(BadMessage(500, "The request could not be handled."))
+        else:
+            if self.exchange is None and reader.has_begun and not self._has_begun:
+                self._has_begun = True
+                self.deadline = monotonic() + self._server.means.header_timeout_s
+
+    def _on_bad_request(self, error: BadMessage) -> None:
+        exchange = self.exchange
+        if exchange is not None and exchange.is_request_complete:
+            # Bytes that follow the request are not served, pipelined or malformed: answer and close.
+            self.keep_alive = False
+            self._is_deaf = True
+        elif not (self._is_deaf or self.transport.is_closing()):
+            self._refuse(error.status, error.message)
+
+    def eof_received(self) -> bool:
+        """Find out whether a client that sends no more still reads; TLS ends both ways at once."""
+        exchange = self.exchange
+        can_be_half_closed = self.transport.can_write_eof() and not self.is_http10
+        if exchange is None or not exchange.is_request_complete or not can_be_half_closed:
+            return False
+        self.keep_alive = False
+        self._probe()
+        return True
+
+    def _probe(self) -> None:
+        """Send a half-closed client interim answers, which it must ignore.
+
+        A fully closed client answers the first with a reset, so that the second fails.
+        """
+        exchange = self.exchange
+        if exchange is not None and not exchange.is_answered:
+            self.transport.write(_CONTINUE)
+            interval_s = PROBE_INTERVALS_S[min(self._num_probes, len(PROBE_INTERVALS_S) - 1)]
+            self._num_probes += 1
+            self._probe_timer = asyncio.get_running_loop().call_later(interval_s, self._probe)
+
+    def _stop_probing(self) -> None:
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+            self._probe_timer = None
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+        if self.exchange is not None:
+            self.exchange.on_client_write_paused(True)
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        if self.exchange is not None:
+            self.exchange.on_client_write_paused(False)
+
+    # RequestListener
+
+    def on_request(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
+        """Let the application decide, and begin an exchange, or reply once the request has ended."""
+        server, reader = self._server, self._reader
+        self.keep_alive = reader.keep_alive
+        self.is_http10 = reader.is_http10
+        decision = server.application.handle(request)
+        if isinstance(decision, Reply):
+            self._reply = decision
+            self._reply_to_head = request.method == b"HEAD"
+            self.deadline = request.received_at + server.means.body_timeout_s
+            is_long = request.is_chunked or (request.content_length or 0) > MAX_DRAINED_BYTES
+            if is_long or (request.is_expecting and not is_complete):
+                self._send_reply(close=True)
+            elif is_complete:
+                self._send_reply(close=False)
+            return
+        exchange = self.exchange = Exchange(self, request, decision, server.means, piece, is_complete)
+        exchange.start()
+        if request.layout.is_expecting and request.is_expecting and self.exchange is not None:
+            self.transport.write(_CONTINUE)
+
+    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        """Pass more of the body to the exchange; a pending reply is sent at its end."""
+        if self.exchange is not None:
+            self.exchange.on_request_piece(piece, is_complete=is_complete)
+        elif is_complete and self._reply is not None:
+            self._send_reply(close=False)
+
+    # Replies of the proxy
+
+    def _send_reply(self, *, close: bool) -> None:
+        """Send the pending reply. close: its request's body is not read to the end."""
+        reply, self._reply = self._reply, None
+        if reply is None:
+            return
+        if close:
+            self.keep_alive = False
+        self.transport.write(reply.render(keep_alive=self.keep_alive, without_body=self._reply_to_head))
+        self._end_request(is_request_complete=not close)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer a request that cannot be served, and close."""
+        reply = self._server.application.refuse(status, message)
+        self.keep_alive = False
+        self._reply = None
+        exchange = self.exchange
+        if exchange is not None:
+            exchange.fault(reply)
+        elif not self.transport.is_closing():
+            self.transport.write(reply.render(keep_alive=False))
+            self._linger()
+
+    # What an exchange uses
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the client, unless it has gone."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    def pause_reading(self) -> None:
+        if not self.is_reading_paused:
+            self.is_reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.is_reading_paused:
+            self.is_reading_paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def abort(self) -> None:
+        """Break the connection, so that the client sees that the answer is incomplete."""
+        self.transport.abort()
+
+    def exchange_over(self, *, is_request_complete: bool) -> None:
+        """End the request: the exchange's last byte was written."""
+        self.exchange = None
+        self._end_request(is_request_complete=is_request_complete)
+
+    def _end_request(self, *, is_request_complete: bool) -> None:
+        if self.is_reading_paused:
+            self.resume_reading()
+        if self.keep_alive and not self._server.is_stopping:
+            self._has_begun = False
+            self._reader.expect_next()
+            self.deadline = monotonic() + self._server.means.keep_alive_timeout_s
+        elif is_request_complete and not self._is_deaf:
+            self._close()
+        else:
+            self._linger()
+
+    def _close(self) -> None:
+        """Close once the client has received what was written, within LINGER_S."""
+        self._is_deaf = self._is_lingering = True
+        self.deadline = monotonic() + LINGER_S
+        self.transport.close()
+
+    def _linger(self) -> None:
+        """Close, but read on for a while: a reset would lose the answer."""
+        self._is_deaf = self._is_lingering = True
+        self.deadline = monotonic() + LINGER_S
+        if not self.transport.is_closing() and self.transport.can_write_eof():
+            self.resume_reading()
+            self.transport.write_eof()
+
+    def expire(self) -> None:
+        exchange = self.exchange
+        if self._is_lingering:
+            self.transport.abort()
+        elif exchange is not None:
+            exchange.expire(self._server.application.refuse(408, "The request's body did not come in time."))
+        elif self.is_idle:
+            self._close()
+        else:
+            self._refuse(408, "The request did not come in time.")
+
+    def __repr__(self) -> str:
+        state = "lingering" if self._is_lingering else "idle" if self.is_idle else "busy"
+        return f"<ClientConnection {state} {self.exchange!r}>"
 
 
 class HttpServer:
     """Listens, and owns the connections that it accepts."""
 
-    def __init__(
-        self,
-        application: Application,
-        means: ExchangeMeans,
-        sweeper: Sweeper,
-        limits: ClientLimits,
-    ) -> None:
+    def __init__(self, application: Application, means: HttpMeans, sweeper: Sweeper) -> None:
         self.application = application
         self.means = means
-        self.limits = limits
         self.caches = RequestCaches(application.note, application.find_handler)
         self.is_stopping = False
         self.connections: set[ClientConnection] = set()
@@ -42,7 +278,7 @@ class HttpServer:
             backlog=1024,
             reuse_port=is_shared,
             ssl=tls,
-            ssl_handshake_timeout=None if tls is None else self.limits.header_timeout_s,
+            ssl_handshake_timeout=None if tls is None else self.means.header_timeout_s,
             ssl_shutdown_timeout=None if tls is None else LINGER_S,
         )
         bound: int = self._server.sockets[0].getsockname()[1]
@@ -69,10 +305,9 @@ class HttpServer:
         """Count a new connection, or refuse it if there are too many."""
         self.connections.add(connection)
         self._sweeper.watch(connection)
-        return len(self.connections) <= self.limits.max_connections
+        return len(self.connections) <= self.means.max_connections
 
     def forget(self, connection: ClientConnection) -> None:
-        """Forget a connection that has ended."""
         self.connections.discard(connection)
         self._sweeper.forget(connection)
         if self.is_stopping and not self.connections:

@@ -25,17 +25,6 @@ MAX_ANSWER_BYTES = 65_536
 class Subrequest:
     """One subrequest, from its sending to its end."""
 
-    __slots__ = (
-        "deadline",
-        "_subrequests",
-        "_target",
-        "_data",
-        "_on_over",
-        "_upstream",
-        "_connecting",
-        "_num_received",
-    )
-
     def __init__(
         self, subrequests: Subrequests, target: Target, data: bytes, deadline: float, on_over: Callable[[], None]
     ) -> None:
@@ -53,7 +42,7 @@ class Subrequest:
         idle = self._target.idle
         while idle and not fresh:
             upstream: UpstreamConnection = idle.pop()
-            if upstream.is_usable:
+            if not upstream.transport.is_closing():
                 self._send_on(upstream)
                 return
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
@@ -70,7 +59,7 @@ class Subrequest:
 
     def _send_on(self, upstream: UpstreamConnection) -> None:
         self._upstream = upstream
-        upstream.take(self)
+        upstream.exchange = self
         upstream.transport.write(self._data)
 
     # AnswerReceiver
@@ -82,7 +71,6 @@ class Subrequest:
         self.on_answer_piece(piece, is_complete=is_complete)
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
-        """Limit the answer's length; end the subrequest with the answer."""
         self._num_received += len(piece)
         if is_complete:
             self.end(None)
@@ -103,7 +91,6 @@ class Subrequest:
     # The end
 
     def expire(self) -> None:
-        """End without an answer in time."""
         self.end("timed out")
 
     def end(self, why_failed: str | None) -> None:
@@ -116,7 +103,6 @@ class Subrequest:
         self._on_over()
 
     def let_go(self, *, can_reuse: bool) -> None:
-        """Return the connection to the pool, or close it."""
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
@@ -137,7 +123,6 @@ class Subrequests:
 
     @property
     def num_running(self) -> int:
-        """Subrequests that have not ended."""
         return len(self._running)
 
     def send(self, target: Target, data: bytes, on_over: Callable[[], None]) -> None:

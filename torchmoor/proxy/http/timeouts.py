@@ -38,11 +38,9 @@ class Sweeper:
         self._watched.discard(thing)
 
     def start(self) -> None:
-        """Sweep on the running loop until stop()."""
         self._timer = asyncio.get_running_loop().call_later(self.interval_s, self._tick)
 
     def stop(self) -> None:
-        """Stop sweeping."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _END = b"\r\n\r\n"
 _HTTP = b"HTTP/1."
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
-MAX_KNOWN_STATUSES = 256
+MAX_KEPT_STATUSES = 256
 
 
 def _read_status_line(line: bytes) -> AnswerLine:
@@ -40,10 +40,8 @@ def _read_status_line(line: bytes) -> AnswerLine:
 class AnswerCaches:
     """The status lines and heads that all connections to instances have seen before."""
 
-    __slots__ = ("lines", "heads")
-
     def __init__(self) -> None:
-        self.lines = BoundedCache(_read_status_line, MAX_KNOWN_STATUSES)
+        self.lines = BoundedCache(_read_status_line, MAX_KEPT_STATUSES)
         self.heads = HeadBook()
 
 
@@ -68,27 +66,10 @@ class AnswerReceiver(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection to one instance. is_reused: it has carried an answer, so the peer may be closing it."""
+    """One connection to one instance. exchange: set while it is busy.
 
-    __slots__ = (
-        "target",
-        "exchange",
-        "transport",
-        "deadline",
-        "is_reused",
-        "_max_header_bytes",
-        "_idle_timeout_s",
-        "_sweeper",
-        "_lines",
-        "_heads",
-        "_head",
-        "_is_in_head",
-        "_left",
-        "_chunks",
-        "_is_complete",
-        "_can_reuse",
-        "_is_reading_paused",
-    )
+    is_reused: it has carried an answer, so the peer may be closing it.
+    """
 
     transport: asyncio.Transport
 
@@ -117,16 +98,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._chunks: ChunkedBody | None = None
         self._is_complete = self._can_reuse = False
 
-    # What an exchange does
-
-    @property
-    def is_usable(self) -> bool:
-        """False if the connection is closing."""
-        return not self.transport.is_closing()
-
-    def take(self, exchange: AnswerReceiver) -> None:
-        """Make the connection busy."""
-        self.exchange = exchange
+    # What a delivery or subrequest does
 
     def release(self, *, can_reuse: bool) -> None:
         """End the exchange: return to idle if the answer was whole, else close."""
@@ -142,7 +114,6 @@ class UpstreamConnection(asyncio.Protocol):
         self.target.idle.append(self)
 
     def close(self) -> None:
-        """Close an idle connection."""
         self.transport.abort()
 
     def pause_reading(self) -> None:
@@ -197,7 +168,6 @@ class UpstreamConnection(asyncio.Protocol):
             self._judge_chunks(chunks)
 
     def _judge_chunks(self, chunks: ChunkedBody) -> None:
-        """Fail an answer that cannot be read further."""
         if chunks.fault is not None or chunks.num_unparsed > self._max_header_bytes:
             self._lose()
 
@@ -234,7 +204,6 @@ class UpstreamConnection(asyncio.Protocol):
         return head, data
 
     def _read_body(self, data: bytes) -> bytes:
-        """Return the part of the body in these bytes."""
         if self._is_complete:
             self._can_reuse = False  # a second answer was not requested
             return b""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import monotonic
 
 
+@dataclass(eq=False, repr=False)
 class DnsSource:
     """What is known of one entry of Discovery.
 
@@ -12,17 +14,14 @@ class DnsSource:
     question; empty after an answer. notes: what of the last answer could not be used.
     """
 
-    __slots__ = ("dns_name", "endpoint", "variant", "answered_at", "num_listed", "num_failures", "error", "notes")
-
-    def __init__(self, dns_name: str, endpoint: str, variant: str) -> None:
-        self.dns_name = dns_name
-        self.endpoint = endpoint
-        self.variant = variant
-        self.answered_at: float | None = None
-        self.num_listed = 0
-        self.num_failures = 0
-        self.error = ""
-        self.notes: tuple[str, ...] = ()
+    dns_name: str
+    endpoint: str
+    variant: str
+    answered_at: float | None = None
+    num_listed: int = 0
+    num_failures: int = 0
+    error: str = ""
+    notes: tuple[str, ...] = ()
 
     def age_s(self, now: float | None = None) -> float | None:
         """Since the last answer."""

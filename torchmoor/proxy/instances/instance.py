@@ -7,6 +7,7 @@ so that taking one is a single `pop()`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
 from typing import Any
@@ -61,6 +62,11 @@ class Lease:
         self.release()
 
 
+def _ignore(instance: Instance) -> None:
+    """Do nothing: no registry knows the instance."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class Instance:
     """A TorchServe process that serves the model of one variant of an endpoint.
 
@@ -75,61 +81,24 @@ class Instance:
     started_at: when this proxy started its process, in monotonic seconds; None if it did not.
     """
 
-    __slots__ = (
-        "name",
-        "endpoint",
-        "variant",
-        "model",
-        "host",
-        "port",
-        "management_port",
-        "metrics_port",
-        "capacity",
-        "state",
-        "outstanding",
-        "session_room",
-        "breaker",
-        "share",
-        "on_load",
-        "idle",
-        "started_at",
-        "source",
-    )
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        endpoint: str,
-        model: str,
-        port: int,
-        variant: str = ALL_TRAFFIC,
-        host: str = "127.0.0.1",
-        management_port: int | None = None,
-        metrics_port: int | None = None,
-        capacity: int = 64,
-        state: InstanceState = InstanceState.STARTING,
-        started_at: float | None = None,
-        source: str = "",
-    ) -> None:
-        self.name = name
-        self.endpoint = endpoint
-        self.variant = variant
-        self.model = model
-        self.host = host
-        self.port = port
-        self.management_port = management_port
-        self.metrics_port = metrics_port
-        self.capacity = capacity
-        self.state = state
-        self.outstanding = 0
-        self.session_room: int | None = None
-        self.breaker = Breaker(RecoverySettings())
-        self.share = 1.0
-        self.on_load: Callable[[Instance], None] = _ignore
-        self.idle: list[Any] = []
-        self.started_at = started_at
-        self.source = source
+    name: str
+    endpoint: str
+    model: str
+    port: int
+    variant: str = ALL_TRAFFIC
+    host: str = "127.0.0.1"
+    management_port: int | None = None
+    metrics_port: int | None = None
+    capacity: int = 64
+    state: InstanceState = InstanceState.STARTING
+    started_at: float | None = None
+    source: str = ""
+    outstanding: int = 0
+    session_room: int | None = None
+    breaker: Breaker = field(default_factory=lambda: Breaker(RecoverySettings()))
+    share: float = 1.0
+    on_load: Callable[[Instance], None] = _ignore
+    idle: list[Any] = field(default_factory=list)
 
     @property
     def is_ready(self) -> bool:
@@ -162,7 +131,3 @@ class Instance:
     def __repr__(self) -> str:
         load = f"{self.outstanding}/{self.capacity} outstanding"
         return f"<Instance {self.name} {self.state.name} {load}>"
-
-
-def _ignore(instance: Instance) -> None:
-    """Do nothing: no registry knows the instance."""

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -29,6 +29,14 @@ class OperationAnswer(NamedTuple):
     status: int
     code: str
     body: bytes
+
+    def content(self) -> dict[str, Any]:
+        """Return the JSON object in the body; an empty one if the body is something else."""
+        try:
+            content = json.loads(self.body)
+        except ValueError:
+            return {}
+        return content if isinstance(content, dict) else {}
 
 
 class Operations:

@@ -15,7 +15,7 @@ from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.routing.models import Placement
 from torchmoor.proxy.routing.pool import Pool
-from torchmoor.proxy.routing.strategies import get_strategy
+from torchmoor.proxy.routing.strategies import STRATEGIES
 
 logger = logging.getLogger(__name__)
 
@@ -36,27 +36,18 @@ class Variant:
     to become ready; None before the first. scale: None without autoscaling.
     """
 
-    __slots__ = (
-        "settings",
-        "name",
-        "endpoint",
-        "pool",
-        "strategy",
-        "opens_sessions",
-        "models",
-        "last_start_s",
-        "scale",
-    )
-
     def __init__(self, endpoint: str, settings: VariantSettings, multi_model: MultiModelSettings | None) -> None:
         """Raises ConfigError if there is no such strategy."""
         self.settings = settings
         self.name = settings.name
         self.endpoint = endpoint
-        try:
-            self.strategy = get_strategy(settings.routing_strategy)
-        except ValueError as error:
-            raise ConfigError(f"variant {settings.name} of endpoint {endpoint}: {error}") from error
+        strategy = settings.routing_strategy
+        if strategy not in STRATEGIES:
+            raise ConfigError(
+                f"variant {settings.name} of endpoint {endpoint}: RoutingStrategy must be one of "
+                f"{', '.join(STRATEGIES)}, not {strategy!r}"
+            )
+        self.make_strategy = STRATEGIES[strategy]
         self.pool: Pool[Instance] = Pool()
         self.opens_sessions = False
         self.last_start_s: float | None = None
@@ -76,8 +67,6 @@ class Variant:
 class Endpoint:
     """An endpoint's settings, its variants, and all their instances in the order in which they were added."""
 
-    __slots__ = ("settings", "name", "variants", "instances")
-
     def __init__(self, settings: EndpointSettings) -> None:
         self.settings = settings
         self.name = settings.name
@@ -85,7 +74,6 @@ class Endpoint:
         self.instances: list[Instance] = []
 
     def find_variant(self, name: str) -> Variant | None:
-        """The variant of that name, or None."""
         for variant in self.variants:
             if variant.name == name:
                 return variant
@@ -148,15 +136,12 @@ class Registry:
     # Endpoints
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """Every endpoint, in configured order."""
         return list(self._endpoints.values())
 
     def find_endpoint(self, name: str) -> Endpoint | None:
-        """The endpoint of that name, or None."""
         return self._endpoints.get(name)
 
     def get_endpoint(self, name: str) -> Endpoint:
-        """The endpoint of that name. Raises UnknownEndpoint."""
         endpoint = self._endpoints.get(name)
         if endpoint is None:
             raise UnknownEndpoint(name)
@@ -173,13 +158,12 @@ class Registry:
     # Instances
 
     def instances(self, endpoint: str | None = None) -> Sequence[Instance]:
-        """The instances of one endpoint, or of all. Raises UnknownEndpoint."""
+        """Return the instances of one endpoint, or of all. Raises UnknownEndpoint."""
         if endpoint is None:
             return list(self._instances.values())
         return list(self.get_endpoint(endpoint).instances)
 
     def find(self, name: str) -> Instance | None:
-        """The instance of that name, or None."""
         return self._instances.get(name)
 
     def add(self, instance: Instance) -> None:
@@ -201,9 +185,8 @@ class Registry:
 
     def remove(self, name: str) -> None:
         """Remove an instance; its running requests end by themselves. Raises UnknownInstance."""
-        instance = self._instances.pop(name, None)
-        if instance is None:
-            raise UnknownInstance(name)
+        instance = self._get(name)
+        del self._instances[name]
         endpoint = self._endpoints[instance.endpoint]
         endpoint.instances.remove(instance)
         self.variant_of(instance).pool.remove(instance)
@@ -219,9 +202,7 @@ class Registry:
 
     def set_state(self, name: str, state: InstanceState) -> None:
         """Set the state that a probe or the launcher found. Raises UnknownInstance."""
-        instance = self._instances.get(name)
-        if instance is None:
-            raise UnknownInstance(name)
+        instance = self._get(name)
         state = self._with_drain(instance, state)
         if instance.state is state:
             return
@@ -234,19 +215,11 @@ class Registry:
 
     def drain(self, name: str) -> None:
         """Send an instance nothing new, even after a restart. Raises UnknownInstance."""
-        if name not in self._instances:
-            raise UnknownInstance(name)
-        self._drained.add(name)
-        self.set_state(name, self._instances[name].state)
+        self._hold(name, self._drained)
 
     def resume(self, name: str) -> None:
         """End a drain. Raises UnknownInstance."""
-        instance = self._instances.get(name)
-        if instance is None:
-            raise UnknownInstance(name)
-        self._drained.discard(name)
-        if instance.state is InstanceState.DRAINING:
-            self.set_state(name, InstanceState.READY)
+        self._release(name, self._drained)
 
     def is_drained(self, name: str) -> bool:
         """True while an operator drains it, whatever its state."""
@@ -254,23 +227,33 @@ class Registry:
 
     def send_off(self, name: str) -> None:
         """Send an instance nothing new, because it leaves. Raises UnknownInstance."""
-        if name not in self._instances:
-            raise UnknownInstance(name)
-        self._leaving.add(name)
-        self.set_state(name, self._instances[name].state)
+        self._hold(name, self._leaving)
 
     def call_back(self, name: str) -> None:
         """Undo send_off; an operator's drain stays. Raises UnknownInstance."""
-        instance = self._instances.get(name)
-        if instance is None:
-            raise UnknownInstance(name)
-        self._leaving.discard(name)
-        if instance.state is InstanceState.DRAINING:
-            self.set_state(name, InstanceState.READY)
+        self._release(name, self._leaving)
 
     def is_leaving(self, name: str) -> bool:
         """True from send_off until it is removed or called back."""
         return name in self._leaving
+
+    def _get(self, name: str) -> Instance:
+        instance = self._instances.get(name)
+        if instance is None:
+            raise UnknownInstance(name)
+        return instance
+
+    def _hold(self, name: str, held: set[str]) -> None:
+        """Add an instance to one of the two sets that keep new work away, and take it out of READY."""
+        instance = self._get(name)
+        held.add(name)
+        self.set_state(name, instance.state)
+
+    def _release(self, name: str, held: set[str]) -> None:
+        instance = self._get(name)
+        held.discard(name)
+        if instance.state is InstanceState.DRAINING:
+            self.set_state(name, InstanceState.READY)
 
     def _with_drain(self, instance: Instance, state: InstanceState) -> InstanceState:
         """Return DRAINING for a ready instance that is drained or leaves, else the state."""
@@ -284,7 +267,6 @@ class Registry:
         self._notify(instance)
 
     def variant_of(self, instance: Instance) -> Variant:
-        """Return the variant that an instance belongs to."""
         variant = self._endpoints[instance.endpoint].find_variant(instance.variant)
         assert variant is not None  # checked when the instance was added
         return variant

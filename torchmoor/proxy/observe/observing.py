@@ -25,14 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 class RequestObserver:
-    """Passes finished requests to the access log and traces; its own failures are logged and harm no request."""
+    """Passes finished requests to the access log and traces."""
 
     def __init__(self, log: AccessLog | None, tracing: Tracing | None) -> None:
         self.log = log
         self._tracing = tracing
 
     def begin_trace(self, request: Request) -> SpanTrace | None:
-        """Open a span, if requests are traced."""
         if self._tracing is None:
             return None
         try:
@@ -42,17 +41,12 @@ class RequestObserver:
             return None
 
     def on_end(self, record: Record, trace: Trace | None) -> None:
-        """Close the span and write the line."""
-        try:
-            if trace is not None and self._tracing is not None:
-                self._tracing.end(trace, record)
-            if self.log is not None:
-                self.log.write(record)
-        except Exception:
-            logger.exception("request not recorded request_id=%s", record.request_id)
+        if trace is not None and self._tracing is not None:
+            self._tracing.end(trace, record)
+        if self.log is not None:
+            self.log.write(record)
 
     def on_reply(self, request: Request, request_id: bytes, reply: Reply) -> None:
-        """Write the line."""
         if self.log is None:
             return
         try:

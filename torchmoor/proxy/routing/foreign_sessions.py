@@ -43,5 +43,4 @@ class ForeignSessions:
         return session
 
     def remove(self, text: str, *, endpoint: str, principal: str) -> None:
-        """Forget a closed session."""
         self._sessions.pop(_Key(endpoint, principal, text), None)

@@ -45,7 +45,7 @@ class PrefixIndex:
     """
 
     def __init__(self, *, max_blocks_per_instance: int) -> None:
-        self._max_blocks = max_blocks_per_instance
+        self.max_blocks = max_blocks_per_instance
         self._holders: dict[int, dict[str, None]] = {}
         self._blocks: dict[str, OrderedDict[int, int]] = {}  # by instance: block -> when it was used last
         self._now = 0
@@ -75,7 +75,7 @@ class PrefixIndex:
                 self._holders.setdefault(value, {})[name] = None
             blocks[value] = self._now
             blocks.move_to_end(value)
-        while len(blocks) > self._max_blocks:
+        while len(blocks) > self.max_blocks:
             self._drop(name, blocks.popitem(last=False)[0])
         return held
 
@@ -101,8 +101,8 @@ class PrefixIndex:
         pairs = {(value, name) for name, blocks in self._blocks.items() for value in blocks}
         if pairs != {(value, name) for value, holders in self._holders.items() for name in holders}:
             raise RuntimeError("holders and blocks differ")
-        if any(len(blocks) > self._max_blocks for blocks in self._blocks.values()):
-            raise RuntimeError(f"an instance has more than {self._max_blocks} blocks")
+        if any(len(blocks) > self.max_blocks for blocks in self._blocks.values()):
+            raise RuntimeError(f"an instance has more than {self.max_blocks} blocks")
 
 
 class Expectation(NamedTuple):

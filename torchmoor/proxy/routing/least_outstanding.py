@@ -13,6 +13,5 @@ class LeastOutstanding:
     num_prefix_bytes = 0
 
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
-        """Return the open instance with the fewest, or None if there is none."""
         instance = pool.find_least_outstanding(request.excluded)
         return None if instance is None else Pick(instance, LEAST_OUTSTANDING)

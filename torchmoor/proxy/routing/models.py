@@ -94,7 +94,6 @@ class Placement:
     # Choosing
 
     def choose(self, model: str, pool: Pool[C], excluded: frozenset[str] = frozenset()) -> Pick[C] | None:
-        """Return the instance for a request, or None if none can take it now."""
         holders = self._memory.get(model, _NOWHERE)
         queued = self._outstanding.get(model, _NONE)
         if len(holders) > MANY_HOLDERS:  # the least busy instance is most likely one of them
@@ -287,7 +286,6 @@ class Placement:
 
     @property
     def num_outstanding(self) -> int:
-        """Return the number of requests that have begun and not ended."""
         return sum(number for counts in self._outstanding.values() for number in counts.values())
 
     def __repr__(self) -> str:

@@ -53,8 +53,6 @@ C = TypeVar("C", bound=Candidate)
 class Pool(Generic[C]):
     """Indexes instances by load (levels), by number (for random choices) and by hash (the ring)."""
 
-    __slots__ = ("_members", "_changed", "_levels", "_level_of", "_least", "_open", "_position", "_ring")
-
     def __init__(self, instances: Iterable[C] = ()) -> None:
         self._members: dict[str, C] = {}
         self._changed: dict[C, None] = {}  # noted since the last question
@@ -77,7 +75,6 @@ class Pool(Generic[C]):
         self.update(instance)
 
     def remove(self, instance: C) -> None:
-        """Forget an instance."""
         self._settle()
         name = instance.name
         del self._members[name]
@@ -129,17 +126,14 @@ class Pool(Generic[C]):
 
     @property
     def open_instances(self) -> Sequence[C]:
-        """The instances that may be sent new work, in no order."""
         self._settle()
         return self._open
 
     @property
     def members(self) -> Iterable[C]:
-        """Every instance, open or not."""
         return self._members.values()
 
     def find(self, name: str) -> C | None:
-        """Return the instance of that name, or None."""
         return self._members.get(name)
 
     def find_least_outstanding(self, excluded: frozenset[str] = frozenset()) -> C | None:

@@ -22,7 +22,6 @@ class RandomChoice:
         self._rng = rng
 
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
-        """Return an open instance, or None if there is none."""
         instance = pool.find_random(self._rng, request.excluded)
         return None if instance is None else Pick(instance, RANDOM)
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class Ticket(Generic[T]):
     """A place in a queue.
 
@@ -27,51 +29,38 @@ class Ticket(Generic[T]):
     that can serve it; None if any can.
     """
 
-    __slots__ = ("owner", "deadline", "num_bytes", "principal", "home", "_number")
-
-    def __init__(
-        self, owner: T, *, deadline: float, num_bytes: int, principal: bytes = b"", home: str | None = None
-    ) -> None:
-        self.owner = owner
-        self.deadline = deadline
-        self.num_bytes = num_bytes
-        self.principal = principal
-        self.home = home
-        self._number = next(_numbers)
+    owner: T
+    _: KW_ONLY
+    deadline: float
+    num_bytes: int
+    principal: bytes = b""
+    home: str | None = None
+    number: int = field(default_factory=count().__next__)
 
     @property
     def order(self) -> tuple[float, int]:
-        """The sort key: deadline, then arrival."""
-        return (self.deadline, self._number)
+        return (self.deadline, self.number)
 
     def __repr__(self) -> str:
-        return f"<Ticket {self._number} {self.num_bytes} bytes for {self.home or 'any'}>"
+        return f"<Ticket {self.number} {self.num_bytes} bytes for {self.home or 'any'}>"
 
 
-_numbers = count()
-
-
+@dataclass
 class WaitingBytes:
     """Counts the bytes of waiting bodies over all queues of a process."""
 
-    __slots__ = ("max_bytes", "used_bytes")
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.used_bytes = 0
+    max_bytes: int
+    used_bytes: int = 0
 
 
 class Line(Generic[T]):
     """Tickets of equal rank: callers take turns, and each caller's tickets are in the order of their deadlines."""
-
-    __slots__ = ("_principals", "num_waiting")
 
     def __init__(self) -> None:
         self._principals: OrderedDict[bytes, list[Ticket[T]]] = OrderedDict()
         self.num_waiting = 0
 
     def add(self, ticket: Ticket[T]) -> None:
-        """Add a ticket."""
         insort(self._principals.setdefault(ticket.principal, []), ticket, key=_order)
         self.num_waiting += 1
 

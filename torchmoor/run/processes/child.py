@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack
 import uvloop
 
 from torchmoor.errors import TorchmoorError
-from torchmoor.fleet.status import forget_lost, take_status
+from torchmoor.fleet.status_poller import forget_lost, take_status
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState

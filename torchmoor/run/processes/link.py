@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmoor.config.settings import ProxySettings
-from torchmoor.fleet.status import InstanceStatus
+from torchmoor.fleet.status_poller import InstanceStatus
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.routing.models import Report, Tier
 

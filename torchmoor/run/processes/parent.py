@@ -16,7 +16,7 @@ from typing import Any
 from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.status import InstanceStatus
+from torchmoor.fleet.status_poller import InstanceStatus
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.dispatch.decisions import DecisionQuery, join_decisions
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState

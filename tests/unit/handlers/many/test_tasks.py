@@ -418,18 +418,18 @@ def test_closing_waits_for_the_batch_that_runs(tmp_path: Path, load: Load) -> No
     """The close waits for the running batch, and waiting rows get an error."""
     model: Any = load(save_checkpoint(tmp_path, "BertForSequenceClassification"))
     started, go_on = threading.Event(), threading.Event()
-    run = model._queue.run
+    run = model.queue.run
 
     def slow(rows: Any) -> Any:
         started.set()
         assert go_on.wait(60)
         return run(rows)
 
-    model._queue.run = slow
+    model.queue.run = slow
     running = send(model, {"inputs": "the cat"})
     assert started.wait(60)
     waiting = send(model, {"inputs": "the dog"})
-    wait_until(lambda: len(model._queue.waiting) == 1, "the second request waits")
+    wait_until(lambda: len(model.queue.waiting) == 1, "the second request waits")
     closing = threading.Thread(target=model.close)
     closing.start()
     assert whole(waiting).status == 429 if not closing.is_alive() else not running.has_news()

@@ -114,6 +114,11 @@ class Rig:
     def __init__(self, folder: Path, settings: AsyncInferenceSettings = QUICK) -> None:
         self.folder = folder
         self.settings = settings
+        self.objects = ObjectSettings(
+            input_directories=(str(folder / "inputs"),),
+            output_directories=(str(folder / "results"),),
+            max_output_bytes=4 << 20,
+        )
         self.instance = FakeInstance("a")
         self.places = Places([self.instance])
         self.listener = Listener()
@@ -134,13 +139,7 @@ class Rig:
         assert self.places.held == [], "a place was not given back"
 
     def directory(self) -> DirectoryStore:
-        return DirectoryStore(
-            ObjectSettings(
-                input_directories=(str(self.folder / "inputs"),),
-                output_directories=(str(self.folder / "results"),),
-                max_output_bytes=4 << 20,
-            )
-        )
+        return DirectoryStore(self.objects)
 
     def make_queue(self) -> Queue:
         clock = {} if self.now is None else {"clock": self.now}

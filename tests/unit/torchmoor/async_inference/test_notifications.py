@@ -42,10 +42,10 @@ REQUEST = AsyncRequest(
     accept="application/json",
     received_at=RECEIVED,
 )
-SUCCEEDED = Notification.of(
+SUCCEEDED = Notification(
     REQUEST, AsyncOutcome(state=AsyncState.COMPLETED, content_type="text/csv; charset=utf-8"), ENDED, b"\xffyes"
 )
-FAILED = Notification.of(REQUEST, AsyncOutcome(state=AsyncState.FAILED, reason="the model said no"), ENDED, b"no")
+FAILED = Notification(REQUEST, AsyncOutcome(state=AsyncState.FAILED, reason="the model said no"), ENDED, b"no")
 
 COMMON = {
     "awsRegion": "eu-west-1",
@@ -87,7 +87,7 @@ def test_a_failure_is_told_with_its_reason_and_location() -> None:
 def test_an_inline_input_has_no_location_to_tell() -> None:
     """A header that was not sent is left out, too."""
     inline = replace(REQUEST, input_location=None, body=b"secret", accept="", content_type="")
-    message = Notification.of(inline, AsyncOutcome(state=AsyncState.COMPLETED), ENDED, None).message(
+    message = Notification(inline, AsyncOutcome(state=AsyncState.COMPLETED), ENDED, None).message(
         "eu-west-1", includes_response=True
     )
 
@@ -110,7 +110,7 @@ def test_an_answer_is_included_up_to_128_kb(size: int, is_included: bool) -> Non
 def test_a_long_reason_is_cut() -> None:
     """All of it is in the failure object; a message with it and the response must not be more than SNS takes."""
     reason = "\N{GRINNING FACE}" * 20_000
-    failed = replace(FAILED, reason=reason, response=reason.encode())
+    failed = replace(FAILED, outcome=replace(FAILED.outcome, reason=reason), response=reason.encode())
 
     message = failed.message("eu-west-1", includes_response=True)
 
@@ -121,8 +121,10 @@ def test_a_long_reason_is_cut() -> None:
 
 def test_an_id_for_receivers_is_the_same_for_the_same_request_only() -> None:
     """So that one who hears twice knows it."""
-    assert SUCCEEDED.message_id == FAILED.message_id != replace(SUCCEEDED, received_at=1.0).message_id
-    assert replace(SUCCEEDED, inference_id="a.b c ").message_id.replace("_", "").isalnum()
+    later = replace(SUCCEEDED, request=replace(REQUEST, received_at=1.0))
+    named = replace(SUCCEEDED, request=replace(REQUEST, inference_id="a.b c "))
+    assert SUCCEEDED.message_id == FAILED.message_id != later.message_id
+    assert named.message_id.replace("_", "").isalnum()
 
 
 @pytest.mark.parametrize(

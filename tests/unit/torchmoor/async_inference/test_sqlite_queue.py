@@ -3,11 +3,14 @@
 import asyncio
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, ended, request, result
+from torchmoor.async_inference.queues.sqlite_database import Database
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
 from torchmoor.config.asynchronous import AsyncQueueSettings
 from torchmoor.errors import ConfigError, QueueUnavailable
@@ -27,16 +30,35 @@ def file_of(store: Store) -> Path:
     return Path(store.url.removeprefix("sqlite://"))
 
 
-def limit_pages(store: Store, queue: SqliteQueue, num_pages: int) -> None:
-    """As a disk with so much room would."""
-    store.do(queue._database.run(lambda db: db.execute(f"PRAGMA max_page_count = {num_pages}").fetchone()))
+class Watched(sqlite3.Connection):
+    """A connection to a disk whose room the test chooses, and whose statements it sees."""
+
+    max_pages = 100_000
+    statements: ClassVar[set[str]] = set()
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        if sql.startswith("BEGIN"):
+            super().execute(f"PRAGMA max_page_count = {self.max_pages}")
+            self.set_trace_callback(self.statements.add)
+        return super().execute(sql, *parameters)
 
 
-def test_a_full_disk_refuses_and_loses_nothing(store: Store) -> None:
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
+    """Let every connection that is opened from now on be a Watched one."""
+
+    class Own(Watched):
+        statements: ClassVar[set[str]] = set()
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Own))
+    return Own
+
+
+def test_a_full_disk_refuses_and_loses_nothing(watched: type[Watched], store: Store) -> None:
     """Whatever does not fit is refused as a whole, in words; what was there can be read, and goes on afterwards."""
     queue = sqlite_queue(store)
     stored = []
-    limit_pages(store, queue, 100)
+    watched.max_pages = 100
 
     def fill() -> None:
         for number in range(100):
@@ -55,7 +77,7 @@ def test_a_full_disk_refuses_and_loses_nothing(store: Store) -> None:
     claim = store.do(claimed(queue))
     with pytest.raises(QueueUnavailable, match="disk is full"):
         store.do(queue.decide(claim, result(b"x" * 100_000)))
-    limit_pages(store, queue, 100_000)
+    watched.max_pages = 100_000
     assert store.do(queue.decide(claim, result(b"x" * 100_000)))
     assert store.do(queue.finish(claim))
     assert [store.do(ended(queue)).request.inference_id for _ in stored[1:]] == stored[1:]
@@ -81,7 +103,7 @@ def test_a_file_that_is_locked_for_long_refuses(store: Store) -> None:
 
 def test_what_fails_is_undone_alone(store: Store) -> None:
     """Operations that share a transaction do not share their fate."""
-    queue = sqlite_queue(store)
+    database = Database(file_of(store), timeout_s=60)
 
     def write(db: sqlite3.Connection) -> int:
         return db.execute("INSERT INTO inputs VALUES (NULL, 'x')").rowcount
@@ -92,9 +114,10 @@ def test_what_fails_is_undone_alone(store: Store) -> None:
 
     async def run() -> list[object]:
         works = [write, write_and_fail, write, write_and_fail, write]
-        return await asyncio.gather(*map(queue._database.run, works), return_exceptions=True)
+        return await asyncio.gather(*map(database.run, works), return_exceptions=True)
 
     answers = store.do(run())
+    store.do(database.close())
 
     assert [answer == 1 for answer in answers] == [True, False, True, False, True]
     with closing(sqlite3.connect(file_of(store))) as other:
@@ -142,11 +165,9 @@ def test_the_files_are_for_their_owner_alone(store: Store) -> None:
     assert modes == dict.fromkeys(("requests.db", "requests.db-wal", "requests.db-shm"), 0o600)
 
 
-def test_no_operation_looks_through_all_requests(store: Store) -> None:
+def test_no_operation_looks_through_all_requests(watched: type[Watched], store: Store) -> None:
     """Each statement finds what it needs by an index, so thousands that wait slow nothing down."""
     queue = sqlite_queue(store, max_remembered=1, remember_s=10)
-    statements: set[str] = set()
-    store.do(queue._database.run(lambda db: db.set_trace_callback(statements.add)))
 
     for number in range(6):
         store.do(queue.submit(request(f"r{number}", body=b"x", ttl_s=100 if number < 5 else 10, invocation_id="a")))
@@ -163,13 +184,16 @@ def test_no_operation_looks_through_all_requests(store: Store) -> None:
         store.do(queue.backlog(ENDPOINT))
         store.do(queue.forget())
 
-    def plans(db: sqlite3.Connection) -> list[str]:
-        db.set_trace_callback(None)
-        queries = [text for text in statements if text.split()[0] in ("SELECT", "INSERT", "UPDATE", "DELETE")]
-        assert len(queries) > 15
-        return [row[3] for text in queries for row in db.execute(f"EXPLAIN QUERY PLAN {text}")]
+    queries = [
+        text
+        for text in watched.statements
+        if text.split()[0] in ("SELECT", "INSERT", "UPDATE", "DELETE") and "sqlite_schema" not in text
+    ]
+    assert len(queries) > 15
+    with closing(sqlite3.connect(file_of(store))) as db:
+        plans = [row[3] for text in queries for row in db.execute(f"EXPLAIN QUERY PLAN {text}")]
 
     slow = ("SCAN", "USE TEMP B-TREE", "SEARCH requests USING INTEGER PRIMARY KEY (rowid>?)")
-    found = {plan for plan in store.do(queue._database.run(plans)) if plan.startswith(slow)}
+    found = {plan for plan in plans if plan.startswith(slow)}
     # As many totals as endpoints have states; of what ended the oldest first, until the limit.
     assert found <= {"SCAN totals", "SCAN requests USING COVERING INDEX ended"}

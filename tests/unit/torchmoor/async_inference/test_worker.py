@@ -41,8 +41,9 @@ def test_inline_body_becomes_a_result_object(rig: Rig) -> None:
             assert [received.headers[name] for name in fields] == ["application/json", "text/x", "c=1", "one"]
             assert received.headers["content-length"] == "8"
             [notice] = rig.listener.notices
-            assert (notice.succeeded, notice.inference_id, notice.response) == (True, "one", b'{"a": 1}')
-            assert notice.response_content_type == "application/x-answer"
+            assert (notice.outcome.succeeded, notice.request.inference_id) == (True, "one")
+            assert notice.response == b'{"a": 1}'
+            assert notice.outcome.content_type == "application/x-answer"
 
     play(scene())
 
@@ -63,7 +64,7 @@ def test_content_type_that_no_store_takes_is_left_out(rig: Rig) -> None:
             record = await rig.until_ended(service, "one")
 
             assert (record.state, rig.results()) == (AsyncState.COMPLETED, {"one.out": b"ok"})
-            assert rig.listener.notices[0].response_content_type == ""
+            assert rig.listener.notices[0].outcome.content_type == ""
 
     play(scene())
 
@@ -144,7 +145,7 @@ def test_model_error_is_final(rig: Rig, status: int, whose: str) -> None:
             text = rig.results()["one-error.out"].decode()
             assert text.startswith(f'Received {whose} error ({status}) from primary with message "')
             assert "no such thing" in text
-            assert rig.listener.notices[0].reason == text
+            assert rig.listener.notices[0].outcome.reason == text
 
     play(scene())
 

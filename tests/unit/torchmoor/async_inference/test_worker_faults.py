@@ -53,10 +53,9 @@ class Failing(DirectoryStore):
 
 def fail(rig: Rig, **failures: list[ObjectError]) -> None:
     """Let the next operations of the store fail."""
-    plain = rig.directory
 
     def make() -> DirectoryStore:
-        store = Failing(plain()._settings)
+        store = Failing(rig.objects)
         store.failures = failures
         return store
 
@@ -178,16 +177,19 @@ def test_what_dead_workers_staged_goes_with_the_result(rig: Rig) -> None:
 def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
     """InvocationTimeoutSeconds are the instance's: while an object store is waited for, they stand still."""
 
+    async def slow(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        await pass_time(25.0)
+        async for chunk in chunks:
+            yield chunk
+
     class Slow(DirectoryStore):
-        async def _read(self, file: Any) -> AsyncIterator[bytes]:
-            await pass_time(25.0)
-            async for chunk in super()._read(file):
-                yield chunk
+        async def open(self, url: str) -> Download:
+            download = await super().open(url)
+            return Download(download.size, download.content_type, slow(download.chunks), download.release)
 
     async def scene() -> None:
         async with rig:
-            settings = rig.directory()._settings
-            rig.make_store = lambda: Slow(settings)
+            rig.make_store = lambda: Slow(rig.objects)
             service = await rig.start()
 
             await service.submit(rig.request("one", input_location=rig.input("in", b"{}"), timeout_s=20.0))

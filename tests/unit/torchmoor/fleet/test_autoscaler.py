@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,15 +64,15 @@ class World:
         self.sessions: dict[str, int | None] = {}  # open ones, by instance; None: it does not answer
         self.asked: list[str] = []
         self.pending: Callable[[], Awaitable[Backlog]] | None = None
+        self.operations = self
+        self.async_inference = SimpleNamespace(queue=SimpleNamespace(backlog=self._find_pending))
         self.autoscaler = Autoscaler(
             [self.group],
             self.registry,
             self,
             self,
-            self,
             self.reports.append,
             are_journaled=are_journaled,
-            find_pending=self._find_pending,
             clock=lambda: self.now,
         )
 
@@ -481,7 +482,7 @@ def test_is_woken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             world.clients.num_waiting = 1
             world.autoscaler.wake()
             while world.running != ["llava-0"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
             running.cancel()
 
     run(scenario())

@@ -82,7 +82,7 @@ def test_each_target_has_its_turn_where_time_is_too_short_for_all(monkeypatch: p
         found: set[str] = set()
         for _ in range(1000):
             resolver.num_left = 2
-            found |= (await discovery_dns._find_hosts(resolver, names, 0.01)).keys()
+            found |= (await discovery_dns.find_hosts(resolver, names, 0.01)).keys()
             if len(found) == len(names):
                 break
         return found

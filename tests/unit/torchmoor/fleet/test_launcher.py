@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
-from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
+from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings, remove_folder
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -64,7 +64,7 @@ class Host:
         store = self.tmp_path / "store"
         store.mkdir(exist_ok=True)
         (store / "llava.mar").touch()
-        values = {"run_dir": self.run_dir, "stop_grace_s": 2.0, "min_backoff_s": 0.05, **settings}
+        values = {"run_dir": self.run_dir, "kill_after_s": 2.0, "min_backoff_s": 0.05, **settings}
         torchserve = TorchServeSettings(model_store=store)
         health = asyncio.create_task(self._probe(registry))
         try:
@@ -351,7 +351,7 @@ def test_all_that_lies_in_a_folder_is_removed(tmp_path: Path) -> None:
         (folder / name / "00000000").write_text("{}")
     (folder / "loose").write_text("")
 
-    launcher_module._remove(folder)
-    launcher_module._remove(folder)
+    remove_folder(folder)
+    remove_folder(folder)
 
     assert not folder.exists()

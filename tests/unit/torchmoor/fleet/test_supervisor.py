@@ -103,7 +103,10 @@ def test_a_jvm_that_ignores_sigterm_is_killed_after_the_grace(layout: Layout) ->
 
 
 def test_a_launcher_that_is_killed_takes_its_instance_along(layout: Layout) -> None:
-    """SIGKILL to `torchmoor up` leaves nothing, though no line of its code runs any more."""
+    """SIGKILL to `torchmoor up` leaves only the asynchronous requests' files, although none of its code runs."""
+    run_dir = layout.folder.parent
+    for name in (supervisor.JOURNAL_FOLDER, supervisor.ASYNC_FOLDER):
+        (run_dir / name).mkdir()
     code = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); time.sleep(60)"
     launcher = subprocess.Popen([sys.executable, "-c", code, *layout.command()])
     pids = layout.wait_for_pids()
@@ -112,7 +115,7 @@ def test_a_launcher_that_is_killed_takes_its_instance_along(layout: Layout) -> N
     launcher.wait()
 
     wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
-    wait_until(lambda: not layout.folder.parent.exists(), "the folders are gone")
+    wait_until(lambda: [path.name for path in run_dir.iterdir()] == [supervisor.ASYNC_FOLDER], "the folders are gone")
 
 
 def test_signals_that_reach_the_whole_terminal_are_the_launchers_business(layout: Layout) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.fuzz.llhttp import Requests, cut
 from tests.fuzz.requests import compare, read
 from torchmoor.proxy.http.chunks import ChunkedBody
-from torchmoor.proxy.http.fields import MAX_LINES, MAX_NAMES, PASSED, Note, make_field_table
-from torchmoor.proxy.http.head import MAX_FIELDS, MAX_LAYOUTS, Head, HeadBook
+from torchmoor.proxy.http.fields import MAX_KEPT_LINES, MAX_KEPT_NAMES, PASSED, Note, make_field_table
+from torchmoor.proxy.http.head import MAX_KEPT_FIELDS, MAX_KEPT_LAYOUTS, Head, HeadBook
 
 PARTS = [
     b"GET / HTTP/1.1\r\n",
@@ -133,11 +133,11 @@ def test_remembered_lines_are_bounded() -> None:
     """In number and in length, whatever clients send."""
     table = make_field_table()
 
-    for number in range(MAX_LINES + 10):
+    for number in range(MAX_KEPT_LINES + 10):
         table[b"x: %d" % number]
     table[b"y: " + b"a" * 10_000]
 
-    assert len(table) <= MAX_LINES
+    assert len(table) <= MAX_KEPT_LINES
     assert max(map(len, table)) < 100
 
 
@@ -161,13 +161,13 @@ def test_remembered_names_and_layouts_are_bounded() -> None:
     """Whatever names clients think of, in whatever order."""
     book = HeadBook()
 
-    for number in range(MAX_NAMES + 10):
+    for number in range(MAX_KEPT_NAMES + 10):
         fields, layout = book.read([b"x-%d: 1" % number])
         assert fields[layout.places[b"x-%d" % number]].value == b"1"
-    book.read([b"y: %d" % number for number in range(MAX_FIELDS + 1)])
+    book.read([b"y: %d" % number for number in range(MAX_KEPT_FIELDS + 1)])
 
-    assert len(book.layouts) <= MAX_LAYOUTS
-    assert max(map(len, book.layouts)) <= MAX_FIELDS
+    assert len(book.layouts) <= MAX_KEPT_LAYOUTS
+    assert max(map(len, book.layouts)) <= MAX_KEPT_FIELDS
 
 
 def test_heads_of_one_layout_keep_their_own_values() -> None:

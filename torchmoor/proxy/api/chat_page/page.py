@@ -11,7 +11,7 @@ from hashlib import blake2b
 from importlib.resources import files
 
 from torchmoor.config.settings import ProxySettings
-from torchmoor.proxy.api.replies import Handler, runtime_error, unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, Handler, runtime_error, unknown_operation
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
@@ -34,7 +34,6 @@ HEADERS = (
     (b"x-content-type-options", b"nosniff"),
 )
 _KINDS = {".html": b"text/html", ".css": b"text/css", ".js": b"text/javascript"}
-_LOOKING = frozenset((b"GET", b"HEAD"))
 
 
 class ChatPage:
@@ -44,7 +43,7 @@ class ChatPage:
     """
 
     def __init__(self, registry: Registry, settings: ProxySettings) -> None:
-        self._handlers: dict[bytes, Handler] = {PAGE + b"/": _Redirect(b"../chat").handle, ROOT: self._lead}
+        self._handlers: dict[bytes, Handler] = {PAGE + b"/": _always(_redirect(b"../chat")), ROOT: self._lead}
         for file in files(__package__).iterdir():
             kind = _KINDS.get("." + file.name.rpartition(".")[2])
             if kind is not None:
@@ -58,24 +57,17 @@ class ChatPage:
             "max_pictures": settings.chat_page.max_pictures,
             "reasons": reasons.SENTENCES,
         }
-        self._endpoints = Reply(
-            200,
-            (*HEADERS, (b"content-type", b"application/json"), (b"cache-control", b"no-store")),
-            json.dumps(told).encode(),
-        )
-        self._handlers[ENDPOINTS] = self._tell_endpoints
+        headers = (*HEADERS, (b"content-type", b"application/json"), (b"cache-control", b"no-store"))
+        self._handlers[ENDPOINTS] = _always(Reply(200, headers, json.dumps(told).encode()))
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
         """Find what serves a path; None if it does not belong to the page."""
-        return self._handlers.get(path) if method in _LOOKING else None
-
-    def _tell_endpoints(self, request: Request, request_id: bytes) -> Reply:
-        return self._endpoints
+        return self._handlers.get(path) if method in LOOKING else None
 
     def _lead(self, request: Request, request_id: bytes) -> Reply:
         """Redirect a browser; refuse a client of the API."""
         if b"text/html" in (request.find(b"accept") or b""):
-            return _Redirect(b"chat").handle(request, request_id)
+            return _redirect(b"chat")
         return runtime_error(unknown_operation(request), request_id)
 
 
@@ -94,12 +86,10 @@ class _File:
         return self._unchanged if self._etag in known or known.strip() == b"*" else self._whole
 
 
-class _Redirect:
-    """Redirects to a path relative to the request's, which works below a path prefix too."""
+def _always(reply: Reply) -> Handler:
+    return lambda request, request_id: reply
 
-    def __init__(self, location: bytes) -> None:
-        self._reply = Reply(307, (*HEADERS, (b"location", location), (b"cache-control", b"no-store")))
 
-    def handle(self, request: Request, request_id: bytes) -> Reply:
-        """Answer with the redirect."""
-        return self._reply
+def _redirect(location: bytes) -> Reply:
+    """Redirect to a path relative to the request's, which works below a path prefix too."""
+    return Reply(307, (*HEADERS, (b"location", location), (b"cache-control", b"no-store")))

@@ -21,7 +21,7 @@ MAX_TRIES = 3  # of a handler that has never answered; each try costs it an invo
 MARK = b'"instance"'  # the first key of our handlers' status
 
 
-class WorkerStatus:
+class WorkerProbe:
     """Probes one instance's worker."""
 
     __slots__ = ("instance", "_timeout", "_knows", "_num_tries")

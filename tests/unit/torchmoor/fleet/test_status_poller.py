@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,15 +11,16 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tests.waiting import DEADLINE_S
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
-from torchmoor.fleet.status import StatusPoller, read_status
+from torchmoor.fleet.status_poller import InstanceStatus, StatusPoller, read_status
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import Operations
+from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.models import Report, Tier
 
-SETTINGS = HealthSettings(status_interval_s=0.01, max_status_per_s=1000)
+SETTINGS = HealthSettings(status_interval_s=5, max_status_per_s=1000)
 STATUS = {"sessions": {"open": 3, "max": 10}}
 
 
@@ -38,9 +39,36 @@ class Told:
         return self.answer()
 
 
+class Driver:
+    """Asks what is due at the times that a test names; as a StatusListener, it sees questions and answers."""
+
+    def __init__(self, registry: Registry, settings: HealthSettings, operations: Operations) -> None:
+        self._poller = StatusPoller(registry, settings, operations, self)
+        self._asked: list[str] = []
+        self._num_answered = asyncio.Semaphore(0)
+
+    def on_asked(self, instance: Instance) -> None:
+        self._asked.append(instance.name)
+
+    def on_status(self, instance: Instance, status: InstanceStatus) -> None:
+        self._num_answered.release()
+
+    async def wait_for_answer(self) -> None:
+        await asyncio.wait_for(self._num_answered.acquire(), DEADLINE_S)
+
+    async def ask(self, now: float) -> list[str]:
+        """Ask the instances that are due, and wait for their answers; return their names."""
+        self._asked.clear()
+        self._poller.ask_due(now)
+        await asyncio.sleep(0)  # the questions' tasks begin
+        for _ in self._asked:
+            await self.wait_for_answer()
+        return sorted(self._asked)
+
+
 def with_instances(
     told: Told,
-    work: Callable[[Registry, StatusPoller], Awaitable[None]],
+    work: Callable[[Registry, Driver], Awaitable[None]],
     *,
     settings: HealthSettings,
     number: int = 1,
@@ -65,18 +93,10 @@ def with_instances(
                         state=InstanceState.READY,
                     )
                 )
-            async with Operations() as operations, StatusPoller(registry, settings, operations) as poller:
-                await work(registry, poller)
+            async with Operations() as operations:
+                await work(registry, Driver(registry, settings, operations))
 
     asyncio.run(run())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("never came")
 
 
 def room(registry: Registry) -> int | None:
@@ -89,10 +109,13 @@ def test_room_is_what_the_handler_says() -> None:
     """Asked by its status operation, and again when it is due."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, poller: StatusPoller) -> None:
-        await until(lambda: room(registry) == 7)
+    async def work(registry: Registry, driver: Driver) -> None:
+        assert await driver.ask(100.0) == ["i0"]
+        assert room(registry) == 7
         told.answer = lambda: web.json_response({"sessions": {"open": 12, "max": 10}})
-        await until(lambda: room(registry) == 0)
+        assert await driver.ask(104.9) == []
+        assert await driver.ask(105.0) == ["i0"]
+        assert room(registry) == 0
 
     with_instances(told, work, settings=SETTINGS)
 
@@ -112,14 +135,14 @@ def test_instance_that_is_no_handler_of_ours_is_asked_once(answer: Callable[[], 
     """Its model would have to work for each question; it is asked again after it was down."""
     told = Told(answer)
 
-    async def work(registry: Registry, poller: StatusPoller) -> None:
-        await until(lambda: poller._others)
-        for now in range(5):
-            poller.ask_due(1e9 + now)
+    async def work(registry: Registry, driver: Driver) -> None:
+        assert await driver.ask(100.0) == ["i0"]
+        for number in range(1, 6):
+            assert await driver.ask(100.0 + 10 * number) == []
         assert (told.num_asked, room(registry)) == (1, None)
         registry.set_state("i0", InstanceState.DOWN)
         registry.set_state("i0", InstanceState.READY)
-        await until(lambda: told.num_asked == 2)
+        assert await driver.ask(200.0) == ["i0"]
 
     with_instances(told, work, settings=SETTINGS)
 
@@ -128,12 +151,14 @@ def test_no_answer_makes_the_room_unknown() -> None:
     """What it was before may be wrong by now; and the instance is asked again."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, poller: StatusPoller) -> None:
-        await until(lambda: room(registry) == 7)
-        told.answer = lambda: web.Response(status=503)
-        await until(lambda: room(registry) is None)
-        told.answer = lambda: web.json_response(STATUS)
-        await until(lambda: room(registry) == 7)
+    async def work(registry: Registry, driver: Driver) -> None:
+        rooms = []
+        answers = iter([web.json_response(STATUS), web.Response(status=503), web.json_response(STATUS)])
+        told.answer = lambda: next(answers)
+        for now in (100.0, 110.0, 120.0):
+            await driver.ask(now)
+            rooms.append(room(registry))
+        assert rooms == [7, None, 7]
 
     with_instances(told, work, settings=SETTINGS)
 
@@ -142,16 +167,14 @@ def test_only_instances_that_need_it_are_asked() -> None:
     """Not those of a variant that opens no sessions, and none that is not ready."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, poller: StatusPoller) -> None:
-        await until(lambda: room(registry) == 7)
-        await until(lambda: not poller._questions)
-        before = told.num_asked
+    async def work(registry: Registry, driver: Driver) -> None:
+        await driver.ask(100.0)
         registry.endpoints()[0].variants[0].opens_sessions = False
-        poller.ask_due(1e9)
+        assert await driver.ask(200.0) == []
         registry.endpoints()[0].variants[0].opens_sessions = True
         registry.set_state("i0", InstanceState.DRAINING)
-        poller.ask_due(1e9)
-        assert (poller._questions, told.num_asked, room(registry)) == ({}, before, 7)
+        assert await driver.ask(300.0) == []
+        assert (told.num_asked, room(registry)) == (1, 7)
 
     with_instances(told, work, settings=SETTINGS)
 
@@ -162,13 +185,9 @@ def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
     settings = HealthSettings(status_interval_s=0.01, max_status_per_s=8)  # two a tick
     asked: list[str] = []
 
-    async def work(registry: Registry, poller: StatusPoller) -> None:
-        assert poller._loop_task is not None
-        poller._loop_task.cancel()
+    async def work(registry: Registry, driver: Driver) -> None:
         for tick in range(5):
-            poller.ask_due(1e9 + tick)
-            asked.extend(sorted(poller._questions))
-            await until(lambda: not poller._questions)
+            asked.extend(await driver.ask(100.0 + tick))
 
     with_instances(told, work, settings=settings, number=6)
 
@@ -179,14 +198,14 @@ def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
 @pytest.mark.parametrize("status", [b"", b"[]", b"{}", b'{"sessions": 3}', b'{"sessions": {"max": 1.5, "open": 0}}'])
 def test_what_is_no_status_has_no_room(status: bytes) -> None:
     """An answer of another shape says nothing."""
-    assert read_status(status).room is None
+    assert read_status(OperationAnswer(200, "", status).content()).room is None
 
 
 def test_status_of_the_handler_has_its_room() -> None:
     """The form that the handler's status operation has."""
     status: dict[str, Any] = {"instance": "a", "sessions": {"open": 2, "max": 64, "opened": 9}, "turns": {}}
 
-    assert read_status(json.dumps(status).encode()).room == 62
+    assert read_status(status).room == 62
 
 
 def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
@@ -205,7 +224,7 @@ def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
         "budgets": {"device": {"used": 7, "max": 10}},
     }
 
-    report = read_status(json.dumps(status).encode()).report
+    report = read_status(status).report
 
     assert report == Report({"a": Tier.DEVICE, "b": Tier.DISK, "c": Tier.LOADING}, 7, 10)
 
@@ -215,40 +234,55 @@ def test_report_without_a_budget_is_one(budgets: object) -> None:
     """It is for spreading only."""
     status = {"models": [{"name": "a", "tier": "host"}], "budgets": budgets}
 
-    assert read_status(json.dumps(status).encode()).report == Report({"a": Tier.HOST}, 0, 0)
+    assert read_status(status).report == Report({"a": Tier.HOST}, 0, 0)
 
 
 def test_instances_with_many_models_are_asked_for_them() -> None:
     """The checker asks although no sessions are opened there, and more often during a load."""
     told = Told(lambda: web.json_response({"models": [{"name": "m", "tier": "device"}]}))
-    settings = HealthSettings(status_interval_s=3600, busy_status_interval_s=0.01, max_status_per_s=1000)
+    settings = HealthSettings(status_interval_s=3600, busy_status_interval_s=1, max_status_per_s=1000)
 
-    async def work(registry: Registry, poller: StatusPoller) -> None:
+    async def work(registry: Registry, driver: Driver) -> None:
         models = registry.endpoints()[0].variants[0].models
         assert models is not None
-        await until(lambda: models.is_held("m", "i0"))
-        assert told.num_asked == 1
+        assert await driver.ask(100.0) == ["i0"]
+        assert models.is_held("m", "i0")
+        assert await driver.ask(101.0) == []
         models.begin("n", "i0")
-        await until(lambda: told.num_asked >= 3)
+        assert await driver.ask(102.0) == ["i0"]
+        assert await driver.ask(103.0) == ["i0"]
         models.end("n", "i0")
-        await until(lambda: not models.is_expecting("i0"))
+        assert await driver.ask(104.0) == ["i0"]
+        assert not models.is_expecting("i0")
+        assert await driver.ask(105.0) == []
         registry.set_state("i0", InstanceState.DOWN)
         assert not models.is_held("m", "i0")
 
     with_instances(told, work, settings=settings, multi_model=MultiModelSettings())
 
 
-def test_long_reports_are_asked_for_less_often() -> None:
+def test_long_reports_are_asked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading them takes a bounded share of the proxy's time."""
     told = Told(lambda: web.json_response({"models": []}))
+    seconds = itertools.count(0.0, 0.5)  # 0.5 s for each answer
+    monkeypatch.setattr("torchmoor.fleet.status_poller.thread_time", seconds.__next__)
 
-    async def work(registry: Registry, poller: StatusPoller) -> None:
-        await until(lambda: told.num_asked == 1 and not poller._questions)
-        poller._reading_s["i0"] = 0.5
-        asked_at = poller._asked_at["i0"]
-        instance = registry.find("i0")
-        assert instance is not None
-        assert poller._due_at(instance) == asked_at + 10.0
+    async def work(registry: Registry, driver: Driver) -> None:
+        assert await driver.ask(100.0) == ["i0"]
+        assert await driver.ask(109.9) == []
+        assert await driver.ask(110.0) == ["i0"]
 
     settings = HealthSettings(status_interval_s=5, max_status_per_s=1000)
     with_instances(told, work, settings=settings, multi_model=MultiModelSettings())
+
+
+def test_poller_asks_by_itself() -> None:
+    """A ready instance is asked as soon as the poller runs, and running questions end with it."""
+    told = Told(lambda: web.json_response(STATUS))
+
+    async def work(registry: Registry, driver: Driver) -> None:
+        async with Operations() as operations, StatusPoller(registry, SETTINGS, operations, driver):
+            await driver.wait_for_answer()
+        assert room(registry) == 7
+
+    with_instances(told, work, settings=SETTINGS)

@@ -9,11 +9,9 @@ unless its variant has many models.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
 from time import thread_time
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from torchmoor.config.health import HealthSettings
@@ -74,9 +72,7 @@ class StatusPoller:
         self._loop_task = asyncio.create_task(self._run())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         assert self._loop_task is not None
         tasks = [self._loop_task, *self._questions.values()]
         for task in tasks:
@@ -142,7 +138,7 @@ class StatusPoller:
     def _read(self, instance: Instance, answer: OperationAnswer | None, *, is_ours: bool) -> InstanceStatus:
         if answer is None:
             return _NOTHING
-        status = read_status(answer.body) if answer.status == 200 else _NOTHING
+        status = read_status(answer.content()) if answer.status == 200 else _NOTHING
         if status == _NOTHING and answer.status < 500 and not is_ours:
             logger.info("instance has no status operation instance=%s", instance.name)
             self._others.add(instance.name)
@@ -176,14 +172,8 @@ def forget_lost(registry: Registry, instance: Instance) -> None:
 _NOTHING = InstanceStatus(None, None)
 
 
-def read_status(body: bytes) -> InstanceStatus:
+def read_status(content: Mapping[str, object]) -> InstanceStatus:
     """Read a handler's status; empty if it is not one."""
-    try:
-        content = json.loads(body)
-    except ValueError:
-        return _NOTHING
-    if not isinstance(content, dict):
-        return _NOTHING
     return InstanceStatus(_read_room(content.get("sessions")), _read_report(content))
 
 

@@ -1,0 +1,30 @@
+"""The parts that the worker of one endpoint uses in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torchmoor.async_inference.notifications.notifier import NotificationTopics, Notifier
+from torchmoor.async_inference.objects.object_store import ObjectStore
+from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.workers.capacity import Capacity
+from torchmoor.async_inference.workers.instance_client import InstanceClient
+from torchmoor.config.asynchronous import AsyncInferenceSettings
+from torchmoor.metrics.asynchronous import AsyncMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """output_path: parent of the results. wall: epoch seconds."""
+
+    settings: AsyncInferenceSettings
+    queue: Queue
+    capacity: Capacity
+    store: ObjectStore
+    client: InstanceClient
+    notifier: Notifier
+    topics: NotificationTopics
+    metrics: AsyncMetrics
+    output_path: str
+    wall: Callable[[], float]

@@ -1,0 +1,78 @@
+"""The data plane, of one process or of several, as the parts outside of it see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from torchmoor.async_inference.service import AsyncInference
+from torchmoor.metrics.invocations import InvocationMetrics
+from torchmoor.proxy.dispatch.decisions import DecisionQuery
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.operations import Operations
+from torchmoor.proxy.instances.registry import Variant
+
+
+class VariantTraffic(Protocol):
+    """A variant, its counts, and its requests that wait now."""
+
+    variant: Variant
+    metrics: InvocationMetrics
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for an instance."""
+        ...
+
+    @property
+    def waiting_turns(self) -> Mapping[str, int]:
+        """Session turns among them, by the instance that they wait for."""
+        ...
+
+
+class LogCounts(Protocol):
+    """An access log's own counts."""
+
+    num_lines: int
+
+    @property
+    def num_dropped(self) -> int:
+        """Lines that were lost."""
+        ...
+
+
+class DataPlanes(Protocol):
+    """The data plane of all processes."""
+
+    operations: Operations
+    async_inference: AsyncInference | None  # None if no endpoint takes asynchronous requests
+
+    @property
+    def num_denied(self) -> Mapping[str, int]:
+        """Requests refused for their credentials, by error type."""
+        ...
+
+    @property
+    def log_counts(self) -> LogCounts | None:
+        """The access log's counts; None without one."""
+        ...
+
+    def traffic(self) -> Sequence[VariantTraffic]:
+        """Return the traffic of each variant."""
+        ...
+
+    async def refresh(self) -> None:
+        """Collect the counts of other processes, if there are any."""
+        ...
+
+    async def find_decisions(self, query: DecisionQuery) -> dict[str, Any]:
+        """Return the routing decisions of all processes."""
+        ...
+
+    def is_idle(self, instance: Instance) -> bool:
+        """Return whether a draining instance has nothing left to do."""
+        ...
+
+    def on_need(self, wake: Callable[[], None]) -> None:
+        """Register a callback for when a request waits for an instance to be started."""
+        ...
