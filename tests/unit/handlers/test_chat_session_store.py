@@ -184,7 +184,7 @@ def test_old_tombstones_take_no_memory(clock: Any) -> None:
     """A tombstone is kept until both its own time and its id's are over."""
     tombstones = Tombstones(ChatSessionSettings(tombstone_s=50))
     for ttl_s in (10, 100):
-        tombstones.add(IDS.mint(int(clock.now + ttl_s), "e", "p"), SessionClosed, clock.now)
+        tombstones.add(IDS.mint(int(clock.now + ttl_s), Caller("e", "p")), SessionClosed, clock.now)
 
     lengths = []
     for seconds in (0, 59, 60, 149, 150):
