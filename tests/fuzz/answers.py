@@ -49,7 +49,7 @@ class Receiver:
         self.head: list[Any] | None = None
         self.body = b""
         self.is_complete = self.is_lost = False
-        connection.take(self)
+        connection.exchange = self
 
     def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
         assert self.head is None
