@@ -34,6 +34,7 @@ from benchmarks.report import parse_options, print_report
 from benchmarks.scale_fleet import ENDPOINT, EXPIRES_AT, KEYS, Fleet, Outcome, Plan
 from benchmarks.scale_journal import NUM_TURNS, JournalCost, measure_redis, measure_s3
 from handlers.chat.sessions.session_id import SessionIds
+from handlers.requests import Caller
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire.session_ids import verify
 
@@ -93,7 +94,7 @@ def time_choices(fleet: Fleet) -> dict[str, float]:
     gone = [name for name in fleet.servers if int(name.rpartition("-")[2]) % 20 == 0]
     orphans = [text for text, home in zip(fleet.ids, fleet.homes, strict=True) if home in gone][:2_000]
     micros = {
-        "id_mint_us": _micros(len(ids), lambda at: minter.mint(EXPIRES_AT, ENDPOINT, "")),
+        "id_mint_us": _micros(len(ids), lambda at: minter.mint(EXPIRES_AT, Caller(ENDPOINT, ""))),
         "id_verify_us": _micros(len(ids), lambda at: verify(ids[at], KEYS, endpoint=ENDPOINT)),
         "choose_turn_us": _micros(len(ids), lambda at: proxy.choose(ids[at])),
     }

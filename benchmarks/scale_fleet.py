@@ -12,6 +12,7 @@ from random import Random
 
 from benchmarks.routing_simulation import Run, service_time
 from handlers.chat.sessions.session_id import SessionIds
+from handlers.requests import Caller
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.chooser import Chooser
@@ -184,7 +185,7 @@ class Fleet:
                 raise SystemExit("the fleet has too little capacity for the sessions")
             self.servers[instance.name].num_sessions += 1
             self.homes.append(instance.name)
-            self.ids.append(self._minters[instance.name].mint(EXPIRES_AT, ENDPOINT, "").text)
+            self.ids.append(self._minters[instance.name].mint(EXPIRES_AT, Caller(ENDPOINT, "")).text)
 
     def ask_closed_loop(self, *, num_proxies: int, num_users: int, slots: int, num_requests: int) -> Run:
         """Requests without a session, of users who send their next one as soon as the last is answered.

@@ -85,7 +85,11 @@ class ChatSessionSettings(HandlerGroup, title="session"):
     )
     features_bytes: Count = Field(512 * MIB, description="Device memory for the features of images.")
     host_bytes: Count = Field(GIB, description="Host memory for encoded images.")
-    max_sessions: Count = Field(1024, description="Open sessions at a time.")
+    max_sessions: Count = Field(
+        1024,
+        description="Sessions in a worker's memory. With a journal, a new one evicts the idle one that was used least "
+        "recently; without, it is refused.",
+    )
     max_session_bytes: Size = Field(
         0, description="Device memory of one session, its running answer included; 0: no limit of its own."
     )

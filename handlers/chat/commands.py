@@ -59,6 +59,7 @@ class Generate:
 class CloseSession:
     caller: Caller
     session_id: str
+    invocation_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class ChatService:
         self.images = ImageStore(
             session.features_bytes, session.host_bytes, is_durable, loader.decode, self._encode, counters
         )
-        self.store = SessionStore(session, ids, engine.runner.pool, self.images, wall)
+        self.store = SessionStore(session, ids, engine.runner.pool, self.images, wall, is_durable=is_durable)
         self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays)
         can_see = model.image_token_id is not None
         receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)
@@ -132,10 +132,12 @@ class ChatService:
 
     def _ask(self, command: Ask, reply: PendingReply) -> None:
         try:
-            session = self.store.get(command.session_id, command.caller)
+            self._start_turn(self.store.get(command.session_id, command.caller), command, reply)
         except SessionLost:  # perhaps its journal is here, which takes time to read
-            self._in_background(reply, lambda: self._start_turn(self._sessions.find(command), command, reply))
-        else:
+            self._in_background(reply, lambda: self._adopt_and_ask(command, reply))
+
+    def _adopt_and_ask(self, command: Ask, reply: PendingReply) -> None:
+        with self._sessions.hold(command) as session:
             self._start_turn(session, command, reply)
 
     def _start_turn(self, session: Session, command: Ask, reply: PendingReply) -> None:

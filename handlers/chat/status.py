@@ -23,6 +23,7 @@ def count_everything(
             "opened": count("sessions_opened"),
             "closed": count("sessions_closed"),
             "adopted": store.sessions_adopted,
+            "evicted": store.sessions_evicted,
         },
         "memory": {
             "kv_bytes": pool.used_bytes,

@@ -51,7 +51,7 @@ def parse_session(incoming: Incoming, body: dict[str, Any], settings: RequestSet
         return _parse_open(incoming, body, header_id)
     session_id = _session_id(header_id, body.get("session_id"))
     if kind == "close_session":
-        return CloseSession(caller=incoming.caller, session_id=session_id)
+        return CloseSession(caller=incoming.caller, session_id=session_id, invocation_id=incoming.invocation_id)
     images = _images(body)
     if kind == "add_images":
         if not images:

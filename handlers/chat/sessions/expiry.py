@@ -78,9 +78,7 @@ class Tombstones:
         if tombstone is not None and tombstone.forget_at > now:
             return _gone(tombstone.error)
         if tombstone is None and sid.expires_at > now:
-            return SessionLost(
-                "this session's memory is gone, because its worker was restarted or replaced; open a new one"
-            )
+            return lost()
         if tombstone is None and sid.expires_at + self._settings.tombstone_s > now:
             return _gone(SessionExpired)
         return SessionUnknown("no session of this id is known any more; open one with a start_session request")
@@ -92,6 +90,11 @@ class Tombstones:
             if oldest.keep_until > now and len(self._tombstones) <= self._settings.max_tombstones:
                 break
             del self._tombstones[text]
+
+
+def lost() -> SessionLost:
+    """Return the error for a session that is not over and not in this worker's memory."""
+    return SessionLost("this session's memory is gone, because its worker was restarted or replaced; open a new one")
 
 
 def _gone(error: type[SessionGone]) -> SessionGone:

@@ -1,8 +1,8 @@
 """What clients and operators do to sessions: open, add images, close, pin."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from handlers.chat.commands import ActOnSession, AddImages, Ask, CloseSession, OpenSession
 from handlers.chat.pictures.receiver import ImageReceiver, ReceivedImage
@@ -12,7 +12,7 @@ from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
-from handlers.errors import HandlerError, InvalidRequest, SessionLost, SessionUnknown, TurnConflict
+from handlers.errors import HandlerError, InvalidRequest, SessionClosed, SessionLost, SessionUnknown, TurnConflict
 from handlers.journal.event import Event
 from handlers.reply import PendingReply
 from torchmoor.wire import operations
@@ -41,10 +41,21 @@ class SessionLifecycle:
         self._counters = counters
         self._background = background
 
-    def find(self, command: Ask | AddImages) -> Session:
-        """Return the session, taken over from its journal if another worker held it. Raises the SessionGone family."""
+    @contextmanager
+    def hold(self, command: Ask | AddImages) -> Iterator[Session]:
+        """Hold the session, taken over from its journal if this worker does not have it.
+
+        Raises the SessionGone family, Overloaded.
+        """
+        session = self._find(command)
         try:
-            return self._store.get(command.session_id, command.caller)
+            yield session
+        finally:
+            self._store.unhold(session)
+
+    def _find(self, command: Ask | AddImages) -> Session:
+        try:
+            return self._store.hold(command.session_id, command.caller)
         except SessionLost:
             if not self._recorder.is_known(command.session_id):
                 raise
@@ -70,6 +81,15 @@ class SessionLifecycle:
             self._receiver.release(received)
             raise
         try:
+            return self._record_opening(session, command, received, reply)
+        finally:
+            self._store.unhold(session)
+
+    def _record_opening(
+        self, session: Session, command: OpenSession, received: Sequence[ReceivedImage], reply: PendingReply
+    ) -> SessionId:
+        """Record the new session, or discard it if the same request opened another one before."""
+        try:
             self._add(session, "open", received, command.invocation_id)
             images = digests(item.image for item in received)
             first = self._recorder.claim_opening(command.caller, command.invocation_id, images, session.id.text)
@@ -94,8 +114,11 @@ class SessionLifecycle:
 
     def add_images(self, command: AddImages, reply: PendingReply) -> None:
         """Add images for the session's next question, once even if the client sends the request again."""
-        session = self.find(command)
-        received = self._receiver.receive(session.scope, command.images, reply)
+        with self.hold(command) as session:
+            self._add_once(session, command, self._receiver.receive(session.scope, command.images, reply))
+
+    def _add_once(self, session: Session, command: AddImages, received: Sequence[ReceivedImage]) -> None:
+        """Add received images unless this request has added them before."""
         with session.recording:
             try:
                 self._recorder.catch_up(session)
@@ -132,17 +155,29 @@ class SessionLifecycle:
                 raise
 
     def close(self, command: CloseSession) -> None:
-        """Close a session at its client's request. A session that only its journal knows is not adopted first."""
-        session = None
+        """Close a session at its client's request, once even if the client sends the request again.
+
+        A session that only its journal knows is not adopted first.
+        """
         try:
-            session = self._store.get(command.session_id, command.caller)
+            session = self._find_open(command)
+        except SessionClosed:
+            if not self._recorder.has_closed(command.session_id, command.invocation_id):
+                raise
+            return
+        self._close(command.session_id, session, command.invocation_id)
+
+    def _find_open(self, command: CloseSession) -> Session | None:
+        """Return the session; None if only its journal has it. Raises the SessionGone family."""
+        try:
+            return self._store.get(command.session_id, command.caller)
         except SessionLost:
             if not self._recorder.is_known(command.session_id):
                 raise
-        self._close(command.session_id, session)
+            return None
 
-    def _close(self, session_id: str, session: Session | None) -> None:
-        self._recorder.close(session_id)
+    def _close(self, session_id: str, session: Session | None, invocation_id: str = "") -> None:
+        self._recorder.close(session_id, invocation_id)
         if session is not None:
             self._store.close(session)
         self._counters.add("sessions_closed")

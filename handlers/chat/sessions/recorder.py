@@ -7,6 +7,7 @@ All methods block on the journal: call them on worker threads only, never on the
 
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -37,6 +38,7 @@ class SessionRecorder:
         self._store = store
         self._images = images
         self._max_replays = max_replays
+        self._closes: OrderedDict[str, str] = OrderedDict()  # without a journal: the request that closed each session
         self.openings = IdempotencyCache(store.holds, store.settings.max_sessions)
 
     def is_known(self, session_id: str) -> bool:
@@ -168,11 +170,26 @@ class SessionRecorder:
                 return session_id  # its client left before it had the answer, so it was deleted
         return first
 
-    def close(self, session_id: str) -> None:
-        """Delete the session's journal, but remember until its expiry that it was closed."""
+    def close(self, session_id: str, invocation_id: str) -> None:
+        """Delete the session's journal, but remember which request closed it. Raises JournalUnavailable."""
+        self._claim_close(session_id, invocation_id)
         if self._journal is not None:
             with _translated():
                 self._journal.close(session_id)
+
+    def has_closed(self, session_id: str, invocation_id: str) -> bool:
+        """Return True if this request closed the session before. Raises JournalUnavailable."""
+        return bool(invocation_id) and self._claim_close(session_id, invocation_id) == invocation_id
+
+    def _claim_close(self, session_id: str, invocation_id: str) -> str:
+        """Return the request that was first to close the session: this one or an earlier one."""
+        if self._journal is not None:
+            with _translated():
+                return self._journal.claim(_name("close", session_id), invocation_id)
+        first = self._closes.setdefault(session_id, invocation_id)
+        while len(self._closes) > self._store.settings.max_tombstones:
+            self._closes.popitem(last=False)
+        return first
 
     def discard(self, session_id: str) -> None:
         """Delete the journal of an undone opening, unless another instance has answered a retry with this session.

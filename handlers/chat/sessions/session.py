@@ -42,6 +42,7 @@ class Session:
     pending_images: list[Image] = field(default_factory=list)  # belong to the next question
     messages: list[dict[str, Any]] = field(default_factory=list)
     num_dropped: int = 0  # turns that were removed from `messages` because they exceeded the context
+    num_holds: int = 0  # requests that use the session beside its turns; they keep it from eviction
     turn: QueuedTurn | None = None  # the running turn; it pins the session
     waiting: deque[QueuedTurn] = field(default_factory=deque)
     num_events: int = 0  # events of the journal that this session has applied

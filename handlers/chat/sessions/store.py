@@ -1,20 +1,23 @@
 """The sessions that this worker holds: their queues of turns, their ends and their limits.
 
-The contract: a session ends only by close or expiry. While a turn runs, the session's KV cache is pinned. Between
-turns the cache may be evicted (handlers/engine/kv_cache.py) and the features of its images may be dropped
-(handlers/chat/pictures/store.py); then the next turn only takes longer. When a session has ended and its last turn is
-over, it holds nothing.
+The contract: a session ends only by close or expiry. With a journal the table is a cache: when it is full, the idle
+session that was used least recently is evicted, and its next request adopts it again. While a turn runs, the session's
+KV cache is pinned. Between turns the cache may be evicted (handlers/engine/kv_cache.py) and the features of its images
+may be dropped (handlers/chat/pictures/store.py); then the next turn only takes longer. When a session has ended and its
+last turn is over, it holds nothing.
 
 All methods may be called from any thread.
 """
 
 import logging
+import math
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from handlers.chat.pictures.store import Image, ImageStore, ImageTier
-from handlers.chat.sessions.expiry import Tombstones
+from handlers.chat.sessions.expiry import Tombstones, lost
 from handlers.chat.sessions.session import QueuedTurn, Session
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.engine.kv_cache import BlockPool, SequenceCache
@@ -36,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class SessionStore:
-    """Sessions by their ids. wall: seconds since 1970."""
+    """Sessions by their ids. wall: seconds since 1970. is_durable: a journal has each session, so it can be evicted."""
 
     def __init__(
         self,
@@ -45,15 +48,19 @@ class SessionStore:
         pool: BlockPool,
         images: ImageStore,
         wall: Callable[[], float],
+        *,
+        is_durable: bool,
     ) -> None:
         self.settings = settings
-        self.sessions_adopted = 0
+        self.sessions_adopted = self.sessions_evicted = 0
         self.pool = pool
         self.images = images
         self._ids = ids
         self._wall = wall
         self._lock = threading.RLock()
+        self._is_durable = is_durable
         self._sessions: dict[str, Session] = {}
+        self._idle: OrderedDict[Session, None] = OrderedDict()  # may be evicted; the least recently used one first
         self._ending: set[Session] = set()  # ended, while their last turn still runs
         self._tombstones = Tombstones(settings)
 
@@ -92,29 +99,80 @@ class SessionStore:
             return {"running": running, "waiting": sum(len(session.waiting) for session in sessions)}
 
     def open(self, ttl_s: float, caller: Caller) -> Session:
-        """Open a session without images. Raises Overloaded if there are too many."""
-        self.expire()
+        """Open a session without images and hold it. Raises Overloaded if there are too many."""
         with self._lock:
             return self._add(self._ids.mint(int(self._wall() + ttl_s), caller), caller)
 
     def _add(self, sid: SessionId, caller: Caller) -> Session:
         if len(self._sessions) >= self.settings.max_sessions:
-            raise Overloaded(
-                f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
-            )
+            self._make_room()
         now = self._wall()
         session = Session(sid, caller.scope, SequenceCache(self.pool, caller.scope), opened_at=now, used_at=now)
+        session.num_holds = 1
         self._sessions[sid.text] = session
         return session
 
+    def _make_room(self) -> None:
+        """End the expired sessions, or else evict the idle one that was used least recently. Raises Overloaded."""
+        self.expire()
+        if len(self._sessions) < self.settings.max_sessions:
+            return
+        if self._idle:
+            victim = next(iter(self._idle))
+            self._forget(victim)
+            self._release(victim)
+            self.sessions_evicted += 1
+            return
+        message = f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
+        if self._is_durable:
+            raise Overloaded(message)
+        first = min(session.id.expires_at for session in self._sessions.values())
+        wait_s = max(1, math.ceil(first - self._wall()))
+        error = Overloaded(f"{message}: the first one expires in {wait_s} s")
+        error.retry_after_s = wait_s
+        raise error
+
+    def hold(self, text: str, caller: Caller) -> Session:
+        """Return the open session of this id and keep it from eviction until `unhold`. Raises SessionGone."""
+        with self._lock:
+            session = self.get(text, caller)
+            session.num_holds += 1
+            self._idle.pop(session, None)
+            return session
+
+    def unhold(self, session: Session) -> None:
+        """End one hold."""
+        with self._lock:
+            session.num_holds -= 1
+            self._note_use(session)
+
+    def _note_use(self, session: Session) -> None:
+        """Make the session the last to be evicted, if it may be evicted at all."""
+        self._idle.pop(session, None)
+        is_busy = session.turn is not None or session.waiting or session.num_holds or session.is_pinned
+        if self._is_durable and not is_busy and self._sessions.get(session.id.text) is session:
+            self._idle[session] = None
+
+    def _forget(self, session: Session) -> bool:
+        """Remove the session from the table. Return False if it is not there."""
+        self._idle.pop(session, None)
+        return self._sessions.pop(session.id.text, None) is not None
+
+    def _raise_if_gone(self, session: Session) -> None:
+        """Raise the session's end if it is over, SessionLost if it was evicted."""
+        if session.end is not None:
+            raise session.end
+        if self._sessions.get(session.id.text) is not session:
+            raise lost()
+
     def adopt(self, text: str, caller: Caller) -> Session:
-        """Add a session that another worker opened, still without messages and images, unless it is held already.
+        """Hold a session, and add it, still without messages and images, if this worker does not have it.
 
         Raises the SessionGone family, Overloaded.
         """
         with self._lock:
             try:
-                return self.get(text, caller)
+                return self.hold(text, caller)
             except SessionLost:
                 sid = self._ids.verify(text, caller)
                 assert sid is not None
@@ -144,7 +202,7 @@ class SessionStore:
     def discard(self, session: Session) -> None:
         """Undo an opening that failed, so that no client knows the id."""
         with self._lock:
-            self._sessions.pop(session.id.text, None)
+            self._forget(session)
             self._release(session)
 
     def expire(self) -> None:
@@ -156,7 +214,7 @@ class SessionStore:
             self._tombstones.forget_old(now)
 
     def _end(self, session: Session, error: type[SessionGone]) -> None:
-        if self._sessions.pop(session.id.text, None) is None:
+        if not self._forget(session):
             return
         session.end = self._tombstones.add(session.id, error, self._wall())
         logger.info("session ended session_id=%s reason=%s", session.id.text[:24], error.__name__)
@@ -176,12 +234,12 @@ class SessionStore:
     def enqueue(self, session: Session, turn: QueuedTurn) -> bool:
         """Append a turn to the session's queue. Return True if it may begin now, False if it waits.
 
-        Raises Overloaded when too many wait, the session's end if it is over.
+        Raises Overloaded when too many wait, the session's end if it is over, SessionLost if it was evicted.
         """
         with self._lock:
-            if session.end is not None:
-                raise session.end
+            self._raise_if_gone(session)
             session.used_at = self._wall()
+            self._idle.pop(session, None)
             if session.turn is None:
                 session.turn = turn
                 self.pool.pin(session.cache)
@@ -202,6 +260,7 @@ class SessionStore:
             session.turn = session.waiting.popleft() if session.waiting else None
             if session.turn is None:
                 self._rest(session)
+                self._note_use(session)
                 if session.end is not None:
                     self._ending.discard(session)
                     self._release(session)
@@ -225,16 +284,17 @@ class SessionStore:
     def pin(self, session: Session) -> None:
         """Keep the session's blocks between its turns, until `unpin` or its end.
 
-        Raises the session's end if it is over, OutOfMemory if pinned sessions would hold more than they may.
+        Raises the session's end if it is over, SessionLost if it was evicted, OutOfMemory if pinned sessions would hold
+        more than they may.
         """
         with self._lock:
-            if session.end is not None:
-                raise session.end
+            self._raise_if_gone(session)
             if not self._can_pin(session):
                 raise OutOfMemory(
                     f"pinned sessions may hold {self.settings.max_pinned_fraction:.0%} of the KV cache; unpin one first"
                 )
             session.is_pinned = True
+            self._idle.pop(session, None)
             if session.turn is None:
                 self.pool.pin(session.cache)
 
@@ -242,8 +302,9 @@ class SessionStore:
         """Let the session's blocks be evicted between its turns."""
         with self._lock:
             session.is_pinned = False
-            if session.turn is None and session.end is None:
+            if session.turn is None and self._sessions.get(session.id.text) is session:
                 self.pool.unpin(session.cache)
+            self._note_use(session)
 
     def add_images(self, session: Session, images: Sequence[Image]) -> None:
         """Add images for the session's next question. The session holds them from now on.
@@ -290,6 +351,9 @@ class SessionStore:
             for session in self._sessions.values():
                 if session.turn is None and not session.is_pinned and self.pool.is_pinned(session.cache):
                     raise RuntimeError(f"a cache is pinned that no turn uses: {session!r}")
+            busy = (each for each in self._idle if each.turn is not None or each.num_holds or each.is_pinned)
+            if next(busy, None) is not None or not all(self._sessions.get(each.id.text) is each for each in self._idle):
+                raise RuntimeError("a session may be evicted that is in use or not held")
             if any(session.turn is None for session in self._ending):
                 raise RuntimeError("a session has ended and its last turn is over, but it is kept")
             sessions = [*self._sessions.values(), *self._ending]

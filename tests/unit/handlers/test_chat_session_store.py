@@ -53,8 +53,8 @@ class Stores:
         self.clock = clock
         self.made: list[SessionStore] = []
 
-    def __call__(self, *, capacity: int = 64, **settings: Any) -> SessionStore:
-        """Create a store. capacity: of the pool, in blocks."""
+    def __call__(self, *, capacity: int = 64, is_durable: bool = False, **settings: Any) -> SessionStore:
+        """Create a store. capacity: of the pool, in blocks. is_durable: a journal has the sessions."""
         images = ImageStore(
             1 << 20,
             1 << 20,
@@ -65,7 +65,7 @@ class Stores:
         )
         pool = BlockPool(SHAPE, capacity * SHAPE.block_bytes)
         values = {"ttl_s": 100, "tombstone_s": 3600, **settings}
-        store = SessionStore(ChatSessionSettings(**values), IDS, pool, images, self.clock)
+        store = SessionStore(ChatSessionSettings(**values), IDS, pool, images, self.clock, is_durable=is_durable)
         self.made.append(store)
         return store
 
@@ -79,7 +79,10 @@ def new_store(clock: Any) -> Iterator[Stores]:
 
 
 def opened(store: SessionStore, ttl_s: float = 100) -> Session:
-    return store.open(ttl_s, Caller("e", "p"))
+    """Open a session whose opening is recorded."""
+    session = store.open(ttl_s, Caller("e", "p"))
+    store.unhold(session)
+    return session
 
 
 def get(store: SessionStore, session: Session) -> Session:
@@ -625,3 +628,96 @@ def test_names_with_a_separator_in_them_share_no_scope() -> None:
     """Endpoint and caller are unambiguous in a scope, whatever characters they contain."""
     assert Caller("a|b", "c").scope != Caller("a", "b|c").scope
     assert Caller('a", "b', "c").scope != Caller("a", 'b", "c').scope
+
+
+def test_a_full_store_evicts_the_session_that_was_used_least_recently(new_store: Stores) -> None:
+    """The evicted session holds nothing and looks lost, so that its next request reads the journal."""
+    store = new_store(is_durable=True, max_sessions=2)
+    first, second = opened(store), opened(store)
+    run_turn(store, first, 20)
+    store.add_images(second, [image(store)])
+    store.unhold(store.hold(first.id.text, Caller("e", "p")))
+
+    third = opened(store)
+
+    assert store.sessions_evicted == 1
+    assert store.session_ids() == [first.id.text, third.id.text]
+    with pytest.raises(SessionLost):
+        get(store, second)
+    store.check_integrity()
+
+
+def test_sessions_in_use_are_not_evicted(new_store: Stores) -> None:
+    """A turn, a hold and an operator's pin each keep a session; with nothing else to evict, an opening is refused."""
+    store = new_store(is_durable=True, max_sessions=3)
+    busy, held, pinned = opened(store), opened(store), opened(store)
+    turn = begin_turn(store, busy, 20)
+    store.hold(held.id.text, Caller("e", "p"))
+    store.pin(pinned)
+
+    with pytest.raises(Overloaded, match="3 sessions are open, the most this worker holds"):
+        opened(store)
+    dequeue(store, busy, turn)
+    opened(store)
+
+    assert get(store, held) is held
+    assert get(store, pinned) is pinned
+    with pytest.raises(SessionLost):
+        get(store, busy)
+    store.unhold(held)
+    store.unpin(pinned)
+    opened(store)
+    opened(store)
+    assert store.sessions_evicted == 3
+
+
+def test_an_evicted_session_takes_no_turn_and_no_pin(new_store: Stores) -> None:
+    """A request that found the session before its eviction is sent to the journal."""
+    store = new_store(is_durable=True, max_sessions=1)
+    session = opened(store)
+    opened(store)
+    turn: Any = FakeTurn()
+
+    with pytest.raises(SessionLost):
+        store.enqueue(session, turn)
+    with pytest.raises(SessionLost):
+        store.pin(session)
+
+
+def test_a_full_store_ends_expired_sessions_first(new_store: Stores, clock: Any) -> None:
+    """No session is evicted while an expired one takes its place."""
+    store = new_store(is_durable=True, max_sessions=2)
+    kept, _expired = opened(store, 100), opened(store, 10)
+
+    clock.advance(11)
+    opened(store)
+
+    assert get(store, kept) is kept
+    assert store.sessions_evicted == 0
+
+
+def test_without_a_journal_a_refused_opening_states_when_a_session_expires(new_store: Stores, clock: Any) -> None:
+    """Retry-After is the time until the first session expires."""
+    store = new_store(max_sessions=2)
+    opened(store, 100)
+    opened(store, 30)
+    clock.advance(10.5)
+
+    with pytest.raises(Overloaded, match=r"2 sessions are open, .*: the first one expires in 20 s") as refused:
+        opened(store)
+
+    assert refused.value.retry_after_s == 20
+
+
+@pytest.mark.parametrize("num_sessions", [100, 10_000])
+def test_choosing_the_session_to_evict_reads_no_other_session(new_store: Stores, num_sessions: int) -> None:
+    """Evictions happen in the order of last use, whatever the number of sessions."""
+    store = new_store(is_durable=True, max_sessions=num_sessions)
+    sessions = [opened(store) for _ in range(num_sessions)]
+
+    for evicted in sessions[:20]:
+        opened(store)
+        with pytest.raises(SessionLost):
+            get(store, evicted)
+
+    assert get(store, sessions[20]) is sessions[20]

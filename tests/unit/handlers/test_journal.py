@@ -621,3 +621,112 @@ def test_an_opening_that_was_undone_is_not_answered_elsewhere(
 
 def invocation(key: str) -> dict[str, str]:
     return {"amz-sdk-invocation-id": key}
+
+
+# Eviction
+
+
+def test_a_full_worker_evicts_forgotten_sessions_and_answers_them_again(
+    make_client: Any, journal: Any, red: Any
+) -> None:
+    """A worker for two sessions keeps six conversations: each continues under its id, and its receipt says how."""
+    client = make_client(journal=journal, session={"max_sessions": 2})
+    sids = [client.open(data_url(red)) for _ in range(6)]
+    asked = [client.ask(sid, "what is it?", **SHORT).wait() for sid in sids]
+    again = [client.ask(sid, "and its color?", **SHORT).wait() for sid in reversed(sids)]
+
+    assert [answer.status for answer in (*asked, *again)] == [200] * 12
+    assert {answer.json["response_text"] for answer in asked} == {asked[0].json["response_text"]}
+    assert {answer.json["response_text"] for answer in again} == {again[0].json["response_text"]}
+    assert asked[0].headers["x-torchmoor-rebuilt-events"] == "1"
+    assert again[-1].headers["x-torchmoor-rebuilt-events"] == "2"
+    sessions = client.service.status()["sessions"]
+    assert (sessions["open"], sessions["opened"]) == (2, 6)
+    assert sessions["evicted"] == sessions["adopted"] + 4
+
+
+def test_an_evicted_session_is_closed_without_being_adopted(make_client: Any, journal: Any, red: Any) -> None:
+    """The close needs only the journal, and the session stays closed."""
+    client = make_client(journal=journal, session={"max_sessions": 1})
+    sid = client.open(data_url(red))
+    client.open()
+
+    assert client.call({"type": "close_session", "session_id": sid}).status == 200
+
+    assert client.service.status()["sessions"]["adopted"] == 0
+    assert client.ask(sid, "what?").wait().error == "SessionClosed"
+
+
+def test_a_question_to_an_evicted_session_that_is_sent_again_gets_its_answer(
+    make_client: Any, journal: Any, red: Any
+) -> None:
+    """The recorded answer outlives the eviction."""
+    client = make_client(journal=journal, session={"max_sessions": 1})
+    sid = client.open(data_url(red))
+    headers = {"amz-sdk-invocation-id": "0b3a"}
+    once = client.ask(sid, "what is it?", headers=headers, **SHORT).wait()
+    client.open()
+
+    again = client.ask(sid, "what is it?", headers=headers, **SHORT).wait()
+
+    assert again.json == once.json
+    assert again.headers["x-torchmoor-cache-tier"] == "answer"
+
+
+def test_images_for_an_evicted_session_are_added(make_client: Any, journal: Any, red: Any, blue: Any) -> None:
+    """The session is adopted, the image joins it, and the next question sees both."""
+    client = make_client(journal=journal, session={"max_sessions": 1})
+    sid = client.open(data_url(red))
+    client.open()
+
+    added = client.call({"type": "add_images", "session_id": sid, "image": data_url(blue)})
+
+    assert added.json == {"success": True, "images": 1}
+    assert len(client.service.store.get(sid, Caller()).pending_images) == 2
+
+
+def test_sessions_are_evicted_while_their_next_turns_arrive(make_client: Any, journal: Any) -> None:
+    """Many threads share a worker for three sessions: every question is answered, in the order of its session."""
+    client = make_client(journal=journal, session={"max_sessions": 3})
+    sids = [client.open() for _ in range(9)]
+
+    def talk(sid: str) -> list[Any]:
+        return [client.ask(sid, f"question {number}", **SHORT).wait() for number in range(4)]
+
+    with ThreadPoolExecutor(9) as clients:
+        answers = list(clients.map(talk, sids))
+
+    refused = {answer.error for each in answers for answer in each if answer.status != 200}
+    assert refused <= {"Overloaded"}  # all three sessions were busy at that moment
+    for sid, each in zip(sids, answers, strict=True):
+        recorded = [event.answer for event in journal.read(sid) if event.kind == "turn"]
+        assert recorded == [answer.json["response_text"] for answer in each if answer.status == 200]
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_a_close_that_is_sent_again_gets_the_first_answer(make_client: Any, journal: Any, has_journal: bool) -> None:
+    """A close with another invocation id still learns that the session was closed."""
+    client = make_client(journal=journal if has_journal else None)
+    sid = client.open()
+    close = {"type": "close_session", "session_id": sid}
+    once = client.call(close, headers={"amz-sdk-invocation-id": "c1"})
+
+    again = client.call(close, headers={"amz-sdk-invocation-id": "c1"})
+    other = client.call(close, headers={"amz-sdk-invocation-id": "c2"})
+    anonymous = client.call(close)
+
+    assert (once.status, again.json, again.headers) == (200, once.json, once.headers)
+    assert (other.error, anonymous.error) == ("SessionClosed", "SessionClosed")
+    assert client.service.status()["sessions"]["closed"] == 1
+
+
+def test_a_close_that_is_sent_again_to_another_instance_gets_the_first_answer(two_workers: Any) -> None:
+    """The journal names the request that closed the session."""
+    first, second = two_workers
+    sid = first.open()
+    close = {"type": "close_session", "session_id": sid}
+    headers = {"amz-sdk-invocation-id": "c1"}
+
+    assert first.call(close, headers=headers).json == {"success": True}
+    assert second.call(close, headers=headers).json == {"success": True}
+    assert second.call(close, headers={"amz-sdk-invocation-id": "c2"}).error == "SessionClosed"
