@@ -274,10 +274,11 @@ class ImageLoader:
             return True
         if isinstance(ip, ipaddress.IPv6Address) and (ip not in _GLOBAL_UNICAST or ip.teredo):
             return False
-        return ip.is_global and not ip.is_multicast
+        return ip.is_global and not ip.is_multicast and ip != _AZURE_PLATFORM
 
 
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+_AZURE_PLATFORM = ipaddress.IPv4Address("168.63.129.16")  # in each Azure network: DNS, keys, the host's agent
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 

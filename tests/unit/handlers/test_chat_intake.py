@@ -178,6 +178,8 @@ PRIVATE6 = st.sampled_from(["::/127", "fc00::/7", "fe80::/10", "ff00::/8", "100:
 @example(host="127.1")
 @example(host="0177.0.0.1")
 @example(host="169.254.169.254")
+@example(host="168.63.129.16")
+@example(host="[::ffff:168.63.129.16]")
 @example(host="[fd00:ec2::254]")
 @example(host="localhost")
 def test_private_and_local_addresses_are_forbidden(host: str) -> None:

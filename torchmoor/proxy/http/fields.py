@@ -16,7 +16,9 @@ from torchmoor.wire import headers
 
 MAX_KEPT_LINES = 4096  # of a field table, which then forgets them all at once
 MAX_KEPT_NAMES = 4096  # likewise
-MAX_KEPT_LINE_BYTES = 512  # a longer line is not kept
+MAX_KEPT_NAME_BYTES = 128  # a longer name is not kept
+MAX_KEPT_LINE_BYTES = 256  # a longer line is not kept
+MAX_KEPT_OPTIONS = 4  # a Connection line with more names is not kept
 
 # RFC 9110 5.5 and 5.6.2: a token, a colon, a value without control characters. Since the head is cut at CR LF, a bare
 # CR or LF, a NUL, a folded line and white space before the colon are all outside these sets. Taking all allowed bytes
@@ -136,12 +138,13 @@ def make_field_table(note: Callable[[bytes], Note] = note_nothing) -> BoundedCac
         kind = _KINDS.get(name, _PLAIN)
         return Role(name, kind, note(name) if kind is _PLAIN else PASSED)
 
-    roles = BoundedCache(read_role, MAX_KEPT_NAMES)
+    roles = BoundedCache(read_role, MAX_KEPT_NAMES, lambda name, role: len(name) <= MAX_KEPT_NAME_BYTES)
     return BoundedCache(partial(_read_field, roles), MAX_KEPT_LINES, _may_keep)
 
 
 def _may_keep(line: bytes, field: Field) -> bool:
-    return len(line) <= MAX_KEPT_LINE_BYTES and field.name not in _NOT_KEPT
+    is_short = len(line) <= MAX_KEPT_LINE_BYTES and len(field.role.options) <= MAX_KEPT_OPTIONS
+    return is_short and field.name not in _NOT_KEPT
 
 
 def _read_field(roles: BoundedCache[bytes, Role], line: bytes) -> Field:

@@ -15,8 +15,9 @@ from operator import attrgetter
 from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.proxy.http.fields import BadMessage, Field, Kind, Note, Role, make_field_table, note_nothing
 
-MAX_KEPT_LAYOUTS = 1024  # of a HeadBook
+MAX_KEPT_LAYOUTS = 256  # of a HeadBook
 MAX_KEPT_FIELDS = 64  # a layout of more fields is not kept
+MAX_KEPT_BYTES = 2048  # a layout with more bytes of names, those in Connection included, is not kept
 MAX_KEPT_MASKS = 256  # of a layout
 
 _LINE: Callable[[Field], bytes] = attrgetter("line")
@@ -102,7 +103,9 @@ class HeadBook:
 
 
 def _may_keep(roles: tuple[Role, ...], layout: Layout) -> bool:
-    return layout.problem is None and len(roles) <= MAX_KEPT_FIELDS  # a field with a problem has a role of its own
+    if layout.problem is not None or len(roles) > MAX_KEPT_FIELDS:  # a field with a problem has a role of its own
+        return False
+    return sum(len(role.name) for role in roles) + sum(map(len, layout.options)) <= MAX_KEPT_BYTES
 
 
 class Head:

@@ -103,6 +103,8 @@ class RequestReader:
         self._left = 0  # of a body with a declared length
         self._chunks: ChunkedBody | None = None
         self._is_dealt_with = True
+        self._is_waiting = False
+        self._held = b""  # received while it waited
 
     @property
     def has_begun(self) -> bool:
@@ -112,11 +114,24 @@ class RequestReader:
         """Allow the next request: the last one is answered."""
         self._is_dealt_with = True
 
+    def wait(self) -> None:
+        """Hold what was received after the last request until `stop_waiting`, instead of refusing it."""
+        self._is_waiting = True
+
+    def stop_waiting(self) -> bytes:
+        """Allow the next request, and return what was held of it, to be fed."""
+        self._is_dealt_with, self._is_waiting = True, False
+        held, self._held = self._held, b""
+        return held
+
     def feed(self, data: bytes) -> None:
         """Read bytes. Raises BadMessage, after which no more may be fed."""
         while data:
             if self.is_in_head:
                 if not self._is_dealt_with:
+                    if self._is_waiting:
+                        self._held += data
+                        return
                     if data.strip(b"\r\n"):
                         raise BadMessage(400, "A request began before the answer to the one before it.")
                     return

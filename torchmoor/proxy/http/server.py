@@ -39,7 +39,7 @@ class ClientConnection(asyncio.Protocol):
         self._reader = RequestReader(self, server.caches, server.means.max_header_bytes)
         self.exchange: Exchange | None = None
         self.keep_alive = True
-        self.is_http10 = self.is_write_paused = False
+        self.is_http10 = self.is_write_paused = self._is_unread = False
         self._has_begun = False  # part of a head was received
         self._reply: Reply | None = None  # sent at the end of its request
         self._reply_to_head = False
@@ -131,6 +131,12 @@ class ClientConnection(asyncio.Protocol):
         self.is_write_paused = False
         if self.exchange is not None:
             self.exchange.on_client_write_paused(False)
+        elif self._is_unread and not self._is_deaf:
+            self._is_unread = False
+            self.resume_reading()
+            held = self._reader.stop_waiting()
+            if held:
+                self.data_received(held)
 
     # RequestListener
 
@@ -218,8 +224,13 @@ class ClientConnection(asyncio.Protocol):
             self.resume_reading()
         if self.keep_alive and not self._server.is_stopping:
             self._has_begun = False
-            self._reader.expect_next()
             self.deadline = monotonic() + self._server.means.keep_alive_timeout_s
+            if self.is_write_paused:  # the client has not read its answers: serve no more until it has
+                self._is_unread = True
+                self._reader.wait()
+                self.pause_reading()
+            else:
+                self._reader.expect_next()
         elif is_request_complete and not self._is_deaf:
             self._close()
         else:

@@ -1,0 +1,82 @@
+"""A client that sends requests and does not read the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tests.fuzz.connections import LOOP, Stage, Transport, turn
+
+PING = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+ANSWER = b"HTTP/1.1 200"
+
+
+def play(script: Callable[[Stage, Transport], Coroutine[Any, Any, None]]) -> None:
+    """Run a script for a client of a new stage; nothing may be left at its end."""
+
+    async def run() -> None:
+        stage = LOOP.stage = Stage()
+        client = stage.take_client()
+        await script(stage, client)
+        client.lose()
+        await turn()
+        stage.check_clean()
+
+    LOOP.run_until_complete(run())
+
+
+def test_no_further_request_is_served_until_the_answers_are_read() -> None:
+    """The connection stops reading, so the proxy holds one answer and what it has received; then all are answered."""
+
+    async def script(stage: Stage, client: Transport) -> None:
+        client.pause_writing(True)
+        for _ in range(10):
+            client.receive(PING * 100)
+        await turn()
+        assert client.written.count(ANSWER) == 1
+        assert client.is_reading_paused
+
+        client.pause_writing(False)
+        await turn(30)
+        assert client.written.count(ANSWER) == 1000
+        assert not client.is_closing()
+
+    play(script)
+
+
+def test_each_answer_that_fills_the_connection_stops_it_again() -> None:
+    """A client that reads one answer at a time gets one more at a time."""
+
+    async def script(stage: Stage, client: Transport) -> None:
+        client.pause_writing(True)
+        client.receive(PING * 3)
+        for number in (1, 2, 3):
+            await turn()
+            assert client.written.count(ANSWER) == number
+            write = client.write
+
+            def write_and_fill(data: bytes, write: Callable[[bytes], None] = write) -> None:
+                write(data)
+                client.pause_writing(True)
+
+            client.write = write_and_fill  # type: ignore[method-assign]
+            client.pause_writing(False)
+            client.write = write  # type: ignore[method-assign]
+
+    play(script)
+
+
+def test_a_client_that_reads_nothing_is_cut_off() -> None:
+    """The keep-alive time-out closes its connection."""
+
+    async def script(stage: Stage, client: Transport) -> None:
+        client.pause_writing(True)
+        client.receive(PING * 2)
+        await turn()
+        client.protocol.expire()  # type: ignore[attr-defined]
+        await turn()
+
+        assert client.is_closing()
+        assert client.written.count(ANSWER) == 1
+
+    play(script)
