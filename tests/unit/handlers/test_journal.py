@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from handlers.chat.sessions.lifecycle import SessionLifecycle
+from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import CLOSE, Event
@@ -779,14 +779,13 @@ def test_of_two_closes_at_once_one_is_answered_with_success(
     """Both requests find the session open; the second one to end it learns that it was closed."""
     client = make_client(journal=journal if has_journal else None)
     sid, barrier = client.open(), threading.Barrier(2)
-    find_open = SessionLifecycle._find_open
+    try_close = SessionRecorder.try_close
 
-    def find_and_meet(self: SessionLifecycle, command: Any) -> Any:
-        session = find_open(self, command)
+    def meet_and_close(self: SessionRecorder, session_id: str, invocation_id: str) -> bool:
         barrier.wait(20)
-        return session
+        return try_close(self, session_id, invocation_id)
 
-    monkeypatch.setattr(SessionLifecycle, "_find_open", find_and_meet)
+    monkeypatch.setattr(SessionRecorder, "try_close", meet_and_close)
     both = [client.send(close_request(sid), headers=invocation(name)) for name in ("c1", "c2")]
     errors = sorted(str(exchange.wait().error) for exchange in both)
 
