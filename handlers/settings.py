@@ -26,6 +26,7 @@ from handlers.settings_group import (
 ENV_PREFIX = "TORCHMOOR_HANDLER_"
 MIB = 1 << 20
 GIB = 1 << 30
+MAX_CHAR_BYTES = 6  # of a character in JSON, as in \u0001
 
 
 class ModelSettings(HandlerGroup, title="model"):
@@ -223,6 +224,10 @@ class JournalSettings(HandlerGroup, title="journal"):
     claim_s: Count = Field(
         3600, description="How long the outcome of an opening is remembered under its invocation id."
     )
+    max_event_bytes: Count = Field(
+        4 * MIB, description="Of a question with its answer as JSON. A larger event is not written and not read."
+    )
+    max_image_bytes: Count = Field(64 * MIB, description="Of an image that is read; at least intake.max_bytes.")
     max_replays: Count = Field(16, description="Answers of a session that are kept to be sent again.")
 
 
@@ -309,6 +314,21 @@ class HandlerSettings(HandlerGroup):
     journal: JournalSettings = JournalSettings()
     many: ManySettings = ManySettings()
     tasks: TaskSettings = TaskSettings()
+
+    @model_validator(mode="after")
+    def _check_journal(self) -> Self:
+        """Let the journal read whatever clients may send."""
+        if self.journal.url == "off":
+            return self
+        if self.journal.max_image_bytes < self.intake.max_bytes:
+            raise refusal("journal.max_image_bytes", f"must be at least intake.max_bytes ({self.intake.max_bytes})")
+        num_bytes = MAX_CHAR_BYTES * self.engine.max_question_chars
+        if self.journal.max_event_bytes < num_bytes:
+            raise refusal(
+                "journal.max_event_bytes",
+                f"must be at least {MAX_CHAR_BYTES} * engine.max_question_chars ({num_bytes})",
+            )
+        return self
 
 
 def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> HandlerSettings:

@@ -216,17 +216,27 @@ class SessionStore:
                 self._end(session, SessionExpired)
             self._tombstones.forget_old(now)
 
+    def lose(self, text: str, end: SessionLost) -> None:
+        """End the session of this id, if it is open here; its next request looks for its journal again."""
+        with self._lock:
+            session = self._sessions.get(text)
+            if session is not None:
+                self._forget(session)
+                self._stop(session, end)
+
     def _end(self, session: Session, error: type[SessionGone]) -> None:
-        if not self._forget(session):
-            return
-        session.end = self._tombstones.add(session.id, error, self._wall())
-        logger.info("session ended session_id=%s reason=%s", session.id.text[:24], error.__name__)
+        if self._forget(session):
+            self._stop(session, self._tombstones.add(session.id, error, self._wall()))
+
+    def _stop(self, session: Session, end: SessionGone) -> None:
+        session.end = end
+        logger.info("session ended session_id=%s reason=%s", session.id.text[:24], end.code)
         if session.turn is None:
             self._release(session)
             return
         self._ending.add(session)
-        if error is SessionClosed:
-            session.turn.stop(session.end)
+        if not isinstance(end, SessionExpired):
+            session.turn.stop(end)
 
     def _release(self, session: Session) -> None:
         session.cache.drop()
