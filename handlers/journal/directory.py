@@ -9,7 +9,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from handlers.journal.event import CLOSE, Event, image_hash
+from handlers.journal.event import Event, decode_close, image_hash
 from handlers.journal.journal import EventTaken, JournalClosed, check_image, check_image_name, claim_key, expiry
 
 CLOSED = "closed"
@@ -42,9 +42,10 @@ class DirectoryJournal:
                 if not self._root.is_dir():
                     raise
                 break
-        if (folder / CLOSED).exists():  # checked last: nothing had been deleted before
-            return [CLOSE]
-        return events
+        try:
+            return [_read_close(folder)]
+        except FileNotFoundError:  # checked last: nothing had been deleted before
+            return events
 
     def put_image(self, session_id: str, data: bytes) -> str:
         name = image_hash(data)
@@ -58,13 +59,15 @@ class DirectoryJournal:
         check_image_name(image)
         return check_image(image, (self._folder(session_id) / image).read_bytes())
 
-    def close(self, session_id: str) -> None:
+    def close(self, session_id: str, event: Event) -> Event:
         folder = self._make_folder(session_id)
-        _write_durably(folder / CLOSED, b"")
+        with suppress(FileExistsError):
+            self._publish(folder / CLOSED, event.encode())
         _sync_folder(folder)
         for path in folder.iterdir():
             if path.name != CLOSED:
                 path.unlink(missing_ok=True)
+        return _read_close(folder)
 
     def delete(self, session_id: str) -> None:
         with suppress(FileNotFoundError):
@@ -94,9 +97,18 @@ class DirectoryJournal:
                         path.unlink()
                         num_swept += 1
 
-    @staticmethod
-    def _create(path: Path, data: bytes) -> None:
+    def _create(self, path: Path, data: bytes) -> None:
         """Create a file atomically and durably. Raises FileExistsError, JournalClosed."""
+        folder = path.parent
+        self._publish(path, data)
+        if (folder / CLOSED).exists():  # checked after the link: a later close deletes the file
+            path.unlink(missing_ok=True)
+            raise JournalClosed("this session was closed")
+        _sync_folder(folder)
+
+    @staticmethod
+    def _publish(path: Path, data: bytes) -> None:
+        """Create a file with all of its content, unless the session is closed. Raises FileExistsError."""
         folder = path.parent
         partial = folder / f".{secrets.token_hex(8)}"
         try:
@@ -107,10 +119,6 @@ class DirectoryJournal:
                 raise
         finally:
             partial.unlink(missing_ok=True)
-        if (folder / CLOSED).exists():  # checked after the link: a later close deletes the file
-            path.unlink(missing_ok=True)
-            raise JournalClosed("this session was closed")
-        _sync_folder(folder)
 
     def _make_folder(self, session_id: str) -> Path:
         folder = self._folder(session_id)
@@ -125,6 +133,11 @@ class DirectoryJournal:
     def _folder(self, session_id: str) -> Path:
         expiry(session_id)  # only a valid id becomes a path
         return self._root / session_id
+
+
+def _read_close(folder: Path) -> Event:
+    """Read the record of a closed session. Raises FileNotFoundError."""
+    return decode_close((folder / CLOSED).read_bytes())
 
 
 def _link(partial: Path, path: Path, data: bytes) -> None:

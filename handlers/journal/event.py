@@ -14,7 +14,8 @@ class Event:
     """One event of a session.
 
     kind: "open", "images", "turn" or "close". images: hashes of the pictures that it adds or, in a turn, that the
-    question refers to, in order. question, answer: of a turn. invocation_id: the client's, which identifies a retry.
+    question refers to, in order. question, answer: of a turn. invocation_id: the client's, which identifies a retry;
+    of a "close", that of the request that closed the session.
     nonce: distinguishes writes of equal content: a writer whose write timed out, and that finds the number taken,
     recognises its own event by it.
     """
@@ -41,7 +42,12 @@ class Event:
             raise ValueError(f"not an event: {exc}") from exc
 
 
-CLOSE = Event(kind="close", nonce="")
+CLOSE = Event(kind="close", nonce="")  # of a session that was closed without an invocation id
+
+
+def decode_close(data: bytes) -> Event:
+    """Decode the record of a closed session, which older versions left empty. Raises ValueError."""
+    return Event.decode(data) if data else CLOSE
 
 
 def image_hash(data: bytes) -> str:

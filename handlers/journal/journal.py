@@ -39,7 +39,7 @@ class Journal(Protocol):
         ...
 
     def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
-        """Return the events from `start` on; none of an unknown session, only a "close" of a closed one."""
+        """Return the events from `start` on; none of an unknown session, only the "close" of a closed one."""
         ...
 
     def put_image(self, session_id: str, data: bytes) -> str:
@@ -50,8 +50,11 @@ class Journal(Protocol):
         """Return an image's bytes. Raises OSError if it is missing or damaged."""
         ...
 
-    def close(self, session_id: str) -> None:
-        """Delete a session's content but remember that it was closed, for `read`."""
+    def close(self, session_id: str, event: Event) -> Event:
+        """Delete a session's content but remember its "close", for `read`.
+
+        Return the first "close": this event or that of an earlier call.
+        """
         ...
 
     def delete(self, session_id: str) -> None:

@@ -13,7 +13,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from handlers.journal.event import CLOSE, Event, image_hash
+from handlers.journal.event import Event, decode_close, image_hash
 from handlers.journal.journal import EventTaken, JournalClosed, check_image, check_image_name, claim_key, expiry
 from handlers.settings import JournalSettings
 from torchmoor.wire.store_urls import RedisAddress
@@ -33,7 +33,8 @@ return 'written'
 """
 # KEYS: events, closed. ARGV: first, last.
 _READ = """
-if redis.call('EXISTS', KEYS[2]) == 1 then return 'closed' end
+local close = redis.call('GET', KEYS[2])
+if close then return close end
 return redis.call('LRANGE', KEYS[1], ARGV[1], ARGV[2])
 """
 # KEYS: images, closed. ARGV: name, bytes, expiry.
@@ -45,11 +46,12 @@ return 'written'
 """
 # KEYS: images. ARGV: name.
 _GET_IMAGE = "return redis.call('HGET', KEYS[1], ARGV[1])"
-# KEYS: events, images, closed. ARGV: expiry.
+# KEYS: events, images, closed. ARGV: event, expiry.
 _CLOSE = """
-redis.call('SET', KEYS[3], '')
-redis.call('EXPIREAT', KEYS[3], ARGV[1])
+redis.call('SETNX', KEYS[3], ARGV[1])
+redis.call('EXPIREAT', KEYS[3], ARGV[2])
 redis.call('UNLINK', KEYS[1], KEYS[2])
+return redis.call('GET', KEYS[3])
 """
 # KEYS: events, images, closed.
 _DELETE = "redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])"
@@ -84,8 +86,8 @@ class RedisJournal:
             return []
         last = -1 if max_events is None else start + max_events - 1
         found = self._run(_READ, (_key(session_id, "events"), _key(session_id, "closed")), start, last)
-        if found == b"closed":
-            return [CLOSE]
+        if isinstance(found, bytes):
+            return [decode_close(found)]
         return [Event.decode(data) for data in found]
 
     def put_image(self, session_id: str, data: bytes) -> str:
@@ -98,9 +100,9 @@ class RedisJournal:
         check_image_name(image)
         return check_image(image, self._run(_GET_IMAGE, [_key(session_id, "images")], image))
 
-    def close(self, session_id: str) -> None:
+    def close(self, session_id: str, event: Event) -> Event:
         keys = [_key(session_id, name) for name in ("events", "images", "closed")]
-        self._run(_CLOSE, keys, self._expire_at(session_id))
+        return decode_close(self._run(_CLOSE, keys, event.encode(), self._expire_at(session_id)))
 
     def delete(self, session_id: str) -> None:
         keys = [_key(session_id, name) for name in ("events", "images", "closed")]

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from handlers.journal.event import CLOSE, Event, image_hash
+from handlers.journal.event import Event, image_hash
 from handlers.journal.journal import EventTaken, JournalClosed, check_image, check_image_name, claim_key, expiry
 from handlers.s3 import S3Error, list_objects, make_client, translated
 from handlers.settings import JournalSettings
@@ -49,7 +49,7 @@ class S3Journal:
         if self._create(self._event(session_id, number), data):
             return
         found = self._get(self._event(session_id, number))
-        if found is not None and Event.decode(found).kind == CLOSE.kind:
+        if found is not None and Event.decode(found).kind == "close":
             raise JournalClosed("this session was closed")
         if found != data:
             raise EventTaken(f"event {number} of this session has been written already")
@@ -70,13 +70,13 @@ class S3Journal:
                     break
                 events.append(Event.decode(data))
             num_asked = PARALLEL
-        return [CLOSE] if any(event.kind == CLOSE.kind for event in events) else events
+        return [event for event in events if event.kind == "close"][:1] or events
 
     def put_image(self, session_id: str, data: bytes) -> str:
         name = image_hash(data)
         key = self._image(session_id, name)
         self._put(key, data)
-        if self.read(session_id, 0, 1) == [CLOSE]:  # after the write: a later close finds the image
+        if self._find_close(session_id, 0) is not None:  # after the write: a later close finds the image
             self._delete([key])
             raise JournalClosed("this session was closed")
         return name
@@ -85,16 +85,20 @@ class S3Journal:
         check_image_name(image)
         return check_image(image, self._get(self._image(session_id, image)))
 
-    def close(self, session_id: str) -> None:
+    def close(self, session_id: str, event: Event) -> Event:
         folder = self._session(session_id)
-        numbers = [int(key.rpartition("/")[2]) for key in self._list(f"{folder}events/")]
-        last = max(numbers, default=-1)
-        if last < 0 or self.read(session_id, last, 1) != [CLOSE]:
+        last = max((int(key.rpartition("/")[2]) for key in self._list(f"{folder}events/")), default=-1)
+        first = self._find_close(session_id, last) if last >= 0 else None
+        while first is None:
             last += 1
-            while not self._create(self._event(session_id, last), CLOSE.encode()):
-                last += 1  # a turn was faster
-        self._each(lambda number: self._put(self._event(session_id, number), CLOSE.encode()), range(last))
+            if self._create(self._event(session_id, last), event.encode()):
+                first = event
+            else:  # a turn or another close was faster
+                first = self._find_close(session_id, last)
+        data = first.encode()
+        self._each(lambda number: self._put(self._event(session_id, number), data), range(last))
         self._delete(self._list(f"{folder}images/"))
+        return first
 
     def delete(self, session_id: str) -> None:
         self._delete(self._list(self._session(session_id)))
@@ -131,6 +135,10 @@ class S3Journal:
 
     def _image(self, session_id: str, name: str) -> str:
         return f"{self._session(session_id)}images/{name}"
+
+    def _find_close(self, session_id: str, number: int) -> Event | None:
+        """Return the event of this number if it is a "close"."""
+        return next((event for event in self.read(session_id, number, 1) if event.kind == "close"), None)
 
     def _each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Run the action on several items at once. Raises what any of them raised."""

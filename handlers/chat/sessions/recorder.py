@@ -38,18 +38,23 @@ class SessionRecorder:
         self._store = store
         self._images = images
         self._max_replays = max_replays
-        self._closes: OrderedDict[str, str] = OrderedDict()  # without a journal: the request that closed each session
+        self._closes: OrderedDict[str, Event] = OrderedDict()  # the last ones, by session, without a journal
         self.openings = IdempotencyCache(store.holds, store.settings.max_sessions)
 
     def is_known(self, session_id: str) -> bool:
         """Return True if the session has a journal. Raises SessionClosed, JournalUnavailable."""
         if self._journal is None:
             return False
-        with _translated():
-            events = self._journal.read(session_id, max_events=1)
-        if events and events[0].kind == "close":
+        first = self._read_first(session_id)
+        if first is not None and first.kind == "close":
             raise SessionClosed(CLOSED)
-        return bool(events)
+        return first is not None
+
+    def _read_first(self, session_id: str) -> Event | None:
+        """Read the session's opening, or its "close" if it is closed."""
+        assert self._journal is not None
+        with _translated():
+            return next(iter(self._journal.read(session_id, max_events=1)), None)
 
     def must_rebuild(self, session: Session) -> bool:
         """Return True if catching up will load the whole session, because this worker has none of its events."""
@@ -170,26 +175,25 @@ class SessionRecorder:
                 return session_id  # its client left before it had the answer, so it was deleted
         return first
 
-    def close(self, session_id: str, invocation_id: str) -> None:
-        """Delete the session's journal, but remember which request closed it. Raises JournalUnavailable."""
-        self._claim_close(session_id, invocation_id)
+    def try_close(self, session_id: str, invocation_id: str) -> bool:
+        """Delete the session's journal, but remember which request closed it.
+
+        Return False if another request was first. Raises JournalUnavailable.
+        """
+        event = Event(kind="close", invocation_id=invocation_id)
         if self._journal is not None:
             with _translated():
-                self._journal.close(session_id)
+                first = self._journal.close(session_id, event)
+        else:
+            first = self._closes.setdefault(session_id, event)
+            while len(self._closes) > self._store.settings.max_tombstones:
+                self._closes.popitem(last=False)
+        return first.nonce == event.nonce
 
     def has_closed(self, session_id: str, invocation_id: str) -> bool:
         """Return True if this request closed the session before. Raises JournalUnavailable."""
-        return bool(invocation_id) and self._claim_close(session_id, invocation_id) == invocation_id
-
-    def _claim_close(self, session_id: str, invocation_id: str) -> str:
-        """Return the request that was first to close the session: this one or an earlier one."""
-        if self._journal is not None:
-            with _translated():
-                return self._journal.claim(_name("close", session_id), invocation_id)
-        first = self._closes.setdefault(session_id, invocation_id)
-        while len(self._closes) > self._store.settings.max_tombstones:
-            self._closes.popitem(last=False)
-        return first
+        first = self._closes.get(session_id) if self._journal is None else self._read_first(session_id)
+        return bool(invocation_id) and first == Event(kind="close", invocation_id=invocation_id)
 
     def discard(self, session_id: str) -> None:
         """Delete the journal of an undone opening, unless another instance has answered a retry with this session.

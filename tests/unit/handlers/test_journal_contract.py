@@ -177,7 +177,7 @@ def test_images_are_kept_by_their_hash(store: Store) -> None:
 @pytest.mark.parametrize("bad", ["..", "a/b", "", "ts-seq-", "claims"])
 def test_what_is_no_session_id_is_refused(store: Store, bad: str) -> None:
     """It never becomes a path or a key."""
-    for action in (store.journal.read, store.journal.close, store.journal.delete):
+    for action in (store.journal.read, lambda sid: store.journal.close(sid, CLOSE), store.journal.delete):
         with pytest.raises(ValueError, match="session id"):
             action(bad)
     for write in (lambda: store.journal.append(bad, 0, turn("a")), lambda: store.journal.put_image(bad, b"x")):
@@ -192,8 +192,8 @@ def test_close_deletes_all_but_the_fact(store: Store) -> None:
         store.journal.append(sid, number, turn(SECRET))
     store.journal.put_image(sid, SECRET.encode())
 
-    store.journal.close(sid)
-    store.reopened().close(sid)
+    store.journal.close(sid, CLOSE)
+    store.reopened().close(sid, CLOSE)
 
     for seen in (0, 5, 11, 12):
         assert store.journal.read(sid, seen) == [CLOSE]
@@ -206,7 +206,7 @@ def test_nothing_is_written_after_a_close(store: Store) -> None:
     sid = new_id()
     store.journal.append(sid, 0, Event(kind="open"))
     store.journal.append(sid, 1, turn("seen by all"))
-    store.reopened().close(sid)
+    store.reopened().close(sid, CLOSE)
 
     for number in (0, 1, 2):
         with pytest.raises(JournalClosed):
@@ -222,11 +222,44 @@ def test_a_session_without_events_can_be_closed(store: Store) -> None:
     """Its opening, which may be under way elsewhere, then fails."""
     sid = new_id()
 
-    store.journal.close(sid)
+    store.journal.close(sid, CLOSE)
 
     assert store.journal.read(sid) == [CLOSE]
     with pytest.raises(JournalClosed):
         store.journal.append(sid, 0, Event(kind="open"))
+
+
+def test_the_first_close_counts(store: Store) -> None:
+    """Each later close learns which request was first, also one that is sent again; readers learn it too."""
+    sid = new_id()
+    store.journal.append(sid, 0, turn("a"))
+    first = Event(kind="close", invocation_id="c1")
+
+    returned = [
+        store.journal.close(sid, first),
+        store.reopened().close(sid, Event(kind="close", invocation_id="c2")),
+        store.journal.close(sid, first),
+    ]
+
+    assert [event.nonce for event in returned] == [first.nonce] * 3
+    assert [event.invocation_id for event in store.journal.read(sid)] == ["c1"]
+
+
+def test_of_closes_at_once_one_is_first(store: Store) -> None:
+    """Of six instances that close a session each names the same one as the first."""
+    sid, barrier = new_id(), threading.Barrier(6)
+    store.journal.append(sid, 0, turn("a"))
+    journals = {name: store.reopened() for name in "abcdef"}
+
+    def close(name: str) -> str:
+        barrier.wait(20)
+        return journals[name].close(sid, Event(kind="close", invocation_id=name)).invocation_id
+
+    with ThreadPoolExecutor(6) as pool:
+        named = set(pool.map(close, journals))
+
+    (winner,) = named
+    assert [event.invocation_id for event in store.journal.read(sid)] == [winner]
 
 
 def test_delete_leaves_nothing(store: Store) -> None:
@@ -250,7 +283,7 @@ def test_what_has_expired_goes(store: Store) -> None:
     for sid in (over, closed, open_):
         journal.append(sid, 0, turn("a"))
         journal.put_image(sid, b"png")
-    journal.close(closed)
+    journal.close(closed, CLOSE)
     assert journal.read(over)
 
     store.pass_time(HOURS_S)
@@ -398,7 +431,7 @@ def test_a_close_and_turns_at_once(store: Store) -> None:
             barrier.wait(20)
             for _ in range(3 * round_):
                 assert recorded.acquire(timeout=30)
-            store.journal.close(sid)
+            store.journal.close(sid, CLOSE)
             seen = [future.result(30) for future in talking]
 
         assert SECRET.encode() not in store.dump()
@@ -458,5 +491,5 @@ def test_any_order_of_operations(store: Store, operations: list[tuple[str, bool]
             with pytest.raises(FileNotFoundError):
                 journal.get_image(sid, image_hash(b"png"))
         else:
-            journal.close(sid)
+            journal.close(sid, CLOSE)
             is_closed = True

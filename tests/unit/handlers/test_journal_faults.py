@@ -20,7 +20,7 @@ from handlers.journal import redis as redis_journal
 from handlers.journal import s3 as s3_journal
 from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.event import Event
+from handlers.journal.event import CLOSE, Event
 from handlers.journal.journal import EventTaken, Journal
 from handlers.journal.redis import RedisJournal
 from handlers.journal.s3 import MAX_CONFLICTS, S3Journal
@@ -173,7 +173,7 @@ def actions(journal: Journal) -> list[Callable[[], object]]:
         lambda: journal.read(new_id()),
         lambda: journal.put_image(new_id(), b"png"),
         lambda: journal.get_image(new_id(), "0" * 64),
-        lambda: journal.close(new_id()),
+        lambda: journal.close(new_id(), CLOSE),
         lambda: journal.delete(new_id()),
         lambda: journal.claim("a", "b"),
     ]
@@ -258,7 +258,7 @@ def test_the_keys_of_a_session_expire(redis_server: RedisServer) -> None:
 
     with redis_server.client() as client:
         kept = {name: client.expiretime(f"torchmoor:{{{sid}}}:{name}") for name in ("events", "images")}
-        journal.close(sid)
+        journal.close(sid, CLOSE)
         kept["closed"] = client.expiretime(f"torchmoor:{{{sid}}}:closed")
 
     assert kept == {"events": expire_at, "images": expire_at, "closed": expire_at}
