@@ -23,6 +23,10 @@ class BatchReader:
     def install(self) -> None:
         otf_message_handler._retrieve_buffer = self.read
 
+    def remove(self) -> None:
+        """Give TorchServe its own function back."""
+        otf_message_handler._retrieve_buffer = self._read_unbuffered
+
     def read(self, connection: Any, length: int) -> bytes:
         """Return this many bytes; like TorchServe's, end the process if the front end has closed the connection."""
         if connection is not self._connection:

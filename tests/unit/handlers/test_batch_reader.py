@@ -3,6 +3,7 @@
 import struct
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -51,12 +52,14 @@ def read_all(data: bytes, cuts: list[int], num_batches: int) -> list[Any]:
     return [otf_message_handler.retrieve_msg(connection) for _ in range(num_batches)]
 
 
-@pytest.fixture
-def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give TorchServe its own reader back at the end."""
-    own = otf_message_handler._retrieve_buffer
-    yield
-    otf_message_handler._retrieve_buffer = own
+@contextmanager
+def buffered() -> Iterator[None]:
+    reader = BatchReader()
+    reader.install()
+    try:
+        yield
+    finally:
+        reader.remove()
 
 
 @given(
@@ -71,32 +74,25 @@ def test_batches_are_read_as_torchserve_reads_them(batches: list[Any], cuts: lis
     """The rows of consecutive batches are equal however the bytes arrive."""
     data = b"".join(map(encode_batch, batches))
     expected = read_all(data, [], len(batches))
-    own = otf_message_handler._retrieve_buffer
-    BatchReader().install()
-    try:
+
+    with buffered():
         assert read_all(data, cuts, len(batches)) == expected
-    finally:
-        otf_message_handler._retrieve_buffer = own
 
 
-@pytest.mark.usefixtures("restored")
 def test_a_body_larger_than_a_part_is_whole() -> None:
     """Bodies of any size are read."""
     body = bytes(range(256)) * (PART_BYTES // 64)
-    BatchReader().install()
 
-    [(command, rows)] = read_all(encode_batch([(b"a", [], body)]), [1000], 1)
+    with buffered():
+        [(command, rows)] = read_all(encode_batch([(b"a", [], body)]), [1000], 1)
 
     assert command == b"I"
     assert rows[0]["parameters"][0]["value"] == body
 
 
-@pytest.mark.usefixtures("restored")
 def test_worker_ends_when_the_front_end_has_gone() -> None:
     """A connection that closes, also within a batch, ends the process as with TorchServe's own reader."""
-    BatchReader().install()
-
-    with pytest.raises(SystemExit) as caught:
+    with buffered(), pytest.raises(SystemExit) as caught:
         read_all(encode_batch([(b"a", [], b"body")])[:-6], [], 1)
 
     assert caught.value.code == 0
