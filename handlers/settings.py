@@ -161,7 +161,7 @@ class RequestSettings(HandlerGroup, title="request"):
 class EngineSettings(HandlerGroup, title="engine"):
     """The batch of each step, and the length of prompts and answers."""
 
-    max_rows: Count = Field(32, description="Sequences in one step.")
+    max_rows: Count = Field(64, description="Sequences in one step.")
     prefill_chunk: Count = Field(512, description="Prompt tokens in one step, beside the decoding rows.")
     max_stretch: Number = Field(
         1.7, gt=1, description="How many times longer a step may take when it carries prompt tokens as well."
@@ -196,9 +196,15 @@ class PumpSettings(HandlerGroup, title="pump"):
         112, description="Must stay below the archive's batchSize, or further requests wait unseen in TorchServe."
     )
     stream_wait_s: Positive = Field(
-        0.2, description="The longest wait for output while a stream is open; each token ends the wait."
+        0.2, description="The longest wait for output while a stream is open; output ends the wait."
     )
     omitted_wait_s: Positive = Field(0.05, description="The same while nothing streams.")
+    stream_interval_s: Number = Field(
+        0.02,
+        ge=0,
+        description="The shortest time between two parts of a stream; its first token and its end are sent at once. "
+        "0: each token is sent at once.",
+    )
     resend_bytes_per_s: Count = Field(
         20_000_000, description="How fast TorchServe may resend the bodies of unanswered requests."
     )

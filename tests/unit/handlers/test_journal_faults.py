@@ -1,6 +1,7 @@
 """Journals whose store hangs, dies, is full, loses responses or refuses; and URLs, whose passwords stay secret."""
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -294,6 +295,31 @@ def check_lost_answer(journal: Journal, proxy: LossyProxy) -> None:
     assert [event.answer for event in journal.read(sid)] == ["", "mine"]
     with pytest.raises(EventTaken):
         journal.append(sid, 1, Event(kind="turn", answer="mine"))
+
+
+@pytest.mark.redis
+def test_one_failed_look_up_of_valkeys_name_is_retried(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one is the journal's error."""
+    journal, sid = opened(redis_server.url), new_id("f")
+    look_up, num_failing = socket.getaddrinfo, 1
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        nonlocal num_failing
+        if num_failing:
+            num_failing -= 1
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return look_up(*arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", failing)
+
+    journal.append(sid, 0, Event(kind="open"))
+
+    assert num_failing == 0
+    num_failing = 2
+    with pytest.raises(OSError, match="cannot be reached"):
+        opened(redis_server.url).append(sid, 1, Event(kind="turn"))
 
 
 @pytest.mark.redis
