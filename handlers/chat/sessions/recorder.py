@@ -80,7 +80,7 @@ class SessionRecorder:
             for event in events:
                 try:
                     self._apply(session, event)
-                except (BadImage, InvalidRequest) as exc:  # no worker records such an image, or so many
+                except (BadImage, InvalidRequest) as exc:  # workers record neither
                     raise self._lose(session.id.text, exc) from exc
                 self._remember(session, event)
                 session.num_events += 1
