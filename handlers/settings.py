@@ -99,6 +99,11 @@ class ChatSessionSettings(HandlerGroup, title="session"):
         description="From opening to expiry, unless the client asks for another time. Turns do not prolong it: "
         "the session's id has its end.",
     )
+    idle_ttl_s: Size = Field(
+        0,
+        description="Without a journal: a session that is not used for this time expires; 0: off. With a journal, "
+        "sessions that are not used are evicted instead.",
+    )
     max_ttl_s: Annotated[int, from_text(int)] = Field(86_400, description="The longest time a client may ask for.")
     max_images: Count = Field(8, description="Images of a session, or of a request without one.")
     max_waiting_turns: Size = Field(4, description="Turns of one session that wait for the running one.")

@@ -163,7 +163,7 @@ class ChatService:
         ttl_s = self._sessions.choose_ttl_s(command)
         self._model.template.check()
         sid = self._sessions.open(command, ttl_s, reply)
-        stamp = f"{sid.text}; Expires={datetime.fromtimestamp(sid.expires_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        stamp = f"{sid.text}; Expires={datetime.fromtimestamp(self.store.expires_at(sid), UTC):%Y-%m-%dT%H:%M:%SZ}"
         reply.finish_json({"session_id": sid.text}, {wire.SESSION_ID: stamp, wire.NEW_SESSION_ID: stamp})
 
     def _encode(self, picture: Image.Image) -> Tensor:
