@@ -136,8 +136,8 @@ class IntakeSettings(HandlerGroup, title="intake"):
     num_threads: Count = Field(8, description="Images fetched and decoded at a time.")
     decoding_bytes: Count = Field(
         2 * GIB,
-        description="Memory of a worker for images that are decoded and scaled, 14 to 18 bytes per pixel; one that needs "
-        "more is refused.",
+        description="Memory of a worker for images that are decoded and scaled, 14 to 18 bytes per pixel; an "
+        "image that needs more is refused.",
     )
     decoding_timeout_s: Positive = Field(
         10.0, description="How long an image waits for its part of decoding_bytes; then it is refused with 507."
