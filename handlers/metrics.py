@@ -49,9 +49,10 @@ CHAT_METRICS = (
         "sessions_total",
         COUNTER,
         "count",
-        "Changes of sessions. An evicted session left this worker's memory; an adopted one was read from its journal.",
+        "Changes of sessions. An evicted session left this worker's memory; an adopted one was read from its journal; "
+        "a damaged one was lost because its journal is not as a worker writes it.",
         ("sessions",),
-        ("Event", ("opened", "closed", "adopted", "evicted")),
+        ("Event", ("opened", "closed", "adopted", "evicted", "damaged")),
     ),
     Metric("kv_bytes", GAUGE, "B", "KV blocks in use, on the device.", ("memory", "kv_bytes")),
     Metric("kv_capacity_bytes", GAUGE, "B", "KV blocks that there are.", ("memory", "kv_capacity_bytes")),

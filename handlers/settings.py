@@ -26,6 +26,7 @@ from handlers.settings_group import (
 ENV_PREFIX = "TORCHMOOR_HANDLER_"
 MIB = 1 << 20
 GIB = 1 << 30
+MAX_CHAR_BYTES = 6  # of a character in JSON, as in \u0001
 
 
 class ModelSettings(HandlerGroup, title="model"):
@@ -169,7 +170,7 @@ class RequestSettings(HandlerGroup, title="request"):
 class EngineSettings(HandlerGroup, title="engine"):
     """The batch of each step, and the length of prompts and answers."""
 
-    max_rows: Count = Field(32, description="Sequences in one step.")
+    max_rows: Count = Field(64, description="Sequences in one step.")
     prefill_chunk: Count = Field(512, description="Prompt tokens in one step, beside the decoding rows.")
     max_stretch: Number = Field(
         1.7, gt=1, description="How many times longer a step may take when it carries prompt tokens as well."
@@ -204,9 +205,15 @@ class PumpSettings(HandlerGroup, title="pump"):
         112, description="Must stay below the archive's batchSize, or further requests wait unseen in TorchServe."
     )
     stream_wait_s: Positive = Field(
-        0.2, description="The longest wait for output while a stream is open; each token ends the wait."
+        0.2, description="The longest wait for output while a stream is open; output ends the wait."
     )
     omitted_wait_s: Positive = Field(0.05, description="The same while nothing streams.")
+    stream_interval_s: Number = Field(
+        0.02,
+        ge=0,
+        description="The shortest time between two parts of a stream; its first token and its end are sent at once. "
+        "0: each token is sent at once.",
+    )
     resend_bytes_per_s: Count = Field(
         20_000_000, description="How fast TorchServe may resend the bodies of unanswered requests."
     )
@@ -232,6 +239,10 @@ class JournalSettings(HandlerGroup, title="journal"):
     claim_s: Count = Field(
         3600, description="How long the outcome of an opening is remembered under its invocation id."
     )
+    max_event_bytes: Count = Field(
+        4 * MIB, description="Of a question with its answer as JSON. A larger event is not written and not read."
+    )
+    max_image_bytes: Count = Field(64 * MIB, description="Of an image that is read; at least intake.max_bytes.")
     max_replays: Count = Field(16, description="Answers of a session that are kept to be sent again.")
 
 
@@ -318,6 +329,21 @@ class HandlerSettings(HandlerGroup):
     journal: JournalSettings = JournalSettings()
     many: ManySettings = ManySettings()
     tasks: TaskSettings = TaskSettings()
+
+    @model_validator(mode="after")
+    def _check_journal(self) -> Self:
+        """Let the journal read whatever clients may send."""
+        if self.journal.url == "off":
+            return self
+        if self.journal.max_image_bytes < self.intake.max_bytes:
+            raise refusal("journal.max_image_bytes", f"must be at least intake.max_bytes ({self.intake.max_bytes})")
+        num_bytes = MAX_CHAR_BYTES * self.engine.max_question_chars
+        if self.journal.max_event_bytes < num_bytes:
+            raise refusal(
+                "journal.max_event_bytes",
+                f"must be at least {MAX_CHAR_BYTES} * engine.max_question_chars ({num_bytes})",
+            )
+        return self
 
 
 def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> HandlerSettings:

@@ -80,7 +80,7 @@ class ChatService:
             session.features_bytes, session.host_bytes, is_durable, loader.decoded, self._encode, counters
         )
         self.store = SessionStore(session, ids, engine.runner.pool, self.images, wall, is_durable=is_durable)
-        self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays)
+        self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays, counters)
         can_see = model.image_token_id is not None
         receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)
         self._sessions = SessionLifecycle(ids, self.store, self.recorder, receiver, counters, self._loading)

@@ -24,6 +24,7 @@ def count_everything(
             "closed": count("sessions_closed"),
             "adopted": store.sessions_adopted,
             "evicted": store.sessions_evicted,
+            "damaged": count("sessions_damaged"),
         },
         "memory": {
             "kv_bytes": pool.used_bytes,

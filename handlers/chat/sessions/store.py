@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from handlers.chat.pictures.store import Image, ImageStore, ImageTier
-from handlers.chat.sessions.expiry import Tombstones, lost
+from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones, lost
 from handlers.chat.sessions.session import QueuedTurn, Session
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.engine.kv_cache import BlockPool, SequenceCache
@@ -60,6 +60,7 @@ class SessionStore:
         self._lock = threading.RLock()
         self._is_durable = is_durable
         self._sessions: dict[str, Session] = {}
+        self._expiries = ExpiryOrder()
         self._idle: OrderedDict[Session, None] = OrderedDict()  # may be evicted; the least recently used one first
         self._ending: set[Session] = set()  # ended, while their last turn still runs
         self._tombstones = Tombstones(settings)
@@ -110,6 +111,7 @@ class SessionStore:
         session = Session(sid, caller.scope, SequenceCache(self.pool, caller.scope), opened_at=now, used_at=now)
         session.num_holds = 1
         self._sessions[sid.text] = session
+        self._expiries.add(session)
         return session
 
     def _make_room(self) -> None:
@@ -126,8 +128,8 @@ class SessionStore:
         message = f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
         if self._is_durable:
             raise Overloaded(message)
-        first = min(session.id.expires_at for session in self._sessions.values())
-        wait_s = max(1, math.ceil(first - self._wall()))
+        first = self._expiries.first()
+        wait_s = 1 if first is None else max(1, math.ceil(first - self._wall()))
         error = Overloaded(f"{message}: the first one expires in {wait_s} s")
         error.retry_after_s = wait_s
         raise error
@@ -156,6 +158,7 @@ class SessionStore:
     def _forget(self, session: Session) -> bool:
         """Remove the session from the table. Return False if it is not there."""
         self._idle.pop(session, None)
+        self._expiries.remove(session)
         return self._sessions.pop(session.id.text, None) is not None
 
     def _raise_if_gone(self, session: Session) -> None:
@@ -209,21 +212,31 @@ class SessionStore:
         """End every session whose time is over, and forget old tombstones."""
         now = self._wall()
         with self._lock:
-            for session in [s for s in self._sessions.values() if s.id.expires_at <= now]:
+            for session in self._expiries.remove_expired(now):
                 self._end(session, SessionExpired)
             self._tombstones.forget_old(now)
 
+    def lose(self, text: str, end: SessionLost) -> None:
+        """End the session of this id, if it is open here; its next request looks for its journal again."""
+        with self._lock:
+            session = self._sessions.get(text)
+            if session is not None:
+                self._forget(session)
+                self._stop(session, end)
+
     def _end(self, session: Session, error: type[SessionGone]) -> None:
-        if not self._forget(session):
-            return
-        session.end = self._tombstones.add(session.id, error, self._wall())
-        logger.info("session ended session_id=%s reason=%s", session.id.text[:24], error.__name__)
+        if self._forget(session):
+            self._stop(session, self._tombstones.add(session.id, error, self._wall()))
+
+    def _stop(self, session: Session, end: SessionGone) -> None:
+        session.end = end
+        logger.info("session ended session_id=%s reason=%s", session.id.text[:24], end.code)
         if session.turn is None:
             self._release(session)
             return
         self._ending.add(session)
-        if error is SessionClosed:
-            session.turn.stop(session.end)
+        if not isinstance(end, SessionExpired):
+            session.turn.stop(end)
 
     def _release(self, session: Session) -> None:
         session.cache.drop()
@@ -354,6 +367,7 @@ class SessionStore:
             busy = (each for each in self._idle if each.turn is not None or each.num_holds or each.is_pinned)
             if next(busy, None) is not None or not all(self._sessions.get(each.id.text) is each for each in self._idle):
                 raise RuntimeError("a session may be evicted that is in use or not held")
+            self._expiries.check_integrity(self._sessions.values())
             if any(session.turn is None for session in self._ending):
                 raise RuntimeError("a session has ended and its last turn is over, but it is kept")
             sessions = [*self._sessions.values(), *self._ending]

@@ -712,7 +712,15 @@ def test_status_tells_what_the_worker_holds(client: Any, tiny_llava: Any, red: A
     settings = client.service.store.settings
     assert status["instance"] == "local"
     assert status["session_ids"] == [sid]
-    assert status["sessions"] == {"open": 1, "max": 1024, "opened": 1, "closed": 0, "adopted": 0, "evicted": 0}
+    assert status["sessions"] == {
+        "open": 1,
+        "max": 1024,
+        "opened": 1,
+        "closed": 0,
+        "adopted": 0,
+        "evicted": 0,
+        "damaged": 0,
+    }
     context = len(client.session(sid).cache.tokens)
     assert status["memory"] == {
         "kv_bytes": kv_bytes(tiny_llava, context),

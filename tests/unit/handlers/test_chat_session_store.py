@@ -1,14 +1,18 @@
 """The session store: lifetimes, turns, and the blocks and pictures that sessions hold."""
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 from handlers.chat.pictures.store import Image, ImageStore
-from handlers.chat.sessions.expiry import Tombstones
+from handlers.chat.sessions import store as store_module
+from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.chat.sessions.store import SessionStore
@@ -26,6 +30,7 @@ from handlers.errors import (
 )
 from handlers.requests import Caller
 from handlers.settings import ChatSessionSettings
+from torchmoor.wire.session_ids import SessionId
 
 SHAPE = CacheShape(2, 1, 4, torch.float32, torch.device("cpu"))
 FEATURES_BYTES = 5 * 4 * 4
@@ -721,3 +726,68 @@ def test_choosing_the_session_to_evict_reads_no_other_session(new_store: Stores,
             get(store, evicted)
 
     assert get(store, sessions[20]) is sessions[20]
+
+
+class VisitedSession(Session):
+    """A session that notes each access to its fields."""
+
+    __slots__ = ()
+    visited: ClassVar[set[Session]] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        VisitedSession.visited.add(self)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_a_full_store_visits_few_sessions(
+    new_store: Stores, clock: Any, monkeypatch: pytest.MonkeyPatch, is_durable: bool
+) -> None:
+    """An opening, a refused one and an expiry visit only the sessions that come or go, not the thousand others."""
+    monkeypatch.setattr(store_module, "Session", VisitedSession)
+    store = new_store(is_durable=is_durable, max_sessions=1000, ttl_s=10_000)
+    oldest = opened(store, 100)
+    for number in range(999):
+        opened(store, 200 + number)
+    VisitedSession.visited.clear()
+
+    with suppress(Overloaded):
+        opened(store, 5000)
+    assert len(VisitedSession.visited) == (2 if is_durable else 0)
+    VisitedSession.visited.clear()
+    clock.advance(101)
+    store.expire()
+    opened(store, 5000)
+
+    assert len(VisitedSession.visited) == 2
+    with pytest.raises(SessionExpired):
+        get(store, oldest)
+
+
+class Expiring:
+    """What the order needs of a session."""
+
+    def __init__(self, expires_at: int) -> None:
+        self.id = SessionId("", "local", expires_at, "k0")
+
+
+@given(times=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 20), st.booleans()), max_size=30))
+def test_sessions_expire_in_their_order(times: list[tuple[int, int, bool]]) -> None:
+    """Whatever is added and removed, the order knows the first expiry, and returns what has expired once."""
+    order, now = ExpiryOrder(), 0
+    model: dict[Any, int] = {}
+    for waited, ttl_s, is_removed in times:
+        now += waited
+        due = {session for session, expiry in model.items() if expiry <= now}
+        assert set(order.remove_expired(now)) == due
+        model = {session: expiry for session, expiry in model.items() if session not in due}
+        session: Any = Expiring(now + ttl_s)
+        order.add(session)
+        model[session] = now + ttl_s
+        if is_removed:
+            gone = min(model, key=lambda each: model[each])
+            order.remove(gone)
+            order.remove(gone)
+            del model[gone]
+        order.check_integrity(model)
+        assert order.first() == min(model.values(), default=None)
