@@ -140,13 +140,22 @@ class IntakeSettings(HandlerGroup, title="intake"):
     total_timeout_s: Positive = 20.0
     max_redirects: Size = 3
     num_threads: Count = Field(8, description="Images fetched and decoded at a time.")
+    decoding_bytes: Count = Field(
+        2 * GIB,
+        description="Memory of a worker for images that are decoded and scaled, 14 to 18 bytes per pixel; an "
+        "image that needs more is refused.",
+    )
+    decoding_timeout_s: Positive = Field(
+        10.0, description="How long an image waits for its part of decoding_bytes; then it is refused with 507."
+    )
     allowed_buckets: Texts = Field((), description="Bucket or bucket/prefix of s3:// addresses that clients may name.")
     large_bytes: Count = Field(
         GIB, description="Of an image from S3. Above max_bytes it is scaled down on arrival, one at a time."
     )
     large_pixels: Count = Field(
         400_000_000,
-        description="Of such an image when it is decoded: 4 bytes of memory per pixel, 8 with transparency.",
+        description="Of such an image when it is decoded: 4 bytes of memory per pixel, 8 with transparency, within "
+        "decoding_bytes.",
     )
     scaled_pixels: Count = Field(
         6_000_000, description="Of such an image after scaling, within max_pixels and max_bytes."

@@ -77,7 +77,7 @@ class ChatService:
         session = settings.session
         is_durable = journal is not None
         self.images = ImageStore(
-            session.features_bytes, session.host_bytes, is_durable, loader.decode, self._encode, counters
+            session.features_bytes, session.host_bytes, is_durable, loader.decoded, self._encode, counters
         )
         self.store = SessionStore(session, ids, engine.runner.pool, self.images, wall, is_durable=is_durable)
         self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays, counters)

@@ -47,6 +47,7 @@ def count_everything(
             "fetched": loader.num_fetched,
             **{name: count(f"images_{name}") for name in ("encoded", "shared", "demoted")},
         },
+        "decoding": loader.decoding.describe(),
         "engine": {
             "steps": engine.num_steps,
             "rows": len(scheduler.running),

@@ -64,7 +64,7 @@ class Stores:
             1 << 20,
             1 << 20,
             False,
-            lambda encoded: Pillow.new("RGB", (2, 2), (encoded[0], 0, 0)),
+            lambda encoded, check: Pillow.new("RGB", (2, 2), (encoded[0], 0, 0)),
             lambda picture: torch.zeros(5, 4),
             Counters(),
         )
