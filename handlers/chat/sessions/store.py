@@ -138,8 +138,10 @@ class SessionStore:
         message = f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
         if self._is_durable:
             raise Overloaded(message)
-        ends = [self._expiries.first(), oldest and self.expires_at(oldest.id)]
-        wait_s = max(1, math.ceil(min(filter(None, ends), default=0) - self._wall()))
+        first = self._expiries.first() or 0
+        if oldest is not None:
+            first = min(first, self.expires_at(oldest.id))
+        wait_s = max(1, math.ceil(first - self._wall()))
         error = Overloaded(f"{message}: the first one expires in {wait_s} s")
         error.retry_after_s = wait_s
         raise error
