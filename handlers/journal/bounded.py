@@ -49,8 +49,8 @@ class BoundedJournal:
     def get_image(self, session_id: str, image: str) -> bytes:
         return self._run(partial(self._journal.get_image, session_id, image))
 
-    def close(self, session_id: str) -> None:
-        self._run(partial(self._journal.close, session_id))
+    def close(self, session_id: str, event: Event) -> Event:
+        return self._run(partial(self._journal.close, session_id, event))
 
     def delete(self, session_id: str) -> None:
         self._run(partial(self._journal.delete, session_id))

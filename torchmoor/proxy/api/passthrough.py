@@ -23,7 +23,7 @@ MAX_OPERATION_BYTES = 65_536
 GRACE_S = 2.0  # after an operation's own time-out, which is reported first
 TIMEOUT_STATUS = 504
 TOO_LARGE_STATUS = 413
-_UNTOLD = frozenset((b"ts_stream_next",))
+_UNTOLD = frozenset((b"ts_stream_next", headers.REQUEST_ID.encode()))
 
 
 class PassThroughDialect(ApiDialect):

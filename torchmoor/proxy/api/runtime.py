@@ -67,7 +67,9 @@ _CLIENT_CODES = frozenset(
     )
 )
 _CONTENT_TYPE = b"content-type"
-_UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, NEW_SESSION_ID, ERROR_HEADER))
+_REQUEST_ID = b"x-amzn-requestid"
+_UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", _REQUEST_ID, SESSION_ID, NEW_SESSION_ID, ERROR_HEADER))
+_REQUEST_ID_START = _REQUEST_ID + b": "
 _UNTOLD_OF_STREAM = _UNTOLD | {_CONTENT_TYPE}
 _OK = status_line(200)
 _STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
@@ -224,7 +226,7 @@ def _answer_lines(
         status_line,
         head.lines(untold),
         session_line,
-        b"x-amzn-requestid: ",
+        _REQUEST_ID_START,
         request_id,
         choice.runtime_lines,
     )
