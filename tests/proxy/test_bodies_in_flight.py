@@ -65,7 +65,7 @@ def test_instance_without_room_is_passed_over(make_stage: MakeStage) -> None:
 
 
 def test_turn_stays_with_its_instance(make_stage: MakeStage) -> None:
-    """Another instance could rebuild the session, but a shortage of room is no reason to move it."""
+    """Another instance could rebuild the session, but a shortage of room does not move it."""
     stage = limited(make_stage, are_journaled=True)
     held = Held(stage, stage.a, stage.b)
     first = send(stage, LONG, session=make_session_id("a"))
