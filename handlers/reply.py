@@ -51,7 +51,8 @@ class PendingReply:
     """The answer to one request. wake: called after each change, so that the pump need not poll.
 
     request_id: the proxy's id, by which it cancels; inference_id: the client's id. Each is empty if the request has
-    none. error: why the request failed, if it did.
+    none. error: why the request failed, if it did. fetches_end_at: when its fetches of images are cut, in monotonic
+    seconds.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -59,6 +60,7 @@ class PendingReply:
         self.inference_id = ""
         self.error: HandlerError | None = None
         self.receipts: dict[str, str] = {}  # headers that are added to the writer's
+        self.fetches_end_at = math.inf
         self._deadline = math.inf
         self._wake = wake
         self._lock = threading.Lock()
@@ -86,6 +88,11 @@ class PendingReply:
     @property
     def is_streaming(self) -> bool:
         return self._stream is not None
+
+    @property
+    def deadline(self) -> float:
+        """When the reply is cancelled, in monotonic seconds."""
+        return self._deadline
 
     def shorten_deadline(self, deadline: float) -> float:
         """Set a deadline in monotonic seconds, unless there is an earlier one. Return the deadline in effect.
@@ -126,7 +133,7 @@ class PendingReply:
             action()
 
     def cancel(self, reason: HandlerError | None = None) -> None:
-        """Cancel the answer, even if it is ready. The first reason counts. Pump only."""
+        """Cancel the answer, even if it is ready. The first reason counts. The pump, or the service's end."""
         self._end(reason or ClientGone("the client left, or the request was cancelled"), even_if_ready=True)
 
     def expire(self, now: float) -> None:

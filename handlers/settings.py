@@ -139,7 +139,15 @@ class IntakeSettings(HandlerGroup, title="intake"):
     read_timeout_s: Positive = Field(10.0, description="Between two pieces.")
     total_timeout_s: Positive = 20.0
     max_redirects: Size = 3
-    num_threads: Count = Field(8, description="Images fetched and decoded at a time.")
+    num_threads: Count = Field(8, description="Requests at a time that decode images, rebuild or close sessions.")
+    fetch_threads: Count = Field(
+        16, description="Requests at a time whose images are fetched; one caller has at most half of them."
+    )
+    fetching_timeout_s: Positive = Field(
+        40.0,
+        description="From a request's arrival to the end of its fetches, and at most two thirds of its time; below "
+        "the proxy's timeouts.model_timeout_s.",
+    )
     decoding_bytes: Count = Field(
         2 * GIB,
         description="Memory of a worker for images that are decoded and scaled, 14 to 18 bytes per pixel; an "

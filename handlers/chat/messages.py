@@ -7,6 +7,7 @@ from typing import Any
 ImageReference = bytes | str  # an image's own bytes, an http(s) address, a data URL or base64 text
 
 MARKDOWN_IMAGE = "![]("  # Text Generation Inference's way to put an image into a prompt; its address and `)` follow
+_MAX_HOST_CHARS = 512  # of an address: its scheme and host are within them
 _SCHEMES = ("http://", "https://", "data:image/")
 
 
@@ -52,6 +53,13 @@ def answer_message(text: str) -> dict[str, Any]:
 def images_of(parts: Sequence[Part]) -> tuple[ImageReference, ...]:
     """List the images among the parts, in order."""
     return tuple(part.reference for part in parts if isinstance(part, ImagePart))
+
+
+def first_address(prompt: str) -> tuple[ImageReference, ...]:
+    """Return the beginning of the first address that a raw prompt wants fetched; empty without one."""
+    at = prompt.find(f"{MARKDOWN_IMAGE}http")
+    start = at + len(MARKDOWN_IMAGE)
+    return () if at < 0 else (prompt[start : start + _MAX_HOST_CHARS],)
 
 
 def split_images(prompt: str) -> tuple[Part, ...]:

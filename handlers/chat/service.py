@@ -20,6 +20,7 @@ from handlers.chat.commands import (
     ReportStatus,
 )
 from handlers.chat.dialects.table import parse
+from handlers.chat.pictures.fetch_pool import FetchPool, find_line
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.pictures.receiver import ImageReceiver
 from handlers.chat.pictures.store import ImageStore
@@ -73,6 +74,7 @@ class ChatService:
         self._wall = wall
         self.counters = counters = Counters()
         self._loading = ThreadPoolExecutor(settings.intake.num_threads, "intake")
+        self._fetching = FetchPool(settings.intake)
         self._preparing = ThreadPoolExecutor(settings.engine.prepare_threads, "prepare")
         session = settings.session
         is_durable = journal is not None
@@ -94,6 +96,7 @@ class ChatService:
             receiver=receiver,
             preparing=self._preparing,
             loading=self._loading,
+            fetching=self._fetching,
             counters=counters,
         )
         self._expiry = ExpiryThread(self.store.expire, self.recorder.sweep, session.tombstone_s, wall)
@@ -101,6 +104,7 @@ class ChatService:
     def stop(self) -> None:
         """End the service's threads and the engine."""
         self._expiry.stop()
+        self._fetching.shutdown()
         self._loading.shutdown()  # before the engine, which encodes the images that are still being loaded
         self._preparing.shutdown()
         self._engine.stop()
@@ -110,12 +114,17 @@ class ChatService:
         with reply.guarded():
             self._dispatch(parse(incoming, self._settings.request, self._wall), reply)
 
-    def _in_background(self, reply: PendingReply, action: Callable[[], None]) -> None:
+    def _in_background(self, reply: PendingReply, action: Callable[[], None], line: str | None = None) -> None:
+        """Run an action on another thread. line: of its fetches; None if it has none."""
+
         def run() -> None:
             with reply.guarded():
                 action()
 
-        self._loading.submit(run)
+        if line is None:
+            self._loading.submit(run)
+        else:
+            self._fetching.submit(line, reply, run)
 
     def _dispatch(self, command: Command, reply: PendingReply) -> None:
         match command:
@@ -127,6 +136,9 @@ class ChatService:
                 self._ask(command, reply)
             case Generate():
                 Completion(self._parts, command, reply).start()
+            case OpenSession() | AddImages():
+                line = find_line(command.caller, command.images)
+                self._in_background(reply, lambda: self._change_session(command, reply), line)
             case _:
                 self._in_background(reply, lambda: self._change_session(command, reply))
 

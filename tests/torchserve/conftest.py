@@ -34,7 +34,7 @@ class Fleet:
     process: "subprocess.Popen[str]"  # a with block ends it
     run_dir: Path
 
-    def client(self) -> Any:
+    def client(self, config: Config | None = None) -> Any:
         """Return boto3's own client, configured with the address only."""
         return boto3.client(
             "sagemaker-runtime",
@@ -42,7 +42,7 @@ class Fleet:
             region_name="us-east-1",
             aws_access_key_id="test",
             aws_secret_access_key="test",
-            config=Config(retries={"mode": "standard", "max_attempts": 1}, read_timeout=90),
+            config=config or Config(retries={"mode": "standard", "max_attempts": 1}, read_timeout=90),
         )
 
     def instances(self) -> list[dict[str, Any]]:

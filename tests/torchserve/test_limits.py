@@ -1,16 +1,21 @@
 """A worker that receives more requests than it accepts."""
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 import requests
+from botocore.config import Config
+from botocore.exceptions import ClientError
 
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.torchserve
 MAX_IN_FLIGHT = 112  # handlers/configs/chat.yaml
@@ -114,3 +119,37 @@ def test_large_image_opens_beside_a_stream(fleet: Fleet) -> None:
     assert beside == alone
     red = {"type": "send_text_prompt", "prompt_text": "What color is the circle?", **opened[0]}
     assert "red" in requests.post(url, json=red, timeout=60).json()["response_text"]
+
+
+BODY = json.dumps({"inputs": "A red circle is", "parameters": {"max_new_tokens": 1}}).encode()
+LONG_BODY = BODY + b" " * (59 * 2**20 // 10 - len(BODY))  # 5.9 MiB; the runtime API allows 6
+NUM_LONG = 80  # 236 MiB for each instance, with which a JVM of 512 MiB runs out of memory
+
+
+def test_more_bodies_than_the_heap_holds_end_no_instance(fleet: Fleet) -> None:
+    """Each is answered, or refused with 503; both JVMs live on and serve again."""
+    pids = jvm_pids(fleet)
+    config = Config(retries={"total_max_attempts": 1}, read_timeout=90, max_pool_connections=NUM_LONG)
+    client = fleet.client(config)
+
+    def invoke(body: bytes) -> int:
+        try:
+            answer = client.invoke_endpoint(EndpointName="llava", ContentType="application/json", Body=body)
+        except ClientError as error:
+            answer = error.response
+        status: int = answer["ResponseMetadata"]["HTTPStatusCode"]
+        return status
+
+    with ThreadPoolExecutor(NUM_LONG) as pool:
+        statuses = Counter(pool.map(invoke, [LONG_BODY] * NUM_LONG))
+
+    assert set(statuses) <= {200, 503}, statuses
+    assert statuses[200], statuses
+    wait_until(lambda: {each["state"] for each in fleet.instances()} == {"ready"}, "both instances ready")
+    assert jvm_pids(fleet) == pids
+    assert invoke(BODY) == 200
+
+
+def jvm_pids(fleet: Fleet) -> dict[str, str]:
+    """Return each instance's JVM by the file that TorchServe writes at its start."""
+    return {path.parent.parent.name: path.read_text() for path in fleet.run_dir.glob("*/tmp/.model_server.pid")}

@@ -11,7 +11,7 @@ from torchmoor.config.group import Count, SettingsGroup
 DEFAULT_CAPACITY = 100  # below the handlers' own limit
 DEFAULT_HEAP_MIB = 512
 DEFAULT_BODY_MIB = 64
-# Measured with a heap of 512 MiB: 3 bodies of 60 MiB or 23 of 5.9 MiB are served, 4 or 26 end the JVM.
+# Measured with a heap of 512 MiB: 3 bodies of 60 MiB or 28 of 5.9 MiB are served, 4 or 32 end the JVM.
 INFLIGHT_BODY_SHARE = 3 / 8
 MAX_BODY_EXTRA_BYTES = 5 << 19  # TorchServe collects a body in pieces, which take more than their bytes
 

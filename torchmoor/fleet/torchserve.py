@@ -20,8 +20,9 @@ from torchmoor.proxy.access.credentials import SECRETS
 PORTS_PER_INSTANCE = 5
 LOOPBACK = "127.0.0.1"
 MAX_TMPDIR_CHARS = 93  # it contains a worker's socket, whose path is limited to 108
-# No files in the shared /tmp; a JVM that runs out of memory exits and is restarted.
-JAVA_FLAGS = ("-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")
+# No files in the shared /tmp; a JVM that runs out of memory exits and is restarted. Bodies are long arrays, which go to
+# the old generation: it gets seven eighths of the heap.
+JAVA_FLAGS = ("-XX:+UseSerialGC", "-XX:NewRatio=7", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")
 WORKER_DIED = "Backend worker process died."  # a traceback follows
 SUPPRESSED_WARNINGS = ("--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow")  # Java 24+
 

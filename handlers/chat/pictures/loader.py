@@ -12,6 +12,7 @@ import ipaddress
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from urllib3.exceptions import HTTPError
 
 from handlers.chat.pictures import image_decoding
 from handlers.chat.pictures.decoding_budget import DecodingBudget
-from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
+from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, Overloaded
 from handlers.reply import PendingReply
 from handlers.requests import refuse_other_media
 from handlers.settings import IntakeSettings
@@ -176,7 +177,7 @@ class ImageLoader:
     def _fetch(self, url: str, reply: PendingReply | None) -> bytes:
         if not self._settings.allow_urls:
             raise ImageUrlForbidden("this worker does not fetch images; send the image itself")
-        with _Deadline(self._settings.total_timeout_s) as deadline:
+        with _Deadline(self._find_time(reply)) as deadline:
             if reply is not None:
                 reply.on_cancel(lambda reason: deadline.cut())
             for _ in range(self._settings.max_redirects + 1):
@@ -191,6 +192,15 @@ class ImageLoader:
                     reason = "the image's address redirects to what is no valid URL"  # prose: allow
                     raise ImageUnreachable(reason) from exc
         raise ImageUnreachable(f"the image's address redirects more than {self._settings.max_redirects} times")
+
+    def _find_time(self, reply: PendingReply | None) -> float:
+        """Return how many seconds a fetch may take. Raises Overloaded if the request has waited too long for it."""
+        if reply is None:
+            return self._settings.total_timeout_s
+        left_s = reply.fetches_end_at - time.monotonic()
+        if left_s <= 0:
+            raise Overloaded("too many images are being fetched; try again later")
+        return min(left_s, self._settings.total_timeout_s)
 
     def _fetch_once(self, url: str, deadline: _Deadline) -> bytes | str:
         """Return the body, or the address of a redirect."""

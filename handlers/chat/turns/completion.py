@@ -7,7 +7,8 @@ computes only the new turn.
 from collections.abc import Callable, Sequence
 
 from handlers.chat.commands import Generate
-from handlers.chat.messages import MARKDOWN_IMAGE, Part, TextPart, images_of, split_images
+from handlers.chat.messages import MARKDOWN_IMAGE, Part, TextPart, first_address, images_of, split_images
+from handlers.chat.pictures.fetch_pool import find_line
 from handlers.chat.pictures.receiver import ReceivedImage
 from handlers.chat.pictures.store import Image
 from handlers.chat.turns.context_limits import truncate
@@ -33,8 +34,9 @@ class Completion:
     def start(self) -> None:
         self._parts.counters.add("turns_started")
         prompt = self._request.prompt  # may have megabytes, so a worker thread searches it for images
-        has_images = bool(images_of(self._request_parts())) if prompt is None else MARKDOWN_IMAGE in prompt
-        self._generation.begin(is_slow=has_images)
+        images = images_of(self._request_parts()) if prompt is None else first_address(prompt)
+        has_images = bool(images) if prompt is None else MARKDOWN_IMAGE in prompt
+        self._generation.begin(is_slow=has_images, line=find_line(self._request.caller, images))
         self._reply.on_cancel(self._generation.stop)
 
     def _request_parts(self) -> Sequence[Part]:

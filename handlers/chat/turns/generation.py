@@ -16,6 +16,7 @@ from functools import partial
 
 from handlers.chat.commands import Ask, Generate
 from handlers.chat.forms import Summary, Token
+from handlers.chat.pictures.fetch_pool import FetchPool
 from handlers.chat.pictures.receiver import ImageReceiver
 from handlers.chat.pictures.store import Image, ImageStore, ImageTier
 from handlers.chat.turns.admission import Admission
@@ -34,6 +35,9 @@ from torchmoor.wire import headers as wire
 
 logger = logging.getLogger(__name__)
 
+Submit = Callable[[Callable[[], None]], Future[None]]
+"""Runs an action on another thread. Raises RuntimeError once that is shut down."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParts:
@@ -46,7 +50,8 @@ class GenerationParts:
     admission: Admission
     receiver: ImageReceiver
     preparing: Executor  # for answers that fetch no images, and for the end of every answer
-    loading: Executor  # for answers that fetch images or rebuild a session
+    loading: Executor  # for answers that decode images or rebuild a session
+    fetching: FetchPool  # for answers that fetch images
     counters: Counters
 
 
@@ -90,21 +95,28 @@ class Generation:
 
     # From the question to the engine
 
-    def begin(self, *, is_slow: bool) -> None:
+    def begin(self, *, is_slow: bool, line: str | None) -> None:
         """Start composing the prompt.
 
-        is_slow: the prompt needs images or a rebuilt session; then it delays only others that are slow.
+        is_slow: the prompt needs images or a rebuilt session; then it delays only others that are slow. line: in which
+        it waits for the images that it fetches (see FetchPool); None if it fetches none.
         """
         with self._lock:
             if self._is_over:
                 return
             self._is_admitted = True
             self._parts.admission.enter()
-        self._preparation = self._run_on(self._parts.loading if is_slow else self._parts.preparing, self._prepare)
+        self._preparation = self._submit(self._choose_threads(is_slow, line), self._prepare)
 
-    def _run_on(self, executor: Executor, action: Callable[[], None]) -> Future[None] | None:
+    def _choose_threads(self, is_slow: bool, line: str | None) -> Submit:
+        parts = self._parts
+        if line is not None:
+            return partial(parts.fetching.submit, line, self._reply)
+        return parts.loading.submit if is_slow else parts.preparing.submit
+
+    def _submit(self, submit: Submit, action: Callable[[], None]) -> Future[None] | None:
         try:
-            return executor.submit(action)
+            return submit(action)
         except RuntimeError:  # it has been shut down
             self.fail(InternalError("the worker is stopping"))
             return None
@@ -210,7 +222,7 @@ class Generation:
             if summary.num_tokens > 1:
                 gap_s = (time.monotonic() - self._first_token_at) / (summary.num_tokens - 1)
                 self._parts.counters.observe("inter_token", gap_s)
-            self._run_on(self._parts.preparing, lambda: self._finish(token, summary))
+            self._submit(self._parts.preparing.submit, lambda: self._finish(token, summary))
             return False
         self._writer.show(token)
         return True
@@ -230,7 +242,7 @@ class Generation:
 
     def _try_again(self) -> None:
         self._is_admitted = True
-        self._run_on(self._parts.preparing, self._prepare)
+        self._submit(self._parts.preparing.submit, self._prepare)
 
     def _summarise(self, reason: FinishReason) -> Summary:
         assert self._sequence is not None

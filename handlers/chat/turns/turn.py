@@ -10,6 +10,7 @@ from typing import Any
 
 from handlers.chat.commands import Ask
 from handlers.chat.messages import answer_message, question_message
+from handlers.chat.pictures.fetch_pool import find_line
 from handlers.chat.pictures.receiver import ReceivedImage
 from handlers.chat.pictures.store import Image, digests
 from handlers.chat.sessions.recorder import CONFLICT, SessionRecorder
@@ -62,7 +63,7 @@ class Turn:
 
     def begin(self) -> None:
         is_slow = bool(self._ask.images) or self._recorder.must_rebuild(self._session)
-        self._generation.begin(is_slow=is_slow)
+        self._generation.begin(is_slow=is_slow, line=find_line(self._ask.caller, self._ask.images))
 
     def stop(self, error: HandlerError) -> None:
         """End the turn early, also while it waits in the queue. Any thread."""

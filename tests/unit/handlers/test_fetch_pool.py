@@ -1,0 +1,214 @@
+"""Slow addresses of images: they delay their own caller, end in time, and are forgotten with their clients."""
+
+import base64
+import io
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from handlers.chat.pictures.fetch_pool import FetchPool, find_line
+from handlers.errors import ImageUnreachable, InternalError, Overloaded
+from handlers.reply import PendingReply
+from handlers.requests import Caller
+from handlers.settings import IntakeSettings
+from tests.unit.handlers.test_chat_intake import PNG, WebServer, answer, intake
+from tests.waiting import wait_until
+
+ALICE, BOB = ({"x-torchmoor-endpoint": "e", "x-torchmoor-principal": name} for name in ("alice", "bob"))
+ALLOWED = {"allowed_hosts": ("127.0.0.1", "::1")}
+
+
+class Tarpit(WebServer):
+    """A server that keeps requests for /slow.png until `release`. arrived: counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived = threading.Semaphore(0)
+        self._may_answer = threading.Event()
+        self.routes["/slow.png"] = self._answer_late
+
+    def _answer_late(self, connection: socket.socket) -> None:
+        self.arrived.release()
+        assert self._may_answer.wait(60)
+        connection.sendall(answer(PNG))
+
+    def await_arrivals(self, number: int) -> None:
+        for _ in range(number):
+            assert self.arrived.acquire(timeout=60)
+
+    def release(self) -> None:
+        self._may_answer.set()
+
+
+@pytest.fixture
+def tarpit() -> Iterator[Tarpit]:
+    server = Tarpit()
+    yield server
+    server.release()
+    server.stop()
+
+
+def opening(*images: str) -> dict[str, Any]:
+    return {"type": "start_session", "images": list(images)}
+
+
+def data_url(picture: Any) -> str:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def test_callers_with_slow_addresses_delay_nobody_else(make_client: Any, tarpit: Tarpit, red: Any) -> None:
+    """While one caller's fetches hold its threads, others open, ask and close as ever, with a fetched picture too."""
+    client = make_client(intake={**ALLOWED, "fetch_threads": 4, "num_threads": 1})
+    slow = [client.send(opening(tarpit.url("/slow.png")), ALICE) for _ in range(9)]
+    tarpit.await_arrivals(2)
+
+    sent = client.call(opening(data_url(red)), BOB)
+    fetched = client.call(opening(tarpit.url("/a.png")), BOB)
+    turn = {"type": "send_text_prompt", "session_id": sent.json["session_id"], "prompt_text": "what colour?"}
+    asked = client.call(turn, BOB)
+    shown = client.call({"inputs": f"![]({tarpit.url('/a.png')})what?", "parameters": {"max_new_tokens": 1}}, BOB)
+    closed = client.call({"type": "close_session", "session_id": fetched.json["session_id"]}, BOB)
+    own = client.call(opening(data_url(red)), ALICE)
+
+    statuses = [each.status for each in (sent, fetched, asked, shown, closed, own)]
+    assert statuses == [200] * 6
+    assert not any(each.reply.has_news() for each in slow)
+    assert not tarpit.arrived.acquire(blocking=False)  # half of the threads, and no more
+    tarpit.release()
+    assert [each.wait().status for each in slow] == [200] * 9
+
+
+def test_without_a_name_of_the_caller_a_slow_host_delays_itself(make_client: Any, tarpit: Tarpit) -> None:
+    """The other host's pictures are fetched meanwhile."""
+    other = WebServer()
+    client = make_client(intake={**ALLOWED, "fetch_threads": 2})
+    slow = [client.send(opening(tarpit.url("/slow.png"))) for _ in range(3)]
+    tarpit.await_arrivals(1)
+
+    assert client.call(opening(other.url())).status == 200
+
+    tarpit.release()
+    assert [each.wait().status for each in slow] == [200] * 3
+    other.stop()
+
+
+@pytest.mark.parametrize(
+    ("references", "line"),
+    [
+        ((), None),
+        ((b"raw", "data:image/png;base64,aHR0cHM6", "aHR0cA=="), None),
+        (("data:,x", " HTTPS://Example.com:81/a.png"), "Example.com:81"),
+        (("s3://bucket/key",), "bucket"),
+        (("http://[::1/a.png",), ""),
+    ],
+)
+def test_line_is_that_of_the_first_fetched_address(references: tuple[bytes | str, ...], line: str | None) -> None:
+    """None if nothing is fetched; a named caller has one line for all addresses."""
+    named = Caller("e", "alice")
+
+    assert find_line(Caller(), references) == line
+    assert find_line(named, references) == (None if line is None else named.scope)
+
+
+class Held:
+    """A pool whose threads are busy until `release`, and the order in which actions run."""
+
+    def __init__(self, threads: int = 1, **settings: Any) -> None:
+        self.now = 1000.0
+        self.pool = FetchPool(IntakeSettings(fetch_threads=threads, **settings), clock=lambda: self.now)
+        self.order: list[str] = []
+        self._may_go_on = threading.Event()
+        self.pool.submit("held", make_reply(), lambda: void(self._may_go_on.wait(60)))
+
+    def submit(self, name: str, reply: PendingReply | None = None) -> Any:
+        return self.pool.submit(name[0], reply or make_reply(), lambda: self.order.append(name))
+
+    def release(self) -> None:
+        self._may_go_on.set()
+
+
+def void(value: object) -> None:
+    """Drop a result."""
+
+
+def make_reply() -> PendingReply:
+    return PendingReply(lambda: None)
+
+
+def test_lines_take_turns() -> None:
+    """A line with many requests does not hold up one with few; within a line the order is that of arrival."""
+    held = Held()
+    last = [held.submit(name) for name in ("a1", "a2", "a3", "b1", "c1", "b2")]
+
+    held.release()
+    for future in last:
+        future.result(60)
+
+    assert held.order == ["a1", "b1", "c1", "a2", "b2", "a3"]
+    held.pool.shutdown()
+
+
+def test_cancelled_requests_leave_their_line() -> None:
+    """Nothing is kept of a client that has left."""
+    held = Held()
+    reply = make_reply()
+    gone, stays = held.submit("a1", reply), held.submit("a2")
+
+    reply.cancel()
+    assert gone.cancelled()
+    held.release()
+    stays.result(60)
+
+    assert held.order == ["a2"]
+    held.pool.shutdown()
+
+
+def test_stop_answers_requests_that_wait() -> None:
+    """Their replies say that the worker stops; further requests are refused."""
+    held = Held()
+    reply = make_reply()
+    held.submit("a1", reply)
+
+    stopping = threading.Thread(target=held.pool.shutdown)
+    stopping.start()
+    wait_until(lambda: reply.is_cancelled, "the waiting reply is cancelled")
+    held.release()
+    stopping.join(60)
+
+    assert isinstance(reply.error, InternalError)
+    assert held.order == []
+    with pytest.raises(RuntimeError):
+        held.submit("b1")
+
+
+@pytest.mark.parametrize(("time_s", "expected_s"), [(30, 20), (600, 40)])
+def test_fetches_end_before_the_request_does(time_s: float, expected_s: float) -> None:
+    """At two thirds of its time, or after fetching_timeout_s: the client learns why, and no breaker counts it."""
+    held = Held()
+    reply = make_reply()
+    reply.shorten_deadline(held.now + time_s)
+
+    held.submit("a1", reply)
+
+    assert reply.fetches_end_at == held.now + expected_s
+    held.release()
+    held.pool.shutdown()
+
+
+def test_slow_fetch_ends_with_the_requests_time(tarpit: Tarpit) -> None:
+    """As the client's error, however long one fetch may take; one that comes too late does not begin."""
+    loader, reply = intake(), make_reply()
+    reply.fetches_end_at = time.monotonic() + 0.05
+
+    with pytest.raises(ImageUnreachable, match="did not arrive in time"):
+        loader.read(tarpit.url("/slow.png"), reply)
+    with pytest.raises(Overloaded, match="too many images are being fetched"):
+        loader.read(tarpit.url("/a.png"), reply)
+
+    assert len(tarpit.requests) == 1
