@@ -13,7 +13,7 @@ OLD_TEMPLATE = "chat_template.json"
 
 
 class Processor:
-    """Converts conversations to text, text to ids, and pictures to pixels."""
+    """Holds the tokenizer, the image processor and the template."""
 
     def __init__(self, tokenizer: Any, image_processor: Any, image_token: str, chat_template: str | None) -> None:
         self.tokenizer = tokenizer

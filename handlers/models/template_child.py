@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -25,8 +26,8 @@ def main() -> None:
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)  # its signal ends the process, also within one long operation
         try:
-            rendered, _ = render_jinja_template(**json.loads(line))
-            answer = {"text": rendered[0]}
+            rendered: Any = render_jinja_template(**json.loads(line))
+            answer = {"text": rendered[0][0]}  # of one conversation; the rest is for training
         except TemplateError as exc:
             answer = {"refused": str(exc)[:200]}
         except MemoryError:

@@ -22,7 +22,7 @@ TOOL_TEMPLATE = """\
 {%- set ns.total = ns.total + m.content | length -%}
 <|{{ m.role }}|>{{ m | tojson }}{% generation %}{{ m.content | trim | upper }}{% endgeneration %}
 {%- endfor -%}
-{{ ns.total }}{{ bos_token }}{{ strftime_now('%Y') }}{{ range(3) | list }}{{ tools is none }}
+{{ ns.total }}{{ bos_token }}{{ strftime_now('%Y') }}{{ range(3) | list }}{{ tools == none }}
 """
 
 
