@@ -118,7 +118,7 @@ class DirectoryJournal:
                     if path.stat().st_mtime + self._settings.claim_s < expired_before and num_swept < MAX_SWEPT:
                         path.unlink()
                         num_swept += 1
-        self._budget.measure(expired_before - self._settings.timeout_s)
+        self._budget.measure()
 
     def _create(self, path: Path, data: bytes) -> None:
         """Create a file atomically and durably. Raises FileExistsError, JournalClosed."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from handlers.journal.journal import JournalFull
 
+ABANDONED_S = 600.0  # since a temporary file was written; much longer than any operation takes
 BLOCK_BYTES = 4096  # of the usual file systems; a file takes whole blocks
 
 
@@ -49,17 +50,16 @@ class DiskBudget:
         if free < self._min_free_bytes:
             raise JournalFull(f"the journal's disk has {free} bytes left, too few (journal.min_free_bytes)")
 
-    def measure(self, unfinished_before: float) -> None:
-        """Count the bytes of all files.
-
-        Delete temporary files that were last written before this time, in seconds since 1970: their writers are gone.
-        """
+    def measure(self) -> None:
+        """Count the bytes of all files, and delete temporary files whose writers are gone."""
+        os.utime(self._root)  # by the clock of the file system, which may differ from this machine's
+        abandoned_before = self._root.stat().st_mtime - ABANDONED_S
         used_bytes = 0
         for folder in self._root.iterdir():
             with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as files:  # another worker sweeps
                 for file in files:
                     info = file.stat(follow_symlinks=False)
-                    if file.name.startswith(".") and info.st_mtime < unfinished_before:
+                    if file.name.startswith(".") and info.st_mtime < abandoned_before:
                         os.unlink(file)
                     else:
                         used_bytes += _size(info)

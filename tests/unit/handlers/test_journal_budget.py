@@ -67,8 +67,9 @@ def test_temporary_files_of_killed_workers_are_removed(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     journal.append(ID, 0, Event(kind="open"))
     old, new = (tmp_path / "journal" / ID / name for name in (".0123456789abcdef", ".fedcba9876543210"))
-    for path, written_at in ((old, EXPIRES_AT - 5000), (new, EXPIRES_AT - 1005)):
+    for path, age_s in ((old, 700), (new, 500)):
         path.write_bytes(b"half")
+        written_at = path.stat().st_mtime - age_s
         os.utime(path, (written_at, written_at))
 
     journal.sweep(EXPIRES_AT - 1000)
