@@ -57,6 +57,8 @@ def describe(found: Mapping[str, Any], now: float, width: int | None) -> Iterato
     for instance in found["instances"]:
         if not instance["answered"]:
             yield f"{instance['instance']} reports no sessions."
+        elif instance["evicted"]:
+            yield f"Evicted by {instance['instance']}: {instance['evicted']}. An evicted session continues when it is used."
     if not found["sessions"]:
         yield "No session is open."
         return
