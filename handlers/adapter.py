@@ -68,6 +68,7 @@ class Pump:
         self._num_operations = 0  # rows of this step that are operations: each is answered in this step
         self._early: dict[str, float] = {}  # the proxy's ids, oldest first, and when they are forgotten
         self._news = threading.Condition()
+        self._next_pieces_at = 0.0  # when the next pieces of streams may be sent; beginnings and ends do not wait
 
     def __repr__(self) -> str:
         return f"<Pump {self.num_in_flight} in flight>"
@@ -157,7 +158,7 @@ class Pump:
             self._news.notify()
 
     def _wait(self, rows: list[dict[str, Any]], request_ids: dict[int, str]) -> None:
-        """Wait until an answer is ready, but not so long that a new request is delayed.
+        """Wait until an answer or a part of one is ready, but not so long that a new request is delayed.
 
         TorchServe sends the body of an unanswered request again in each step, so steps take longer with longer bodies:
         `resend_bytes_per_s` limits that cost.
@@ -167,13 +168,18 @@ class Pump:
         is_streaming = len(unanswered) < len(replies)
         wait_s = self._settings.stream_wait_s if is_streaming else self._settings.omitted_wait_s
         resent = sum(_size(rows[i]) for i in unanswered)
-        deadline = time.monotonic() + min(0.5, wait_s + resent / self._settings.resend_bytes_per_s)
+        now = time.monotonic()
+        deadline = now + min(0.5, wait_s + resent / self._settings.resend_bytes_per_s)
         with self._news:
-            while not any(reply.has_news() for reply in replies):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._news.wait(left)
+            while now < deadline and not any(reply.is_urgent() for reply in replies):
+                wait_until = deadline
+                if any(reply.has_news() for reply in replies):
+                    if now >= self._next_pieces_at:
+                        break
+                    wait_until = min(deadline, self._next_pieces_at)
+                self._news.wait(wait_until - now)
+                now = time.monotonic()
+        self._next_pieces_at = now + self._settings.stream_interval_s
 
     def _answer(self, index: int, request_id: str, bodies: list[bytes], context: Any) -> None:
         reply = self._replies.get(request_id)

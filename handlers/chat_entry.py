@@ -17,10 +17,12 @@ class ChatHandler:
         """
         logging.getLogger().setLevel(logging.WARNING)  # TorchServe's INFO lines take longer than a step
         logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
-        from handlers.metrics import MetricsPublisher  # here, because TorchServe hides an ImportError at import
+        from handlers.batch_reader import BatchReader  # here, because TorchServe hides an ImportError at import
+        from handlers.metrics import MetricsPublisher
         from handlers.start import start_chat
 
         started = time.monotonic()
+        BatchReader().install()
         self.service, self.pump = start_chat(
             Path(context.system_properties["model_dir"]),
             context.system_properties.get("gpu_id"),

@@ -17,10 +17,12 @@ class ManyHandler:
         """
         logging.getLogger().setLevel(logging.WARNING)  # TorchServe's INFO lines cost more than a step
         logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
+        from handlers.batch_reader import BatchReader
         from handlers.metrics import MANY_METRICS, MetricsPublisher
         from handlers.start_many import start_many  # TorchServe hides an ImportError of this file
 
         started = time.monotonic()
+        BatchReader().install()
         self.service, self.pump = start_many(
             Path(context.system_properties["model_dir"]),
             context.system_properties.get("gpu_id"),

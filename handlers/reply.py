@@ -206,11 +206,19 @@ class PendingReply:
             assert self._stream is not None
             if self._stream.is_ended:
                 return
+            was_read = not self._stream.buffer
             self._stream.buffer += data
             self._stream.is_ended = is_end
-        self._wake()
+        if was_read or is_end:
+            self._wake()
         if is_end:
             self._tell_end()
+
+    def is_urgent(self) -> bool:
+        """Return True if a whole answer, or the beginning or end of a stream, is ready."""
+        with self._lock:
+            stream = self._stream
+            return self._whole is not None or (stream is not None and (stream.is_ended or not stream.is_begun))
 
     def has_news(self) -> bool:
         with self._lock:

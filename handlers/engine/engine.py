@@ -19,7 +19,7 @@ from handlers.device import exit_worker
 from handlers.engine.kv_cache import BLOCK
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner
-from handlers.engine.sampler import Sampler
+from handlers.engine.sampler import Sampler, choose_tokens
 from handlers.engine.scheduler import Scheduler, Work
 from handlers.engine.sequence import FinishReason, Sequence, TokenEvent
 from handlers.errors import InternalError, OutOfMemory, TurnTimedOut
@@ -154,27 +154,46 @@ class Engine:
             self._isolate(batch, exc)
             return
         self.num_steps += 1
+        for sequence, token, logprob in self._choose(batch, logits):
+            try:
+                self._deliver(sequence, token, logprob)
+            except Exception as exc:
+                self._fail(sequence, exc)
+
+    def _choose(self, batch: list[Work], logits: Tensor) -> list[tuple[Sequence, int, float]]:
+        """Return the next token of each sequence that has its prompt's last one behind it, and its log probability."""
         greedy = logits.argmax(dim=-1).tolist()
         norms = logits.logsumexp(dim=-1).tolist()
+        chosen: list[tuple[Sequence, int, float]] = []
+        sampled: list[tuple[int, Sequence]] = []
         for row, work in enumerate(batch):
             if not work.is_last:
                 continue
-            try:
-                self._choose(work.sequence, logits[row], greedy[row], norms[row])
-            except Exception as exc:
-                self._fail(work.sequence, exc)
+            if not math.isfinite(norms[row]):
+                self._fail(work.sequence, ArithmeticError("the model's logits are not finite"))
+            elif self._samplers[work.sequence].is_plain_greedy:
+                chosen.append((work.sequence, greedy[row], float(logits[row, greedy[row]]) - norms[row]))
+            else:
+                sampled.append((row, work.sequence))
+        return chosen + self._sample(sampled, logits) if sampled else chosen
 
-    def _choose(self, sequence: Sequence, logits: Tensor, greedy: int, norm: float) -> None:
-        """One sequence's next token. norm: the logarithm of the sum of its logits' exponentials."""
-        if not math.isfinite(norm):
-            raise ArithmeticError("the model's logits are not finite")
-        sampler = self._samplers[sequence]
-        if sampler.is_plain_greedy:
-            token, logprob = greedy, float(logits[greedy]) - norm
-        else:
-            context = [token for token in sequence.prompt if token >= 0] + sequence.output  # images are not said
-            token, logprob = sampler.choose(logits, context)
-        self._deliver(sequence, token, logprob)
+    def _sample(self, rows: list[tuple[int, Sequence]], logits: Tensor) -> list[tuple[Sequence, int, float]]:
+        """Sample these rows of the logits. A failure is followed by a try of each row alone."""
+        samplers = [self._samplers[sequence] for _, sequence in rows]
+        try:
+            tokens, logprobs = choose_tokens(logits[[row for row, _ in rows]], samplers)
+        except Exception as exc:
+            if len(rows) == 1:
+                self._fail(rows[0][1], exc)
+                return []
+            return [choice for row in rows for choice in self._sample([row], logits)]
+        chosen: list[tuple[Sequence, int, float]] = []
+        for (_, sequence), token, logprob in zip(rows, tokens, logprobs, strict=True):
+            if math.isfinite(logprob):
+                chosen.append((sequence, token, logprob))
+            else:
+                self._fail(sequence, ArithmeticError("the warped logits are not finite"))
+        return chosen
 
     def _isolate(self, batch: list[Work], error: Exception) -> None:
         """A step failed: find whose fault it was by running its parts alone, so that the others go on."""
@@ -216,7 +235,9 @@ class Engine:
         """Let the sequence join the batch, or wait for room. Engine thread only."""
         pool = self.runner.pool
         try:
-            self._samplers[sequence] = Sampler(sequence.params, self.runner.model.device)
+            self._samplers[sequence] = Sampler(
+                sequence.params, sequence.prompt + sequence.output, self.runner.model.device
+            )
             self.scheduler.add(sequence)
         except Exception as exc:
             self._fail(sequence, exc)

@@ -13,6 +13,7 @@ from typing import Protocol
 from handlers.journal.event import Event, image_hash
 from torchmoor.wire.session_ids import ID_FORM
 
+MAX_CLAIM_BYTES = 1024  # that are read
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -24,22 +25,35 @@ class JournalClosed(Exception):
     """The session was closed, and its content deleted."""
 
 
+class JournalFull(Exception):
+    """The store has no room for another session. The message is for the client."""
+
+
 class Journal(Protocol):
     """A store of journals.
 
     All methods may block and are thread-safe. They raise OSError if the store fails or refuses, TimeoutError
-    if it does not answer. After an OSError a write may or may not have been done; repeating it is safe.
+    if it does not answer. After an OSError a write may or may not have been done; repeating it is safe. Methods that
+    read a session raise DamagedRecord; they read no record that is larger than the settings allow.
+    used_bytes: as last measured; 0 if the store limits itself.
     """
+
+    @property
+    def used_bytes(self) -> int: ...
+
+    def check_room(self) -> None:
+        """Raise JournalFull if the store has no room for another session."""
+        ...
 
     def append(self, session_id: str, number: int, event: Event) -> None:
         """Write an event durably, after its predecessors. Succeeds if this very event was written before.
 
-        Raises EventTaken if another event has this number, JournalClosed.
+        Raises EventTaken if another event has this number, JournalClosed, EventTooLarge.
         """
         ...
 
     def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
-        """Return the events from `start` on; none of an unknown session, only a "close" of a closed one."""
+        """Return the events from `start` on; none of an unknown session, only the "close" of a closed one."""
         ...
 
     def put_image(self, session_id: str, data: bytes) -> str:
@@ -50,8 +64,11 @@ class Journal(Protocol):
         """Return an image's bytes. Raises OSError if it is missing or damaged."""
         ...
 
-    def close(self, session_id: str) -> None:
-        """Delete a session's content but remember that it was closed, for `read`."""
+    def close(self, session_id: str, event: Event) -> Event:
+        """Delete a session's content but remember its "close", for `read`.
+
+        Return the first "close": this event or that of an earlier call.
+        """
         ...
 
     def delete(self, session_id: str) -> None:
@@ -61,7 +78,8 @@ class Journal(Protocol):
     def claim(self, name: str, value: str) -> str:
         """Return the value that was first claimed under this name: this one or an earlier one.
 
-        A claim is kept for at least the setting journal.claim_s. Only the hash of the name is stored.
+        A claim is kept for at least the setting journal.claim_s. Only the hash of the name is stored. Of a damaged
+        claim it returns any text.
         """
         ...
 

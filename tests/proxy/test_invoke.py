@@ -90,6 +90,20 @@ def test_request_reaches_the_instance_without_credentials_or_forged_headers(stag
         assert name not in seen.headers
 
 
+@pytest.mark.parametrize("suffix", ["", "-response-stream"])
+def test_request_id_of_the_answer_is_the_proxys(stage: Stage, suffix: str) -> None:
+    """One of the instance's own does not reach the client."""
+    stage.a.behave = stage.b.behave = answering(headers={"X-Amzn-RequestId": "of-the-instance"})
+
+    connection = stage.http()
+    connection.request("POST", f"/endpoints/llava/invocations{suffix}", b"{}")
+    answer = connection.getresponse()
+    answer.read()
+
+    [seen] = stage.a.received + stage.b.received
+    assert answer.headers.get_all("x-amzn-requestid") == [seen.headers["x-torchmoor-request-id"]]
+
+
 def test_request_without_an_inference_id_gets_the_request_id(stage: Stage) -> None:
     """One id from client to worker."""
     answer = invoke(stage)

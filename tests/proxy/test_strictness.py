@@ -51,6 +51,8 @@ def shared() -> object:
         (HEAD + b"".join(b"X%d: a\r\n" % n for n in range(5000)) + b"\r\n", 431),
         (HEAD + b"X: " + b"a" * 20_000, 431),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"a" * 20_000, 431),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;a=" + b"a" * 20_000 + b"\r\n{}\r\n0\r\n\r\n", 431),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX: " + b"a" * 20_000 + b"\r\n\r\n", 431),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
         (b"nonsense\r\n\r\n", 400),
     ],

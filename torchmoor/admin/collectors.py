@@ -73,6 +73,7 @@ class MetricsCollector:
         for instance in self._registry.instances():
             labels = (instance.endpoint, instance.name)
             families.add("OutstandingInvocations", labels, instance.outstanding)
+            families.add("InflightBodyBytes", labels, instance.inflight_body_bytes)
             families.add("InstanceReady", labels, int(instance.state is InstanceState.READY))
             families.add("InstanceBreaker", labels, BREAKER_STATES.index(instance.breaker.state))
             families.add("InstanceShare", labels, instance.share)

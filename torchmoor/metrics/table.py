@@ -101,6 +101,7 @@ INVOCATIONS = (
 )
 INSTANCES = (
     _gauge("OutstandingInvocations", "Requests that the instance works on.", BY_INSTANCE),
+    _gauge("InflightBodyBytes", "Heap that their bodies take in the instance's JVM.", BY_INSTANCE, "bytes"),
     _gauge("InstanceReady", "1 while the instance takes requests.", BY_INSTANCE, "0 or 1"),
     _gauge("InstanceBreaker", "0: closed, 1: half open (one trial request), 2: open.", BY_INSTANCE, "0 to 2"),
     _gauge("InstanceShare", "Share of its usual work; below 1 during slow start.", BY_INSTANCE, "0 to 1"),

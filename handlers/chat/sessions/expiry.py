@@ -1,11 +1,13 @@
-"""The expiry of sessions: the thread that ends them, and the memory of those that ended."""
+"""The expiry of sessions: their order, the thread that ends them, and the memory of those that ended."""
 
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
+from handlers.chat.sessions.session import Session
 from handlers.errors import SessionClosed, SessionExpired, SessionGone, SessionLost, SessionUnknown
 from handlers.settings import ChatSessionSettings
 from torchmoor.wire.session_ids import SessionId
@@ -46,6 +48,51 @@ class ExpiryThread:
                     self._sweep(int(self._wall() - self._tombstone_s))
             except Exception:
                 logger.exception("sessions could not be expired")
+
+
+class ExpiryOrder:
+    """Sessions in the order of their expiry. Not thread-safe: the store's lock guards it.
+
+    No operation visits the sessions that have not expired. Memory is bounded by the sessions and the seconds in which
+    one may expire (the setting session.max_ttl_s).
+    """
+
+    def __init__(self) -> None:
+        self._sessions: defaultdict[int, set[Session]] = defaultdict(set)  # by the second of their expiry
+        self._seconds: list[int] = []  # a heap of the keys; those of sessions that ended stay until they are the first
+
+    def add(self, session: Session) -> None:
+        second = session.id.expires_at
+        if second not in self._sessions:
+            heappush(self._seconds, second)
+        self._sessions[second].add(session)
+
+    def remove(self, session: Session) -> None:
+        """Remove a session, if it is there."""
+        self._sessions.get(session.id.expires_at, set()).discard(session)
+
+    def first(self) -> int | None:
+        """Return when the first session expires, in seconds since 1970; None without sessions."""
+        while self._seconds:
+            if self._sessions[self._seconds[0]]:
+                return self._seconds[0]
+            del self._sessions[heappop(self._seconds)]
+        return None
+
+    def remove_expired(self, now: float) -> list[Session]:
+        """Remove and return the sessions whose time is over."""
+        expired: list[Session] = []
+        while (second := self.first()) is not None and second <= now:
+            expired.extend(self._sessions.pop(second))
+            heappop(self._seconds)
+        return expired
+
+    def check_integrity(self, sessions: Iterable[Session]) -> None:
+        """Raise RuntimeError unless these sessions are in the order, and no others."""
+        if set(sessions) != {each for together in self._sessions.values() for each in together}:
+            raise RuntimeError("the order of expiry has other sessions than the store")
+        if sorted(self._seconds) != sorted(self._sessions):
+            raise RuntimeError("the order of expiry lacks a second or has it twice")
 
 
 @dataclass(frozen=True, slots=True)

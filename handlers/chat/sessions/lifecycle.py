@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from handlers.chat.commands import ActOnSession, AddImages, Ask, CloseSession, OpenSession
 from handlers.chat.pictures.receiver import ImageReceiver, ReceivedImage
 from handlers.chat.pictures.store import digests
-from handlers.chat.sessions.recorder import SessionRecorder
+from handlers.chat.sessions.recorder import CLOSED, SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.chat.sessions.store import SessionStore
@@ -74,6 +74,7 @@ class SessionLifecycle:
 
         A request that the client sends again gets the session that it opened the first time, perhaps elsewhere.
         """
+        self._recorder.check_room()
         received = self._receiver.receive(command.caller.scope, command.images, reply)
         try:
             session = self._store.open(ttl_s, command.caller)
@@ -92,18 +93,17 @@ class SessionLifecycle:
         try:
             self._add(session, "open", received, command.invocation_id)
             images = digests(item.image for item in received)
-            first = self._recorder.claim_opening(command.caller, command.invocation_id, images, session.id.text)
+            claimed = self._recorder.claim_opening(command.caller, command.invocation_id, images, session.id.text)
         except Exception:
             self._discard(session)
             raise
-        if first == session.id.text:
+        first = self._ids.verify(claimed, command.caller)
+        if first is None or first == session.id:  # None: the claim is damaged
             reply.on_cancel(lambda reason: self._discard(session))  # the client left before it could read the id
             self._counters.add("sessions_opened")
             return session.id
         self._discard(session)
-        again = self._ids.verify(first, command.caller)
-        assert again is not None
-        return again
+        return first
 
     def _discard(self, session: Session) -> None:
         """Undo an opening, in memory now and in the journal soon. Any thread, the pump's too."""
@@ -159,13 +159,11 @@ class SessionLifecycle:
 
         A session that only its journal knows is not adopted first.
         """
-        try:
-            session = self._find_open(command)
-        except SessionClosed:
-            if not self._recorder.has_closed(command.session_id, command.invocation_id):
-                raise
-            return
-        self._close(command.session_id, session, command.invocation_id)
+        with suppress(SessionClosed):
+            if self._try_close(command.session_id, self._find_open(command), command.invocation_id):
+                return
+        if not self._recorder.has_closed(command.session_id, command.invocation_id):
+            raise SessionClosed(CLOSED)
 
     def _find_open(self, command: CloseSession) -> Session | None:
         """Return the session; None if only its journal has it. Raises the SessionGone family."""
@@ -176,11 +174,14 @@ class SessionLifecycle:
                 raise
             return None
 
-    def _close(self, session_id: str, session: Session | None, invocation_id: str = "") -> None:
-        self._recorder.close(session_id, invocation_id)
+    def _try_close(self, session_id: str, session: Session | None, invocation_id: str = "") -> bool:
+        """Return False if another request closed the session first."""
+        is_first = self._recorder.try_close(session_id, invocation_id)
         if session is not None:
             self._store.close(session)
-        self._counters.add("sessions_closed")
+        if is_first:
+            self._counters.add("sessions_closed")
+        return is_first
 
     def act(self, command: ActOnSession) -> Session:
         """Close, pin or unpin a session that this worker holds, for an operator. Raises SessionUnknown."""
@@ -189,7 +190,7 @@ class SessionLifecycle:
             raise SessionUnknown("this worker holds no session of this hash")
         match command.action:
             case operations.CLOSE:
-                self._close(session.id.text, session)
+                self._try_close(session.id.text, session)
             case operations.PIN:
                 self._store.pin(session)
             case operations.UNPIN:

@@ -16,40 +16,79 @@ from handlers.chat.pictures.store import Image, ImageStore
 from handlers.chat.sessions.idempotency import IdempotencyCache
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.store import SessionStore
-from handlers.errors import JournalUnavailable, SessionClosed, TurnConflict
-from handlers.journal.event import Event
-from handlers.journal.journal import EventTaken, Journal, JournalClosed
+from handlers.counters import Counters
+from handlers.errors import (
+    BadImage,
+    InvalidRequest,
+    JournalUnavailable,
+    Overloaded,
+    SessionClosed,
+    SessionLost,
+    TurnConflict,
+)
+from handlers.journal.event import DamagedRecord, Event, EventTooLarge
+from handlers.journal.journal import EventTaken, Journal, JournalClosed, JournalFull
 from handlers.requests import Caller
+from torchmoor.wire.session_hash import session_hash
 
 logger = logging.getLogger(__name__)
 CONFLICT = "another instance has answered in this session meanwhile; ask again"
 CLOSED = "this session was closed; open a new one"
+FULL_RETRY_S = 60  # until other sessions may have expired or been closed
+DAMAGED = "this session's journal is damaged; open a new one"
 KEPT, DISCARDED = "kept", "discarded"  # the fate of a session whose opening was sent twice; the first claim counts
 
 
 class SessionRecorder:
     """Keeps sessions and their journals in step.
 
+    A session whose journal is damaged is lost: it ends in this worker's memory, and its requests get SessionLost.
     max_replays: requests of a session that are remembered, so that a retry is not executed again.
     """
 
-    def __init__(self, journal: Journal | None, store: SessionStore, images: ImageStore, max_replays: int) -> None:
+    def __init__(
+        self, journal: Journal | None, store: SessionStore, images: ImageStore, max_replays: int, counters: Counters
+    ) -> None:
         self._journal = journal
         self._store = store
         self._images = images
         self._max_replays = max_replays
-        self._closes: OrderedDict[str, str] = OrderedDict()  # without a journal: the request that closed each session
+        self._counters = counters
+        self._closes: OrderedDict[str, Event] = OrderedDict()  # the last ones, by session, without a journal
         self.openings = IdempotencyCache(store.holds, store.settings.max_sessions)
 
+    @property
+    def journal_bytes(self) -> int:
+        """The bytes in the journal's directory, as last measured; 0 for other journals."""
+        return 0 if self._journal is None else self._journal.used_bytes
+
+    def check_room(self) -> None:
+        """Raise Overloaded if the journal has no room for another session, JournalUnavailable."""
+        if self._journal is None:
+            return
+        try:
+            with self._translated(session_id=""):
+                self._journal.check_room()
+        except JournalFull as exc:
+            self._counters.add("journal_refusals")
+            error = Overloaded(f"{exc}; close sessions or try again later")
+            error.retry_after_s = FULL_RETRY_S
+            raise error from exc
+
     def is_known(self, session_id: str) -> bool:
-        """Return True if the session has a journal. Raises SessionClosed, JournalUnavailable."""
+        """Return True if the session has a journal. Raises SessionClosed, SessionLost, JournalUnavailable."""
         if self._journal is None:
             return False
-        with _translated():
-            events = self._journal.read(session_id, max_events=1)
-        if events and events[0].kind == "close":
+        first = self._read_first(session_id)
+        if first is not None and first.kind == "close":
             raise SessionClosed(CLOSED)
-        return bool(events)
+        return first is not None
+
+    def _read_first(self, session_id: str) -> Event | None:
+        """Read the session's opening, or its "close" if it is closed."""
+        assert self._journal is not None
+        with self._translated(session_id):
+            return next(iter(self._journal.read(session_id, max_events=1)), None)
 
     def must_rebuild(self, session: Session) -> bool:
         """Return True if catching up will load the whole session, because this worker has none of its events."""
@@ -58,15 +97,18 @@ class SessionRecorder:
     def catch_up(self, session: Session) -> int:
         """Apply the events that other workers recorded; return their number.
 
-        Raises SessionClosed, JournalUnavailable, OutOfMemory.
+        Raises SessionClosed, SessionLost, JournalUnavailable, OutOfMemory.
         """
         if self._journal is None:
             return 0
         with session.recording:
-            with _translated():
+            with self._translated(session.id.text):
                 events = self._journal.read(session.id.text, session.num_events)
             for event in events:
-                self._apply(session, event)
+                try:
+                    self._apply(session, event)
+                except (BadImage, InvalidRequest) as exc:  # workers record neither
+                    raise self._lose(session.id.text, exc) from exc
                 self._remember(session, event)
                 session.num_events += 1
         return len(events)
@@ -75,6 +117,8 @@ class SessionRecorder:
         if event.kind == "close":
             self._store.close(session)
             raise SessionClosed(CLOSED)
+        if (event.kind == "open") != (session.num_events == 0):
+            raise self._lose(session.id.text, "the opening is not the first event")
         if event.kind != "turn":
             self._take_in(session, event.images)
             return
@@ -104,16 +148,16 @@ class SessionRecorder:
         return images
 
     def fetch(self, session: Session, digest: str) -> bytes:
-        """Read the encoded bytes of one of the session's images. Raises JournalUnavailable."""
+        """Read the encoded bytes of one of the session's images. Raises SessionLost, JournalUnavailable."""
         assert self._journal is not None
-        with _translated():
+        with self._translated(session.id.text):
             return self._journal.get_image(session.id.text, digest)
 
     def record(self, session: Session, event: Event, encoded_images: Sequence[bytes] = ()) -> None:
         """Write the images of an event, then the event.
 
         Hold `session.recording` over this call and the change that the event records. Raises TurnConflict if another
-        worker wrote first, SessionClosed, JournalUnavailable.
+        worker wrote first, SessionClosed, SessionLost, InvalidRequest if the event is too large, JournalUnavailable.
         """
         with session.recording:
             self._write(session, event, encoded_images)
@@ -122,7 +166,7 @@ class SessionRecorder:
     def _write(self, session: Session, event: Event, encoded_images: Sequence[bytes]) -> None:
         if self._journal is not None:
             try:
-                with _translated():
+                with self._translated(session.id.text):
                     for data in encoded_images:
                         self._journal.put_image(session.id.text, data)
                     self._journal.append(session.id.text, session.num_events, event)
@@ -164,32 +208,31 @@ class SessionRecorder:
         name = _name("opening", caller.endpoint, caller.principal, invocation_id, *images)
         if self._journal is None:
             return self.openings.claim(name, session_id)
-        with _translated():
+        with self._translated(session_id):
             first = self._journal.claim(name, session_id)
             if first != session_id and self._journal.claim(_name("fate", first), KEPT) != KEPT:
                 return session_id  # its client left before it had the answer, so it was deleted
         return first
 
-    def close(self, session_id: str, invocation_id: str) -> None:
-        """Delete the session's journal, but remember which request closed it. Raises JournalUnavailable."""
-        self._claim_close(session_id, invocation_id)
+    def try_close(self, session_id: str, invocation_id: str) -> bool:
+        """Delete the session's journal, but remember which request closed it.
+
+        Return False if another request was first. Raises JournalUnavailable.
+        """
+        event = Event(kind="close", invocation_id=invocation_id)
         if self._journal is not None:
-            with _translated():
-                self._journal.close(session_id)
+            with self._translated(session_id):
+                first = self._journal.close(session_id, event)
+        else:
+            first = self._closes.setdefault(session_id, event)
+            while len(self._closes) > self._store.settings.max_tombstones:
+                self._closes.popitem(last=False)
+        return first.nonce == event.nonce
 
     def has_closed(self, session_id: str, invocation_id: str) -> bool:
         """Return True if this request closed the session before. Raises JournalUnavailable."""
-        return bool(invocation_id) and self._claim_close(session_id, invocation_id) == invocation_id
-
-    def _claim_close(self, session_id: str, invocation_id: str) -> str:
-        """Return the request that was first to close the session: this one or an earlier one."""
-        if self._journal is not None:
-            with _translated():
-                return self._journal.claim(_name("close", session_id), invocation_id)
-        first = self._closes.setdefault(session_id, invocation_id)
-        while len(self._closes) > self._store.settings.max_tombstones:
-            self._closes.popitem(last=False)
-        return first
+        first = self._closes.get(session_id) if self._journal is None else self._read_first(session_id)
+        return bool(invocation_id) and first == Event(kind="close", invocation_id=invocation_id)
 
     def discard(self, session_id: str) -> None:
         """Delete the journal of an undone opening, unless another instance has answered a retry with this session.
@@ -197,7 +240,7 @@ class SessionRecorder:
         Raises JournalUnavailable.
         """
         if self._journal is not None:
-            with _translated():
+            with self._translated(session_id):
                 if self._journal.claim(_name("fate", session_id), DISCARDED) == DISCARDED:
                     self._journal.delete(session_id)
 
@@ -206,21 +249,32 @@ class SessionRecorder:
         if self._journal is not None:
             self._journal.sweep(expired_before)
 
+    @contextmanager
+    def _translated(self, session_id: str) -> Iterator[None]:
+        """Translate a journal's failures to errors for the client."""
+        try:
+            yield
+        except EventTaken as exc:
+            raise TurnConflict(CONFLICT) from exc
+        except JournalClosed as exc:
+            raise SessionClosed(CLOSED) from exc
+        except EventTooLarge as exc:
+            raise InvalidRequest(str(exc)) from exc
+        except DamagedRecord as exc:
+            raise self._lose(session_id, exc) from exc
+        except (OSError, ValueError) as exc:
+            logger.error("journal failed error=%s", exc)
+            raise JournalUnavailable("the session's journal cannot be reached; try again later") from exc
+
+    def _lose(self, session_id: str, reason: object) -> SessionLost:
+        """End a session whose journal is damaged. Return the error for its requests."""
+        logger.warning("journal damaged session=%s reason=%s", session_hash(session_id), reason)
+        self._counters.add("sessions_damaged")
+        error = SessionLost(DAMAGED)
+        self._store.lose(session_id, error)
+        return error
+
 
 def _name(*parts: str) -> str:
     """Join texts to one name without ambiguity."""
     return json.dumps(parts)
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Translate a journal's failures to errors for the client."""
-    try:
-        yield
-    except EventTaken as exc:
-        raise TurnConflict(CONFLICT) from exc
-    except JournalClosed as exc:
-        raise SessionClosed(CLOSED) from exc
-    except (OSError, ValueError) as exc:
-        logger.error("journal failed error=%s", exc)
-        raise JournalUnavailable("the session's journal cannot be reached; try again later") from exc

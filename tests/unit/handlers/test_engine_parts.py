@@ -8,12 +8,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import (
+    AutoTokenizer,
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from handlers.engine.detokenizer import REPLACEMENT, Detokenizer
 from handlers.engine.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache
 from handlers.engine.pace import MIN_CHUNK, Pace
-from handlers.engine.sampler import Sampler
+from handlers.engine.sampler import Sampler, choose_tokens
 from handlers.engine.scheduler import Scheduler
 from handlers.engine.sequence import SamplingParams, Sequence
 
@@ -401,9 +409,18 @@ def logits(seed: int = 0) -> torch.Tensor:
     return torch.randn(50, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def sampled(num: int = 20, context: tuple[int, ...] = (1, 2), **params: Any) -> list[int]:
-    sampler = Sampler(SamplingParams(max_new_tokens=1, **params), CPU)
-    return [sampler.choose(logits(i), list(context))[0] for i in range(num)]
+def new_sampler(context: tuple[int, ...] = (1, 2), **params: Any) -> Sampler:
+    return Sampler(SamplingParams(max_new_tokens=1, **params), context, CPU)
+
+
+def choose(sampler: Sampler, row: torch.Tensor) -> tuple[int, float]:
+    [token], [logprob] = choose_tokens(row[None], [sampler])
+    return token, logprob
+
+
+def sampled(num: int = 20, **params: Any) -> list[int]:
+    sampler = new_sampler(**params)
+    return [choose(sampler, logits(i))[0] for i in range(num)]
 
 
 GREEDY = [int(logits(i).argmax()) for i in range(20)]
@@ -412,8 +429,8 @@ GREEDY = [int(logits(i).argmax()) for i in range(20)]
 def test_greedy_is_the_largest_logit() -> None:
     """Without sampling the token with the largest logit is chosen."""
     assert sampled() == GREEDY
-    assert Sampler(SamplingParams(max_new_tokens=1), CPU).is_plain_greedy
-    assert not Sampler(SamplingParams(max_new_tokens=1, repetition_penalty=1.1), CPU).is_plain_greedy
+    assert new_sampler().is_plain_greedy
+    assert not new_sampler(repetition_penalty=1.1).is_plain_greedy
 
 
 def test_seed_reproduces() -> None:
@@ -436,9 +453,7 @@ def test_narrow_sampling_is_greedy(params: dict[str, Any]) -> None:
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 5e-324])
 def test_tiny_temperatures_do_not_overflow(temperature: float) -> None:
     """The smallest temperatures are greedy, with a finite probability."""
-    sampler = Sampler(SamplingParams(max_new_tokens=1, do_sample=True, temperature=temperature), CPU)
-
-    token, logprob = sampler.choose(logits() * 1000, [1])
+    token, logprob = choose(new_sampler(do_sample=True, temperature=temperature), logits() * 1000)
 
     assert token == int(logits().argmax())
     assert logprob == 0.0
@@ -449,8 +464,8 @@ def test_top_k_and_top_p_bound_the_candidates() -> None:
     row = torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0]).log()  # 1/3, 4/15, 1/5, 2/15, 1/15
 
     def drawn(**params: Any) -> set[int]:
-        sampler = Sampler(SamplingParams(max_new_tokens=1, do_sample=True, seed=3, **params), CPU)
-        return {sampler.choose(row, [0])[0] for _ in range(200)}
+        sampler = new_sampler(do_sample=True, seed=3, **params)
+        return {choose(sampler, row)[0] for _ in range(200)}
 
     assert drawn() == {0, 1, 2, 3, 4}
     assert drawn(top_k=2) == {0, 1}
@@ -462,18 +477,74 @@ def test_top_k_and_top_p_bound_the_candidates() -> None:
 def test_repetition_penalty_weighs_down_what_was_said() -> None:
     """A token of the context is less likely than an equal one that is not."""
     row = torch.tensor([2.0, 1.9, -5.0])
-    sampler = Sampler(SamplingParams(max_new_tokens=1, repetition_penalty=1.5), CPU)
 
-    assert sampler.choose(row, [0])[0] == 1
-    assert sampler.choose(row, [1])[0] == 0
+    assert choose(new_sampler((0,), repetition_penalty=1.5), row)[0] == 1
+    assert choose(new_sampler((1,), repetition_penalty=1.5), row)[0] == 0
     assert row.tolist() == pytest.approx([2.0, 1.9, -5.0])  # the engine's logits are not changed
 
 
 def test_logprob_is_that_of_the_warped_distribution() -> None:
     """The reported probability is the one that the token was drawn with."""
     row = torch.tensor([1.0, 1.0, 0.0])
-    sampler = Sampler(SamplingParams(max_new_tokens=1, do_sample=True, top_k=2, seed=0), CPU)
 
-    _, logprob = sampler.choose(row, [2])
+    _, logprob = choose(new_sampler(do_sample=True, top_k=2, seed=0), row)
 
     assert logprob == pytest.approx(-0.6931, abs=1e-3)
+
+
+def choose_alone(row: torch.Tensor, context: list[int], params: SamplingParams, generator: Any) -> tuple[int, float]:
+    """Choose by transformers' processors and torch's own draw."""
+    processors = LogitsProcessorList()
+    if params.repetition_penalty is not None:
+        processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.do_sample:
+        processors.append(TemperatureLogitsWarper(params.temperature))
+        if params.top_k is not None:
+            processors.append(TopKLogitsWarper(params.top_k))
+        if params.top_p is not None:
+            processors.append(TopPLogitsWarper(params.top_p))
+        if params.typical_p is not None:
+            processors.append(TypicalLogitsWarper(params.typical_p))
+    ids: Any = torch.tensor([context])
+    scores = torch.log_softmax(processors(ids, row[None].clone()), dim=-1)
+    token = torch.multinomial(scores.exp(), 1, generator=generator)[0] if params.do_sample else scores.argmax(dim=-1)
+    return int(token), float(scores[0, token])
+
+
+ROWS = st.lists(
+    st.builds(
+        SamplingParams,
+        max_new_tokens=st.just(9),
+        do_sample=st.booleans(),
+        temperature=st.sampled_from([0.3, 0.7, 1.0, 9.0]),
+        top_k=st.sampled_from([None, 1, 5, 40, 1000]),
+        top_p=st.sampled_from([None, 0.1, 0.9, 0.99]),
+        typical_p=st.sampled_from([None, None, 0.5]),
+        repetition_penalty=st.sampled_from([None, 0.8, 1.3]),
+        seed=st.integers(0, 99),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("vocabulary", [480, 50_257])
+@settings(max_examples=20, deadline=None)
+@given(rows=ROWS, logits_seed=st.integers(0, 2**31))
+def test_rows_sampled_together_are_sampled_as_alone(
+    vocabulary: int, rows: list[SamplingParams], logits_seed: int
+) -> None:
+    """Tokens and log probabilities of a seed do not depend on the other rows, step after step."""
+    noise = torch.Generator().manual_seed(logits_seed)
+    contexts = [[row, 7, 7, vocabulary - 1] for row in range(len(rows))]
+    samplers = [Sampler(params, (-1, *context), CPU) for params, context in zip(rows, contexts, strict=True)]
+    generators = [torch.Generator().manual_seed(params.seed or 0) for params in rows]
+    for _ in range(3):
+        step = torch.randn(len(rows), vocabulary, generator=noise) * 3
+        alone = [choose_alone(*row) for row in zip(step, contexts, rows, generators, strict=True)]
+
+        tokens, logprobs = choose_tokens(step, samplers)
+
+        assert list(zip(tokens, logprobs, strict=True)) == alone
+        for context, token in zip(contexts, tokens, strict=True):
+            context.append(token)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from handlers.journal.event import CLOSE, Event, image_hash
+from handlers.journal.event import CLOSE, DamagedRecord, Event, EventTooLarge, image_hash
 from handlers.journal.journal import EventTaken, Journal, JournalClosed
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
@@ -43,6 +43,7 @@ class Store:
     journal: Journal
     dump: Callable[[], bytes]  # everything that is kept, names and contents
     pass_time: Callable[[int], object]  # seconds, for a store that goes by its own clock
+    poison: Callable[[str, str, bytes], object]  # put bytes in place of a session's first "events" or "images"
 
     def reopened(self, **limits: Any) -> Journal:
         """As another instance has it."""
@@ -57,21 +58,24 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     pass_time: Callable[[int], object] = int  # nothing to do
     if request.param == "directory":
         url, dump = tmp_path.as_uri(), lambda: dump_folder(tmp_path)
+        poison: Callable[[str, str, bytes], object] = partial(poison_folder, tmp_path)
     elif request.param == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         prefix = uuid4().hex
         url, dump = f"s3://{BUCKET}/{prefix}", lambda: dump_bucket(server, prefix)
+        poison = partial(poison_bucket, server, prefix)
     else:
         name = {"valkey": "redis_server", "cluster": "redis_cluster"}[request.param]
         valkey: RedisServer = request.getfixturevalue(name)
         with valkey.client() as client:
             client.flushall()
         url, dump, pass_time = valkey.url, lambda: dump_keys(valkey), partial(age_keys, valkey)
+        poison = partial(poison_keys, valkey)
     journal = open_journal(JournalSettings(url=url), TOMBSTONE_S)
     assert journal is not None
-    yield Store(url, journal, dump, pass_time)
+    yield Store(url, journal, dump, pass_time, poison)
     assert repr(journal) == "<BoundedJournal answering 0/32 in flight>"
 
 
@@ -105,6 +109,28 @@ def age_keys(server: RedisServer, seconds: int) -> None:
             left_ms = client.pttl(key)
             if left_ms > 0:
                 client.pexpire(key, max(1, left_ms - 1000 * seconds))
+
+
+def poison_folder(folder: Path, sid: str, what: str, data: bytes) -> None:
+    length = {"events": 8, "images": 64}[what]
+    (path,) = (path for path in (folder / sid).iterdir() if len(path.name) == length)
+    path.write_bytes(data)
+
+
+def poison_bucket(server: S3Server, prefix: str, sid: str, what: str, data: bytes) -> None:
+    client = server.client()
+    found = client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]
+    (key,) = (item["Key"] for item in found if f"{sid}/{what}/" in item["Key"])
+    client.put_object(Bucket=BUCKET, Key=key, Body=data)
+
+
+def poison_keys(server: RedisServer, sid: str, what: str, data: bytes) -> None:
+    with server.client() as client:
+        key = f"torchmoor:{{{sid}}}:{what}"
+        if what == "events":
+            client.lset(key, 0, data)
+        else:
+            client.hset(key, client.hkeys(key)[0], data)
 
 
 def new_id(lives_s: int = 3600) -> str:
@@ -177,7 +203,7 @@ def test_images_are_kept_by_their_hash(store: Store) -> None:
 @pytest.mark.parametrize("bad", ["..", "a/b", "", "ts-seq-", "claims"])
 def test_what_is_no_session_id_is_refused(store: Store, bad: str) -> None:
     """It never becomes a path or a key."""
-    for action in (store.journal.read, store.journal.close, store.journal.delete):
+    for action in (store.journal.read, lambda sid: store.journal.close(sid, CLOSE), store.journal.delete):
         with pytest.raises(ValueError, match="session id"):
             action(bad)
     for write in (lambda: store.journal.append(bad, 0, turn("a")), lambda: store.journal.put_image(bad, b"x")):
@@ -192,8 +218,8 @@ def test_close_deletes_all_but_the_fact(store: Store) -> None:
         store.journal.append(sid, number, turn(SECRET))
     store.journal.put_image(sid, SECRET.encode())
 
-    store.journal.close(sid)
-    store.reopened().close(sid)
+    store.journal.close(sid, CLOSE)
+    store.reopened().close(sid, CLOSE)
 
     for seen in (0, 5, 11, 12):
         assert store.journal.read(sid, seen) == [CLOSE]
@@ -206,7 +232,7 @@ def test_nothing_is_written_after_a_close(store: Store) -> None:
     sid = new_id()
     store.journal.append(sid, 0, Event(kind="open"))
     store.journal.append(sid, 1, turn("seen by all"))
-    store.reopened().close(sid)
+    store.reopened().close(sid, CLOSE)
 
     for number in (0, 1, 2):
         with pytest.raises(JournalClosed):
@@ -222,11 +248,85 @@ def test_a_session_without_events_can_be_closed(store: Store) -> None:
     """Its opening, which may be under way elsewhere, then fails."""
     sid = new_id()
 
-    store.journal.close(sid)
+    store.journal.close(sid, CLOSE)
 
     assert store.journal.read(sid) == [CLOSE]
     with pytest.raises(JournalClosed):
         store.journal.append(sid, 0, Event(kind="open"))
+
+
+def test_the_first_close_counts(store: Store) -> None:
+    """Each later close learns which request was first, also one that is sent again; readers learn it too."""
+    sid = new_id()
+    store.journal.append(sid, 0, turn("a"))
+    first = Event(kind="close", invocation_id="c1")
+
+    returned = [
+        store.journal.close(sid, first),
+        store.reopened().close(sid, Event(kind="close", invocation_id="c2")),
+        store.journal.close(sid, first),
+    ]
+
+    assert [event.nonce for event in returned] == [first.nonce] * 3
+    assert [event.invocation_id for event in store.journal.read(sid)] == ["c1"]
+
+
+def test_of_closes_at_once_one_is_first(store: Store) -> None:
+    """Of six instances that close a session each names the same one as the first."""
+    sid, barrier = new_id(), threading.Barrier(6)
+    store.journal.append(sid, 0, turn("a"))
+    journals = {name: store.reopened() for name in "abcdef"}
+
+    def close(name: str) -> str:
+        barrier.wait(20)
+        return journals[name].close(sid, Event(kind="close", invocation_id=name)).invocation_id
+
+    with ThreadPoolExecutor(6) as pool:
+        named = set(pool.map(close, journals))
+
+    (winner,) = named
+    assert [event.invocation_id for event in store.journal.read(sid)] == [winner]
+
+
+@pytest.mark.parametrize("poison", ["type", "utf-8", "size", "owner"])
+def test_a_damaged_event_is_refused(store: Store, poison: str) -> None:
+    """One that is too large, is not an event or belongs to another session is an error and is never skipped."""
+    sid, journal = new_id(), store.reopened(max_event_bytes=1000)
+    owned = Event(kind="open").encode(new_id(), 1000)
+    data = {"type": b"[]", "utf-8": b"\xff", "size": b"{" * 2000, "owner": owned}[poison]
+    journal.append(sid, 0, Event(kind="open"))
+    assert len(journal.read(sid)) == 1
+
+    store.poison(sid, "events", data)
+
+    for max_events in (None, 1):
+        with pytest.raises(DamagedRecord):
+            journal.read(sid, max_events=max_events)
+
+
+def test_a_large_image_is_refused(store: Store) -> None:
+    """Of two images that another program replaced, one is as large as allowed and one is larger."""
+    sid, journal = new_id(), store.reopened(max_image_bytes=1000)
+    name = journal.put_image(sid, b"png")
+    assert journal.get_image(sid, name) == b"png"
+
+    store.poison(sid, "images", b"x" * 1000)
+    with pytest.raises(OSError, match="is damaged"):
+        journal.get_image(sid, name)
+    store.poison(sid, "images", b"x" * 1001)
+    with pytest.raises(DamagedRecord):
+        journal.get_image(sid, name)
+
+
+def test_an_event_that_is_too_large_is_not_written(store: Store) -> None:
+    """Its number stays free."""
+    sid, journal = new_id(), store.reopened(max_event_bytes=1000)
+
+    with pytest.raises(EventTooLarge, match="over 1000"):
+        journal.append(sid, 0, turn("x" * 500))
+    journal.append(sid, 0, turn("x" * 100))
+
+    assert [event.answer for event in journal.read(sid)] == ["x" * 100]
 
 
 def test_delete_leaves_nothing(store: Store) -> None:
@@ -250,7 +350,7 @@ def test_what_has_expired_goes(store: Store) -> None:
     for sid in (over, closed, open_):
         journal.append(sid, 0, turn("a"))
         journal.put_image(sid, b"png")
-    journal.close(closed)
+    journal.close(closed, CLOSE)
     assert journal.read(over)
 
     store.pass_time(HOURS_S)
@@ -398,7 +498,7 @@ def test_a_close_and_turns_at_once(store: Store) -> None:
             barrier.wait(20)
             for _ in range(3 * round_):
                 assert recorded.acquire(timeout=30)
-            store.journal.close(sid)
+            store.journal.close(sid, CLOSE)
             seen = [future.result(30) for future in talking]
 
         assert SECRET.encode() not in store.dump()
@@ -458,5 +558,5 @@ def test_any_order_of_operations(store: Store, operations: list[tuple[str, bool]
             with pytest.raises(FileNotFoundError):
                 journal.get_image(sid, image_hash(b"png"))
         else:
-            journal.close(sid)
+            journal.close(sid, CLOSE)
             is_closed = True

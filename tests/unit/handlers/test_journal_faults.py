@@ -1,6 +1,7 @@
 """Journals whose store hangs, dies, is full, loses responses or refuses; and URLs, whose passwords stay secret."""
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from handlers.journal import redis as redis_journal
 from handlers.journal import s3 as s3_journal
 from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.event import Event
+from handlers.journal.event import CLOSE, Event
 from handlers.journal.journal import EventTaken, Journal
 from handlers.journal.redis import RedisJournal
 from handlers.journal.s3 import MAX_CONFLICTS, S3Journal
@@ -44,7 +45,7 @@ class StuckJournal(DirectoryJournal):
     """A directory that blocks reads and sweeps like a hard NFS mount, until the server is back."""
 
     def __init__(self, root: Path) -> None:
-        super().__init__(root, claim_s=3600)
+        super().__init__(root, JournalSettings())
         self.is_back = threading.Event()
         self.num_waiting = threading.Semaphore(0)
 
@@ -115,7 +116,8 @@ def test_operations_that_were_given_up_are_bounded(stuck: StuckJournal) -> None:
 
 def test_an_error_is_no_time_out(tmp_path: Path) -> None:
     """After an error response, all operations still reach the store."""
-    journal, sid = BoundedJournal(DirectoryJournal(tmp_path, claim_s=3600), timeout_s=30, max_in_flight=8), new_id()
+    sid = new_id()
+    journal = BoundedJournal(DirectoryJournal(tmp_path, JournalSettings()), timeout_s=30, max_in_flight=8)
     journal.append(sid, 0, Event(kind="open"))
 
     with pytest.raises(EventTaken):
@@ -172,7 +174,7 @@ def actions(journal: Journal) -> list[Callable[[], object]]:
         lambda: journal.read(new_id()),
         lambda: journal.put_image(new_id(), b"png"),
         lambda: journal.get_image(new_id(), "0" * 64),
-        lambda: journal.close(new_id()),
+        lambda: journal.close(new_id(), CLOSE),
         lambda: journal.delete(new_id()),
         lambda: journal.claim("a", "b"),
     ]
@@ -257,7 +259,7 @@ def test_the_keys_of_a_session_expire(redis_server: RedisServer) -> None:
 
     with redis_server.client() as client:
         kept = {name: client.expiretime(f"torchmoor:{{{sid}}}:{name}") for name in ("events", "images")}
-        journal.close(sid)
+        journal.close(sid, CLOSE)
         kept["closed"] = client.expiretime(f"torchmoor:{{{sid}}}:closed")
 
     assert kept == {"events": expire_at, "images": expire_at, "closed": expire_at}
@@ -293,6 +295,31 @@ def check_lost_answer(journal: Journal, proxy: LossyProxy) -> None:
     assert [event.answer for event in journal.read(sid)] == ["", "mine"]
     with pytest.raises(EventTaken):
         journal.append(sid, 1, Event(kind="turn", answer="mine"))
+
+
+@pytest.mark.redis
+def test_one_failed_look_up_of_valkeys_name_is_retried(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one is the journal's error."""
+    journal, sid = opened(redis_server.url), new_id("f")
+    look_up, num_failing = socket.getaddrinfo, 1
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        nonlocal num_failing
+        if num_failing:
+            num_failing -= 1
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return look_up(*arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", failing)
+
+    journal.append(sid, 0, Event(kind="open"))
+
+    assert num_failing == 0
+    num_failing = 2
+    with pytest.raises(OSError, match="cannot be reached"):
+        opened(redis_server.url).append(sid, 1, Event(kind="turn"))
 
 
 @pytest.mark.redis
@@ -383,9 +410,9 @@ class FailingClient:
 @pytest.mark.parametrize(
     ("make", "library", "base"),
     [
-        (lambda client: RedisJournal(client, 3600, 3600), redis.exceptions, redis.exceptions.RedisError),
+        (lambda client: RedisJournal(client, 3600, JournalSettings()), redis.exceptions, redis.exceptions.RedisError),
         (
-            lambda client: S3Journal(client, BUCKET, "", 3600),
+            lambda client: S3Journal(client, BUCKET, "", JournalSettings()),
             botocore.exceptions,
             botocore.exceptions.BotoCoreError,
         ),
@@ -437,7 +464,7 @@ def test_a_sweep_of_s3_is_bounded(s3_server: S3Server, monkeypatch: pytest.Monke
 def test_a_sweep_of_a_directory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep visits a limited number of folders and claims, and leaves other files alone."""
     monkeypatch.setattr(directory, "MAX_SWEPT", 3)
-    journal, now = DirectoryJournal(tmp_path, claim_s=100), int(time.time())
+    journal, now = DirectoryJournal(tmp_path, JournalSettings(claim_s=100)), int(time.time())
     for letter in "abcde":
         journal.append(f"ts-seq-{letter * 16}-{now - 10:08x}-llava-0-k0aa", 0, Event(kind="open"))
         journal.claim(letter, letter)
@@ -477,7 +504,7 @@ def test_a_turn_costs_two_requests_of_s3(s3_server: S3Server, monkeypatch: pytes
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     client = s3_journal.connect(JournalSettings())
-    journal = S3Journal(client, BUCKET, "cost/", 3600)
+    journal = S3Journal(client, BUCKET, "cost/", JournalSettings())
     sid, sent = new_id("f"), []
     client.meta.events.register("before-send.s3", lambda request, **_: sent.append(request.method))
     journal.append(sid, 0, Event(kind="open"))

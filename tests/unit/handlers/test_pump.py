@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from handlers import adapter
 from handlers.adapter import MAX_EARLY, Pump, read_row
 from handlers.errors import HandlerError, InternalError, InvalidRequest, NotAnImage
 from handlers.reply import PendingReply
@@ -263,6 +264,67 @@ def test_stream_carries_what_is_there(front: FrontEnd, service: FakeService) -> 
     assert bodies == [b"one two ", b""]
     assert (last.body, last.next) == (b"three", "false")
     assert front.bodies["a"] == b"one two three"
+
+
+class Ticks:
+    """A clock that advances by a millisecond at each look."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 0.05])
+def test_parts_of_a_stream_have_a_shortest_distance(
+    make_front: Callable[..., FrontEnd], service: FakeService, monkeypatch: pytest.MonkeyPatch, interval_s: float
+) -> None:
+    """A stream's beginning and end, and whole answers, take the parts of other streams along at once."""
+    ticks = Ticks()
+    monkeypatch.setattr(adapter, "time", ticks)
+    front = make_front(stream_wait_s=0.4, omitted_wait_s=0.4, stream_interval_s=interval_s)
+    for name in "ab":
+        front.send(name, {})
+        service.on_start = lambda incoming, reply: reply.begin(TEXT, encode_error)
+        assert front.step()[name].next == "true"
+    one, two = service.replies
+    begun_at = ticks.now
+
+    one.write(b"1")
+    assert front.step()["a"].body == b"1"
+    assert ticks.now - begun_at >= interval_s
+    at = ticks.now
+    one.write(b"2")
+    two.write(b"3", is_end=True)
+    frames = front.step()
+
+    assert (frames["a"].body, frames["b"].body, frames["b"].next) == (b"2", b"3", "false")
+    assert ticks.now - at < 0.05
+    one.write(b"", is_end=True)
+    front.run()
+
+
+def test_a_writer_wakes_the_reader_once_until_it_reads() -> None:
+    """An engine that is faster than the pump costs it one wake-up."""
+    wakes: list[int] = []
+    reply = PendingReply(lambda: wakes.append(1))
+    reply.begin(TEXT, encode_error)
+    reply.take(100)
+    wakes.clear()
+
+    for _ in range(5):
+        reply.write(b"a")
+
+    assert len(wakes) == 1
+    assert reply.has_news()
+    assert not reply.is_urgent()
+    reply.take(100)
+    reply.write(b"b")
+    reply.write(b"c", is_end=True)
+    assert len(wakes) == 3
+    assert reply.is_urgent()
 
 
 def test_failed_stream_ends_in_its_own_form(front: FrontEnd, service: FakeService) -> None:

@@ -39,10 +39,10 @@ class ChunkedBody:
     """Decodes the bytes of one body.
 
     After each feed: is_complete says whether the body has ended, rest what followed it, fault what is wrong with it.
-    num_unparsed: bytes since the last that were data; the caller limits them.
+    num_unparsed: the most bytes between two pieces of data so far in this feed; the caller limits them.
     """
 
-    __slots__ = ("rest", "fault", "num_unparsed", "is_complete", "_state", "_left", "_line")
+    __slots__ = ("rest", "fault", "num_unparsed", "is_complete", "_state", "_left", "_line", "_num_outside")
 
     def __init__(self) -> None:
         self.rest = b""
@@ -52,6 +52,7 @@ class ChunkedBody:
         self._state = _AT_LINE
         self._left = 0
         self._line = b""  # the beginning of a line without its end
+        self._num_outside = 0  # bytes since the last piece of data
 
     def feed(self, data: bytes) -> bytes:
         """Return the part of the body's content in these bytes."""
@@ -59,19 +60,21 @@ class ChunkedBody:
             stop = data.find(_CRLF)
             size = _PLAIN_SIZES.get(data[:stop])
             if size is not None and len(data) == stop + size + 4 and data.endswith(_CRLF):
-                self.num_unparsed = 0
+                self.num_unparsed = self._num_outside = 0
                 return data[stop + 2 : -2]
-        self.num_unparsed += len(data)
+        at = outside_from = 0
         if self._line:
+            outside_from = len(self._line)  # the earlier feed has counted it
             data, self._line = self._line + data, b""
+        num_unparsed, end = 0, len(data)
         pieces: list[bytes] = []
-        at, end = 0, len(data)
         while at < end and self._state is not _OVER and self.fault is None:
             if self._state is _AT_DATA:
+                num_unparsed = max(num_unparsed, self._num_outside + at - outside_from)
                 piece = data[at : at + self._left]
                 pieces.append(piece)
                 at += len(piece)
-                self.num_unparsed = end - at
+                self._num_outside, outside_from = 0, at
                 self._left -= len(piece)
                 if not self._left:
                     self._state = _AT_DATA_END
@@ -79,9 +82,12 @@ class ChunkedBody:
             stop = data.find(_CRLF, at)
             if stop < 0:
                 self._hold(data[at:])
+                at = end
                 break
             self._read_line(data[at:stop])
             at = stop + 2
+        self._num_outside += at - outside_from
+        self.num_unparsed = max(num_unparsed, self._num_outside)
         if self._state is _OVER:
             self.is_complete = True
             self.rest = data[at:]

@@ -210,12 +210,12 @@ class RequestReader:
         piece = chunks.feed(data)
         if chunks.fault is not None:
             raise BadMessage(400, chunks.fault)
+        if chunks.num_unparsed > self._max_header_bytes:
+            raise BadMessage(431, "The request's header fields are too large.")
         is_complete = chunks.is_complete
         if is_complete:
             self._chunks = None
             self.is_in_head = True
-        elif chunks.num_unparsed > self._max_header_bytes:
-            raise BadMessage(431, "The request's header fields are too large.")
         if piece or is_complete:
             self._listener.on_request_piece(piece, is_complete=is_complete)
         return chunks.rest

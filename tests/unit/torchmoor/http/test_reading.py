@@ -118,6 +118,21 @@ def test_chunks_are_read_as_llhttp_reads_them(data: bytes, cuts: list[int]) -> N
     assert (oracle.num_complete, oracle.bodies) == (1, [content])
 
 
+@settings(max_examples=100, deadline=None)
+@given(cuts=CUTS)
+def test_bytes_between_data_are_counted_however_they_arrive(cuts: list[int]) -> None:
+    """The longest run without data counts, also if data follow it in the same read."""
+    extension = b"2;a=" + b"a" * 500 + b"\r\n"
+    body, largest = ChunkedBody(), 0
+
+    for piece in cut(extension + b"{}\r\n1\r\nx\r\n0\r\n\r\n", cuts):
+        body.feed(piece)
+        largest = max(largest, body.num_unparsed)
+
+    assert body.is_complete
+    assert largest == len(extension)
+
+
 def test_lines_that_hold_secrets_or_differ_each_time_are_not_remembered() -> None:
     """Credentials stay in no cache; ids would only push out what is worth remembering."""
     table = make_field_table()

@@ -1,0 +1,98 @@
+"""The reader of TorchServe's batches against TorchServe's own."""
+
+import struct
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handlers.batch_reader import PART_BYTES, BatchReader
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ResourceWarning)  # it leaves its version file open
+    from ts.protocol import otf_message_handler
+
+END = struct.pack("!i", -1)
+TEXTS = st.binary(max_size=30).map(bytes.hex).map(str.encode)
+
+
+class Connection:
+    """A connection that returns its bytes in given cuts."""
+
+    def __init__(self, data: bytes, cuts: list[int]) -> None:
+        self._data = data
+        self._cuts = cuts
+
+    def recv(self, length: int) -> bytes:
+        most = self._cuts.pop(0) if self._cuts else len(self._data)
+        part, self._data = self._data[: min(length, most)], self._data[min(length, most) :]
+        return part
+
+
+def field(value: bytes) -> bytes:
+    return struct.pack("!i", len(value)) + value
+
+
+def encode_batch(rows: list[tuple[bytes, list[bytes], bytes]]) -> bytes:
+    message = b"I"
+    for request_id, headers, body in rows:
+        message += field(request_id)
+        for name in headers:
+            message += field(name) + field(b"value of " + name)
+        message += END + field(b"body") + field(b"application/octet-stream") + field(body) + END
+    return message + END
+
+
+def read_all(data: bytes, cuts: list[int], num_batches: int) -> list[Any]:
+    connection = Connection(data, list(cuts))
+    return [otf_message_handler.retrieve_msg(connection) for _ in range(num_batches)]
+
+
+@contextmanager
+def buffered() -> Iterator[None]:
+    reader = BatchReader()
+    reader.install()
+    try:
+        yield
+    finally:
+        reader.remove()
+
+
+@given(
+    batches=st.lists(
+        st.lists(st.tuples(TEXTS, st.lists(TEXTS, max_size=4), st.binary(max_size=200)), max_size=4),
+        min_size=1,
+        max_size=3,
+    ),
+    cuts=st.lists(st.integers(1, 300), max_size=20),
+)
+def test_batches_are_read_as_torchserve_reads_them(batches: list[Any], cuts: list[int]) -> None:
+    """The rows of consecutive batches are equal however the bytes arrive."""
+    data = b"".join(map(encode_batch, batches))
+    expected = read_all(data, [], len(batches))
+
+    with buffered():
+        assert read_all(data, cuts, len(batches)) == expected
+
+
+def test_a_body_larger_than_a_part_is_whole() -> None:
+    """Bodies of any size are read."""
+    body = bytes(range(256)) * (PART_BYTES // 64)
+
+    with buffered():
+        [(command, rows)] = read_all(encode_batch([(b"a", [], body)]), [1000], 1)
+
+    assert command == b"I"
+    assert rows[0]["parameters"][0]["value"] == body
+
+
+def test_worker_ends_when_the_front_end_has_gone() -> None:
+    """A connection that closes, also within a batch, ends the process as with TorchServe's own reader."""
+    with buffered(), pytest.raises(SystemExit) as caught:
+        read_all(encode_batch([(b"a", [], b"body")])[:-6], [], 1)
+
+    assert caught.value.code == 0
