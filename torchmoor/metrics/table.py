@@ -111,6 +111,10 @@ ACCESS_LOG = (
     _counter("AccessLogLines", "Lines of the access log.", labels=()),
     _counter("AccessLogDropped", "Lines lost because the log could not be written fast enough.", labels=()),
 )
+ADMIN = (
+    _gauge("AdminConnections", "Open connections to the admin plane.", ()),
+    _counter("AdminConnectionsRefused", "Connections to the admin plane above its limit.", labels=()),
+)
 DISCOVERY = (
     _gauge("DiscoveredInstances", "Instances that come from the DNS name.", BY_DNS_NAME),
     _counter("DiscoveryFailures", "DNS queries without an answer.", labels=BY_DNS_NAME),
@@ -169,7 +173,7 @@ HOST = (
     _gauge("CPUUtilization", "CPU use since the last scrape; 400 is four busy CPUs.", (), "percent"),
     _gauge("MemoryUtilization", "Memory in use.", (), "percent"),
 )
-METRICS = (*INVOCATIONS, *INSTANCES, *ACCESS, *ACCESS_LOG, *DISCOVERY, *MODELS, *ASYNCHRONOUS, *HOST)
+METRICS = (*INVOCATIONS, *INSTANCES, *ACCESS, *ACCESS_LOG, *ADMIN, *DISCOVERY, *MODELS, *ASYNCHRONOUS, *HOST)
 
 _FAMILIES = {COUNTER: CounterMetricFamily, GAUGE: GaugeMetricFamily, HISTOGRAM: HistogramMetricFamily}
 
