@@ -133,3 +133,20 @@ def test_a_session_that_comes_back_finds_its_features(make_client: Any, journal:
 
     assert answer.headers["x-torchmoor-rebuilt-events"] == "1"
     assert client.service.status()["images"]["encoded"] == encoded == 2
+
+
+def test_another_instance_adopts_an_evicted_session(make_client: Any, journal: Journal, red: Any) -> None:
+    """The conversation continues there and, after a further eviction, here."""
+    first, second = (
+        make_client(instance=name, journal=journal, session={"max_sessions": 1}) for name in ("llava-0", "llava-1")
+    )
+    sid = first.open(data_url(red))
+    first.answer(sid, "what is it?", **SHORT)
+    first.open()
+
+    there = second.ask(sid, "and its color?", **SHORT).wait()
+    back = first.ask(sid, "are you sure?", **SHORT).wait()
+
+    assert (there.status, there.headers["x-torchmoor-rebuilt-events"]) == (200, "2")
+    assert (back.status, back.headers["x-torchmoor-rebuilt-events"]) == (200, "3")
+    assert [event.kind for event in journal.read(sid)] == ["open", "turn", "turn", "turn"]
