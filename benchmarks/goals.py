@@ -82,6 +82,12 @@ GOALS: tuple[Goal, ...] = (
     Goal("proxy", "upload_rss_mb", "memory that a 100 MB upload adds, MB", most=4),
     Goal("proxy", "upload_mbs_vs_nginx", "speed of that upload, relative to nginx", least=1.0),
     Goal("proxy", "framed_token_cpu_vs_plain", "token in an AWS event stream, relative to a plain stream", most=1.3),
+    Goal("stream", "cpu_ms_a_token_8", "processor time beside the engine, ms per token of 8 streams", most=0.25),
+    Goal("stream", "cpu_ms_a_token_64", "the same with 64 streams", most=0.10),
+    Goal(
+        "stream", "tokens_per_s_64", "tokens per second of 64 streams, with an engine that costs nothing", least=10_000
+    ),
+    Goal("stream", "tokens_per_s_demo_64", "tokens per second of 64 streams of the demo model", least=4_000),
     Goal("routing", "p99_gap_to_central_queue", "P99 cut: distance from the simulated optimum, worst row", most=0.05),
     Goal("routing", "throughput_gain_20_5", "throughput gain over random, 20 users, 5 instances", least=0.14),
     Goal("routing", "throughput_gain_40_10", "throughput gain over random, 40 users, 10 instances", least=0.14),
