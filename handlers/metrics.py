@@ -37,6 +37,11 @@ class Metric:
     label: tuple[str, tuple[str, ...]] | None = None
 
 
+_DECODING_METRICS = (
+    Metric("decoding_bytes", GAUGE, "B", "Memory of images that are decoded.", ("decoding", "bytes")),
+    Metric("decoding_capacity_bytes", GAUGE, "B", "What they may take.", ("decoding", "capacity_bytes")),
+)
+
 CHAT_METRICS = (
     Metric("sessions_open", GAUGE, "count", "Sessions that are open.", ("sessions", "open")),
     Metric("sessions_max", GAUGE, "count", "Sessions that may be open at once.", ("sessions", "max")),
@@ -44,9 +49,10 @@ CHAT_METRICS = (
         "sessions_total",
         COUNTER,
         "count",
-        "Changes of sessions. An evicted session left this worker's memory; an adopted one was read from its journal.",
+        "Changes of sessions. An evicted session left this worker's memory; an adopted one was read from its journal; "
+        "a damaged one was lost because its journal is not as a worker writes it.",
         ("sessions",),
-        ("Event", ("opened", "closed", "adopted", "evicted")),
+        ("Event", ("opened", "closed", "adopted", "evicted", "damaged")),
     ),
     Metric("kv_bytes", GAUGE, "B", "KV blocks in use, on the device.", ("memory", "kv_bytes")),
     Metric("kv_capacity_bytes", GAUGE, "B", "KV blocks that there are.", ("memory", "kv_capacity_bytes")),
@@ -61,6 +67,7 @@ CHAT_METRICS = (
     Metric("features_capacity_bytes", GAUGE, "B", "What they may take.", ("memory", "features_capacity_bytes")),
     Metric("host_bytes", GAUGE, "B", "Encoded images in the host's memory.", ("memory", "host_bytes")),
     Metric("host_capacity_bytes", GAUGE, "B", "What they may take.", ("memory", "host_capacity_bytes")),
+    *_DECODING_METRICS,
     Metric("turns_running", GAUGE, "count", "Turns that are prepared or generated.", ("turns", "running")),
     Metric("turns_waiting", GAUGE, "count", "Turns behind an earlier one of their session.", ("turns", "waiting")),
     Metric(
@@ -128,6 +135,7 @@ MANY_METRICS = (
         ("requests",),
         ("Outcome", ("answered", "refused", "failed", "cancelled")),
     ),
+    *_DECODING_METRICS,
     Metric("model_waiting_requests", GAUGE, "count", "Requests that wait for their model.", ("waiting",)),
     Metric(
         "model_download_seconds", HISTOGRAM, "s", "ModelDownloadingTime: from the source to the disk.", ("download",)

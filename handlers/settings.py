@@ -26,6 +26,7 @@ from handlers.settings_group import (
 ENV_PREFIX = "TORCHMOOR_HANDLER_"
 MIB = 1 << 20
 GIB = 1 << 30
+MAX_CHAR_BYTES = 6  # of a character in JSON, as in \u0001
 
 
 class ModelSettings(HandlerGroup, title="model"):
@@ -98,6 +99,11 @@ class ChatSessionSettings(HandlerGroup, title="session"):
         description="From opening to expiry, unless the client asks for another time. Turns do not prolong it: "
         "the session's id has its end.",
     )
+    idle_ttl_s: Size = Field(
+        0,
+        description="Without a journal: a session that is not used for this time expires; 0: off. With a journal, "
+        "sessions that are not used are evicted instead.",
+    )
     max_ttl_s: Annotated[int, from_text(int)] = Field(86_400, description="The longest time a client may ask for.")
     max_images: Count = Field(8, description="Images of a session, or of a request without one.")
     max_waiting_turns: Size = Field(4, description="Turns of one session that wait for the running one.")
@@ -134,13 +140,22 @@ class IntakeSettings(HandlerGroup, title="intake"):
     total_timeout_s: Positive = 20.0
     max_redirects: Size = 3
     num_threads: Count = Field(8, description="Images fetched and decoded at a time.")
+    decoding_bytes: Count = Field(
+        2 * GIB,
+        description="Memory of a worker for images that are decoded and scaled, 14 to 18 bytes per pixel; an "
+        "image that needs more is refused.",
+    )
+    decoding_timeout_s: Positive = Field(
+        10.0, description="How long an image waits for its part of decoding_bytes; then it is refused with 507."
+    )
     allowed_buckets: Texts = Field((), description="Bucket or bucket/prefix of s3:// addresses that clients may name.")
     large_bytes: Count = Field(
         GIB, description="Of an image from S3. Above max_bytes it is scaled down on arrival, one at a time."
     )
     large_pixels: Count = Field(
         400_000_000,
-        description="Of such an image when it is decoded: 4 bytes of memory per pixel, 8 with transparency.",
+        description="Of such an image when it is decoded: 4 bytes of memory per pixel, 8 with transparency, within "
+        "decoding_bytes.",
     )
     scaled_pixels: Count = Field(
         6_000_000, description="Of such an image after scaling, within max_pixels and max_bytes."
@@ -229,6 +244,10 @@ class JournalSettings(HandlerGroup, title="journal"):
     claim_s: Count = Field(
         3600, description="How long the outcome of an opening is remembered under its invocation id."
     )
+    max_event_bytes: Count = Field(
+        4 * MIB, description="Of a question with its answer as JSON. A larger event is not written and not read."
+    )
+    max_image_bytes: Count = Field(64 * MIB, description="Of an image that is read; at least intake.max_bytes.")
     max_replays: Count = Field(16, description="Answers of a session that are kept to be sent again.")
 
 
@@ -315,6 +334,21 @@ class HandlerSettings(HandlerGroup):
     journal: JournalSettings = JournalSettings()
     many: ManySettings = ManySettings()
     tasks: TaskSettings = TaskSettings()
+
+    @model_validator(mode="after")
+    def _check_journal(self) -> Self:
+        """Let the journal read whatever clients may send."""
+        if self.journal.url == "off":
+            return self
+        if self.journal.max_image_bytes < self.intake.max_bytes:
+            raise refusal("journal.max_image_bytes", f"must be at least intake.max_bytes ({self.intake.max_bytes})")
+        num_bytes = MAX_CHAR_BYTES * self.engine.max_question_chars
+        if self.journal.max_event_bytes < num_bytes:
+            raise refusal(
+                "journal.max_event_bytes",
+                f"must be at least {MAX_CHAR_BYTES} * engine.max_question_chars ({num_bytes})",
+            )
+        return self
 
 
 def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> HandlerSettings:

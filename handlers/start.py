@@ -20,6 +20,7 @@ from handlers.journal.url import open_journal
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
+from handlers.process_memory import keep_no_large_blocks
 from handlers.settings import ChatSessionSettings, PumpSettings, load_settings
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ def start_chat(
     archive: the unpacked archive; config: its model-config.
     Raises RuntimeError (SettingsError) if a setting or the checkpoint is wrong.
     """
+    keep_no_large_blocks()
     told = understand(config.get("handler") or {}, environ, (SAGEMAKER_MODEL, archive))
     settings = load_settings(told, environ)
     check_batch_size(config, settings.pump)

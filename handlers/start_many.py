@@ -12,6 +12,7 @@ from handlers.device import choose_device
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import open_registry
 from handlers.many.service import ManyService
+from handlers.process_memory import keep_no_large_blocks
 from handlers.settings import load_settings
 from handlers.start import check_batch_size
 
@@ -23,6 +24,7 @@ def start_many(
 
     archive: the unpacked archive; config: its model-config. Raises RuntimeError (SettingsError) for a wrong setting.
     """
+    keep_no_large_blocks()
     settings = load_settings(config.get("handler") or {}, environ)
     check_batch_size(config, settings.pump)
     device = choose_device(gpu_id)

@@ -77,10 +77,10 @@ class ChatService:
         session = settings.session
         is_durable = journal is not None
         self.images = ImageStore(
-            session.features_bytes, session.host_bytes, is_durable, loader.decode, self._encode, counters
+            session.features_bytes, session.host_bytes, is_durable, loader.decoded, self._encode, counters
         )
         self.store = SessionStore(session, ids, engine.runner.pool, self.images, wall, is_durable=is_durable)
-        self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays)
+        self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays, counters)
         can_see = model.image_token_id is not None
         receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)
         self._sessions = SessionLifecycle(ids, self.store, self.recorder, receiver, counters, self._loading)
@@ -163,7 +163,7 @@ class ChatService:
         ttl_s = self._sessions.choose_ttl_s(command)
         self._model.template.check()
         sid = self._sessions.open(command, ttl_s, reply)
-        stamp = f"{sid.text}; Expires={datetime.fromtimestamp(sid.expires_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        stamp = f"{sid.text}; Expires={datetime.fromtimestamp(self.store.expires_at(sid), UTC):%Y-%m-%dT%H:%M:%SZ}"
         reply.finish_json({"session_id": sid.text}, {wire.SESSION_ID: stamp, wire.NEW_SESSION_ID: stamp})
 
     def _encode(self, picture: Image.Image) -> Tensor:

@@ -24,6 +24,7 @@ def count_everything(
             "closed": count("sessions_closed"),
             "adopted": store.sessions_adopted,
             "evicted": store.sessions_evicted,
+            "damaged": count("sessions_damaged"),
         },
         "memory": {
             "kv_bytes": pool.used_bytes,
@@ -46,6 +47,7 @@ def count_everything(
             "fetched": loader.num_fetched,
             **{name: count(f"images_{name}") for name in ("encoded", "shared", "demoted")},
         },
+        "decoding": loader.decoding.describe(),
         "engine": {
             "steps": engine.num_steps,
             "rows": len(scheduler.running),

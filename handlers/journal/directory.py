@@ -3,14 +3,25 @@
 A file is written under a temporary name, synced, and linked to its own name; link(2) fails if that exists.
 """
 
+import errno
 import os
 import secrets
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 
-from handlers.journal.event import Event, decode_close, image_hash
-from handlers.journal.journal import EventTaken, JournalClosed, check_image, check_image_name, claim_key, expiry
+from handlers.journal.event import DamagedRecord, Event, check_size, decode_close, image_hash
+from handlers.journal.journal import (
+    MAX_CLAIM_BYTES,
+    EventTaken,
+    JournalClosed,
+    check_image,
+    check_image_name,
+    claim_key,
+    expiry,
+)
+from handlers.settings import JournalSettings
 
 CLOSED = "closed"
 CLAIMS = "claims"
@@ -18,17 +29,18 @@ MAX_SWEPT = 10_000  # folders and claims that one sweep deletes
 
 
 class DirectoryJournal:
-    """root: created if missing. claim_s: how long a claim is kept at least."""
+    """root: created if missing."""
 
-    def __init__(self, root: Path, claim_s: int) -> None:
+    def __init__(self, root: Path, settings: JournalSettings) -> None:
         self._root = root
         self._claims = root / CLAIMS
-        self._claim_s = claim_s
+        self._settings = settings
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def append(self, session_id: str, number: int, event: Event) -> None:
+        data = event.encode(session_id, self._settings.max_event_bytes)
         try:
-            self._create(self._make_folder(session_id) / f"{number:08d}", event.encode())
+            self._create(self._make_folder(session_id) / f"{number:08d}", data)
         except FileExistsError as exc:
             raise EventTaken(f"event {number} of this session has been written already") from exc
 
@@ -37,13 +49,14 @@ class DirectoryJournal:
         events: list[Event] = []
         while max_events is None or len(events) < max_events:
             try:
-                events.append(Event.decode((folder / f"{start + len(events):08d}").read_bytes()))
+                data = _read(folder / f"{start + len(events):08d}", self._settings.max_event_bytes)
+                events.append(Event.decode(data, session_id))
             except FileNotFoundError:
                 if not self._root.is_dir():
                     raise
                 break
         try:
-            return [_read_close(folder)]
+            return [self._read_close(session_id)]
         except FileNotFoundError:  # checked last: nothing had been deleted before
             return events
 
@@ -57,17 +70,17 @@ class DirectoryJournal:
 
     def get_image(self, session_id: str, image: str) -> bytes:
         check_image_name(image)
-        return check_image(image, (self._folder(session_id) / image).read_bytes())
+        return check_image(image, _read(self._folder(session_id) / image, self._settings.max_image_bytes))
 
     def close(self, session_id: str, event: Event) -> Event:
         folder = self._make_folder(session_id)
         with suppress(FileExistsError):
-            self._publish(folder / CLOSED, event.encode())
+            self._publish(folder / CLOSED, event.encode(session_id, self._settings.max_event_bytes))
         _sync_folder(folder)
         for path in folder.iterdir():
             if path.name != CLOSED:
                 path.unlink(missing_ok=True)
-        return _read_close(folder)
+        return self._read_close(session_id)
 
     def delete(self, session_id: str) -> None:
         with suppress(FileNotFoundError):
@@ -79,7 +92,7 @@ class DirectoryJournal:
         try:
             self._create(path, value.encode())
         except FileExistsError:
-            return path.read_text()
+            return _read_beginning(path, MAX_CLAIM_BYTES).decode(errors="replace")
         return value
 
     def sweep(self, expired_before: int) -> None:
@@ -93,7 +106,7 @@ class DirectoryJournal:
         if self._claims.is_dir():
             for path in self._claims.iterdir():
                 with suppress(FileNotFoundError):  # another instance sweeps too
-                    if path.stat().st_mtime + self._claim_s < expired_before and num_swept < MAX_SWEPT:
+                    if path.stat().st_mtime + self._settings.claim_s < expired_before and num_swept < MAX_SWEPT:
                         path.unlink()
                         num_swept += 1
 
@@ -120,6 +133,11 @@ class DirectoryJournal:
         finally:
             partial.unlink(missing_ok=True)
 
+    def _read_close(self, session_id: str) -> Event:
+        """Read the record of a closed session. Raises FileNotFoundError."""
+        data = _read(self._folder(session_id) / CLOSED, self._settings.max_event_bytes)
+        return decode_close(data, session_id)
+
     def _make_folder(self, session_id: str) -> Path:
         folder = self._folder(session_id)
         self._make(folder)
@@ -135,9 +153,29 @@ class DirectoryJournal:
         return self._root / session_id
 
 
-def _read_close(folder: Path) -> Event:
-    """Read the record of a closed session. Raises FileNotFoundError."""
-    return decode_close((folder / CLOSED).read_bytes())
+def _read(path: Path, max_bytes: int) -> bytes:
+    """Read a whole file. Raises DamagedRecord if it is larger than max_bytes, or not a file."""
+    data = _read_beginning(path, max_bytes + 1)
+    check_size(len(data), max_bytes)
+    return data
+
+
+def _read_beginning(path: Path, num_bytes: int) -> bytes:
+    """Read up to num_bytes of a file. Raises DamagedRecord if it is not a file."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise DamagedRecord("a record is not a file") from exc
+        raise
+    try:
+        info = os.fstat(handle)
+        if not stat.S_ISREG(info.st_mode):
+            raise DamagedRecord("a record is not a file")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(min(num_bytes, info.st_size))
+    finally:
+        os.close(handle)
 
 
 def _link(partial: Path, path: Path, data: bytes) -> None:
@@ -146,7 +184,7 @@ def _link(partial: Path, path: Path, data: bytes) -> None:
         os.link(partial, path)
     except FileExistsError:
         with suppress(FileNotFoundError):  # closed meanwhile
-            if path.read_bytes() != data:
+            if _read_beginning(path, len(data) + 1) != data:
                 raise
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from handlers.journal.event import Event, image_hash
 from torchmoor.wire.session_ids import ID_FORM
 
+MAX_CLAIM_BYTES = 1024  # that are read
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -28,13 +29,14 @@ class Journal(Protocol):
     """A store of journals.
 
     All methods may block and are thread-safe. They raise OSError if the store fails or refuses, TimeoutError
-    if it does not answer. After an OSError a write may or may not have been done; repeating it is safe.
+    if it does not answer. After an OSError a write may or may not have been done; repeating it is safe. Methods that
+    read a session raise DamagedRecord; they read no record that is larger than the settings allow.
     """
 
     def append(self, session_id: str, number: int, event: Event) -> None:
         """Write an event durably, after its predecessors. Succeeds if this very event was written before.
 
-        Raises EventTaken if another event has this number, JournalClosed.
+        Raises EventTaken if another event has this number, JournalClosed, EventTooLarge.
         """
         ...
 
@@ -64,7 +66,8 @@ class Journal(Protocol):
     def claim(self, name: str, value: str) -> str:
         """Return the value that was first claimed under this name: this one or an earlier one.
 
-        A claim is kept for at least the setting journal.claim_s. Only the hash of the name is stored.
+        A claim is kept for at least the setting journal.claim_s. Only the hash of the name is stored. Of a damaged
+        claim it returns any text.
         """
         ...
 

@@ -13,8 +13,16 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from handlers.journal.event import Event, decode_close, image_hash
-from handlers.journal.journal import EventTaken, JournalClosed, check_image, check_image_name, claim_key, expiry
+from handlers.journal.event import Event, check_size, decode_close, image_hash
+from handlers.journal.journal import (
+    MAX_CLAIM_BYTES,
+    EventTaken,
+    JournalClosed,
+    check_image,
+    check_image_name,
+    claim_key,
+    expiry,
+)
 from handlers.settings import JournalSettings
 from torchmoor.wire.store_urls import RedisAddress
 
@@ -31,11 +39,14 @@ redis.call('RPUSH', KEYS[1], ARGV[2])
 redis.call('EXPIREAT', KEYS[1], ARGV[3])
 return 'written'
 """
-# KEYS: events, closed. ARGV: first, last.
+# KEYS: events, closed. ARGV: first, last, the most bytes of an event.
 _READ = """
-local close = redis.call('GET', KEYS[2])
-if close then return close end
-return redis.call('LRANGE', KEYS[1], ARGV[1], ARGV[2])
+if redis.call('EXISTS', KEYS[2]) == 1 then return redis.call('GETRANGE', KEYS[2], 0, ARGV[3]) end
+local events = redis.call('LRANGE', KEYS[1], ARGV[1], ARGV[2])
+for number, event in ipairs(events) do
+  if #event > tonumber(ARGV[3]) then events[number] = #event end
+end
+return events
 """
 # KEYS: images, closed. ARGV: name, bytes, expiry.
 _PUT_IMAGE = """
@@ -44,38 +55,41 @@ redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
 redis.call('EXPIREAT', KEYS[1], ARGV[3])
 return 'written'
 """
-# KEYS: images. ARGV: name.
-_GET_IMAGE = "return redis.call('HGET', KEYS[1], ARGV[1])"
-# KEYS: events, images, closed. ARGV: event, expiry.
+# KEYS: images. ARGV: name, the most bytes.
+_GET_IMAGE = """
+local size = redis.call('HSTRLEN', KEYS[1], ARGV[1])
+if size > tonumber(ARGV[2]) then return size end
+return redis.call('HGET', KEYS[1], ARGV[1])
+"""
+# KEYS: events, images, closed. ARGV: event, expiry, the most bytes of an event.
 _CLOSE = """
 redis.call('SETNX', KEYS[3], ARGV[1])
 redis.call('EXPIREAT', KEYS[3], ARGV[2])
 redis.call('UNLINK', KEYS[1], KEYS[2])
-return redis.call('GET', KEYS[3])
+return redis.call('GETRANGE', KEYS[3], 0, ARGV[3])
 """
 # KEYS: events, images, closed.
 _DELETE = "redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])"
-# KEYS: claim. ARGV: value, seconds.
+# KEYS: claim. ARGV: value, seconds, the most bytes.
 _CLAIM = """
-local first = redis.call('GET', KEYS[1])
-if first then return first end
-redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
-return ARGV[1]
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2], 'NX')
+return redis.call('GETRANGE', KEYS[1], 0, ARGV[3] - 1)
 """
 
 
 class RedisJournal:
     """client: returns bytes. tombstone_s: how long a session's keys, and the marker of a closed one, outlive its
-    expiry. claim_s: how long a claim is kept."""
+    expiry."""
 
-    def __init__(self, client: "redis.Redis", tombstone_s: int, claim_s: int) -> None:
+    def __init__(self, client: "redis.Redis", tombstone_s: int, settings: JournalSettings) -> None:
         self._client: Any = client
         self._tombstone_s = tombstone_s
-        self._claim_s = claim_s
+        self._settings = settings
 
     def append(self, session_id: str, number: int, event: Event) -> None:
+        data = event.encode(session_id, self._settings.max_event_bytes)
         keys = (_key(session_id, "events"), _key(session_id, "closed"))
-        said = _unless_closed(self._run(_APPEND, keys, number, event.encode(), self._expire_at(session_id)))
+        said = _unless_closed(self._run(_APPEND, keys, number, data, self._expire_at(session_id)))
         if said == b"taken":
             raise EventTaken(f"event {number} of this session has been written already")
         if said == b"gap":
@@ -85,10 +99,11 @@ class RedisJournal:
         if max_events == 0:
             return []
         last = -1 if max_events is None else start + max_events - 1
-        found = self._run(_READ, (_key(session_id, "events"), _key(session_id, "closed")), start, last)
+        max_bytes = self._settings.max_event_bytes
+        found = self._run(_READ, (_key(session_id, "events"), _key(session_id, "closed")), start, last, max_bytes)
         if isinstance(found, bytes):
-            return [decode_close(found)]
-        return [Event.decode(data) for data in found]
+            return [self._decode_close(session_id, found)]
+        return [Event.decode(_within(data, max_bytes), session_id) for data in found]
 
     def put_image(self, session_id: str, data: bytes) -> str:
         name = image_hash(data)
@@ -98,22 +113,31 @@ class RedisJournal:
 
     def get_image(self, session_id: str, image: str) -> bytes:
         check_image_name(image)
-        return check_image(image, self._run(_GET_IMAGE, [_key(session_id, "images")], image))
+        max_bytes = self._settings.max_image_bytes
+        found = self._run(_GET_IMAGE, [_key(session_id, "images")], image, max_bytes)
+        return check_image(image, _within(found, max_bytes))
 
     def close(self, session_id: str, event: Event) -> Event:
         keys = [_key(session_id, name) for name in ("events", "images", "closed")]
-        return decode_close(self._run(_CLOSE, keys, event.encode(), self._expire_at(session_id)))
+        max_bytes = self._settings.max_event_bytes
+        data = event.encode(session_id, max_bytes)
+        return self._decode_close(session_id, self._run(_CLOSE, keys, data, self._expire_at(session_id), max_bytes))
 
     def delete(self, session_id: str) -> None:
         keys = [_key(session_id, name) for name in ("events", "images", "closed")]
         self._run(_DELETE, keys)
 
     def claim(self, name: str, value: str) -> str:
-        first: bytes = self._run(_CLAIM, [f"torchmoor:claim:{claim_key(name)}"], value, self._claim_s)
-        return first.decode()
+        keys = [f"torchmoor:claim:{claim_key(name)}"]
+        first: bytes = self._run(_CLAIM, keys, value, self._settings.claim_s, MAX_CLAIM_BYTES)
+        return first.decode(errors="replace")
 
     def sweep(self, expired_before: int) -> None:
         """Do nothing: every key expires by itself."""
+
+    def _decode_close(self, session_id: str, data: bytes) -> Event:
+        check_size(len(data), self._settings.max_event_bytes)
+        return decode_close(data, session_id)
 
     def _run(self, script: str, keys: Sequence[str], *arguments: object) -> Any:
         """Return the script's result. Raises OSError."""
@@ -149,6 +173,13 @@ def connect(address: RedisAddress, limits: JournalSettings) -> "redis.Redis":
 def _key(session_id: str, name: str) -> str:
     expiry(session_id)  # only a valid id becomes a key
     return f"torchmoor:{{{session_id}}}:{name}"
+
+
+def _within(found: Any, max_bytes: int) -> Any:
+    """Return what a reading script found. Raises DamagedRecord if that is the size of something too large."""
+    if isinstance(found, int):
+        check_size(found, max_bytes)
+    return found
 
 
 def _unless_closed(said: Any) -> Any:

@@ -16,11 +16,20 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
+from functools import partial
 from typing import Any, TypeVar
 
-from handlers.journal.event import Event, image_hash
-from handlers.journal.journal import EventTaken, JournalClosed, check_image, check_image_name, claim_key, expiry
+from handlers.journal.event import Event, check_size, image_hash
+from handlers.journal.journal import (
+    MAX_CLAIM_BYTES,
+    EventTaken,
+    JournalClosed,
+    check_image,
+    check_image_name,
+    claim_key,
+    expiry,
+)
 from handlers.s3 import S3Error, list_objects, make_client, translated
 from handlers.settings import JournalSettings
 
@@ -34,22 +43,22 @@ R = TypeVar("R")
 
 
 class S3Journal:
-    """prefix: empty, or with a slash at its end. claim_s: how long a claim is kept at least."""
+    """prefix: empty, or with a slash at its end."""
 
-    def __init__(self, client: Any, bucket: str, prefix: str, claim_s: int) -> None:
+    def __init__(self, client: Any, bucket: str, prefix: str, settings: JournalSettings) -> None:
         self._client = client
         self._bucket = bucket
         self._prefix = prefix
-        self._claim_s = claim_s
+        self._settings = settings
         self._swept_claims = ""  # where the last sweep ended
         self._parallel = ThreadPoolExecutor(PARALLEL, "journal-s3")
 
     def append(self, session_id: str, number: int, event: Event) -> None:
-        data = event.encode()
+        data = event.encode(session_id, self._settings.max_event_bytes)
         if self._create(self._event(session_id, number), data):
             return
-        found = self._get(self._event(session_id, number))
-        if found is not None and Event.decode(found).kind == "close":
+        found = self._get(self._event(session_id, number), self._settings.max_event_bytes)
+        if found is not None and Event.decode(found, session_id).kind == "close":
             raise JournalClosed("this session was closed")
         if found != data:
             raise EventTaken(f"event {number} of this session has been written already")
@@ -63,12 +72,11 @@ class S3Journal:
             if max_events is not None:
                 num_asked = min(num_asked, max_events - len(events))
             first = start + len(events)
-            keys = [self._event(session_id, number) for number in range(first, first + num_asked)]
-            for data in self._each(self._get, keys):
-                if data is None:  # later ones were written after this request
+            for event in self._each(partial(self._read_one, session_id), range(first, first + num_asked)):
+                if event is None:  # later ones were written after this request
                     is_end = True
                     break
-                events.append(Event.decode(data))
+                events.append(event)
             num_asked = PARALLEL
         return [event for event in events if event.kind == "close"][:1] or events
 
@@ -83,19 +91,19 @@ class S3Journal:
 
     def get_image(self, session_id: str, image: str) -> bytes:
         check_image_name(image)
-        return check_image(image, self._get(self._image(session_id, image)))
+        return check_image(image, self._get(self._image(session_id, image), self._settings.max_image_bytes))
 
     def close(self, session_id: str, event: Event) -> Event:
-        folder = self._session(session_id)
+        folder, max_bytes = self._session(session_id), self._settings.max_event_bytes
         last = max((int(key.rpartition("/")[2]) for key in self._list(f"{folder}events/")), default=-1)
         first = self._find_close(session_id, last) if last >= 0 else None
         while first is None:
             last += 1
-            if self._create(self._event(session_id, last), event.encode()):
+            if self._create(self._event(session_id, last), event.encode(session_id, max_bytes)):
                 first = event
             else:  # a turn or another close was faster
                 first = self._find_close(session_id, last)
-        data = first.encode()
+        data = first.encode(session_id, max_bytes)
         self._each(lambda number: self._put(self._event(session_id, number), data), range(last))
         self._delete(self._list(f"{folder}images/"))
         return first
@@ -107,10 +115,10 @@ class S3Journal:
         key = f"{self._prefix}claims/{claim_key(name)}"
         if self._create(key, value.encode()):
             return value
-        first = self._get(key)
+        first = self._get(key, MAX_CLAIM_BYTES)
         if first is None:
             raise OSError("a claim was swept away while it was read")
-        return first.decode()
+        return first.decode(errors="replace")
 
     def sweep(self, expired_before: int) -> None:
         folder = f"{self._prefix}sessions/"
@@ -122,7 +130,7 @@ class S3Journal:
         for _ in range(MAX_SWEPT_PAGES):
             page = self._page(f"{self._prefix}claims/", self._swept_claims)
             self._swept_claims = page[-1]["Key"] if len(page) == PAGE else ""
-            too_old = expired_before - self._claim_s
+            too_old = expired_before - self._settings.claim_s
             self._delete([item["Key"] for item in page if item["LastModified"].timestamp() < too_old])
             if not self._swept_claims:
                 break
@@ -138,7 +146,12 @@ class S3Journal:
 
     def _find_close(self, session_id: str, number: int) -> Event | None:
         """Return the event of this number if it is a "close"."""
-        return next((event for event in self.read(session_id, number, 1) if event.kind == "close"), None)
+        event = self._read_one(session_id, number)
+        return event if event is not None and event.kind == "close" else None
+
+    def _read_one(self, session_id: str, number: int) -> Event | None:
+        data = self._get(self._event(session_id, number), self._settings.max_event_bytes)
+        return None if data is None else Event.decode(data, session_id)
 
     def _each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Run the action on several items at once. Raises what any of them raised."""
@@ -146,11 +159,15 @@ class S3Journal:
             return [action(items[0])]
         return list(self._parallel.map(action, items))
 
-    def _get(self, key: str) -> bytes | None:
+    def _get(self, key: str, max_bytes: int) -> bytes | None:
+        """Read an object; None if there is none. Raises DamagedRecord if it is larger than max_bytes."""
         try:
             with _translated():
-                data: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
-                return data
+                found = self._client.get_object(Bucket=self._bucket, Key=key)
+                with closing(found["Body"]) as body:
+                    check_size(found["ContentLength"], max_bytes)
+                    data: bytes = body.read()
+                    return data
         except S3Error as exc:
             if exc.is_missing:
                 return None

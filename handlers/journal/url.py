@@ -45,7 +45,7 @@ def _open_directory(parts: SplitResult, settings: JournalSettings) -> Journal:
     if parts.netloc or not parts.path.startswith("/"):
         raise SettingsError("handler.journal.url must name a directory of this machine: file:///a/directory")
     try:
-        return DirectoryJournal(Path(unquote(parts.path)), settings.claim_s)
+        return DirectoryJournal(Path(unquote(parts.path)), settings)
     except (OSError, ValueError) as exc:
         raise SettingsError(f"handler.journal.url names a directory that cannot be used: {exc}") from exc
 
@@ -58,7 +58,7 @@ def _open_redis(parts: SplitResult, settings: JournalSettings, tombstone_s: int)
         raise SettingsError(
             f"handler.journal.url must have a host and a database's number: {parts.scheme}://host:port/0"
         )
-    return redis.RedisJournal(redis.connect(address, settings), tombstone_s, settings.claim_s)
+    return redis.RedisJournal(redis.connect(address, settings), tombstone_s, settings)
 
 
 def _open_s3(parts: SplitResult, settings: JournalSettings) -> Journal:
@@ -71,4 +71,4 @@ def _open_s3(parts: SplitResult, settings: JournalSettings) -> Journal:
             "AWS_... variables or files"
         )
     bucket, prefix = split_url(f"s3://{parts.netloc}{unquote(parts.path)}")
-    return s3.S3Journal(s3.connect(settings), bucket, prefix, settings.claim_s)
+    return s3.S3Journal(s3.connect(settings), bucket, prefix, settings)

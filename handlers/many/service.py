@@ -110,6 +110,7 @@ class ManyService:
             "capacity": {name: budget["max"] for name, budget in status["budgets"].items()},
             "events": status["counters"],
             "waiting": status["waiting"],
+            "decoding": self._loader.intake.decoding.describe(),
             **self._requests(),
         }
 

@@ -2,13 +2,14 @@
 
 import io
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import BinaryIO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from handlers.errors import BadImage, ImageTooLarge, NotAnImage, OutOfMemory
+from handlers.chat.pictures.decoding_budget import DecodingBudget
+from handlers.errors import HandlerError, ImageTooLarge, NotAnImage, OutOfMemory
 from handlers.settings import IntakeSettings
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
@@ -16,26 +17,40 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 Image.MAX_IMAGE_PIXELS = None  # of the whole process; each opened image's header is checked here instead
 
 PNG_BYTES_PER_PIXEL = 3.1  # of noise, which cannot be compressed
+STRIP_PIXELS = 1 << 20
+
+# Memory per pixel, measured: a picture (4) is decoded, converted to RGB (8), and scaled by the preprocessor (14).
+WORK_BYTES_PER_PIXEL = 14
+WEBP_BYTES_PER_PIXEL = 18  # its decoder keeps copies of its own
 
 
-def decode(data: bytes, settings: IntakeSettings) -> Image.Image:
+@contextmanager
+def decoded(
+    data: bytes, settings: IntakeSettings, budget: DecodingBudget, check: Callable[[], None]
+) -> Iterator[Image.Image]:
     """Decode to RGB, upright, transparency on white; the first frame of an animation.
 
-    Raises the BadImage family, OutOfMemory.
+    The picture holds its share of the budget, and is valid, until the end of the block.
+    Raises the BadImage family, OutOfMemory, and what `check` raises while the picture waits for its share.
     """
     if not data:
         raise NotAnImage("the image has no bytes")
-    with _opened(io.BytesIO(data)) as image:
-        _check_pixels(image, settings.max_pixels)
-        _check_shape(image, settings)
-        return _to_rgb(image)
+    with ExitStack() as held:
+        with _opened(io.BytesIO(data)) as image:
+            _check_pixels(image, settings.max_pixels)
+            _check_shape(image, settings)
+            held.enter_context(budget.lease(image.width * image.height * _work_bytes_per_pixel(image), check))
+            picture = _to_rgb(image)
+        del image  # WebP's decoder keeps pixels
+        held.callback(picture.close)  # before the share is returned, although the caller still has the picture
+        yield picture
 
 
-def scale_down(file: BinaryIO, settings: IntakeSettings) -> bytes:
+def scale_down(file: BinaryIO, settings: IntakeSettings, budget: DecodingBudget, check: Callable[[], None]) -> bytes:
     """Scale an image to about `scaled_pixels`, upright, as a PNG.
 
     A JPEG is decoded at a half to an eighth of its size, and only that size counts against `large_pixels`; others
-    are decoded whole first. Raises the BadImage family, OutOfMemory.
+    are decoded whole first. Raises as `decoded` does.
     """
     with _opened(file) as image:
         _check_shape(image, settings)
@@ -45,17 +60,32 @@ def scale_down(file: BinaryIO, settings: IntakeSettings) -> bytes:
         if ratio < 1:
             image.draft(None, size)  # only the decoder of JPEG can
         _check_pixels(image, settings.large_pixels)
-        image.load()
-        picture: Image.Image = image
-        if ratio < 1:
-            if picture.mode in ("1", "P", "PA"):  # numbers of colours cannot be averaged
-                picture = picture.convert("RGBA" if image.has_transparency_data else "RGB")
-            elif picture.mode.startswith("I;16"):  # which Pillow cannot average either
-                picture = picture.convert("I")
-            picture.thumbnail(size)
-        encoded = io.BytesIO()
-        _to_rgb(picture).save(encoded, "PNG", compress_level=1)
+        with budget.lease(image.width * image.height * _scaling_bytes_per_pixel(image), check):
+            return _scaled(image, size if ratio < 1 else image.size)
+
+
+def _scaled(image: Image.Image, size: tuple[int, int]) -> bytes:
+    image.load()
+    picture = image
+    if size != image.size:
+        if picture.mode in ("1", "P", "PA"):  # numbers of colours cannot be averaged
+            picture = picture.convert("RGBA" if image.has_transparency_data else "RGB")
+        elif picture.mode.startswith("I;16"):  # which Pillow cannot average either
+            picture = picture.convert("I")
+        picture.thumbnail(size)
+    encoded = io.BytesIO()
+    _to_rgb(picture).save(encoded, "PNG", compress_level=1)
     return encoded.getvalue()
+
+
+def _work_bytes_per_pixel(image: Image.Image) -> int:
+    return WEBP_BYTES_PER_PIXEL if image.format == "WEBP" else WORK_BYTES_PER_PIXEL
+
+
+def _scaling_bytes_per_pixel(image: Image.Image) -> int:
+    if image.format == "WEBP":
+        return WEBP_BYTES_PER_PIXEL
+    return 8 if image.has_transparency_data else 4
 
 
 @contextmanager
@@ -63,8 +93,11 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
     """Open an image and translate the errors of its decoder."""
     try:
         with Image.open(file, formats=FORMATS) as image:
-            yield image
-    except (BadImage, OutOfMemory):
+            try:
+                yield image
+            finally:
+                image.close()  # frees its pixels, which an error's traceback may still refer to
+    except HandlerError:
         raise
     except MemoryError as exc:
         raise OutOfMemory("this machine ran out of memory while decoding an image; try again later") from exc
@@ -86,11 +119,21 @@ def _check_shape(image: Image.Image, settings: IntakeSettings) -> None:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode.startswith("I"):  # 16-bit greys, which a plain conversion would cut off at 255
-        upright = upright.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    if upright.has_transparency_data:
-        with_alpha = upright.convert("RGBA")
+    """Return the image upright as RGB. Converts it in strips, so that only source and result are whole."""
+    ImageOps.exif_transpose(image, in_place=True)
+    picture = Image.new("RGB", image.size)
+    rows = max(STRIP_PIXELS // image.width, 1)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        picture.paste(_strip_to_rgb(strip), (0, top))
+    return picture
+
+
+def _strip_to_rgb(strip: Image.Image) -> Image.Image:
+    if strip.mode.startswith("I"):  # 16-bit greys, which a plain conversion would cut off at 255
+        strip = strip.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if strip.has_transparency_data:
+        with_alpha = strip.convert("RGBA")
         canvas = Image.new("RGBA", with_alpha.size, "white")
         return Image.alpha_composite(canvas, with_alpha).convert("RGB")
-    return upright.convert("RGB")
+    return strip.convert("RGB")

@@ -13,6 +13,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes, urljoin, urlsplit
 
@@ -23,6 +24,7 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
 from handlers.chat.pictures import image_decoding
+from handlers.chat.pictures.decoding_budget import DecodingBudget
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
 from handlers.reply import PendingReply
 from handlers.requests import refuse_other_media
@@ -125,11 +127,8 @@ class ImageLoader:
         ]
         self._lock = threading.Lock()
         self._s3: S3Images | None = None
+        self.decoding = DecodingBudget(settings.decoding_bytes, settings.decoding_timeout_s)
         self.num_fetched = 0
-
-    def load(self, reference: bytes | str) -> Image.Image:
-        """Read and decode an image. Raises the BadImage family."""
-        return self.decode(self.read(reference))
 
     def read(self, reference: bytes | str, reply: PendingReply | None = None) -> bytes:
         """Read the encoded bytes, at most `max_bytes`. reply: a fetch ends as soon as it is cancelled."""
@@ -154,19 +153,16 @@ class ImageLoader:
             raise ImageTooLarge(f"the image has {len(data)} bytes, more than {self._settings.max_bytes}")
         return data
 
-    def decode(self, data: bytes) -> Image.Image:
-        """Decode to RGB, upright, transparency on white; the first frame of an animation.
-
-        Raises the BadImage family, OutOfMemory.
-        """
-        return image_decoding.decode(data, self._settings)
+    def decoded(self, data: bytes, check: Callable[[], None]) -> AbstractContextManager[Image.Image]:
+        """Decode to RGB within the worker's account; see `image_decoding.decoded`."""
+        return image_decoding.decoded(data, self._settings, self.decoding, check)
 
     def _fetch_from_s3(self, url: str, reply: PendingReply | None) -> bytes:
         with self._lock:
             if self._s3 is None and self._settings.allowed_buckets:
                 from handlers.chat.pictures.s3 import S3Images  # the AWS library is slow to load
 
-                self._s3 = S3Images(self._settings)
+                self._s3 = S3Images(self._settings, self.decoding)
             s3 = self._s3
         if s3 is None:
             raise ImageUrlForbidden(

@@ -50,7 +50,8 @@ class ImageReceiver:
                 self._counters.add("images_received")
                 encoded = self._loader.read(reference, reply)
                 reply.raise_if_cancelled()
-                received.append(ReceivedImage(self._store.take_in(scope, encoded), encoded))
+                image = self._store.take_in(scope, encoded, reply.raise_if_cancelled)
+                received.append(ReceivedImage(image, encoded))
         except BaseException:
             self.release(received)
             raise

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+from handlers.chat.pictures.decoding_budget import DecodingBudget
 from handlers.chat.pictures.image_decoding import scale_down
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, OutOfDisk
 from handlers.reply import PendingReply
@@ -23,8 +24,9 @@ WAIT_S = 0.2  # between two checks whether a waiting request is cancelled
 class S3Images:
     """Reads images with AWS's usual configuration. Any thread. Raises SettingsError if that is invalid."""
 
-    def __init__(self, settings: IntakeSettings) -> None:
+    def __init__(self, settings: IntakeSettings, decoding: DecodingBudget) -> None:
         self._settings = settings
+        self._decoding = decoding
         self._allowed = tuple(f"{allowed.removeprefix('s3://').strip('/')}/" for allowed in settings.allowed_buckets)
         self._scaling = threading.Lock()
         self._client = make_client(
@@ -48,7 +50,7 @@ class S3Images:
             return b"".join(transfer.pieces())
         with self._turn(transfer), tempfile.TemporaryFile(prefix="torchmoor-image-") as file:
             _save(transfer, file)
-            return scale_down(file, self._settings)
+            return scale_down(file, self._settings, self._decoding, transfer.check)
 
     def _place(self, url: str) -> dict[str, str]:
         bucket, _, key = url[len("s3://") :].partition("/")

@@ -15,6 +15,7 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -26,6 +27,7 @@ from handlers.errors import OutOfMemory
 from handlers.journal.event import image_hash
 
 logger = logging.getLogger(__name__)
+ROWS_PER_DIGEST = 64  # copied at a time
 MAX_ENCODINGS = 8  # of one image that are recognised by their bytes; a further encoding is decoded
 
 
@@ -67,8 +69,8 @@ class ImageStore:
     """Holds images and their features. Any thread; methods that decode or encode take long.
 
     max_features_bytes: on the device; an image counts once it is encoded. max_host_bytes: of encoded images.
-    is_durable: a journal has every image that a session holds. decode: makes an RGB image; raises the BadImage family.
-    encode: computes features, (tokens, hidden size).
+    is_durable: a journal has every image that a session holds. decoded: makes an RGB image, which is valid within the
+    block; raises the BadImage family, OutOfMemory. encode: computes features, (tokens, hidden size).
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class ImageStore:
         max_features_bytes: int,
         max_host_bytes: int,
         is_durable: bool,
-        decode: Callable[[bytes], Pillow.Image],
+        decoded: Callable[[bytes, Callable[[], None]], AbstractContextManager[Pillow.Image]],
         encode: Callable[[Pillow.Image], Tensor],
         counters: Counters,
     ) -> None:
@@ -85,7 +87,7 @@ class ImageStore:
         self.features_bytes = 0
         self.host_bytes = 0
         self._is_durable = is_durable
-        self._decode = decode
+        self._decoded = decoded
         self._encode = encode
         self._counters = counters
         self._lock = threading.RLock()
@@ -100,11 +102,12 @@ class ImageStore:
             f"<ImageStore {len(self)} images, {self.features_bytes} bytes on the device, {self.host_bytes} on the host>"
         )
 
-    def take_in(self, scope: str, encoded: bytes) -> Image:
+    def take_in(self, scope: str, encoded: bytes, check: Callable[[], None] = lambda: None) -> Image:
         """Hold the image of these bytes until `release`. Computes its features unless the scope has them.
 
-        Features that do not fit beside pinned ones are computed again when they are needed.
-        Raises the BadImage family, OutOfMemory.
+        Features that do not fit beside pinned ones are computed again when they are needed. check: raises if the
+        request is cancelled; called while the image waits to be decoded.
+        Raises the BadImage family, OutOfMemory, and what `check` raises.
         """
         digest = image_hash(encoded)
         with self._lock:
@@ -118,23 +121,19 @@ class ImageStore:
                     raise
                 self._counters.add("images_shared")
                 return Image(entry.key, digest, entry.num_tokens)
-        picture = self._decode(encoded)
-        key = content_key(scope, picture)
-        with self._lock:
-            entry = self._entries.setdefault(key, _Entry(key))
-            self._hold(entry)
-        try:
-            with entry.computing:
-                if entry.num_tokens:
-                    self._counters.add("images_shared")
-                else:
-                    self._compute(entry, picture)
+        with self._decoded(encoded, check) as picture:
+            key = content_key(scope, picture)
             with self._lock:
-                self._keep_encoded(entry, encoded)
-                self._know(entry, (scope, digest))
-        except BaseException:
-            self._let_go(entry, is_kept=False)
-            raise
+                entry = self._entries.setdefault(key, _Entry(key))
+                self._hold(entry)
+            try:
+                self._share_or_compute(entry, picture)
+                with self._lock:
+                    self._keep_encoded(entry, encoded)
+                    self._know(entry, (scope, digest))
+            except BaseException:
+                self._let_go(entry, is_kept=False)
+                raise
         return Image(key, digest, entry.num_tokens)
 
     def release(self, image: Image, *, is_kept: bool = False) -> None:
@@ -165,7 +164,8 @@ class ImageStore:
                 encoded, tier = entry.encoded, ImageTier.HOST
                 if encoded is None:
                     encoded, tier = fetch(), ImageTier.JOURNAL
-                features = self._compute(entry, self._decode(encoded))
+                with self._decoded(encoded, lambda: None) as picture:
+                    features = self._compute(entry, picture)
             with self._lock:
                 self._keep_encoded(entry, encoded)
             return features, tier
@@ -218,6 +218,19 @@ class ImageStore:
             del self._entries[entry.key]
             for name in entry.digests:
                 del self._known[name]
+
+    def _share_or_compute(self, entry: _Entry, picture: Pillow.Image) -> None:
+        """Compute the image's features unless they were computed before.
+
+        The lock of an image that was computed before is not waited for: `pin` holds it while it waits to decode, and
+        this thread's decoded picture may be in its way.
+        """
+        if not entry.num_tokens:
+            with entry.computing:
+                if not entry.num_tokens:
+                    self._compute(entry, picture)
+                    return
+        self._counters.add("images_shared")
 
     def _compute(self, entry: _Entry, picture: Pillow.Image) -> Tensor:
         """Compute the image's features and store them; they must fit if they are pinned. Hold `entry.computing`."""
@@ -302,8 +315,11 @@ def digests(images: Iterable[Image]) -> tuple[str, ...]:
 
 def content_key(scope: str, picture: Pillow.Image) -> int:
     """Return a negative number that names the decoded pixels within a sharing scope."""
-    digest = hashlib.sha256(f"{scope}|{picture.size}|".encode() + picture.tobytes()).digest()
-    return -1 - int.from_bytes(digest[:16])
+    digest = hashlib.sha256(f"{scope}|{picture.size}|".encode())
+    for top in range(0, picture.height, ROWS_PER_DIGEST):
+        bottom = min(top + ROWS_PER_DIGEST, picture.height)
+        digest.update(picture.crop((0, top, picture.width, bottom)).tobytes())
+    return -1 - int.from_bytes(digest.digest()[:16])
 
 
 def _num_bytes(features: Tensor | None) -> int:

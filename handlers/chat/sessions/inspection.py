@@ -43,5 +43,5 @@ def describe(store: SessionStore, session: Session) -> dict[str, Any]:
         "is_pinned": session.is_pinned,
         "opened_at": session.opened_at,
         "last_used_at": session.used_at,
-        "expires_at": session.id.expires_at,
+        "expires_at": store.expires_at(session.id),
     }

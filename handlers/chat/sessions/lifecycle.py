@@ -92,18 +92,17 @@ class SessionLifecycle:
         try:
             self._add(session, "open", received, command.invocation_id)
             images = digests(item.image for item in received)
-            first = self._recorder.claim_opening(command.caller, command.invocation_id, images, session.id.text)
+            claimed = self._recorder.claim_opening(command.caller, command.invocation_id, images, session.id.text)
         except Exception:
             self._discard(session)
             raise
-        if first == session.id.text:
+        first = self._ids.verify(claimed, command.caller)
+        if first is None or first == session.id:  # None: the claim is damaged
             reply.on_cancel(lambda reason: self._discard(session))  # the client left before it could read the id
             self._counters.add("sessions_opened")
             return session.id
         self._discard(session)
-        again = self._ids.verify(first, command.caller)
-        assert again is not None
-        return again
+        return first
 
     def _discard(self, session: Session) -> None:
         """Undo an opening, in memory now and in the journal soon. Any thread, the pump's too."""

@@ -16,33 +16,40 @@ from handlers.chat.pictures.store import Image, ImageStore
 from handlers.chat.sessions.idempotency import IdempotencyCache
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.store import SessionStore
-from handlers.errors import JournalUnavailable, SessionClosed, TurnConflict
-from handlers.journal.event import Event
+from handlers.counters import Counters
+from handlers.errors import BadImage, InvalidRequest, JournalUnavailable, SessionClosed, SessionLost, TurnConflict
+from handlers.journal.event import DamagedRecord, Event, EventTooLarge
 from handlers.journal.journal import EventTaken, Journal, JournalClosed
 from handlers.requests import Caller
+from torchmoor.wire.session_hash import session_hash
 
 logger = logging.getLogger(__name__)
 CONFLICT = "another instance has answered in this session meanwhile; ask again"
 CLOSED = "this session was closed; open a new one"
+DAMAGED = "this session's journal is damaged; open a new one"
 KEPT, DISCARDED = "kept", "discarded"  # the fate of a session whose opening was sent twice; the first claim counts
 
 
 class SessionRecorder:
     """Keeps sessions and their journals in step.
 
+    A session whose journal is damaged is lost: it ends in this worker's memory, and its requests get SessionLost.
     max_replays: requests of a session that are remembered, so that a retry is not executed again.
     """
 
-    def __init__(self, journal: Journal | None, store: SessionStore, images: ImageStore, max_replays: int) -> None:
+    def __init__(
+        self, journal: Journal | None, store: SessionStore, images: ImageStore, max_replays: int, counters: Counters
+    ) -> None:
         self._journal = journal
         self._store = store
         self._images = images
         self._max_replays = max_replays
+        self._counters = counters
         self._closes: OrderedDict[str, Event] = OrderedDict()  # the last ones, by session, without a journal
         self.openings = IdempotencyCache(store.holds, store.settings.max_sessions)
 
     def is_known(self, session_id: str) -> bool:
-        """Return True if the session has a journal. Raises SessionClosed, JournalUnavailable."""
+        """Return True if the session has a journal. Raises SessionClosed, SessionLost, JournalUnavailable."""
         if self._journal is None:
             return False
         first = self._read_first(session_id)
@@ -53,7 +60,7 @@ class SessionRecorder:
     def _read_first(self, session_id: str) -> Event | None:
         """Read the session's opening, or its "close" if it is closed."""
         assert self._journal is not None
-        with _translated():
+        with self._translated(session_id):
             return next(iter(self._journal.read(session_id, max_events=1)), None)
 
     def must_rebuild(self, session: Session) -> bool:
@@ -63,15 +70,18 @@ class SessionRecorder:
     def catch_up(self, session: Session) -> int:
         """Apply the events that other workers recorded; return their number.
 
-        Raises SessionClosed, JournalUnavailable, OutOfMemory.
+        Raises SessionClosed, SessionLost, JournalUnavailable, OutOfMemory.
         """
         if self._journal is None:
             return 0
         with session.recording:
-            with _translated():
+            with self._translated(session.id.text):
                 events = self._journal.read(session.id.text, session.num_events)
             for event in events:
-                self._apply(session, event)
+                try:
+                    self._apply(session, event)
+                except (BadImage, InvalidRequest) as exc:  # workers record neither
+                    raise self._lose(session.id.text, exc) from exc
                 self._remember(session, event)
                 session.num_events += 1
         return len(events)
@@ -80,6 +90,8 @@ class SessionRecorder:
         if event.kind == "close":
             self._store.close(session)
             raise SessionClosed(CLOSED)
+        if (event.kind == "open") != (session.num_events == 0):
+            raise self._lose(session.id.text, "the opening is not the first event")
         if event.kind != "turn":
             self._take_in(session, event.images)
             return
@@ -109,16 +121,16 @@ class SessionRecorder:
         return images
 
     def fetch(self, session: Session, digest: str) -> bytes:
-        """Read the encoded bytes of one of the session's images. Raises JournalUnavailable."""
+        """Read the encoded bytes of one of the session's images. Raises SessionLost, JournalUnavailable."""
         assert self._journal is not None
-        with _translated():
+        with self._translated(session.id.text):
             return self._journal.get_image(session.id.text, digest)
 
     def record(self, session: Session, event: Event, encoded_images: Sequence[bytes] = ()) -> None:
         """Write the images of an event, then the event.
 
         Hold `session.recording` over this call and the change that the event records. Raises TurnConflict if another
-        worker wrote first, SessionClosed, JournalUnavailable.
+        worker wrote first, SessionClosed, SessionLost, InvalidRequest if the event is too large, JournalUnavailable.
         """
         with session.recording:
             self._write(session, event, encoded_images)
@@ -127,7 +139,7 @@ class SessionRecorder:
     def _write(self, session: Session, event: Event, encoded_images: Sequence[bytes]) -> None:
         if self._journal is not None:
             try:
-                with _translated():
+                with self._translated(session.id.text):
                     for data in encoded_images:
                         self._journal.put_image(session.id.text, data)
                     self._journal.append(session.id.text, session.num_events, event)
@@ -169,7 +181,7 @@ class SessionRecorder:
         name = _name("opening", caller.endpoint, caller.principal, invocation_id, *images)
         if self._journal is None:
             return self.openings.claim(name, session_id)
-        with _translated():
+        with self._translated(session_id):
             first = self._journal.claim(name, session_id)
             if first != session_id and self._journal.claim(_name("fate", first), KEPT) != KEPT:
                 return session_id  # its client left before it had the answer, so it was deleted
@@ -182,7 +194,7 @@ class SessionRecorder:
         """
         event = Event(kind="close", invocation_id=invocation_id)
         if self._journal is not None:
-            with _translated():
+            with self._translated(session_id):
                 first = self._journal.close(session_id, event)
         else:
             first = self._closes.setdefault(session_id, event)
@@ -201,7 +213,7 @@ class SessionRecorder:
         Raises JournalUnavailable.
         """
         if self._journal is not None:
-            with _translated():
+            with self._translated(session_id):
                 if self._journal.claim(_name("fate", session_id), DISCARDED) == DISCARDED:
                     self._journal.delete(session_id)
 
@@ -210,21 +222,32 @@ class SessionRecorder:
         if self._journal is not None:
             self._journal.sweep(expired_before)
 
+    @contextmanager
+    def _translated(self, session_id: str) -> Iterator[None]:
+        """Translate a journal's failures to errors for the client."""
+        try:
+            yield
+        except EventTaken as exc:
+            raise TurnConflict(CONFLICT) from exc
+        except JournalClosed as exc:
+            raise SessionClosed(CLOSED) from exc
+        except EventTooLarge as exc:
+            raise InvalidRequest(str(exc)) from exc
+        except DamagedRecord as exc:
+            raise self._lose(session_id, exc) from exc
+        except (OSError, ValueError) as exc:
+            logger.error("journal failed error=%s", exc)
+            raise JournalUnavailable("the session's journal cannot be reached; try again later") from exc
+
+    def _lose(self, session_id: str, reason: object) -> SessionLost:
+        """End a session whose journal is damaged. Return the error for its requests."""
+        logger.warning("journal damaged session=%s reason=%s", session_hash(session_id), reason)
+        self._counters.add("sessions_damaged")
+        error = SessionLost(DAMAGED)
+        self._store.lose(session_id, error)
+        return error
+
 
 def _name(*parts: str) -> str:
     """Join texts to one name without ambiguity."""
     return json.dumps(parts)
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Translate a journal's failures to errors for the client."""
-    try:
-        yield
-    except EventTaken as exc:
-        raise TurnConflict(CONFLICT) from exc
-    except JournalClosed as exc:
-        raise SessionClosed(CLOSED) from exc
-    except (OSError, ValueError) as exc:
-        logger.error("journal failed error=%s", exc)
-        raise JournalUnavailable("the session's journal cannot be reached; try again later") from exc

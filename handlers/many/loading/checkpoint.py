@@ -87,7 +87,7 @@ class CheckpointLoader:
         self._device = device
         self._ids = ids
         self._environ = environ
-        self._intake = ImageLoader(settings.intake)
+        self.intake = ImageLoader(settings.intake)
         self.shared = SharedParts(settings.tasks.max_shared)
         self.compute = Compute(settings.tasks, device, on_device_lost=exit_worker)
         self._readers = ThreadPoolExecutor(settings.tasks.prepare_threads, "read")
@@ -122,7 +122,7 @@ class CheckpointLoader:
         assembled = None
         if "vision_config" not in config:
             assembled = self._load_weights(folder, TEXT_GENERATION, progress)
-        return ChatModel(folder, assembled, self._device, self._settings, self._ids, self._intake)
+        return ChatModel(folder, assembled, self._device, self._settings, self._ids, self.intake)
 
     def _load_weights(self, folder: Path, task: str, progress: LoadProgress) -> Assembled:
         return load_model(
@@ -137,7 +137,7 @@ class CheckpointLoader:
     def _make_task(self, task: str, folder: Path, model: Any) -> Task:
         own = self._settings.tasks
         if task == ImageClassification.name:
-            return ImageClassification(model, self._get_image_processor(folder), own, self._intake)
+            return ImageClassification(model, self._get_image_processor(folder), own, self.intake)
         tokenizer = self._get_tokenizer(folder)
         if task == Embeddings.name:
             return Embeddings(model, tokenizer, own, read_pooling(folder))

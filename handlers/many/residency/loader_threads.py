@@ -18,7 +18,7 @@ from handlers.many.model import Loader
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.disk import DiskCache
 from handlers.many.residency.entry import ModelEntry, Step
-from handlers.many.residency.process_memory import release_memory
+from handlers.process_memory import release_memory
 from handlers.settings import ManySettings
 
 logger = logging.getLogger(__name__)

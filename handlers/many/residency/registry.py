@@ -23,12 +23,12 @@ from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.disk import DiskCache, take_home
 from handlers.many.residency.entry import ModelEntry, OnDone
 from handlers.many.residency.loader_threads import LoaderThreads
-from handlers.many.residency.process_memory import choose_device_bytes
 from handlers.many.residency.status import add_disk, describe_memory
 from handlers.many.residency.ticket import ModelTicket
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import open_source
 from handlers.many.sources.source import check_name
+from handlers.process_memory import choose_device_bytes
 from handlers.settings import ManySettings
 
 logger = logging.getLogger(__name__)

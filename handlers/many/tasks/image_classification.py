@@ -40,8 +40,9 @@ class ImageClassification:
             if not isinstance(reference, bytes | str):
                 raise InvalidRequest("'inputs' must be a picture: base64, a data URL or an address", param="inputs")
             reply.raise_if_cancelled()
-            picture = self._intake.decode(self._intake.read(reference, reply))
-            pixels: Tensor = self._processor(images=picture, return_tensors="pt")["pixel_values"][0]
+            data = self._intake.read(reference, reply)
+            with self._intake.decoded(data, reply.raise_if_cancelled) as picture:
+                pixels: Tensor = self._processor(images=picture, return_tensors="pt")["pixel_values"][0]
             inputs.append(
                 Input(pixels, pixels.shape[-1] * pixels.shape[-2] // PIXELS_PER_TOKEN + 1, tuple(pixels.shape))
             )

@@ -30,7 +30,7 @@ class Pictures:
         self.on_decode: Callable[[], None] = lambda: None
         self.on_encode: Callable[[], None] = lambda: None
 
-    def decode(self, encoded: bytes) -> Pillow.Image:
+    def decoded(self, encoded: bytes, check: Callable[[], None]) -> Pillow.Image:
         self.on_decode()
         return Pillow.new("RGB", (2, 2), (encoded[0], 0, 0))
 
@@ -42,7 +42,7 @@ class Pictures:
 
     def store(self, features: int = 100, host_bytes: int = 1000, is_durable: bool = False) -> ImageStore:
         """Create a store. features: how many pictures' features fit."""
-        return ImageStore(features * ONE, host_bytes, is_durable, self.decode, self.encode, self.counters)
+        return ImageStore(features * ONE, host_bytes, is_durable, self.decoded, self.encode, self.counters)
 
 
 @pytest.fixture

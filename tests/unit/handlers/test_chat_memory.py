@@ -14,6 +14,7 @@ from PIL import Image
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.engine.kv_cache import BLOCK
 from handlers.journal.directory import DirectoryJournal
+from handlers.settings import JournalSettings
 from tests.unit.handlers.test_chat_service import (
     NUM,
     SHORT,
@@ -174,7 +175,7 @@ def test_bytes_that_were_given_up_come_from_the_journal(
 ) -> None:
     """With a full host as well, a session is restored from its journal."""
     client = make_client(
-        journal=DirectoryJournal(tmp_path / "journal", claim_s=3600),
+        journal=DirectoryJournal(tmp_path / "journal", JournalSettings()),
         session={
             "kv_bytes": kv_bytes(tiny_llava, 112),
             "features_bytes": features_bytes(tiny_llava),

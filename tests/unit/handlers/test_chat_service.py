@@ -681,6 +681,16 @@ def test_open_answers_with_id_and_expiry(client: Any, clock: Any) -> None:
     assert answer.headers["x-amzn-sagemaker-new-session-id"] == answer.headers["x-amzn-sagemaker-session-id"]
 
 
+def test_open_answers_with_the_earlier_expiry(make_client: Any, clock: Any) -> None:
+    """With an idle time to live, the headers state when the session ends unless it is used."""
+    client = make_client(session={"idle_ttl_s": 30})
+    answer = client.call({"requestType": "NEW_SESSION", "ttl_s": 60})
+
+    assert answer.headers["x-amzn-sagemaker-session-id"].endswith("; Expires=2027-01-15T08:00:30Z")
+    clock.advance(30)
+    assert client.ask(answer.json["session_id"], "hello").wait().error == "SessionExpired"
+
+
 def test_raw_image_opens_and_adds(client: Any, red: Any) -> None:
     """Image bytes are accepted as the body, as TorchServe passes them."""
     raw = base64.b64decode(data_url(red).partition(",")[2])
@@ -712,7 +722,15 @@ def test_status_tells_what_the_worker_holds(client: Any, tiny_llava: Any, red: A
     settings = client.service.store.settings
     assert status["instance"] == "local"
     assert status["session_ids"] == [sid]
-    assert status["sessions"] == {"open": 1, "max": 1024, "opened": 1, "closed": 0, "adopted": 0, "evicted": 0}
+    assert status["sessions"] == {
+        "open": 1,
+        "max": 1024,
+        "opened": 1,
+        "closed": 0,
+        "adopted": 0,
+        "evicted": 0,
+        "damaged": 0,
+    }
     context = len(client.session(sid).cache.tokens)
     assert status["memory"] == {
         "kv_bytes": kv_bytes(tiny_llava, context),

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from handlers.journal.event import CLOSE, Event, image_hash
+from handlers.journal.event import CLOSE, DamagedRecord, Event, EventTooLarge, image_hash
 from handlers.journal.journal import EventTaken, Journal, JournalClosed
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
@@ -43,6 +43,7 @@ class Store:
     journal: Journal
     dump: Callable[[], bytes]  # everything that is kept, names and contents
     pass_time: Callable[[int], object]  # seconds, for a store that goes by its own clock
+    poison: Callable[[str, str, bytes], object]  # put bytes in place of a session's first "events" or "images"
 
     def reopened(self, **limits: Any) -> Journal:
         """As another instance has it."""
@@ -57,21 +58,24 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     pass_time: Callable[[int], object] = int  # nothing to do
     if request.param == "directory":
         url, dump = tmp_path.as_uri(), lambda: dump_folder(tmp_path)
+        poison: Callable[[str, str, bytes], object] = partial(poison_folder, tmp_path)
     elif request.param == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         prefix = uuid4().hex
         url, dump = f"s3://{BUCKET}/{prefix}", lambda: dump_bucket(server, prefix)
+        poison = partial(poison_bucket, server, prefix)
     else:
         name = {"valkey": "redis_server", "cluster": "redis_cluster"}[request.param]
         valkey: RedisServer = request.getfixturevalue(name)
         with valkey.client() as client:
             client.flushall()
         url, dump, pass_time = valkey.url, lambda: dump_keys(valkey), partial(age_keys, valkey)
+        poison = partial(poison_keys, valkey)
     journal = open_journal(JournalSettings(url=url), TOMBSTONE_S)
     assert journal is not None
-    yield Store(url, journal, dump, pass_time)
+    yield Store(url, journal, dump, pass_time, poison)
     assert repr(journal) == "<BoundedJournal answering 0/32 in flight>"
 
 
@@ -105,6 +109,28 @@ def age_keys(server: RedisServer, seconds: int) -> None:
             left_ms = client.pttl(key)
             if left_ms > 0:
                 client.pexpire(key, max(1, left_ms - 1000 * seconds))
+
+
+def poison_folder(folder: Path, sid: str, what: str, data: bytes) -> None:
+    length = {"events": 8, "images": 64}[what]
+    (path,) = (path for path in (folder / sid).iterdir() if len(path.name) == length)
+    path.write_bytes(data)
+
+
+def poison_bucket(server: S3Server, prefix: str, sid: str, what: str, data: bytes) -> None:
+    client = server.client()
+    found = client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]
+    (key,) = (item["Key"] for item in found if f"{sid}/{what}/" in item["Key"])
+    client.put_object(Bucket=BUCKET, Key=key, Body=data)
+
+
+def poison_keys(server: RedisServer, sid: str, what: str, data: bytes) -> None:
+    with server.client() as client:
+        key = f"torchmoor:{{{sid}}}:{what}"
+        if what == "events":
+            client.lset(key, 0, data)
+        else:
+            client.hset(key, client.hkeys(key)[0], data)
 
 
 def new_id(lives_s: int = 3600) -> str:
@@ -260,6 +286,47 @@ def test_of_closes_at_once_one_is_first(store: Store) -> None:
 
     (winner,) = named
     assert [event.invocation_id for event in store.journal.read(sid)] == [winner]
+
+
+@pytest.mark.parametrize("poison", ["type", "utf-8", "size", "owner"])
+def test_a_damaged_event_is_refused(store: Store, poison: str) -> None:
+    """One that is too large, is not an event or belongs to another session is an error and is never skipped."""
+    sid, journal = new_id(), store.reopened(max_event_bytes=1000)
+    owned = Event(kind="open").encode(new_id(), 1000)
+    data = {"type": b"[]", "utf-8": b"\xff", "size": b"{" * 2000, "owner": owned}[poison]
+    journal.append(sid, 0, Event(kind="open"))
+    assert len(journal.read(sid)) == 1
+
+    store.poison(sid, "events", data)
+
+    for max_events in (None, 1):
+        with pytest.raises(DamagedRecord):
+            journal.read(sid, max_events=max_events)
+
+
+def test_a_large_image_is_refused(store: Store) -> None:
+    """Of two images that another program replaced, one is as large as allowed and one is larger."""
+    sid, journal = new_id(), store.reopened(max_image_bytes=1000)
+    name = journal.put_image(sid, b"png")
+    assert journal.get_image(sid, name) == b"png"
+
+    store.poison(sid, "images", b"x" * 1000)
+    with pytest.raises(OSError, match="is damaged"):
+        journal.get_image(sid, name)
+    store.poison(sid, "images", b"x" * 1001)
+    with pytest.raises(DamagedRecord):
+        journal.get_image(sid, name)
+
+
+def test_an_event_that_is_too_large_is_not_written(store: Store) -> None:
+    """Its number stays free."""
+    sid, journal = new_id(), store.reopened(max_event_bytes=1000)
+
+    with pytest.raises(EventTooLarge, match="over 1000"):
+        journal.append(sid, 0, turn("x" * 500))
+    journal.append(sid, 0, turn("x" * 100))
+
+    assert [event.answer for event in journal.read(sid)] == ["x" * 100]
 
 
 def test_delete_leaves_nothing(store: Store) -> None:

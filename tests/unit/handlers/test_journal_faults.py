@@ -45,7 +45,7 @@ class StuckJournal(DirectoryJournal):
     """A directory that blocks reads and sweeps like a hard NFS mount, until the server is back."""
 
     def __init__(self, root: Path) -> None:
-        super().__init__(root, claim_s=3600)
+        super().__init__(root, JournalSettings())
         self.is_back = threading.Event()
         self.num_waiting = threading.Semaphore(0)
 
@@ -116,7 +116,8 @@ def test_operations_that_were_given_up_are_bounded(stuck: StuckJournal) -> None:
 
 def test_an_error_is_no_time_out(tmp_path: Path) -> None:
     """After an error response, all operations still reach the store."""
-    journal, sid = BoundedJournal(DirectoryJournal(tmp_path, claim_s=3600), timeout_s=30, max_in_flight=8), new_id()
+    sid = new_id()
+    journal = BoundedJournal(DirectoryJournal(tmp_path, JournalSettings()), timeout_s=30, max_in_flight=8)
     journal.append(sid, 0, Event(kind="open"))
 
     with pytest.raises(EventTaken):
@@ -409,9 +410,9 @@ class FailingClient:
 @pytest.mark.parametrize(
     ("make", "library", "base"),
     [
-        (lambda client: RedisJournal(client, 3600, 3600), redis.exceptions, redis.exceptions.RedisError),
+        (lambda client: RedisJournal(client, 3600, JournalSettings()), redis.exceptions, redis.exceptions.RedisError),
         (
-            lambda client: S3Journal(client, BUCKET, "", 3600),
+            lambda client: S3Journal(client, BUCKET, "", JournalSettings()),
             botocore.exceptions,
             botocore.exceptions.BotoCoreError,
         ),
@@ -463,7 +464,7 @@ def test_a_sweep_of_s3_is_bounded(s3_server: S3Server, monkeypatch: pytest.Monke
 def test_a_sweep_of_a_directory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep visits a limited number of folders and claims, and leaves other files alone."""
     monkeypatch.setattr(directory, "MAX_SWEPT", 3)
-    journal, now = DirectoryJournal(tmp_path, claim_s=100), int(time.time())
+    journal, now = DirectoryJournal(tmp_path, JournalSettings(claim_s=100)), int(time.time())
     for letter in "abcde":
         journal.append(f"ts-seq-{letter * 16}-{now - 10:08x}-llava-0-k0aa", 0, Event(kind="open"))
         journal.claim(letter, letter)
@@ -503,7 +504,7 @@ def test_a_turn_costs_two_requests_of_s3(s3_server: S3Server, monkeypatch: pytes
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     client = s3_journal.connect(JournalSettings())
-    journal = S3Journal(client, BUCKET, "cost/", 3600)
+    journal = S3Journal(client, BUCKET, "cost/", JournalSettings())
     sid, sent = new_id("f"), []
     client.meta.events.register("before-send.s3", lambda request, **_: sent.append(request.method))
     journal.append(sid, 0, Event(kind="open"))

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from handlers.chat.pictures.image_decoding import FORMATS, decode, scale_down
+from handlers.chat.pictures.decoding_budget import DecodingBudget
+from handlers.chat.pictures.image_decoding import FORMATS, decoded, scale_down
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.pictures.s3 import Transfer
 from handlers.errors import ClientGone, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfDisk
@@ -45,8 +46,21 @@ def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def budget(max_bytes: int = 1 << 30) -> DecodingBudget:
+    return DecodingBudget(max_bytes, max_wait_s=60)
+
+
+def decode(data: bytes, settings: IntakeSettings = SETTINGS) -> Image.Image:
+    with decoded(data, settings, budget(), lambda: None) as picture:
+        return picture.copy()
+
+
+def shrink(data: bytes, settings: IntakeSettings, max_bytes: int = 1 << 30) -> bytes:
+    return scale_down(io.BytesIO(data), settings, budget(max_bytes), lambda: None)
+
+
 def scaled(data: bytes, settings: IntakeSettings = SETTINGS) -> Image.Image:
-    return decode(scale_down(io.BytesIO(data), settings), settings)
+    return decode(shrink(data, settings), settings)
 
 
 # Scaling
@@ -66,7 +80,7 @@ def test_large_pictures_of_every_format_are_scaled_down(form: str) -> None:
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGBA", "LA", "I;16"])
 def test_pictures_of_every_mode_are_scaled_down(mode: str) -> None:
     """Palettes, greys of 8 and 16 bits and transparency look as in small pictures."""
-    small = decode(encoded(drawing(mode, (140, 70))), SETTINGS)
+    small = decode(encoded(drawing(mode, (140, 70))))
 
     picture = scaled(encoded(drawing(mode)))
 
@@ -92,12 +106,22 @@ def test_a_jpeg_counts_as_it_is_decoded() -> None:
         scaled(encoded(drawing()), settings)
 
 
+def test_scaling_counts_against_the_account_of_decoding() -> None:
+    """A large picture is scaled within the worker's account; transparency needs twice the memory."""
+    plain, clear = encoded(drawing()), encoded(drawing("RGBA"))  # of 320,000 pixels
+
+    assert shrink(plain, SETTINGS, max_bytes=1_300_000)
+    assert shrink(clear, SETTINGS, max_bytes=2_600_000)
+    with pytest.raises(ImageTooLarge, match="takes 2560000 bytes of memory to decode, more than 2500000"):
+        shrink(clear, SETTINGS, max_bytes=2_500_000)
+
+
 def test_what_is_left_is_within_the_limits_of_any_picture() -> None:
     """Noise, which cannot be compressed, stays within the limits, whatever size the setting requests."""
     noise = Image.effect_noise((600, 600), 200).convert("RGB")
     settings = IntakeSettings(max_bytes=50_000, max_pixels=400_000)
 
-    assert len(scale_down(io.BytesIO(encoded(noise)), settings)) <= 50_000
+    assert len(shrink(encoded(noise), settings)) <= 50_000
 
 
 def test_broken_and_odd_pictures_are_refused() -> None:
@@ -165,7 +189,7 @@ def test_a_large_picture_goes_through_a_file(door: ImageLoader) -> None:
 
     assert len(read) == 3
     assert len(set(read)) == 1
-    assert door.decode(read[0]).size == (140, 70)
+    assert decode(read[0]).size == (140, 70)
 
 
 def test_a_session_is_opened_on_a_large_picture(bucket: Any, make_client: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from handlers.journal.directory import DirectoryJournal
+from handlers.settings import JournalSettings
 from tests.unit.handlers.test_chat_service import features_bytes
 
 SHORT = {"parameters": {"max_new_tokens": 8}}
@@ -72,7 +73,7 @@ def test_tier_is_where_the_next_turn_finds_what_it_needs(
 ) -> None:
     """The tier is that of the blocks, else the farthest of the session's pictures."""
     limits = {"host_bytes": 1, "features_bytes": features_bytes(tiny_llava)}
-    client = make_client(session=limits, journal=DirectoryJournal(tmp_path, TOMBSTONE_S))
+    client = make_client(session=limits, journal=DirectoryJournal(tmp_path, JournalSettings()))
     sid = client.open(data_url(red))
     assert [row["tier"] for row in listed(client)] == ["device"]
 
@@ -141,7 +142,7 @@ def test_close_ends_a_running_turn_as_the_clients_own_close_does(make_client: An
 
 def test_closed_session_is_not_brought_back_elsewhere(make_client: Any, red: Any, tmp_path: Path) -> None:
     """The session is also closed in the journal, where the next instance would find it."""
-    journal = DirectoryJournal(tmp_path, TOMBSTONE_S)
+    journal = DirectoryJournal(tmp_path, JournalSettings())
     first, second = make_client(instance="one", journal=journal), make_client(instance="two", journal=journal)
     sid = first.open(data_url(red))
     first.answer(sid, "what is it?", **SHORT)

@@ -8,6 +8,8 @@ import torch
 
 GPU_FRACTION = 0.8  # of a GPU's memory: the rest is for the computation of requests
 CPU_FRACTION = 0.5
+LARGE_BYTES = 8 << 20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -27,6 +29,23 @@ def release_memory(device: torch.device) -> None:
     """Return freed memory to the system, which glibc's and torch's allocators would keep."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    trim_heap()
+
+
+def keep_no_large_blocks() -> None:
+    """Return freed blocks of LARGE_BYTES or more to the system at once. Call once, when the worker starts.
+
+    By default glibc adapts to what is freed and keeps up to 64 MiB for each of its arenas, which `trim_heap` cannot
+    release.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        libc.mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)
+
+
+def trim_heap() -> None:
+    """Return the heap's freed memory to the system. Does nothing where the C library has no such call."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)

@@ -1,0 +1,263 @@
+"""The memory of pictures in decoding: its account, its peak, and its return to the system."""
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image as Pillow
+
+from handlers.chat.pictures.decoding_budget import TRIM_BYTES, DecodingBudget
+from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.pictures.store import ImageStore
+from handlers.counters import Counters
+from handlers.errors import ClientGone, ImageTooLarge, NotAnImage, OutOfMemory
+from handlers.settings import IntakeSettings
+from tests.unit.handlers.conftest import FakeClock
+from tests.waiting import wait_until
+
+MB = 1_000_000
+
+
+def go_on() -> None:
+    """Let a waiting picture wait."""
+
+
+def png(side: int, mode: str = "RGBA") -> bytes:
+    buffer = io.BytesIO()
+    Pillow.new(mode, (side, side), "red").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def in_thread(action: Callable[[], object], caught: list[BaseException]) -> threading.Thread:
+    def run() -> None:
+        try:
+            action()
+        except BaseException as exc:
+            caught.append(exc)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+# The account
+
+
+def test_a_share_is_returned_on_success_and_error() -> None:
+    """The count falls with the end of the block, whatever ends it."""
+    budget = DecodingBudget(100, max_wait_s=60)
+
+    with budget.lease(60, go_on), budget.lease(40, go_on):
+        assert budget.used_bytes == 100
+    with pytest.raises(ZeroDivisionError), budget.lease(60, go_on):
+        raise ZeroDivisionError
+
+    assert budget.used_bytes == 0
+
+
+def test_a_picture_that_never_fits_is_refused_at_once() -> None:
+    """Waiting would not help, so the picture is too large; the account stays free."""
+    budget = DecodingBudget(100, max_wait_s=60)
+
+    reason = "takes 101 bytes of memory to decode, more than 100"
+    with pytest.raises(ImageTooLarge, match=reason), budget.lease(101, go_on):
+        raise AssertionError
+
+    assert budget.used_bytes == 0
+
+
+def test_a_picture_waits_for_its_share_to_the_deadline(clock: FakeClock) -> None:
+    """A refused picture may be sent again, and its place in the queue is free again."""
+    budget = DecodingBudget(100, max_wait_s=60, clock=clock)
+
+    with (
+        budget.lease(60, go_on),
+        pytest.raises(OutOfMemory, match="in use; try again later") as caught,
+        budget.lease(60, lambda: clock.advance(61)),
+    ):
+        raise AssertionError
+
+    assert (caught.value.status, caught.value.retry_after_s) == (507, 1)
+    assert repr(budget) == "<DecodingBudget 0 of 100 bytes, 0 waiting>"
+
+
+def test_a_cancelled_request_stops_waiting() -> None:
+    """A client that left takes no share, and the next picture gets it."""
+    budget = DecodingBudget(100, max_wait_s=60)
+
+    def leave() -> None:
+        raise ClientGone("left")
+
+    with budget.lease(60, go_on), pytest.raises(ClientGone), budget.lease(60, leave):
+        raise AssertionError
+
+    with budget.lease(100, go_on):
+        assert budget.used_bytes == 100
+
+
+def test_pictures_are_decoded_in_the_order_of_arrival() -> None:
+    """Small pictures that would fit do not pass a large one that waits, and follow it together."""
+    budget = DecodingBudget(100, max_wait_s=60)
+    order: list[int] = []
+    failures: list[BaseException] = []
+
+    def use(num_bytes: int) -> None:
+        with budget.lease(num_bytes, go_on):
+            order.append(num_bytes)
+
+    with budget.lease(20, go_on):
+        threads = []
+        for waiting, num_bytes in enumerate((90, 10, 11), 1):
+            threads.append(in_thread(lambda size=num_bytes: use(size), failures))
+            wait_until(lambda count=waiting: f"{count} waiting" in repr(budget), "it waits")
+    for thread in threads:
+        thread.join(60)
+
+    assert failures == []
+    assert order[:2] == [90, 10]
+    assert sorted(order) == [10, 11, 90]
+    assert budget.used_bytes == 0
+
+
+def test_the_heap_is_trimmed_after_a_large_use_only() -> None:
+    """A trim walks the whole heap, so it follows the last of large pictures, not each small one."""
+    trims: list[int] = []
+    budget = DecodingBudget(4 * TRIM_BYTES, 60, trim=lambda: trims.append(budget.used_bytes))
+
+    with budget.lease(TRIM_BYTES - 1, go_on):
+        pass
+    assert trims == []
+    with budget.lease(TRIM_BYTES // 2, go_on):
+        with budget.lease(TRIM_BYTES // 2, go_on):
+            pass
+        assert trims == []
+    assert trims == [0]
+    with budget.lease(1, go_on):
+        pass
+    assert trims == [0]
+
+
+# Its users
+
+
+def test_a_picture_counts_until_its_features_are_computed() -> None:
+    """The loader counts 14 bytes per pixel, 18 for WebP, up to the end of the block, and nothing afterwards."""
+    loader = ImageLoader(IntakeSettings())
+    webp = io.BytesIO()
+    Pillow.new("RGB", (10, 10)).save(webp, "WEBP")
+
+    for data, num_bytes in ((png(10), 1400), (webp.getvalue(), 1800)):
+        with loader.decoded(data, go_on) as picture:
+            assert loader.decoding.used_bytes == num_bytes
+        assert loader.decoding.used_bytes == 0
+        with pytest.raises(ValueError, match="closed"):
+            picture.getpixel((0, 0))
+    with pytest.raises(NotAnImage), loader.decoded(png(500)[:-300], go_on):
+        raise AssertionError
+    assert loader.decoding.describe() == {"bytes": 0, "capacity_bytes": 2 << 30}
+
+
+def test_a_picture_larger_than_the_account_is_refused() -> None:
+    """A picture within max_pixels that the worker's account can never hold gets the error of a large picture."""
+    loader = ImageLoader(IntakeSettings(decoding_bytes=1399))
+
+    with pytest.raises(ImageTooLarge), loader.decoded(png(10), go_on):
+        raise AssertionError
+
+
+def test_the_same_picture_does_not_wait_for_itself() -> None:
+    """One request computes a picture's features again and waits for memory that another holds for the same picture.
+
+    The other one must not wait in turn for the first.
+    """
+    loader = ImageLoader(IntakeSettings(decoding_bytes=2000))  # for one picture of 100 pixels
+    store = ImageStore(64, 1 << 20, False, loader.decoded, lambda picture: torch.zeros(2, 8), Counters())
+    same = io.BytesIO()
+    Pillow.open(io.BytesIO(png(10))).save(same, "PNG", compress_level=0)
+    image = store.take_in("a", png(10))
+    store.take_in("b", png(10))  # takes the memory of the first one's features
+    failures: list[BaseException] = []
+
+    with loader.decoding.lease(2000, go_on):
+        taking = in_thread(lambda: store.take_in("a", same.getvalue()), failures)
+        wait_until(lambda: "1 waiting" in repr(loader.decoding), "the second encoding waits")
+        pinning = in_thread(lambda: store.pin(image, bytes), failures)
+        wait_until(lambda: "2 waiting" in repr(loader.decoding), "the turn waits")
+    taking.join(60)
+    pinning.join(60)
+
+    assert failures == []
+    assert not taking.is_alive()
+    assert not pinning.is_alive()
+    store.unpin(image)
+    store.check_integrity(3)
+
+
+# The process
+
+MEASURE = """
+import json, sys, threading
+from pathlib import Path
+from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.pictures.store import content_key
+from handlers.process_memory import keep_no_large_blocks
+from handlers.settings import IntakeSettings
+
+def memory(field):
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field)]
+    return int(line.split()[1]) * 1024
+
+data, num_threads, decoding_bytes = Path(sys.argv[1]).read_bytes(), int(sys.argv[2]), int(sys.argv[3])
+loader = ImageLoader(IntakeSettings(decoding_bytes=decoding_bytes, decoding_timeout_s=600))
+keys = []
+
+def use(data):
+    with loader.decoded(data, lambda: None) as picture:
+        keys.append(content_key("", picture))
+
+keep_no_large_blocks()
+use(Path(sys.argv[4]).read_bytes())
+before = memory("VmRSS")
+threads = [threading.Thread(target=use, args=(data,)) for _ in range(num_threads)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(json.dumps([len(keys), memory("VmHWM") - before, memory("VmRSS") - before]))
+"""
+
+
+def measure(folder: Path, side: int, num_threads: int, decoding_bytes: int) -> tuple[int, int]:
+    """Return by how many bytes a process grows at most, and afterwards, when threads decode a PNG with transparency."""
+    large, small = folder / "large.png", folder / "small.png"
+    large.write_bytes(png(side))
+    small.write_bytes(png(10))
+    arguments = [str(large), str(num_threads), str(decoding_bytes), str(small)]
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True, timeout=300
+    )
+    num_decoded, peak, rest = json.loads(run.stdout)
+    assert num_decoded == num_threads + 1
+    return peak, rest
+
+
+def test_one_large_picture_takes_twice_its_pixels(tmp_path: Path) -> None:
+    """A PNG of 100 KB with 25 million pixels takes 10 bytes per pixel while it is decoded, and nothing afterwards."""
+    peak, rest = measure(tmp_path, 5000, num_threads=1, decoding_bytes=400 * MB)
+
+    assert peak < 250 * MB
+    assert rest < 25 * MB
+
+
+def test_eight_pictures_at_once_take_no_more_than_the_account(tmp_path: Path) -> None:
+    """Eight pictures of 9 million pixels take turns within an account for two, and their memory returns."""
+    peak, rest = measure(tmp_path, 3000, num_threads=8, decoding_bytes=260 * MB)
+
+    assert peak < 260 * MB
+    assert rest < 25 * MB
