@@ -88,6 +88,23 @@ GOALS: tuple[Goal, ...] = (
         "stream", "tokens_per_s_64", "tokens per second of 64 streams, with an engine that costs nothing", least=10_000
     ),
     Goal("stream", "tokens_per_s_demo_64", "tokens per second of 64 streams of the demo model", least=4_000),
+    _none("forgotten", "refused", "openings refused while sessions are forgotten"),
+    _none("forgotten", "lost", "forgotten sessions that could not be asked again"),
+    _none("forgotten", "wrong", "forgotten sessions that answered wrongly"),
+    Goal(
+        "forgotten",
+        "rss_growth_after_full",
+        "memory of a worker with a full table, end relative to start",
+        most=1.05,
+        needs_whole_run=True,
+    ),
+    Goal(
+        "forgotten",
+        "opening_p99_vs_empty",
+        "P99 of openings with a full table, relative to an empty one",
+        most=1.5,
+        needs_whole_run=True,
+    ),
     _none("soak", "sessions_lost", "sessions lost beside hostile clients and kills"),
     _none("soak", "turns_lost", "acknowledged turns lost or doubled"),
     _none("soak", "async_lost", "asynchronous requests lost"),
