@@ -248,6 +248,12 @@ class JournalSettings(HandlerGroup, title="journal"):
         4 * MIB, description="Of a question with its answer as JSON. A larger event is not written and not read."
     )
     max_image_bytes: Count = Field(64 * MIB, description="Of an image that is read; at least intake.max_bytes.")
+    max_bytes: Count = Field(
+        50 * GIB, description="Of a directory with all its sessions. A new session is refused when it is full."
+    )
+    min_free_bytes: Size = Field(
+        256 * MIB, description="Of a directory's file system. With less, a new session is refused; open ones go on."
+    )
     max_replays: Count = Field(16, description="Answers of a session that are kept to be sent again.")
 
 

@@ -10,6 +10,7 @@ TorchmoorError
 `-- ApiError             an answer in the runtime API's terms
     |-- UnknownOperation     404
     |-- ValidationError      400
+    |   |-- BodyTooLarge     413 outside the runtime API
     |   |-- UnknownEndpoint
     |   |-- UnknownVariant
     |   |-- MissingTargetModel
@@ -94,6 +95,13 @@ class ValidationError(ApiError):
 
     status = 400
     kind = "ValidationError"
+
+
+class BodyTooLarge(ValidationError):
+    """The request's body is longer than what the proxy or an instance can hold. limit: in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request body is longer than the limit of {limit} bytes.")
 
 
 class UnknownEndpoint(ValidationError):

@@ -4,6 +4,8 @@ Which failures are final, and which are retried:
 
     input missing, denied or too large                            final
     object store down or slow, for the input or the answer        retried, not counted as an attempt
+    body longer than what the instance can hold                   final
+    instance has no room for the body now                         retried, not counted
     handler temporarily full                                      retried after its Retry-After, not counted
     any other 3xx, 4xx, or 5xx with an error code                 final, as on SageMaker
     TorchServe has no worker, or its worker died (500, 503, 507)  retried
@@ -31,7 +33,7 @@ from torchmoor.async_inference.workers.instance_client import (
     InstanceUnreachable,
     InvocationTimedOut,
 )
-from torchmoor.errors import invocation_timed_out
+from torchmoor.errors import BodyTooLarge, invocation_timed_out
 from torchmoor.wire import error_codes, headers
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,11 @@ class Attempt:
 
     async def _invoke(self, body: bytes | Download, content_type: str) -> AsyncOutcome:
         lease, client = self._lease, self._context.client
+        num_bytes = len(body) if isinstance(body, bytes) else body.size
+        if num_bytes > lease.max_body_bytes:
+            return _failure(BodyTooLarge(lease.max_body_bytes).message)
+        if not lease.try_hold_body(num_bytes):
+            raise RetryableFailure("The instance has no room for the request's body.", counts=False)
         try:
             async with client.send(lease.url, self._headers(content_type), body, self._request.timeout_s) as answer:
                 return await self._take(answer)
