@@ -10,7 +10,7 @@ from benchmarks.report_all import known_benchmarks
 from tests.documented.as_user import ROOT, make
 from tests.tools import missing
 
-LONG = ("async_inference", "engine", "followup", "many_models", "soak")  # minutes each, even shortened
+LONG = ("async_inference", "engine", "followup", "many_models", "soak", "forgotten")  # minutes each, even shortened
 PEERS = ("cpu_vs_vllm_router", "cpu_vs_sglang_router")  # not measured where these are not installed
 long = pytest.mark.long
 slow = pytest.mark.slow
@@ -113,3 +113,11 @@ def test_soak_runs() -> None:
 
     names = ("sessions_lost", "turns_lost", "async_lost", "wrong", "left_over")
     assert {name: ratios[name] for name in names} == dict.fromkeys(names, 0)
+
+
+@long
+def test_forgotten_runs() -> None:
+    """Sessions that are never closed refuse no opening, and each of them can be asked again, also after a kill."""
+    ratios = quick_run("forgotten")["ratios"]
+
+    assert (ratios["refused"], ratios["lost"], ratios["wrong"]) == (0, 0, 0)
