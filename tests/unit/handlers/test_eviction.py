@@ -55,6 +55,8 @@ def test_a_full_worker_evicts_forgotten_sessions_and_answers_them_again(
     sessions = client.service.status()["sessions"]
     assert (sessions["open"], sessions["opened"]) == (2, 6)
     assert sessions["evicted"] == sessions["adopted"] + 4
+    listed = client.call({}, {"x-torchmoor-operation": "sessions"}).json
+    assert (listed["open"], listed["evicted"]) == (2, sessions["evicted"])
 
 
 def test_an_evicted_session_is_closed_without_being_adopted(make_client: Any, journal: Any, red: Any) -> None:
