@@ -81,7 +81,7 @@ class Good:
 
 
 class Watcher(threading.Thread):
-    """Samples processes once a second until `stop` is set. pids: by name."""
+    """Samples processes once per second until `stop` is set. pids: by name."""
 
     def __init__(self, pids: dict[str, int], stop: threading.Event) -> None:
         super().__init__(daemon=True)
