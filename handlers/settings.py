@@ -103,6 +103,11 @@ class ChatSessionSettings(HandlerGroup, title="session"):
         description="From opening to expiry, unless the client asks for another time. Turns do not prolong it: "
         "the session's id has its end.",
     )
+    idle_ttl_s: Size = Field(
+        0,
+        description="Without a journal: a session that is not used for this time expires; 0: off. With a journal, "
+        "sessions that are not used are evicted instead.",
+    )
     max_ttl_s: Annotated[int, from_text(int)] = Field(86_400, description="The longest time a client may ask for.")
     max_images: Count = Field(8, description="Images of a session, or of a request without one.")
     max_waiting_turns: Size = Field(4, description="Turns of one session that wait for the running one.")
@@ -247,6 +252,12 @@ class JournalSettings(HandlerGroup, title="journal"):
         4 * MIB, description="Of a question with its answer as JSON. A larger event is not written and not read."
     )
     max_image_bytes: Count = Field(64 * MIB, description="Of an image that is read; at least intake.max_bytes.")
+    max_bytes: Count = Field(
+        50 * GIB, description="Of a directory with all its sessions. A new session is refused when it is full."
+    )
+    min_free_bytes: Size = Field(
+        256 * MIB, description="Of a directory's file system. With less, a new session is refused; open ones go on."
+    )
     max_replays: Count = Field(16, description="Answers of a session that are kept to be sent again.")
 
 

@@ -10,11 +10,13 @@ TorchmoorError
 `-- ApiError             an answer in the runtime API's terms
     |-- UnknownOperation     404
     |-- ValidationError      400
+    |   |-- BodyTooLarge     413 outside the runtime API
     |   |-- UnknownEndpoint
     |   |-- UnknownVariant
     |   |-- MissingTargetModel
     |   |-- UnexpectedTargetModel
     |   |-- InferenceIdInUse
+    |   |-- ResultLocationInUse
     |   `-- WrongModel       OpenAI's `model` names no endpoint
     |       `-- UnknownModel     404
     |-- AccessDenied         403; 401 to OpenAI's clients
@@ -96,6 +98,13 @@ class ValidationError(ApiError):
     kind = "ValidationError"
 
 
+class BodyTooLarge(ValidationError):
+    """The request's body is longer than what the proxy or an instance can hold. limit: in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request body is longer than the limit of {limit} bytes.")
+
+
 class UnknownEndpoint(ValidationError):
     """No endpoint of that name is configured."""
 
@@ -132,6 +141,16 @@ class InferenceIdInUse(ValidationError):
 
     def __init__(self, inference_id: str) -> None:
         super().__init__(f"InferenceId {inference_id} is in use by another request; choose one that is unique.")
+
+
+class ResultLocationInUse(ValidationError):
+    """The result of an asynchronous request would replace or block another object."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The result's or the failure's location is an existing object, belongs to another request, or is a folder "
+            "of such a location; choose another Filename, S3OutputPathExtension or InferenceId."
+        )
 
 
 class WrongModel(ValidationError):

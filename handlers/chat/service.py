@@ -163,7 +163,7 @@ class ChatService:
         ttl_s = self._sessions.choose_ttl_s(command)
         self._model.template.check()
         sid = self._sessions.open(command, ttl_s, reply)
-        stamp = f"{sid.text}; Expires={datetime.fromtimestamp(sid.expires_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        stamp = f"{sid.text}; Expires={datetime.fromtimestamp(self.store.expires_at(sid), UTC):%Y-%m-%dT%H:%M:%SZ}"
         reply.finish_json({"session_id": sid.text}, {wire.SESSION_ID: stamp, wire.NEW_SESSION_ID: stamp})
 
     def _encode(self, picture: Image.Image) -> Tensor:
@@ -187,4 +187,4 @@ class ChatService:
 
     def numbers(self) -> dict[str, dict[str, int]]:
         """Return the status as numbers alone, for the metrics (handlers/metrics.py). Any thread."""
-        return count_everything(self.counters, self.store, self._loader, self._engine)
+        return count_everything(self.counters, self.store, self.recorder, self._loader, self._engine)

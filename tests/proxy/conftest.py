@@ -24,6 +24,7 @@ from torchmoor.config.access import AccessSettings, Credentials
 from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.config.dialects import ChatPageSettings, ContainerSettings
 from torchmoor.config.health import HealthSettings, RecoverySettings
+from torchmoor.config.launcher import DEFAULT_INFLIGHT_BODY_BYTES
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.objects import ObjectSettings
@@ -87,6 +88,7 @@ class Stage:
         prepare: Callable[[Mapping[str, FakeInstance]], object] | None = None,  # before the proxy sees the instances
         endpoints: Mapping[str, str] | None = None,  # the endpoints of instances, where not all are of llava
         capacity: int = 64,
+        max_inflight_body_bytes: int = DEFAULT_INFLIGHT_BODY_BYTES,
         names: tuple[str, ...] = ("a", "b"),
         are_journaled: bool = False,
         listen: ListenSettings = LISTEN,
@@ -135,6 +137,7 @@ class Stage:
         if prepare is not None:
             prepare(self.instances)
         self._capacity = capacity
+        self._max_inflight_body_bytes = max_inflight_body_bytes
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._closables: list[Any] = []
@@ -190,6 +193,7 @@ class Stage:
                     model=self._models[fake.name],
                     port=fake.port,
                     capacity=self._capacity,
+                    max_inflight_body_bytes=self._max_inflight_body_bytes,
                     state=InstanceState.READY,
                 )
             )
@@ -259,6 +263,7 @@ class Stage:
         assert self.proxy.data.budget.used_bytes == 0
         assert self.proxy.data.gate is None or self.proxy.data.gate.num_held_bytes == 0
         for instance in self.registry.instances():
+            assert instance.inflight_body_bytes == 0
             for connection in instance.idle:
                 assert not connection.transport.is_closing()
                 assert connection.exchange is None

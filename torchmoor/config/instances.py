@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from torchmoor.config.group import Count, OptionalPort, Port, Positive, SettingsGroup, Texts, refusal
+from torchmoor.config.launcher import DEFAULT_INFLIGHT_BODY_BYTES
 
 INSTANCE_NAME = re.compile(r"(?=.{1,63}$)[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
 DNS_PORT = 53
@@ -37,6 +38,10 @@ class InstanceSettings(SettingsGroup, title="Instances"):
     )
     metrics_port: OptionalPort = Field(0, description="0: the instance's metrics are not shown.")
     capacity: Count = Field(64, description="Requests that the instance is sent at a time.")
+    max_inflight_body_bytes: Count = Field(
+        DEFAULT_INFLIGHT_BODY_BYTES,
+        description="Heap that the bodies of the instance's requests may take at a time: three eighths of its -Xmx.",
+    )
 
     _check_name = field_validator("name")(check_instance_name)
 
@@ -54,6 +59,7 @@ class DiscoverySettings(SettingsGroup, title="Discovery"):
     management_port: OptionalPort = Field(0, description="As in an entry of Instances.")
     metrics_port: OptionalPort = Field(0, description="As in an entry of Instances.")
     capacity: Count = Field(64, description="Requests that each instance is sent at a time.")
+    max_inflight_body_bytes: Count = Field(DEFAULT_INFLIGHT_BODY_BYTES, description="As in an entry of Instances.")
     interval_s: Positive = Field(5.0, description="Longest time between questions; the answer's TTL may shorten it.")
     min_interval_s: Positive = Field(1.0, description="Shortest time between questions.")
     timeout_s: Positive = Field(2.0, description="Timeout of a question, over all servers and attempts.")

@@ -225,6 +225,7 @@ class Discovery:
             management_port=settings.management_port or None,
             metrics_port=settings.metrics_port or None,
             capacity=settings.capacity,
+            max_inflight_body_bytes=settings.max_inflight_body_bytes,
             source=settings.dns_name,
         )
 
@@ -232,7 +233,10 @@ class Discovery:
 def _common(settings: DiscoverySettings) -> tuple[object, ...]:
     """Return the settings that an entry gives each of its instances."""
     each = settings
-    return each.endpoint, each.variant, each.management_port, each.metrics_port, each.capacity
+    return (
+        *(each.endpoint, each.variant, each.management_port, each.metrics_port),
+        *(each.capacity, each.max_inflight_body_bytes),
+    )
 
 
 def _describe_shared(target: DnsTarget) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from torchmoor.config.launcher import DEFAULT_CAPACITY
+from torchmoor.config.launcher import DEFAULT_CAPACITY, inflight_body_bytes
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
@@ -246,6 +246,7 @@ class Launcher:
                 management_port=spec.ports[1],
                 metrics_port=spec.ports[2],
                 capacity=self._settings.capacity,
+                max_inflight_body_bytes=inflight_body_bytes(self._settings.torchserve.heap_mib),
                 started_at=time.monotonic(),
             )
         )

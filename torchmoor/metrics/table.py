@@ -101,6 +101,7 @@ INVOCATIONS = (
 )
 INSTANCES = (
     _gauge("OutstandingInvocations", "Requests that the instance works on.", BY_INSTANCE),
+    _gauge("InflightBodyBytes", "Heap that their bodies take in the instance's JVM.", BY_INSTANCE, "bytes"),
     _gauge("InstanceReady", "1 while the instance takes requests.", BY_INSTANCE, "0 or 1"),
     _gauge("InstanceBreaker", "0: closed, 1: half open (one trial request), 2: open.", BY_INSTANCE, "0 to 2"),
     _gauge("InstanceShare", "Share of its usual work; below 1 during slow start.", BY_INSTANCE, "0 to 1"),
@@ -109,6 +110,10 @@ ACCESS = (_counter("AccessDenied", "Requests refused for their credentials, by e
 ACCESS_LOG = (
     _counter("AccessLogLines", "Lines of the access log.", labels=()),
     _counter("AccessLogDropped", "Lines lost because the log could not be written fast enough.", labels=()),
+)
+ADMIN = (
+    _gauge("AdminConnections", "Open connections to the admin plane.", ()),
+    _counter("AdminConnectionsRefused", "Connections to the admin plane above its limit.", labels=()),
 )
 DISCOVERY = (
     _gauge("DiscoveredInstances", "Instances that come from the DNS name.", BY_DNS_NAME),
@@ -168,7 +173,7 @@ HOST = (
     _gauge("CPUUtilization", "CPU use since the last scrape; 400 is four busy CPUs.", (), "percent"),
     _gauge("MemoryUtilization", "Memory in use.", (), "percent"),
 )
-METRICS = (*INVOCATIONS, *INSTANCES, *ACCESS, *ACCESS_LOG, *DISCOVERY, *MODELS, *ASYNCHRONOUS, *HOST)
+METRICS = (*INVOCATIONS, *INSTANCES, *ACCESS, *ACCESS_LOG, *ADMIN, *DISCOVERY, *MODELS, *ASYNCHRONOUS, *HOST)
 
 _FAMILIES = {COUNTER: CounterMetricFamily, GAUGE: GaugeMetricFamily, HISTOGRAM: HistogramMetricFamily}
 

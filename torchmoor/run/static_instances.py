@@ -33,6 +33,7 @@ def make_instances(configuration: Configuration) -> list[Instance]:
             management_port=each.management_port or None,
             metrics_port=each.metrics_port or None,
             capacity=each.capacity,
+            max_inflight_body_bytes=each.max_inflight_body_bytes,
         )
         for each in configuration.instances
     ]

@@ -1,10 +1,11 @@
 """The sessions that this worker holds: their queues of turns, their ends and their limits.
 
 The contract: a session ends only by close or expiry. With a journal the table is a cache: when it is full, the idle
-session that was used least recently is evicted, and its next request adopts it again. While a turn runs, the session's
-KV cache is pinned. Between turns the cache may be evicted (handlers/engine/kv_cache.py) and the features of its images
-may be dropped (handlers/chat/pictures/store.py); then the next turn only takes longer. When a session has ended and its
-last turn is over, it holds nothing.
+session that was used least recently is evicted, and its next request adopts it again. Without a journal, sessions may
+expire after some idle time, too. A session is idle while no request uses it and it is not pinned. While a turn runs,
+the session's KV cache is pinned. Between turns the cache may be evicted (handlers/engine/kv_cache.py) and the features
+of its images may be dropped (handlers/chat/pictures/store.py); then the next turn only takes longer. When a session has
+ended and its last turn is over, it holds nothing.
 
 All methods may be called from any thread.
 """
@@ -61,7 +62,8 @@ class SessionStore:
         self._is_durable = is_durable
         self._sessions: dict[str, Session] = {}
         self._expiries = ExpiryOrder()
-        self._idle: OrderedDict[Session, None] = OrderedDict()  # may be evicted; the least recently used one first
+        self._idle: OrderedDict[Session, None] = OrderedDict()  # the least recently used one first
+        self._idle_ttl_s = 0 if is_durable else settings.idle_ttl_s
         self._ending: set[Session] = set()  # ended, while their last turn still runs
         self._tombstones = Tombstones(settings)
 
@@ -72,7 +74,15 @@ class SessionStore:
         """True if the session of this id is open here."""
         with self._lock:
             session = self._sessions.get(text)
-            return session is not None and session.id.expires_at > self._wall()
+            return session is not None and self.expires_at(session.id) > self._wall()
+
+    def expires_at(self, sid: SessionId) -> int:
+        """Return when the session ends unless it is used before, in seconds since 1970."""
+        with self._lock:
+            session = self._sessions.get(sid.text)
+            if not self._idle_ttl_s or session is None or session not in self._idle:
+                return sid.expires_at
+            return min(sid.expires_at, math.ceil(session.used_at + self._idle_ttl_s))
 
     def session_ids(self) -> list[str]:
         with self._lock:
@@ -119,17 +129,19 @@ class SessionStore:
         self.expire()
         if len(self._sessions) < self.settings.max_sessions:
             return
-        if self._idle:
-            victim = next(iter(self._idle))
-            self._forget(victim)
-            self._release(victim)
+        oldest = next(iter(self._idle), None)
+        if self._is_durable and oldest is not None:
+            self._forget(oldest)
+            self._release(oldest, keeps_features=True)
             self.sessions_evicted += 1
             return
         message = f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
         if self._is_durable:
             raise Overloaded(message)
-        first = self._expiries.first()
-        wait_s = 1 if first is None else max(1, math.ceil(first - self._wall()))
+        first = self._expiries.first() or 0
+        if oldest is not None:
+            first = min(first, self.expires_at(oldest.id))
+        wait_s = max(1, math.ceil(first - self._wall()))
         error = Overloaded(f"{message}: the first one expires in {wait_s} s")
         error.retry_after_s = wait_s
         raise error
@@ -149,10 +161,11 @@ class SessionStore:
             self._note_use(session)
 
     def _note_use(self, session: Session) -> None:
-        """Make the session the last to be evicted, if it may be evicted at all."""
+        """Make the session the most recently used one of the idle ones, if it is idle."""
         self._idle.pop(session, None)
         is_busy = session.turn is not None or session.waiting or session.num_holds or session.is_pinned
-        if self._is_durable and not is_busy and self._sessions.get(session.id.text) is session:
+        if not is_busy and self._sessions.get(session.id.text) is session:
+            session.used_at = self._wall()
             self._idle[session] = None
 
     def _forget(self, session: Session) -> bool:
@@ -191,7 +204,7 @@ class SessionStore:
                 raise SessionUnknown("no session of this id is known here; open one with a start_session request")
             now = self._wall()
             session = self._sessions.get(text)
-            if session is not None and sid.expires_at > now:
+            if session is not None and self.expires_at(sid) > now:
                 return session
             if session is not None:
                 self._end(session, SessionExpired)
@@ -214,6 +227,8 @@ class SessionStore:
         with self._lock:
             for session in self._expiries.remove_expired(now):
                 self._end(session, SessionExpired)
+            while self._idle_ttl_s and self._idle and self.expires_at((oldest := next(iter(self._idle))).id) <= now:
+                self._end(oldest, SessionExpired)
             self._tombstones.forget_old(now)
 
     def lose(self, text: str, end: SessionLost) -> None:
@@ -238,10 +253,11 @@ class SessionStore:
         if not isinstance(end, SessionExpired):
             session.turn.stop(end)
 
-    def _release(self, session: Session) -> None:
+    def _release(self, session: Session, *, keeps_features: bool = False) -> None:
+        """Free the session's memory. keeps_features: until others need their memory, for a session that comes back."""
         session.cache.drop()
         for image in (*session.images, *session.pending_images):
-            self.images.release(image)
+            self.images.release(image, is_kept=keeps_features)
         session.images, session.pending_images = [], []
 
     def enqueue(self, session: Session, turn: QueuedTurn) -> bool:

@@ -681,6 +681,16 @@ def test_open_answers_with_id_and_expiry(client: Any, clock: Any) -> None:
     assert answer.headers["x-amzn-sagemaker-new-session-id"] == answer.headers["x-amzn-sagemaker-session-id"]
 
 
+def test_open_answers_with_the_earlier_expiry(make_client: Any, clock: Any) -> None:
+    """With an idle time to live, the headers state when the session ends unless it is used."""
+    client = make_client(session={"idle_ttl_s": 30})
+    answer = client.call({"requestType": "NEW_SESSION", "ttl_s": 60})
+
+    assert answer.headers["x-amzn-sagemaker-session-id"].endswith("; Expires=2027-01-15T08:00:30Z")
+    clock.advance(30)
+    assert client.ask(answer.json["session_id"], "hello").wait().error == "SessionExpired"
+
+
 def test_raw_image_opens_and_adds(client: Any, red: Any) -> None:
     """Image bytes are accepted as the body, as TorchServe passes them."""
     raw = base64.b64decode(data_url(red).partition(",")[2])

@@ -636,7 +636,7 @@ def test_names_with_a_separator_in_them_share_no_scope() -> None:
 
 
 def test_a_full_store_evicts_the_session_that_was_used_least_recently(new_store: Stores) -> None:
-    """The evicted session holds nothing and looks lost, so that its next request reads the journal."""
+    """The evicted session looks lost, so that its next request reads the journal; its features stay while they fit."""
     store = new_store(is_durable=True, max_sessions=2)
     first, second = opened(store), opened(store)
     run_turn(store, first, 20)
@@ -649,6 +649,9 @@ def test_a_full_store_evicts_the_session_that_was_used_least_recently(new_store:
     assert store.session_ids() == [first.id.text, third.id.text]
     with pytest.raises(SessionLost):
         get(store, second)
+    assert (len(store.images), store.images.host_bytes, store.images.features_bytes) == (1, 0, FEATURES_BYTES)
+    store.images.release(image(store))
+    assert len(store.images) == 0
     store.check_integrity()
 
 
@@ -753,7 +756,7 @@ def test_a_full_store_visits_few_sessions(
 
     with suppress(Overloaded):
         opened(store, 5000)
-    assert len(VisitedSession.visited) == (2 if is_durable else 0)
+    assert len(VisitedSession.visited) == (2 if is_durable else 1)
     VisitedSession.visited.clear()
     clock.advance(101)
     store.expire()
@@ -791,3 +794,83 @@ def test_sessions_expire_in_their_order(times: list[tuple[int, int, bool]]) -> N
             del model[gone]
         order.check_integrity(model)
         assert order.first() == min(model.values(), default=None)
+
+
+def test_a_session_that_is_not_used_expires(new_store: Stores, clock: Any) -> None:
+    """Each use delays its end, at most to the expiry in its id; afterwards it is expired like any other."""
+    store = new_store(ttl_s=100, idle_ttl_s=30)
+    session, forgotten = opened(store), opened(store)
+    for _ in range(3):
+        clock.advance(29)
+        store.unhold(store.hold(session.id.text, Caller("e", "p")))
+
+    assert store.expires_at(session.id) == session.id.expires_at
+    with pytest.raises(SessionExpired):
+        get(store, forgotten)
+    clock.advance(13)
+    with pytest.raises(SessionExpired):
+        get(store, session)
+    assert len(store) == 0
+
+
+def test_idle_sessions_expire_without_being_asked_for(new_store: Stores, clock: Any) -> None:
+    """The sessions in use and the pinned one stay, and the others release their memory."""
+    store = new_store(ttl_s=100, idle_ttl_s=30)
+    idle, busy, held, pinned = (opened(store) for _ in range(4))
+    run_turn(store, idle, 20)
+    turn = begin_turn(store, busy, 20)
+    store.hold(held.id.text, Caller("e", "p"))
+    store.pin(pinned)
+    clock.advance(31)
+
+    assert not store.holds(idle.id.text)
+    store.expire()
+
+    assert store.session_ids() == [busy.id.text, held.id.text, pinned.id.text]
+    dequeue(store, busy, turn)
+    store.unhold(held)
+    assert store.expires_at(busy.id) == clock.now + 30
+    store.unpin(pinned)
+
+
+def test_with_a_journal_an_idle_session_does_not_expire(new_store: Stores, clock: Any) -> None:
+    """It is evicted when its place is needed, and its id stays valid."""
+    store = new_store(is_durable=True, ttl_s=100, idle_ttl_s=30)
+    session = opened(store)
+    clock.advance(31)
+    store.expire()
+
+    assert get(store, session) is session
+    assert store.expires_at(session.id) == session.id.expires_at
+
+
+def test_a_refused_opening_states_when_an_idle_session_expires(new_store: Stores, clock: Any) -> None:
+    """Retry-After is the earlier of the two times."""
+    store = new_store(max_sessions=2, idle_ttl_s=25)
+    opened(store, 100)
+    opened(store, 30)
+    clock.advance(10.5)
+
+    with pytest.raises(Overloaded) as refused:
+        opened(store)
+
+    assert refused.value.retry_after_s == 15
+
+
+def test_a_clock_that_jumps_ends_no_session_too_early(new_store: Stores, clock: Any) -> None:
+    """After a jump back, sessions keep the ends in their ids; after a jump forward, those that are over expire."""
+    store = new_store(ttl_s=100, max_sessions=3)
+    first = opened(store, 100)
+    clock.advance(-3600)
+    second = opened(store, 100)
+    store.expire()
+    assert get(store, first) is first
+    clock.advance(101)
+    store.expire()
+
+    with pytest.raises(SessionExpired):
+        get(store, second)
+    assert get(store, first) is first
+    clock.advance(7200)
+    store.expire()
+    assert len(store) == 0

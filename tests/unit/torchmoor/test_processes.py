@@ -27,7 +27,7 @@ from torchmoor.proxy.routing.models import Report, Tier
 from torchmoor.run.app import Proxy
 from torchmoor.run.data_plane import DataPlane
 from torchmoor.run.processes.child_process import ChildProcess
-from torchmoor.run.processes.limits import divide
+from torchmoor.run.processes.limits import divide, part_of_body_bytes
 from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text, read_status, to_text, write_status
 from torchmoor.run.processes.port import reserve
 from torchmoor.run.processes.totals import Report as ProcessReport
@@ -53,7 +53,10 @@ def report(
         "denied": {"InvalidSignature": invocations},
         "log": {"lines": invocations, "dropped": 1},
         "instances": {
-            "chat-0": {"state": "ready", "outstanding": 3, "breaker": breaker, "failures": 2, "share": share, "idle": 1}
+            "chat-0": {
+                **{"state": "ready", "outstanding": 3, "inflight_body_bytes": 40},
+                **{"breaker": breaker, "failures": 2, "share": share, "idle": 1},
+            }
         },
         "opening": [],
     }
@@ -76,6 +79,7 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
     assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (5, 5, 2)
     assert (instance.breaker.state, instance.share, len(instance.idle)) == (BreakerState.OPEN, 0.5, 2)
     assert instance.outstanding == 6
+    assert instance.inflight_body_bytes == 80
 
     for _ in range(2):  # a process ends, its successor too
         totals.end(1)
@@ -108,6 +112,16 @@ def test_no_part_is_too_small_for_one_request() -> None:
 
     assert part.limits.max_waiting_bytes >= part.limits.max_body_bytes
     assert part.access.max_unverified_bytes >= part.access.max_signed_body_bytes
+
+
+def test_each_process_sends_an_instance_its_part_of_the_bodies() -> None:
+    """All together no more than its heap carries, and a body of the runtime API always fits."""
+    instance = Instance(name="chat-0", endpoint="chat", model="chat", port=1, max_inflight_body_bytes=192 << 20)
+    parts = [
+        part_of_body_bytes(instance, SETTINGS.replace(listen=ListenSettings(processes=number))) for number in (2, 64)
+    ]
+
+    assert parts == [96 << 20, 17 << 19]
 
 
 def test_assignment_survives_the_wire() -> None:

@@ -4,6 +4,8 @@ Which failures are final, and which are retried:
 
     input missing, denied or too large                            final
     object store down or slow, for the input or the answer        retried, not counted as an attempt
+    body longer than what the instance can hold                   final
+    instance has no room for the body now                         retried, not counted
     handler temporarily full                                      retried after its Retry-After, not counted
     any other 3xx, 4xx, or 5xx with an error code                 final, as on SageMaker
     TorchServe has no worker, or its worker died (500, 503, 507)  retried
@@ -31,7 +33,7 @@ from torchmoor.async_inference.workers.instance_client import (
     InstanceUnreachable,
     InvocationTimedOut,
 )
-from torchmoor.errors import invocation_timed_out
+from torchmoor.errors import BodyTooLarge, invocation_timed_out
 from torchmoor.wire import error_codes, headers
 
 logger = logging.getLogger(__name__)
@@ -86,10 +88,16 @@ class Attempt:
         self._metrics.async_download_failures += 1
         if error.is_permanent:
             return _failure(f"The input could not be read: {error}")
+        self._context.faults.add("input not read yet", error, inference_id=self._request.inference_id)
         raise RetryableFailure(f"The input could not be read: {error}", counts=False) from error
 
     async def _invoke(self, body: bytes | Download, content_type: str) -> AsyncOutcome:
         lease, client = self._lease, self._context.client
+        num_bytes = len(body) if isinstance(body, bytes) else body.size
+        if num_bytes > lease.max_body_bytes:
+            return _failure(BodyTooLarge(lease.max_body_bytes).message)
+        if not lease.try_hold_body(num_bytes):
+            raise RetryableFailure("The instance has no room for the request's body.", counts=False)
         try:
             async with client.send(lease.url, self._headers(content_type), body, self._request.timeout_s) as answer:
                 return await self._take(answer)
@@ -140,7 +148,7 @@ class Attempt:
                 return await self._stage(answer, _chain(bytes(held), chunks))
         return self._complete(answer, body=bytes(held))
 
-    def _complete(self, answer: InstanceAnswer, *, body: bytes | None = None) -> AsyncOutcome:
+    def _complete(self, answer: InstanceAnswer, *, body: bytes | None = None, staged_tag: str = "") -> AsyncOutcome:
         """Release the instance, which has answered."""
         self._has_ended = True
         self._lease.release()
@@ -149,23 +157,25 @@ class Attempt:
             content_type=answer.content_type,
             custom_attributes=answer.custom_attributes,
             staged=self.staged,
+            staged_tag=staged_tag,
             body=body,
         )
 
     async def _stage(self, answer: InstanceAnswer, chunks: AsyncIterator[bytes]) -> AsyncOutcome:
         """Upload a large answer to a staging name beside its result."""
-        staged = locate_staged(self._context.output_path, self._request.inference_id, self._attempt)
+        staged = locate_staged(self._context.output_path, self._request.identity, self._attempt)
         began = monotonic()
         try:
-            await self._context.store.upload(staged, chunks, answer.content_type)
+            stored = await self._context.store.upload(staged, chunks, answer.content_type)
         except ObjectError as error:
             self._metrics.async_upload_failures += 1
             if error.is_permanent:
                 return _failure(f"The answer could not be stored: {error}")
+            self._context.faults.add("answer not stored yet", error, inference_id=self._request.inference_id)
             raise RetryableFailure(f"The answer could not be stored: {error}", counts=False) from error
         self.staged = staged
         self._metrics.async_upload_latency.observe(monotonic() - began)
-        return self._complete(answer)
+        return self._complete(answer, staged_tag=stored.tag)
 
     async def _on_error(self, answer: InstanceAnswer) -> AsyncOutcome:
         status, code = answer.status, answer.error_code

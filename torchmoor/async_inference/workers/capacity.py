@@ -7,11 +7,18 @@ from typing import Protocol
 
 
 class CapacityLease(Protocol):
-    """Capacity for one request at an instance. Counts as the instance's load until it is released."""
+    """Capacity for one request at an instance. Counts as the instance's load until it is released.
+
+    max_body_bytes: the longest body that the instance can hold.
+    """
 
     instance: str
     variant: str
     url: str
+    max_body_bytes: int
+
+    def try_hold_body(self, num_bytes: int) -> bool:
+        """Count the bytes of the request's body. False if the instance has no room for them now."""
 
     def release(self) -> None:
         """Return the capacity. Later calls do nothing."""

@@ -10,8 +10,7 @@ import json
 import re
 from collections.abc import Callable
 
-from torchmoor.errors import ApiError, ServiceUnavailable, WrongModel
-from torchmoor.proxy.api.operation import body_too_large
+from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable, WrongModel
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.call import WHOLE_BODY, BodyNeed, Call, Deadlines, Outcome, Placement, Waiter
 from torchmoor.proxy.http.message import Reply, Request
@@ -161,9 +160,12 @@ class ByModel:
         """Answer as the endpoint's call does; with the dialect's error before there is one."""
         if self._call is not None:
             return self._call.on_body_too_large()
-        error = body_too_large(self.max_body_bytes)
+        error = BodyTooLarge(self.max_body_bytes)
         error.status = 413  # HTTP's own status for it
         return self._say(error)
+
+    def on_body_growth(self, num_bytes: int) -> Reply | None:
+        return None if self._call is None else self._call.on_body_growth(num_bytes)
 
     def finish(self, outcome: Outcome) -> None:
         """Free everything, whether or not an endpoint was found."""

@@ -75,6 +75,10 @@ class DeferredReply:
     def on_body_too_large(self) -> Reply:
         return self._told(self._say(self._too_large))
 
+    def on_body_growth(self, num_bytes: int) -> Reply | None:
+        """Accept more: no instance is to hold it."""
+        return None
+
     def _told(self, reply: Reply) -> Reply:
         self._tell(reply)
         return Reply(reply.status, reply.headers) if self._request.method == b"HEAD" else reply

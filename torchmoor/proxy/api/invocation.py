@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import partial
 from time import monotonic
 
-from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, invocation_timed_out
+from torchmoor.errors import ApiError, BodyTooLarge, ModelError, invocation_timed_out
 from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.observation import Observation
-from torchmoor.proxy.api.operation import Operation, body_too_large, timeout_line
+from torchmoor.proxy.api.operation import Operation, timeout_line
 from torchmoor.proxy.api.validation import (
     INFERENCE_ID,
     INVOCATION_ID,
@@ -146,6 +146,8 @@ class Invocation:
         try:
             if self.body_need is not NOTHING:
                 self._read_body(body)
+            if self.request.is_chunked:
+                self.assignment.count_body(waiter.num_bytes_in)
             self.assignment.assign(self._resume)
         except ApiError as error:
             return self.fail(error)
@@ -173,7 +175,7 @@ class Invocation:
     def _place(self) -> Send | Wait:
         return Send(self.chosen.instance, self) if self.assignment.ticket is None else WAIT
 
-    def _resume(self, error: ServiceUnavailable | None) -> None:
+    def _resume(self, error: ApiError | None) -> None:
         assert self._waiter is not None
         self._waiter.resume(self._place() if error is None else self.fail(error))
 
@@ -181,9 +183,14 @@ class Invocation:
         return self.fail(self.assignment.dispatcher.wait_over())
 
     def on_body_too_large(self) -> Reply:
-        error = body_too_large(self.max_body_bytes)
-        error.status = self._dialect.too_large_status
-        return self.fail(error)
+        return self.fail(BodyTooLarge(self.max_body_bytes))
+
+    def on_body_growth(self, num_bytes: int) -> Reply | None:
+        try:
+            self.assignment.count_body(num_bytes)
+        except ApiError as error:
+            return self.fail(error)
+        return None
 
     def finish(self, outcome: Outcome) -> None:
         """Release what is held, then count and record the invocation."""
@@ -343,6 +350,8 @@ class Invocation:
         """Render an error, and count it."""
         if isinstance(error, ModelError):
             self._metrics.model_errors += 1
+        elif isinstance(error, BodyTooLarge):
+            error.status = self._dialect.too_large_status
         reply = self._dialect.error(error, self.request_id, self.operation.endpoint)
         self._status = reply.status
         self._error_kind = error.kind

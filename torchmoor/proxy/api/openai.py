@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from torchmoor.errors import (
     AccessDenied,
     ApiError,
+    BodyTooLarge,
     MissingCredentials,
     ModelError,
     ServiceUnavailable,
@@ -27,7 +28,7 @@ from torchmoor.errors import (
 from torchmoor.proxy.api.by_model import ByModel
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation
-from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
+from torchmoor.proxy.api.operation import Operation, find_target_model
 from torchmoor.proxy.api.replies import LOOKING, json_reply, unknown_operation
 from torchmoor.proxy.api.streaming import EventPassEncoder
 from torchmoor.proxy.api.validation import TARGET_MODEL, TARGET_VARIANT, check_members
@@ -135,7 +136,7 @@ class OpenAIApi:
 
     def _check_length(self, request: Request) -> None:
         if (request.content_length or 0) > self._max_body_bytes:
-            raise _with_status(body_too_large(self._max_body_bytes), _TOO_LARGE)
+            raise _with_status(BodyTooLarge(self._max_body_bytes), _TOO_LARGE)
 
 
 class OpenAIDialect(ApiDialect):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torchmoor.errors import ValidationError
 from torchmoor.proxy.api.dialect import ApiDialect
 from torchmoor.proxy.api.validation import TARGET_MODEL
 from torchmoor.proxy.dispatch.gateway import Gateway
@@ -40,7 +39,3 @@ def find_target_model(request: Request, endpoint: Endpoint) -> str | None:
     """Return the model that a request names, of an endpoint with many."""
     name = None if endpoint.settings.multi_model is None else request.find(TARGET_MODEL)
     return None if name is None else name.decode("latin-1")
-
-
-def body_too_large(limit: int) -> ValidationError:
-    return ValidationError(f"The request body is longer than the limit of {limit} bytes.")

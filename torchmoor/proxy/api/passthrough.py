@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from torchmoor.errors import ApiError, ModelError, ValidationError
+from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ValidationError
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
 from torchmoor.proxy.api.dialect import ApiDialect
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
+from torchmoor.proxy.api.operation import Operation, find_target_model
 from torchmoor.proxy.api.replies import container_error
 from torchmoor.proxy.api.validation import SESSION_ID, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.choice import Choice
@@ -95,7 +95,7 @@ class PassThrough:
             session = self._gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
             dispatcher = self._gateway.dispatcher_for(endpoint, session, variant or request.find(TARGET_VARIANT))
             if (request.content_length or 0) > self._max_body_bytes:
-                return container_error(body_too_large(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)
+                return container_error(BodyTooLarge(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)
         except ApiError as error:
             return container_error(error, request_id)
         return Invocation(

@@ -15,6 +15,7 @@ from torchmoor.errors import (
     BUSY_RETRY_S,
     START_RETRY_S,
     ApiError,
+    BodyTooLarge,
     MissingTargetModel,
     ModelError,
     ModelNotReady,
@@ -26,7 +27,7 @@ from torchmoor.proxy.api.async_runtime import AsyncOperation
 from torchmoor.proxy.api.describe import describe_endpoint
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import ERROR_HEADER, NEW_SESSION_ID, TORCHSERVE_BUSY, Invocation
-from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
+from torchmoor.proxy.api.operation import Operation, find_target_model
 from torchmoor.proxy.api.replies import LOOKING, Handler, runtime_error, unknown_operation
 from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
 from torchmoor.proxy.api.validation import (
@@ -141,7 +142,7 @@ class RuntimeOperation(Operation):
             places = request.layout.places
             check_members(request.layout)
             if request.content_length is not None and request.content_length > self.max_body_bytes:
-                raise body_too_large(self.max_body_bytes)
+                raise BodyTooLarge(self.max_body_bytes)
             if not NOT_THERE.keys().isdisjoint(places):
                 raise not_there(endpoint.name, places)
             has_many = endpoint.settings.multi_model is not None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from torchmoor.errors import ServiceUnavailable
+from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
@@ -23,7 +23,7 @@ from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
 from torchmoor.wire.session_ids import SessionId
 
-Resume = Callable[[ServiceUnavailable | None], None]
+Resume = Callable[[ApiError | None], None]
 """Called when a wait has changed: the request is assigned, waits again, or (with an error) cannot be assigned."""
 
 
@@ -32,7 +32,7 @@ class Assignment:
 
     expected: what KV_AWARE believes the chosen instance to hold of the prompt. has_failed: the chosen instance has
     failed the request. ticket: its place in the queue while it waits. waited_s: until an instance was free.
-    num_retries: choices after the first.
+    num_retries: choices after the first. num_body_bytes: of the request's body, as far as known.
     A plain class without slots: attributes that most requests never change are not set.
     """
 
@@ -62,6 +62,7 @@ class Assignment:
         self.model = model
         self.target_model = None if model is None else model.name
         self.metrics = dispatcher.metrics
+        self.num_body_bytes = request.content_length or 0
         self._gateway = gateway
 
     # Choosing
@@ -80,13 +81,22 @@ class Assignment:
         self.dispatcher = dispatcher
 
     def assign(self, resume: Resume) -> None:
-        """Choose and lease an instance, or wait for one. Raises ServiceUnavailable if neither is possible."""
+        """Choose and lease an instance, or wait for one. Raises BodyTooLarge or ServiceUnavailable if it cannot."""
         choice = self.dispatcher.chooser.choose(self)
         if choice is None:
             self.ticket = self.dispatcher.wait(self)
             self._resume = resume
         else:
             self._take(choice)
+
+    def count_body(self, num_bytes: int) -> None:
+        """Count this much as received of a body without a declared length.
+
+        Raises BodyTooLarge or ServiceUnavailable if the chosen instance cannot hold it.
+        """
+        self.num_body_bytes = num_bytes
+        if self._lease is not None and not self._lease.try_hold_body(num_bytes):
+            raise self.dispatcher.body_refused(self._lease.instance, num_bytes)
 
     def try_reassign(self, resume: Resume, *, is_counted: bool) -> bool:
         """Lease another instance instead of the chosen one, or wait for it. False if there is none: nothing changes.
@@ -108,7 +118,7 @@ class Assignment:
             return True
         try:
             self.ticket = self.dispatcher.wait(self)
-        except ServiceUnavailable:
+        except (BodyTooLarge, ServiceUnavailable):
             self.strategy_request = before
             return False
         self._resume = resume
@@ -126,7 +136,7 @@ class Assignment:
     def _take(self, choice: Choice) -> None:
         if self.model is not None:
             self.model.begin(choice.instance.name)
-        before, self._lease = self._lease, choice.instance.lease()
+        before, self._lease = self._lease, choice.instance.lease(self.num_body_bytes)
         self.choice = choice
         choice.tally.count += 1
         if before is not None:
@@ -200,7 +210,7 @@ class Assignment:
         self.ticket = self._resume = None
         try:
             self.assign(resume)
-        except ServiceUnavailable as error:
+        except ApiError as error:
             resume(error)
         else:
             resume(None)

@@ -22,10 +22,14 @@ class InstanceCapacityLease:
         self.instance = instance.name
         self.variant = instance.variant
         self.url = f"{instance.url()}{dispatcher.path.decode()}"
+        self.max_body_bytes = instance.max_body_bytes
         self._capacity = capacity
         self._dispatcher = dispatcher
         self._instance = instance
         self._lease: Lease | None = instance.lease()
+
+    def try_hold_body(self, num_bytes: int) -> bool:
+        return self._lease is not None and self._lease.try_hold_body(num_bytes)
 
     def release(self) -> None:
         lease, self._lease = self._lease, None

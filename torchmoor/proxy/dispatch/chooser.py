@@ -5,6 +5,7 @@ Remembers which instance was sent each opening, what KV_AWARE believes, and a Ch
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from torchmoor.metrics.invocations import InvocationMetrics
@@ -16,6 +17,7 @@ from torchmoor.proxy.instances.registry import Variant
 from torchmoor.proxy.routing.kv_aware import Expectation, KvAware
 from torchmoor.proxy.routing.reasons import SESSION, SESSION_FAILOVER, SESSION_ROOM
 from torchmoor.proxy.routing.sessions import find_roomiest, place_of, rendezvous
+from torchmoor.proxy.routing.strategy import StrategyRequest
 from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId
 
@@ -43,11 +45,21 @@ class Chooser:
         """Return the instance for a request, or None if none can take it now.
 
         A session's requests go to the instance that opened it; while that one does not serve it, to the one that all
-        proxies agree on. A request for one of many models goes by the models that instances have.
+        proxies agree on. A request for one of many models goes by the models that instances have. An instance without
+        room for the request's body is passed over; a session's request has no other.
         """
-        strategy_request = request.strategy_request
+        strategy_request, num_bytes = request.strategy_request, request.num_body_bytes
         if request.session is not None:
-            return self._choose_for_session(request.session, strategy_request.excluded)
+            choice = self._choose_for_session(request.session, strategy_request.excluded)
+            return choice if choice is None or choice.instance.has_body_room(num_bytes) else None
+        choice = self._choose_without_session(request, strategy_request)
+        if choice is None or choice.instance.has_body_room(num_bytes):
+            return choice
+        full = (each.name for each in self.variant.pool.open_instances if not each.has_body_room(num_bytes))
+        excluded = strategy_request.excluded.union(full)
+        return self._choose_without_session(request, replace(strategy_request, excluded=excluded))
+
+    def _choose_without_session(self, request: DispatchRequest, strategy_request: StrategyRequest) -> Choice | None:
         pool = self.variant.pool
         if request.opens_session:
             self.variant.opens_sessions = True
@@ -56,7 +68,7 @@ class Chooser:
             placed = models.choose(request.target_model, pool, strategy_request.excluded)
             return None if placed is None else self.choice_of(placed.instance, placed.reason)
         if request.opens_session:
-            again = self._find_opener(request)
+            again = self._find_opener(request, strategy_request.excluded)
             if again is not None:
                 return self.choice_of(again, SESSION)
             roomiest = find_roomiest(pool, strategy_request.excluded, self._rng)
@@ -99,11 +111,11 @@ class Chooser:
             return True
         return home.is_ready and (home.share == 1.0 or place_of(session.text) < home.share)
 
-    def _find_opener(self, request: DispatchRequest) -> Instance | None:
+    def _find_opener(self, request: DispatchRequest, excluded: frozenset[str]) -> Instance | None:
         """Return the instance that was sent this opening before; it answers with the session that it opened then."""
         name = self._openings.get(_opening_of(request.head))
         instance = None if name is None else self.variant.pool.find(name)
-        if instance is None or not instance.is_ready or instance.name in request.strategy_request.excluded:
+        if instance is None or not instance.is_ready or instance.name in excluded:
             return None
         return instance if instance.outstanding < instance.capacity else None
 
@@ -131,8 +143,7 @@ class Chooser:
                 self._remember_opening(_opening_of(request.head), instance)
         if self._kv is None or request.session is not None:
             return None
-        body_bytes = request.head.content_length or 0
-        return self._kv.record(request.strategy_request, instance.name, body_bytes=body_bytes)
+        return self._kv.record(request.strategy_request, instance.name, body_bytes=request.num_body_bytes)
 
     def _remember_opening(self, opening: bytes, instance: Instance) -> None:
         if opening:

@@ -11,11 +11,16 @@ from torchmoor.wire.session_ids import SessionId
 
 
 class DispatchRequest(Protocol):
-    """What the choice of an instance depends on. target_model: None if the endpoint serves one model."""
+    """What the choice of an instance depends on.
+
+    target_model: None if the endpoint serves one model. num_body_bytes: as declared; without a declared length, as
+    received.
+    """
 
     head: Request
     session: SessionId | None
     opens_session: bool
+    num_body_bytes: int
     target_model: str | None
     strategy_request: StrategyRequest
 

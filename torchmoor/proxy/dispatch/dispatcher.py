@@ -13,7 +13,7 @@ from random import Random
 
 from torchmoor.config.health import RecoverySettings
 from torchmoor.config.routing import LateBindingSettings
-from torchmoor.errors import ServiceUnavailable
+from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.choice import Choice
@@ -82,9 +82,16 @@ class Dispatcher:
         return not any(instance.state is InstanceState.READY for instance in self.variant.pool.members)
 
     def wait(self, request: DispatchRequest) -> Ticket[DispatchRequest]:
-        """Return a place in the queue. Raises ServiceUnavailable if it is full or there is nothing to wait for."""
+        """Return a place in the queue.
+
+        Raises BodyTooLarge if no instance can ever hold the body, and ServiceUnavailable if the queue is full or there
+        is nothing to wait for.
+        """
         session, excluded = request.session, request.strategy_request.excluded
         holder = None if session is None else self.chooser.find_holder(session, excluded)
+        limit = self._most_body_bytes(holder)
+        if limit is not None and request.num_body_bytes > limit:
+            raise BodyTooLarge(limit)
         ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
         if session is not None and session.is_foreign and holder is None:
             raise self._count(unavailable.session_not_ready())
@@ -106,6 +113,16 @@ class Dispatcher:
         if is_held:
             self.on_held()
         return ticket
+
+    def _most_body_bytes(self, holder: Instance | None) -> int | None:
+        """Return the longest body that a session's instance, or any instance, can hold; None without an instance."""
+        candidates = self.variant.pool.members if holder is None else (holder,)
+        return max((each.max_body_bytes for each in candidates), default=None)
+
+    def body_refused(self, instance: Instance, num_bytes: int) -> ApiError:
+        """Return the answer to a body that has become longer than what its instance has room for."""
+        limit = instance.max_body_bytes
+        return BodyTooLarge(limit) if num_bytes > limit else self._count(unavailable.all_busy())
 
     def wait_over(self) -> ServiceUnavailable:
         """Return the answer to a request that has waited too long."""
@@ -130,7 +147,7 @@ class Dispatcher:
 
     def _serve_turns(self, queue: WaitingQueue[DispatchRequest], instance: Instance) -> None:
         while instance.outstanding < instance.capacity and instance.state in SERVING:
-            ticket = queue.pop_turn(instance.name)
+            ticket = queue.pop_turn(instance.name, lambda ticket: instance.has_body_room(ticket.owner.num_body_bytes))
             if ticket is None:
                 break
             assert ticket.owner.session is not None  # only turns wait for one instance

@@ -134,6 +134,13 @@ class Call(Protocol):
         """Answer a request whose body is longer than max_body_bytes."""
         ...
 
+    def on_body_growth(self, num_bytes: int) -> Reply | None:
+        """Count a body without a declared length as it arrives; num_bytes of it are there.
+
+        Returns the answer if the target cannot hold that much.
+        """
+        ...
+
     def finish(self, outcome: Outcome) -> None:
         """Release everything. Called exactly once, whatever happened."""
         ...

@@ -160,12 +160,13 @@ class Exchange:
         assert isinstance(outgoing, OutgoingRequest)  # a WholeRequest has no further pieces
         if piece:
             outgoing.add(piece)
-            if outgoing.num_body_bytes > self.call.max_body_bytes:
+            refusal = self._find_body_refusal()
+            if refusal is not None:
                 self._detach()
                 if self.is_answered:
                     self._abort(_CLIENT_GONE)
                 else:
-                    self._reply(self.call.on_body_too_large())
+                    self._reply(refusal)
                 return
         if is_complete:
             outgoing.end()
@@ -183,6 +184,13 @@ class Exchange:
             self._gather()
         elif self._is_waiting:
             self._limit_waiting_body()
+
+    def _find_body_refusal(self) -> Reply | None:
+        """Return the answer to a body that has become too long."""
+        num_bytes = self._outgoing.num_body_bytes
+        if num_bytes > self.call.max_body_bytes:
+            return self.call.on_body_too_large()
+        return self.call.on_body_growth(num_bytes) if self.request.is_chunked else None
 
     def _limit_waiting_body(self) -> None:
         """Stop reading a long body of undeclared length while its request waits.

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from torchmoor.config.health import RecoverySettings
+from torchmoor.config.launcher import DEFAULT_INFLIGHT_BODY_BYTES, MAX_BODY_EXTRA_BYTES, counted_body_bytes
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
 
@@ -32,18 +33,30 @@ _READY = InstanceState.READY
 
 
 class Lease:
-    """One outstanding invocation of an instance; counts down once, however often it is released.
+    """One outstanding invocation of an instance and the bytes of its body; counts down once.
 
     `with instance.lease():` where a block holds it, `release()` where callbacks do.
     """
 
-    __slots__ = ("instance", "_is_held")
+    __slots__ = ("instance", "_is_held", "_num_counted")
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, num_body_bytes: int = 0) -> None:
         self.instance = instance
         self._is_held = True
+        self._num_counted = counted_body_bytes(num_body_bytes) if num_body_bytes else 0
         instance.outstanding += 1
+        instance.inflight_body_bytes += self._num_counted
         instance.on_load(instance)
+
+    def try_hold_body(self, num_body_bytes: int) -> bool:
+        """Count this many bytes as the body's length, unless the instance has no room for the difference."""
+        instance, counted = self.instance, counted_body_bytes(num_body_bytes)
+        total = instance.inflight_body_bytes + counted - self._num_counted
+        if total > instance.max_inflight_body_bytes:
+            return False
+        self._num_counted = counted
+        instance.inflight_body_bytes = total
+        return True
 
     def release(self) -> None:
         """Count down; later calls do nothing."""
@@ -51,6 +64,7 @@ class Lease:
             self._is_held = False
             instance = self.instance
             instance.outstanding -= 1
+            instance.inflight_body_bytes -= self._num_counted
             instance.on_load(instance)
 
     def __enter__(self) -> Lease:
@@ -74,6 +88,8 @@ class Instance:
     port: the inference port. management_port: None if it is probed by /ping only. metrics_port: None if its metrics
     are not shown. capacity: the most invocations that routing sends there at a time. Without late binding it does not
     limit a session's turns: no other instance can serve them, and the handler refuses what it cannot take.
+    max_inflight_body_bytes: bytes of its JVM's heap that requests' bodies may take at a time. inflight_body_bytes: what
+    those take that are outstanding, by their declared length, or by what was received without one.
     session_room: sessions that it can still take, by its last report less those sent since; None while unknown.
     breaker: whether its answers are good. share: of the usual work; below 1.0 while it comes back.
     on_load: called after every change of `outstanding`; set by the registry.
@@ -90,10 +106,12 @@ class Instance:
     management_port: int | None = None
     metrics_port: int | None = None
     capacity: int = 64
+    max_inflight_body_bytes: int = DEFAULT_INFLIGHT_BODY_BYTES
     state: InstanceState = InstanceState.STARTING
     started_at: float | None = None
     source: str = ""
     outstanding: int = 0
+    inflight_body_bytes: int = 0
     session_room: int | None = None
     breaker: Breaker = field(default_factory=lambda: Breaker(RecoverySettings()))
     share: float = 1.0
@@ -118,9 +136,20 @@ class Instance:
         """Outstanding invocations divided by the share."""
         return self.outstanding if self.share == 1.0 else int(self.outstanding / self.share)
 
-    def lease(self) -> Lease:
-        """Hold one outstanding invocation until the response body has ended."""
-        return Lease(self)
+    def lease(self, num_body_bytes: int = 0) -> Lease:
+        """Hold one outstanding invocation and its body's bytes until the response body has ended."""
+        return Lease(self, num_body_bytes)
+
+    def has_body_room(self, num_bytes: int) -> bool:
+        """True if its JVM can hold another body of this length."""
+        if not num_bytes:
+            return True
+        return self.inflight_body_bytes + counted_body_bytes(num_bytes) <= self.max_inflight_body_bytes
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Return the length of the longest body that it can hold."""
+        return max(self.max_inflight_body_bytes // 2, self.max_inflight_body_bytes - MAX_BODY_EXTRA_BYTES)
 
     def close_idle(self) -> None:
         """Close the pooled connections: the process behind them is gone or ending."""

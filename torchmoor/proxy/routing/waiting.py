@@ -124,10 +124,10 @@ class WaitingQueue(Generic[T]):
         """Return the number of waiting turns, by the one instance that can serve them."""
         return {home: line.num_waiting for home, line in self._turns.items() if line.num_waiting}
 
-    def pop_turn(self, instance: str) -> Ticket[T] | None:
-        """Remove and return the next turn that only this instance can serve."""
+    def pop_turn(self, instance: str, can_go: Callable[[Ticket[T]], bool]) -> Ticket[T] | None:
+        """Remove and return the next turn that only this instance can serve and that can_go accepts."""
         line = self._turns.get(instance)
-        ticket = None if line is None else line.pop(_always)
+        ticket = None if line is None else line.pop(can_go)
         if ticket is not None:
             self._count_out(ticket)
         return ticket
@@ -167,7 +167,3 @@ class WaitingQueue(Generic[T]):
 
 def _order(ticket: Ticket[T]) -> tuple[float, int]:
     return ticket.order
-
-
-def _always(ticket: Ticket[T]) -> bool:
-    return True

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torchmoor.config.launcher import counted_body_bytes
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.settings import ProxySettings
+from torchmoor.proxy.instances.instance import Instance
 
 
 def divide(settings: ProxySettings, processes: int) -> ProxySettings:
@@ -34,6 +36,15 @@ def divide(settings: ProxySettings, processes: int) -> ProxySettings:
         ),
         endpoints=tuple(_divide_endpoint(endpoint, part) for endpoint in settings.endpoints),
     )
+
+
+def part_of_body_bytes(instance: Instance, settings: ProxySettings) -> int:
+    """Return how many bytes of an instance's heap the bodies of one child's requests may take.
+
+    A body of the runtime API stays allowed if the instance can hold it; a longer one needs a larger heap.
+    """
+    total = instance.max_inflight_body_bytes
+    return max(total // settings.listen.processes, min(total, counted_body_bytes(settings.limits.max_body_bytes)))
 
 
 def _divide_endpoint(endpoint: EndpointSettings, part: Callable[[int], int]) -> EndpointSettings:

@@ -86,7 +86,8 @@ def from_text(text: str) -> Any:
 
 _FACTS = (
     *("name", "endpoint", "variant", "model", "host", "port", "management_port", "metrics_port"),
-    *("capacity", "started_at", "source"),  # all processes of a host share the monotonic clock
+    *("capacity", "max_inflight_body_bytes", "source"),
+    "started_at",  # all processes of a host share the monotonic clock
 )
 
 

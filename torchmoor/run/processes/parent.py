@@ -24,7 +24,7 @@ from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.async_parts import make_async_inference
 from torchmoor.run.processes.child_process import ChildProcess
-from torchmoor.run.processes.limits import divide
+from torchmoor.run.processes.limits import divide, part_of_body_bytes
 from torchmoor.run.processes.link import ChildAssignment, Message, describe, write_status
 from torchmoor.run.processes.port import reserve
 from torchmoor.run.processes.totals import LogTotal, Totals, VariantTotal
@@ -169,8 +169,9 @@ class ProcessGroup:
             self._send_all("removed", name=instance.name)
 
     def _describe(self, instance: Instance) -> Message:
+        num_bytes = part_of_body_bytes(instance, self._settings)
         return {
-            "facts": describe(instance),
+            "facts": describe(instance) | {"max_inflight_body_bytes": num_bytes},
             "state": instance.state.value,
             "last_start_s": self.registry.variant_of(instance).last_start_s,
         }

@@ -107,6 +107,7 @@ class Totals:
             instance.breaker.state = _WORST[max(states, default=0)]
             instance.breaker.num_failures = max((found["failures"] for found in seen), default=0)
             instance.outstanding = sum(found["outstanding"] for found in seen)
+            instance.inflight_body_bytes = sum(found["inflight_body_bytes"] for found in seen)
             instance.share = min((found["share"] for found in seen), default=1.0)
             instance.idle = [_ELSEWHERE] * sum(found["idle"] for found in seen)
 
@@ -130,6 +131,7 @@ def make_report(
             instance.name: {
                 "state": instance.state.value,
                 "outstanding": instance.outstanding,
+                "inflight_body_bytes": instance.inflight_body_bytes,
                 "breaker": instance.breaker.state.value,
                 "failures": instance.breaker.num_failures,
                 "share": instance.share,

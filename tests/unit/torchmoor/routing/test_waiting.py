@@ -17,6 +17,11 @@ def ticket(owner: str, deadline: float = 0.0, *, principal: str = "", home: str 
     return Ticket(owner, deadline=deadline, num_bytes=1, principal=principal.encode(), home=home)
 
 
+def anything(ticket: Ticket[str]) -> bool:
+    """Accept each ticket."""
+    return True
+
+
 def fill(queue: WaitingQueue[str], *tickets: Ticket[str]) -> None:
     for each in tickets:
         assert queue.try_add(each)
@@ -26,7 +31,7 @@ def fill(queue: WaitingQueue[str], *tickets: Ticket[str]) -> None:
 def drain(queue: WaitingQueue[str]) -> list[str]:
     """Everything that any instance can serve, in the order in which it goes."""
     owners = []
-    while (popped := queue.pop_other(lambda each: True)) is not None:
+    while (popped := queue.pop_other(anything)) is not None:
         owners.append(popped.owner)
         queue.check_integrity()
     return owners
@@ -54,13 +59,13 @@ def test_turn_waits_for_its_own_instance_and_blocks_nobody() -> None:
     queue = make_queue()
     fill(queue, ticket("turn", 1, home="x"), ticket("new", 2), ticket("later turn", 5, home="x"))
 
-    assert queue.pop_turn("y") is None
-    assert [queue.pop_turn("x").owner, drain(queue), queue.pop_turn("x").owner] == [  # type: ignore[union-attr]
+    assert queue.pop_turn("y", anything) is None
+    assert [queue.pop_turn("x", anything).owner, drain(queue), queue.pop_turn("x", anything).owner] == [  # type: ignore[union-attr]
         "turn",
         ["new"],
         "later turn",
     ]
-    assert queue.pop_turn("x") is None
+    assert queue.pop_turn("x", anything) is None
     assert queue.num_waiting == 0
 
 
@@ -104,7 +109,20 @@ def test_ticket_that_left_is_not_served() -> None:
     assert not queue.remove(ticket("stranger", 3, home="nowhere"))
     assert not queue.remove(ticket("stranger", 3))
 
-    assert queue.pop_turn("x") is stays
+    assert queue.pop_turn("x", anything) is stays
+
+
+def test_turn_that_its_instance_cannot_hold_is_passed_over_and_stays() -> None:
+    """A turn with a long body waits for room; shorter ones of the same instance go on."""
+    queue = make_queue()
+    fill(queue, ticket("long", 1, home="x"), ticket("short", 2, home="x"))
+
+    popped = queue.pop_turn("x", lambda each: each.owner == "short")
+
+    assert popped is not None
+    assert popped.owner == "short"
+    assert queue.pop_turn("x", lambda each: each.owner == "short") is None
+    assert queue.turns() == {"x": 1}
 
 
 def test_turns_of_an_instance_that_is_gone_are_given_back() -> None:
@@ -137,7 +155,7 @@ def test_nothing_is_lost_and_nothing_is_served_twice(steps: list[tuple[str, int,
         elif waiting and deadline < 2:
             assert queue.remove(waiting.pop(deadline % len(waiting)))
         else:
-            popped = queue.pop_other(lambda each: True) if home is None else queue.pop_turn(home)
+            popped = queue.pop_other(anything) if home is None else queue.pop_turn(home, anything)
             assert (popped is None) == (not any(each.home == home for each in waiting))
             if popped is not None:
                 waiting.remove(popped)

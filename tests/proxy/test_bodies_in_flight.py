@@ -1,0 +1,249 @@
+"""Bodies in flight: an instance is sent at most the bytes that its JVM can hold, and what it has is counted back."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.fake_instance import Received, Wire, refusing
+from tests.proxy.test_late_binding import LATE, Held, received, send, status, waiting
+from tests.waiting import wait_until
+from torchmoor.proxy.instances.instance import Instance
+
+MAX_BYTES = 100
+LONG = b"x" * 60  # one fits, two do not
+SHORT = b"y" * 40  # fits beside a long one
+
+MakeStage = Callable[..., Stage]
+
+
+def limited(make_stage: MakeStage, **options: object) -> Stage:
+    """Two instances that hold MAX_BYTES of bodies each."""
+    return make_stage(**{"max_inflight_body_bytes": 2 * MAX_BYTES, **options})  # short bodies count twice
+
+
+def body_bytes(stage: Stage) -> dict[str, int]:
+    return {instance.name: instance.inflight_body_bytes // 2 for instance in stage.registry.instances()}
+
+
+def until_received(stage: Stage, **expected: list[bytes]) -> None:
+    """Wait until each instance has received these bodies, in this order."""
+    found = {name: stage.instances[name] for name in expected}
+    stage.until(lambda: all(received(found[name]) == bodies for name, bodies in expected.items()), f"{expected}")
+
+
+def ask(body: bytes, *, path: str = "/endpoints/llava/invocations", more: str = "") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_instance_without_room_is_passed_over(make_stage: MakeStage) -> None:
+    """The other one gets the body, although it has more requests; where no instance has room, the answer is 503."""
+    stage = limited(make_stage)
+    held = Held(stage, stage.a, stage.b)
+    turns = [send(stage, body, session=make_session_id("b")) for body in (b"1", b"2")]
+    socks = [*turns, send(stage, LONG), send(stage, LONG)]
+    until_received(stage, a=[LONG], b=[b"1", b"2", LONG])
+    assert body_bytes(stage) == {"a": 60, "b": 62}
+
+    refused = stage.raw(ask(LONG))
+    socks.append(send(stage, b"z" * 30))
+
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1" in refused
+    assert b"All instances of the endpoint are busy" in refused
+    assert stage.proxy.data.gateway.dispatchers()[0].metrics.no_capacity == 1
+    for body in (LONG, b"1", b"2", b"z" * 30):
+        held.let_go(body)
+    assert [status(sock) for sock in socks] == [200] * 5
+    stage.until(lambda: set(body_bytes(stage).values()) == {0}, "all bytes counted back")
+    assert stage.raw(ask(LONG)).startswith(b"HTTP/1.1 200")
+
+
+def test_turn_stays_with_its_instance(make_stage: MakeStage) -> None:
+    """Another instance could rebuild the session, but a shortage of room does not move it."""
+    stage = limited(make_stage, are_journaled=True)
+    held = Held(stage, stage.a, stage.b)
+    first = send(stage, LONG, session=make_session_id("a"))
+
+    line = f"X-Amzn-SageMaker-Session-Id: {make_session_id('a')}\r\n"
+    refused = stage.raw(ask(LONG, more=line))
+
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert received(stage.b) == []
+    held.let_go(LONG)
+    assert status(first) == 200
+    assert stage.raw(ask(LONG, more=line)).startswith(b"HTTP/1.1 200")
+    assert received(stage.a) == [LONG, LONG]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("/endpoints/llava/invocations", b"400"), ("/invocations", b"413")], ids=["runtime", "other"]
+)
+def test_body_that_no_instance_can_hold_is_refused_at_once(make_stage: MakeStage, path: str, expected: bytes) -> None:
+    """Not with 503, after which a client would try again in vain; also where requests wait."""
+    stage = limited(make_stage, late_binding=LATE)
+
+    answer = stage.raw(ask(b"x" * (MAX_BYTES + 1), path=path))
+
+    assert answer.startswith(b"HTTP/1.1 " + expected)
+    assert b"longer than the limit of 100 bytes" in answer
+    assert received(stage.a) + received(stage.b) == []
+
+
+def test_long_bodies_wait_for_room(make_stage: MakeStage) -> None:
+    """With late binding; a shorter one passes, and a turn waits for its own instance."""
+    stage = limited(make_stage, late_binding=LATE, names=("a",))
+    held = Held(stage, stage.a)
+    socks = [send(stage, LONG), send(stage, b"v" * 50), send(stage, b"w" * 55, session=make_session_id("a"))]
+    assert waiting(stage) == 2
+    socks.append(send(stage, SHORT))
+    until_received(stage, a=[LONG, SHORT])
+
+    held.let_go(LONG)
+    until_received(stage, a=[LONG, SHORT, b"w" * 55])
+    held.let_go(SHORT)
+    held.let_go(b"w" * 55)
+    held.let_go(b"v" * 50)
+
+    assert [status(sock) for sock in socks] == [200] * 4
+    assert stage.proxy.data.gateway.waiting_bytes.used_bytes == 0
+
+
+def begin_chunked(stage: Stage, first: bytes) -> socket.socket:
+    sock = stage.socket()
+    stage.close_later(sock)
+    sock.sendall(
+        b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(first)
+    )
+    return sock
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def test_body_without_a_length_counts_as_it_grows(make_stage: MakeStage) -> None:
+    """One that outgrows the room gets 503, and one that no instance can hold gets 400; both are counted back."""
+    stage = limited(make_stage, names=("a",))
+    held = Held(stage, stage.a)
+    growing = begin_chunked(stage, b"x" * 30)
+    stage.until(lambda: body_bytes(stage)["a"] == 30, "the first chunk counted")
+    other = send(stage, LONG)
+
+    growing.sendall(chunk(b"x" * 20))
+    busy = read_answer(growing)
+    held.let_go(LONG)
+    assert status(other) == 200
+    stage.until(lambda: body_bytes(stage)["a"] == 0, "both counted back")
+    endless = begin_chunked(stage, b"x" * 70)
+    stage.until(lambda: body_bytes(stage)["a"] == 70, "the first chunk counted")
+    endless.sendall(chunk(b"x" * 70))
+    too_long = read_answer(endless)
+
+    assert busy.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1" in busy
+    assert too_long.startswith(b"HTTP/1.1 400")
+    assert b"longer than the limit of 100 bytes" in too_long
+
+
+def test_bytes_are_counted_back_whatever_ends_the_request(make_stage: MakeStage) -> None:
+    """An error, a client that leaves, an instance that dies, and a request that another instance takes over."""
+    stage = limited(make_stage)
+    held = Held(stage, stage.a)
+    leaving = send(stage, LONG, session=make_session_id("a"))
+    leaving.close()
+    stage.until(lambda: body_bytes(stage)["a"] == 0, "counted back after the client left")
+    held.let_go(LONG)
+
+    stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "no question")
+    assert stage.raw(ask(LONG)).startswith(b"HTTP/1.1 424")
+    stage.until(lambda: set(body_bytes(stage).values()) == {0}, "counted back after an error")
+
+    stage.a.behave = stage.b.behave = reset
+    assert stage.raw(ask(LONG)).startswith(b"HTTP/1.1 503")
+    stage.until(lambda: set(body_bytes(stage).values()) == {0}, "counted back after both have died")
+
+
+async def reset(request: Received, wire: Wire) -> None:
+    wire.reset()
+
+
+def test_request_is_not_sent_again_to_an_instance_without_room(make_stage: MakeStage) -> None:
+    """The retry asks for room like the first attempt; without room the client gets 503."""
+    stage = limited(make_stage)
+    held = Held(stage, stage.b)
+    other = send(stage, LONG, session=make_session_id("b"))
+    until_received(stage, b=[LONG])
+    stage.a.behave = reset
+
+    refused = stage.raw(ask(LONG))
+
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert len(received(stage.b)) == 1
+    held.let_go(LONG)
+    assert status(other) == 200
+
+
+def test_asynchronous_request_waits_for_room(make_stage: MakeStage, tmp_path: Path) -> None:
+    """It returns to the queue, and no attempt counts; a body that can never fit ends with a failure object."""
+    stage = limited(make_stage, names=("a",), async_folder=tmp_path)
+    held = Held(stage, stage.a)
+    other = send(stage, LONG)
+    until_received(stage, a=[LONG])
+    metrics = stage.proxy.data.gateway.dispatchers()[0].metrics
+
+    answer = stage.client().invoke_endpoint_async(EndpointName="llava", Body=b"v" * 50)
+    stage.until(lambda: metrics.async_repeated > 2, "the request returned to the queue")
+    assert received(stage.a) == [LONG]
+    held.let_go(LONG)
+    held.let_go(b"v" * 50)
+
+    assert status(other) == 200
+    assert until_read(answer["OutputLocation"]) == b"v" * 50
+    too_long = stage.client().invoke_endpoint_async(EndpointName="llava", Body=b"x" * (MAX_BYTES + 1))
+    assert b"longer than the limit of 100 bytes" in until_read(too_long["FailureLocation"])
+
+
+def until_read(url: str) -> bytes:
+    path = Path(url.removeprefix("file://"))
+    wait_until(path.is_file, f"{url} is there")
+    return path.read_bytes()
+
+
+def test_metric_shows_the_bytes_in_flight(make_stage: MakeStage) -> None:
+    """For each instance."""
+    stage = limited(make_stage, names=("a",))
+    held = Held(stage, stage.a)
+    sock = send(stage, LONG)
+
+    page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+
+    assert 'InflightBodyBytes{endpoint="llava",instance="a"} 120.0' in page
+    held.let_go(LONG)
+    assert status(sock) == 200
+
+
+def test_a_body_counts_with_what_it_takes_beside_its_bytes() -> None:
+    """Measured in a JVM of 512 MiB: 3 bodies of 60 MiB or 20 of 5.9 MiB are served, 4 or 26 end it."""
+    most: dict[float, int] = {}
+    for mib in (60.0, 5.9, 1.0):
+        instance = Instance(name="a", endpoint="llava", model="llava", port=1)
+        while instance.has_body_room(int(mib * 2**20)):
+            instance.lease(int(mib * 2**20))
+        most[mib] = instance.outstanding
+
+    assert most == {60.0: 3, 5.9: 22, 1.0: 96}
+
+
+def test_longest_body_is_what_an_idle_instance_has_room_for() -> None:
+    """To the byte, whether a body counts twice or with a fixed number of bytes more."""
+    for limit in (200, 10 << 20):
+        instance = Instance(name="a", endpoint="llava", model="llava", port=1, max_inflight_body_bytes=limit)
+
+        assert instance.has_body_room(instance.max_body_bytes)
+        assert not instance.has_body_room(instance.max_body_bytes + 1)
