@@ -43,6 +43,10 @@ class TemplateProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Start the process unless it runs; it takes about a second until it answers."""
         with self._lock:

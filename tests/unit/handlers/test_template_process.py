@@ -1,6 +1,8 @@
 """Chat templates in their own process: the same texts as transformers, and an end to every template."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,10 +117,9 @@ def test_a_process_that_ended_is_replaced() -> None:
     process = TemplateProcess()
     asked = request("{{ messages | tojson }}", ["Hello"])
     before = process.render(asked)
-    running = process._process
-    assert running is not None
-    running.kill()
-    running.wait()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
     assert process.render(asked) == before
     assert json.loads(before) == [{"role": "user", "content": "Hello"}]
