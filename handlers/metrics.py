@@ -54,6 +54,14 @@ CHAT_METRICS = (
         ("sessions",),
         ("Event", ("opened", "closed", "adopted", "evicted", "damaged")),
     ),
+    Metric("journal_bytes", GAUGE, "B", "Journals in a directory, as last measured.", ("journal", "bytes")),
+    Metric(
+        "journal_refusals_total",
+        COUNTER,
+        "count",
+        "Openings that were refused because the journal is full.",
+        ("journal", "refusals"),
+    ),
     Metric("kv_bytes", GAUGE, "B", "KV blocks in use, on the device.", ("memory", "kv_bytes")),
     Metric("kv_capacity_bytes", GAUGE, "B", "KV blocks that there are.", ("memory", "kv_capacity_bytes")),
     Metric(

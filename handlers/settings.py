@@ -55,6 +55,10 @@ class ModelSettings(HandlerGroup, title="model"):
         "~/.cache/torchmoor", description="Cache of checkpoints from S3; the hub has its own, HF_HOME."
     )
     max_download_bytes: Count = 500 * GIB
+    max_config_bytes: Count = Field(4 * MIB, description="Of each configuration file and chat template.")
+    max_tokenizer_bytes: Count = Field(
+        64 * MIB, description="Of each file of a tokenizer, and of the index of the weights."
+    )
     connect_timeout_s: Positive = Field(10.0, description="Of a download.")
     read_timeout_s: Positive = Field(60.0, description="Between two pieces of a download.")
 
@@ -256,6 +260,12 @@ class JournalSettings(HandlerGroup, title="journal"):
         4 * MIB, description="Of a question with its answer as JSON. A larger event is not written and not read."
     )
     max_image_bytes: Count = Field(64 * MIB, description="Of an image that is read; at least intake.max_bytes.")
+    max_bytes: Count = Field(
+        50 * GIB, description="Of a directory with all its sessions. A new session is refused when it is full."
+    )
+    min_free_bytes: Size = Field(
+        256 * MIB, description="Of a directory's file system. With less, a new session is refused; open ones go on."
+    )
     max_replays: Count = Field(16, description="Answers of a session that are kept to be sent again.")
 
 

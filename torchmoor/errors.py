@@ -16,6 +16,7 @@ TorchmoorError
     |   |-- MissingTargetModel
     |   |-- UnexpectedTargetModel
     |   |-- InferenceIdInUse
+    |   |-- ResultLocationInUse
     |   `-- WrongModel       OpenAI's `model` names no endpoint
     |       `-- UnknownModel     404
     |-- AccessDenied         403; 401 to OpenAI's clients
@@ -140,6 +141,16 @@ class InferenceIdInUse(ValidationError):
 
     def __init__(self, inference_id: str) -> None:
         super().__init__(f"InferenceId {inference_id} is in use by another request; choose one that is unique.")
+
+
+class ResultLocationInUse(ValidationError):
+    """The result of an asynchronous request would replace or block another object."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The result's or the failure's location is an existing object, belongs to another request, or is a folder "
+            "of such a location; choose another Filename, S3OutputPathExtension or InferenceId."
+        )
 
 
 class WrongModel(ValidationError):

@@ -199,4 +199,4 @@ class ChatService:
 
     def numbers(self) -> dict[str, dict[str, int]]:
         """Return the status as numbers alone, for the metrics (handlers/metrics.py). Any thread."""
-        return count_everything(self.counters, self.store, self._loader, self._engine)
+        return count_everything(self.counters, self.store, self.recorder, self._loader, self._engine)

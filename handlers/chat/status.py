@@ -1,6 +1,7 @@
 """The worker's status: the numbers that the status operation and the metrics report."""
 
 from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
 from handlers.engine.engine import Engine
@@ -9,7 +10,7 @@ _OUTCOMES = ("finished", "cancelled", "timed_out", "failed", "repeated")
 
 
 def count_everything(
-    counters: Counters, store: SessionStore, loader: ImageLoader, engine: Engine
+    counters: Counters, store: SessionStore, recorder: SessionRecorder, loader: ImageLoader, engine: Engine
 ) -> dict[str, dict[str, int]]:
     """Return the numbers by group and name (docs/instance-protocol.md). Any thread."""
     count = counters.get
@@ -26,6 +27,7 @@ def count_everything(
             "evicted": store.sessions_evicted,
             "damaged": count("sessions_damaged"),
         },
+        "journal": {"bytes": recorder.journal_bytes, "refusals": count("journal_refusals")},
         "memory": {
             "kv_bytes": pool.used_bytes,
             "kv_capacity_bytes": pool.capacity_bytes,

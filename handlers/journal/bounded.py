@@ -37,6 +37,13 @@ class BoundedJournal:
         state = "stalled" if self._is_stalled else "answering"
         return f"<BoundedJournal {state} {self._num_in_flight}/{self._max_in_flight} in flight>"
 
+    @property
+    def used_bytes(self) -> int:
+        return self._journal.used_bytes
+
+    def check_room(self) -> None:
+        self._run(self._journal.check_room)
+
     def append(self, session_id: str, number: int, event: Event) -> None:
         self._run(partial(self._journal.append, session_id, number, event))
 

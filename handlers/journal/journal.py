@@ -25,13 +25,25 @@ class JournalClosed(Exception):
     """The session was closed, and its content deleted."""
 
 
+class JournalFull(Exception):
+    """The store has no room for another session. The message is for the client."""
+
+
 class Journal(Protocol):
     """A store of journals.
 
     All methods may block and are thread-safe. They raise OSError if the store fails or refuses, TimeoutError
     if it does not answer. After an OSError a write may or may not have been done; repeating it is safe. Methods that
     read a session raise DamagedRecord; they read no record that is larger than the settings allow.
+    used_bytes: as last measured; 0 if the store limits itself.
     """
+
+    @property
+    def used_bytes(self) -> int: ...
+
+    def check_room(self) -> None:
+        """Raise JournalFull if the store has no room for another session."""
+        ...
 
     def append(self, session_id: str, number: int, event: Event) -> None:
         """Write an event durably, after its predecessors. Succeeds if this very event was written before.

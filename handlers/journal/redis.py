@@ -81,10 +81,15 @@ class RedisJournal:
     """client: returns bytes. tombstone_s: how long a session's keys, and the marker of a closed one, outlive its
     expiry."""
 
+    used_bytes = 0
+
     def __init__(self, client: "redis.Redis", tombstone_s: int, settings: JournalSettings) -> None:
         self._client: Any = client
         self._tombstone_s = tombstone_s
         self._settings = settings
+
+    def check_room(self) -> None:
+        """Do nothing: the server refuses writes when it is full."""
 
     def append(self, session_id: str, number: int, event: Event) -> None:
         data = event.encode(session_id, self._settings.max_event_bytes)

@@ -45,6 +45,8 @@ R = TypeVar("R")
 class S3Journal:
     """prefix: empty, or with a slash at its end."""
 
+    used_bytes = 0
+
     def __init__(self, client: Any, bucket: str, prefix: str, settings: JournalSettings) -> None:
         self._client = client
         self._bucket = bucket
@@ -52,6 +54,9 @@ class S3Journal:
         self._settings = settings
         self._swept_claims = ""  # where the last sweep ended
         self._parallel = ThreadPoolExecutor(PARALLEL, "journal-s3")
+
+    def check_room(self) -> None:
+        """Do nothing: the store has no end."""
 
     def append(self, session_id: str, number: int, event: Event) -> None:
         data = event.encode(session_id, self._settings.max_event_bytes)

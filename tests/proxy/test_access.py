@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import ssl
 import subprocess
 import threading
@@ -23,7 +24,9 @@ from botocore.exceptions import ClientError
 from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import answering
 from tests.tools import require
+from tests.waiting import DEADLINE_S
 from torchmoor.config.access import AccessKey, AccessSettings, Credentials
+from torchmoor.config.limits import LimitSettings
 from torchmoor.proxy.access.gate import principal_of
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
@@ -521,3 +524,11 @@ def test_many_signed_uploads_at_once_all_arrive(guarded: Stage) -> None:
     assert failures == []
     assert sorted(each.body[0] for each in received(guarded)) == list(range(8))
     assert all(len(set(each.body)) == 1 and len(each.body) == 500_000 for each in received(guarded))
+
+
+def test_a_silent_connection_to_the_admin_plane_is_closed(make_stage: MakeStage) -> None:
+    """A client that connects and sends nothing keeps no descriptor."""
+    stage = make_stage(limits=LimitSettings(header_timeout_s=0.05))
+
+    with socket.create_connection(("127.0.0.1", stage.proxy.admin_port), timeout=DEADLINE_S) as silent:
+        assert silent.recv(1) == b""

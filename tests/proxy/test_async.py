@@ -100,6 +100,41 @@ def test_filename_and_extension_name_the_result(stage: Stage) -> None:
     until_there(answer["OutputLocation"])
 
 
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"Filename": "hers.out"},
+        {"S3OutputPathExtension": "hers.out"},
+        {"InferenceId": "hers.out/x"},
+        {"S3OutputPathExtension": "hers.out/deep", "Filename": "a.json"},
+        {"Filename": "folder"},
+    ],
+)
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_name_of_another_callers_result_is_refused(stage: Stage, members: Any, is_pending: bool) -> None:
+    """A name that is, contains or lies below another request's result is refused before and after that is written."""
+    gate = Gate()
+
+    async def behave(received: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer(body=b"hers")
+
+    stage.a.behave = stage.b.behave = behave
+    named = ({"InferenceId": "hers"}, {"S3OutputPathExtension": "folder"})
+    hers = [submit(stage, Body=b"{}", **each) for each in named]
+    if not is_pending:
+        gate.open()
+        for answer in hers:
+            until_there(answer["OutputLocation"])
+
+    code, message = refusal(stage, Body=b"{}", **members)
+    gate.open()
+
+    assert code == "ValidationError"
+    assert "choose another Filename, S3OutputPathExtension or InferenceId" in message
+    assert [until_there(answer["OutputLocation"]) for answer in hers] == [b"hers", b"hers"]
+
+
 def test_model_error_becomes_a_failure_object(stage: Stage) -> None:
     """The reason has the same wording as for a real-time client."""
     stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "no question")

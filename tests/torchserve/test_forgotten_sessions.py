@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import pytest
 import requests
 
+from tests.servers import LossyProxy
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
 
@@ -32,10 +34,10 @@ def crowded(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 class User:
     """A boto3 client of the session API."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, runtime: str) -> None:
         self._client: Any = boto3.client(
             "sagemaker-runtime",
-            endpoint_url=fleet.runtime,
+            endpoint_url=runtime,
             region_name="us-east-1",
             aws_access_key_id="any",
             aws_secret_access_key="any",
@@ -61,7 +63,7 @@ def count(fleet: Fleet, key: str) -> int:
 
 def test_forgotten_sessions_block_no_opening_and_can_be_asked_again(crowded: Fleet) -> None:
     """No opening is refused, the workers hold no more than their limits, and every session still answers rightly."""
-    user = User(crowded)
+    user = User(crowded.runtime)
     colours = [COLOURS[i % len(COLOURS)] for i in range(NUM_SESSIONS)]
     with ThreadPoolExecutor(4) as clients:
         ids = list(clients.map(user.open, colours))
@@ -75,7 +77,7 @@ def test_forgotten_sessions_block_no_opening_and_can_be_asked_again(crowded: Fle
 
 def test_close_of_an_evicted_session_happens_once(crowded: Fleet) -> None:
     """A close that is sent again gets the first answer; a new close learns that the session was closed."""
-    user = User(crowded)
+    user = User(crowded.runtime)
     forgotten = user.open("red")
     for _ in range(2 * MAX_SESSIONS + 2):
         user.open("blue")
@@ -96,3 +98,19 @@ def test_close_of_an_evicted_session_happens_once(crowded: Fleet) -> None:
     assert again.headers["X-Amzn-SageMaker-Closed-Session-Id"] == forgotten
     assert (other.status_code, other.headers["x-amzn-ErrorType"]) == (400, "ValidationError")
     assert "this session was closed" in other.json()["Message"]
+
+
+def test_boto3_repeats_a_close_whose_answer_was_lost(crowded: Fleet) -> None:
+    """The connection breaks before the answer; boto3 sends the request again under the same invocation id."""
+    port = urlsplit(crowded.runtime).port
+    assert port is not None
+    with LossyProxy(port) as lossy:
+        user = User(f"http://127.0.0.1:{lossy.port}")
+        session_id = user.open("green")
+        lossy.is_losing.set()
+
+        answer = user.send(session_id, type="close_session")
+
+        assert json.load(answer["Body"]) == {"success": True}
+        assert answer["ClosedSessionId"] == session_id
+        assert answer["ResponseMetadata"]["RetryAttempts"] == lossy.num_lost == 1

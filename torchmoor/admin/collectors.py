@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import Metric
 
+from torchmoor.admin.connections import AdminConnections
 from torchmoor.fleet.data_planes import LogCounts, VariantTraffic
 from torchmoor.metrics.asynchronous import AsyncMetrics
 from torchmoor.metrics.table import (
     ACCESS,
     ACCESS_LOG,
+    ADMIN,
     ASYNCHRONOUS,
     DISCOVERY,
     INSTANCES,
@@ -96,6 +98,19 @@ class MetricsCollector:
             age_s = source.age_s()
             if age_s is not None:
                 families.add("DiscoveryAnswerAge", labels, age_s)
+        return families
+
+
+class AdminCollector:
+    """Collects the admin plane's own connections."""
+
+    def __init__(self, connections: AdminConnections) -> None:
+        self._connections = connections
+
+    def collect(self) -> MetricFamilies:
+        families = MetricFamilies(ADMIN)
+        families.add("AdminConnections", (), len(self._connections.open))
+        families.add("AdminConnectionsRefused", (), self._connections.num_refused)
         return families
 
 

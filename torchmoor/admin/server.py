@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
@@ -16,13 +17,15 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from torchmoor.admin.asynchronous import AsyncAdmin
-from torchmoor.admin.collectors import MetricsCollector, ModelMetricsCollector
+from torchmoor.admin.collectors import AdminCollector, MetricsCollector, ModelMetricsCollector
+from torchmoor.admin.connections import AdminConnection, AdminConnections
 from torchmoor.admin.dashboard.page import Dashboard
 from torchmoor.admin.decisions import DecisionsAdmin
 from torchmoor.admin.http import RequestRefused, answer_errors
 from torchmoor.admin.models import ModelsAdmin
 from torchmoor.admin.sessions import SessionsAdmin
 from torchmoor.admin.views import describe_discovery, describe_instance, describe_scaling
+from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.data_planes import DataPlanes
 from torchmoor.fleet.scraper import MetricsScraper
@@ -50,17 +53,16 @@ class AdminServer:
         registry: Registry,
         data: DataPlanes,
         has_asked_all: Callable[[], bool],
+        settings: ProxySettings,
         *,
-        host: str,
-        port: int,
-        token: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """has_asked_all: whether each instance was probed at least once."""
         operations, traffic, async_inference = data.operations, data.traffic(), data.async_inference
-        self.port = port
-        self._host = host
-        self._token = token.encode()
+        self.port = settings.listen.admin_port
+        self.connections = AdminConnections(settings.limits)
+        self._host = settings.listen.admin_host
+        self._token = settings.credentials.admin_token.encode()
         self._tls = tls
         self._registry = registry
         self._refresh = data.refresh
@@ -71,9 +73,11 @@ class AdminServer:
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(MetricsCollector(registry, traffic, data.num_denied, data.log_counts))
         self._metrics.register(ModelMetricsCollector(traffic))
+        self._metrics.register(AdminCollector(self.connections))
         self._metrics.register(HostCollector())
         ProcessCollector(registry=self._metrics)
-        app = web.Application(middlewares=[self._check_token if token else self._check_host, answer_errors])
+        check = self._check_token if self._token else self._check_host
+        app = web.Application(middlewares=[self.connections.watch, check, answer_errors])
         app.router.add_get(HEALTH, self._healthz)
         app.router.add_get(LIVE, self._livez)
         app.router.add_get(READY, self._readyz)
@@ -98,10 +102,26 @@ class AdminServer:
             await stack.enter_async_context(self._dashboard)
             stack.push_async_callback(self._runner.cleanup)
             await self._runner.setup()
-            await web.TCPSite(self._runner, self._host, self.port, ssl_context=self._tls).start()
-            self.port = self._runner.addresses[0][1]
+            self.port = await self._listen(stack)
             self._stack = stack.pop_all()
         return self
+
+    async def _listen(self, stack: AsyncExitStack) -> int:
+        """Accept connections until the stack is closed; return the port."""
+        serve, connections = self._runner.server, self.connections
+        assert serve is not None  # the runner is set up
+        connections.sweeper.start()
+        stack.callback(connections.sweeper.stop)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: AdminConnection(connections, serve()),
+            self._host,
+            self.port,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else connections.header_timeout_s,
+        )
+        stack.callback(server.close)
+        port: int = server.sockets[0].getsockname()[1]
+        return port
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()

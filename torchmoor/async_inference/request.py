@@ -7,6 +7,7 @@
 
 The outcome is fixed once, when the request becomes DECIDED. What follows (publish objects, send notifications) may be
 done by any worker, and more than once. So a request never has both a result and a failure, nor two different results.
+One change is allowed before the end: a failure replaces a result that can never be published.
 """
 
 from __future__ import annotations
@@ -68,6 +69,17 @@ class AsyncRequest:
         return self.received_at + self.ttl_s
 
     @property
+    def identity(self) -> str:
+        """Return a name that no other request shares, even a later one with the same inference id."""
+        named = json.dumps([self.endpoint, self.inference_id, self.received_at])
+        return hashlib.sha256(named.encode()).hexdigest()[:32]
+
+    @property
+    def locations(self) -> tuple[str, str]:
+        """Return the URLs that are reserved for the request until it ends."""
+        return self.output_location, self.failure_location
+
+    @property
     def invocation_key(self) -> str | None:
         """Return a key that only the retries of one client call share; None without an invocation id."""
         if not self.invocation_id:
@@ -98,6 +110,7 @@ class AsyncOutcome:
     content_type: str = ""
     custom_attributes: str = ""
     staged: str | None = None  # URL of the staged object
+    staged_tag: str = ""  # its identity, which its published object keeps
     body: bytes | None = field(default=None, repr=False)
     reason: str = ""  # for the client, unless COMPLETED
 

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
+from torchmoor.async_inference.backoff import Backoff
 from torchmoor.async_inference.notifications.notifier import NotificationTopics, Notifier
 from torchmoor.async_inference.objects.locations import (
     ResultLocations,
@@ -17,15 +18,16 @@ from torchmoor.async_inference.objects.locations import (
     default_output_path,
     locate_results,
 )
-from torchmoor.async_inference.objects.object_store import Download, LocationRefused, ObjectStore
+from torchmoor.async_inference.objects.object_store import Download, LocationRefused, ObjectError, ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState
 from torchmoor.async_inference.workers.capacity import Capacity
 from torchmoor.async_inference.workers.context import WorkerContext
+from torchmoor.async_inference.workers.fault_log import FaultLog
 from torchmoor.async_inference.workers.instance_client import InstanceClient
 from torchmoor.async_inference.workers.worker import Worker
 from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
-from torchmoor.errors import ApiError, ConfigError, InternalFailure, QueueUnavailable
+from torchmoor.errors import ApiError, ConfigError, InternalFailure, QueueUnavailable, ValidationError
 from torchmoor.metrics.asynchronous import AsyncMetrics
 
 logger = logging.getLogger(__name__)
@@ -146,6 +148,8 @@ class AsyncInference:
             metrics=endpoint.metrics,
             output_path=endpoint.output_path,
             wall=self._wall,
+            backoff=Backoff(self.settings.min_backoff_s, self.settings.max_backoff_s),
+            faults=FaultLog(logger, endpoint.name),
         )
         return Worker(endpoint.name, context)
 
@@ -177,12 +181,22 @@ class AsyncInference:
 
     async def submit(self, request: AsyncRequest) -> AsyncRequest:
         """Queue a request, as `Queue.submit`, and wake this process's worker. Other processes poll for it."""
-        stored = await self.queue.submit(request)
+        stored = await self.queue.submit(request, is_taken=await self._is_taken(request))
         worker = self.workers.get(request.endpoint)
         if worker is not None:
             worker.wake()
         self.on_submitted(request.endpoint)
         return stored
+
+    async def _is_taken(self, request: AsyncRequest) -> bool:
+        """Return whether an object has a location of the request, if the store can say so in time."""
+        try:
+            async with asyncio.timeout(self.settings.check_timeout_s):
+                return any(await asyncio.gather(*map(self.store.is_taken, request.locations)))
+        except LocationRefused as error:
+            raise ValidationError(str(error)) from error
+        except (ObjectError, TimeoutError):
+            return False  # publication finds out
 
     def try_submit(self, request: AsyncRequest, on_done: Callable[[AsyncRequest | ApiError], None]) -> bool:
         """Submit in the background; on_done is called once, unless the proxy stops. Returns False at max_submitting."""

@@ -38,6 +38,9 @@ class AsyncInferenceSettings(SettingsGroup, title="async_inference"):
     min_backoff_s: Positive = Field(1.0, description="Wait before the second attempt; doubled each time.")
     max_backoff_s: Positive = Field(60.0, description="Longest wait before an attempt.")
     max_inline_bytes: Count = Field(128_000, description="A result up to this size stays in the queue until published.")
+    check_timeout_s: Positive = Field(
+        2.0, description="How long a submit waits for the store to say whether the result's name is taken."
+    )
     max_publishing: Count = Field(64, description="Results of an endpoint being stored, beside the running requests.")
     max_submitting: Count = Field(1024, description="Requests being written to the queue; beyond it clients must wait.")
 

@@ -22,7 +22,13 @@ class LimitSettings(SettingsGroup, title="limits"):
     max_unrouted_body_bytes: Count = Field(
         8 * MIB, description="Body bytes buffered until OpenAI's `model` is found, where there are several endpoints."
     )
-    max_connections: Count = Field(10_000, description="Client connections at a time.")
+    max_connections: Count = Field(
+        10_000, description="Client connections at a time; fewer if the limit of open files does not allow as many."
+    )
+    reserved_descriptors: Count = Field(
+        256, description="Open files that client connections leave to stores, logs and the admin plane."
+    )
+    max_admin_connections: Count = Field(64, description="Connections to the admin plane at a time.")
     max_replay_body_bytes: Count = Field(
         2 * MIB, description="A body up to this size is kept until its answer begins, so that it can be sent again."
     )
@@ -33,9 +39,13 @@ class LimitSettings(SettingsGroup, title="limits"):
     max_error_body_bytes: Count = Field(
         65_536, description="Bytes read of an instance's error answer to find the cause."
     )
-    header_timeout_s: Positive = Field(10.0, description="From a request's first byte to the end of its head.")
+    header_timeout_s: Positive = Field(
+        10.0, description="From a request's first byte to the end of its head, on both planes."
+    )
     body_timeout_s: Positive = Field(60.0, description="From the end of a request's head to the end of its body.")
-    keep_alive_timeout_s: Positive = Field(75.0, description="An idle client connection is closed after this time.")
+    keep_alive_timeout_s: Positive = Field(
+        75.0, description="An idle connection of a client or operator is closed after it."
+    )
 
 
 class TimeoutSettings(SettingsGroup, title="timeouts"):

@@ -66,6 +66,7 @@ INVOCATIONS = (
     ),
     _counter("MidStreamErrors", "Answers that broke off after the first byte.", "mid_stream_errors"),
     _counter("NoCapacityInvocationFailures", "Requests refused because no instance could take them.", "no_capacity"),
+    _counter("DescriptorShortages", "Requests refused because the proxy had no free file descriptor.", "shortages"),
     _counter("Retries", "Requests sent again, because the first instance could not take them or was lost.", "retries"),
     _counter("RetriesRefused", "Requests not sent again, because the retry budget was used up.", "retries_refused"),
     _histogram(
@@ -110,6 +111,10 @@ ACCESS = (_counter("AccessDenied", "Requests refused for their credentials, by e
 ACCESS_LOG = (
     _counter("AccessLogLines", "Lines of the access log.", labels=()),
     _counter("AccessLogDropped", "Lines lost because the log could not be written fast enough.", labels=()),
+)
+ADMIN = (
+    _gauge("AdminConnections", "Open connections to the admin plane.", ()),
+    _counter("AdminConnectionsRefused", "Connections to the admin plane above its limit.", labels=()),
 )
 DISCOVERY = (
     _gauge("DiscoveredInstances", "Instances that come from the DNS name.", BY_DNS_NAME),
@@ -169,7 +174,7 @@ HOST = (
     _gauge("CPUUtilization", "CPU use since the last scrape; 400 is four busy CPUs.", (), "percent"),
     _gauge("MemoryUtilization", "Memory in use.", (), "percent"),
 )
-METRICS = (*INVOCATIONS, *INSTANCES, *ACCESS, *ACCESS_LOG, *DISCOVERY, *MODELS, *ASYNCHRONOUS, *HOST)
+METRICS = (*INVOCATIONS, *INSTANCES, *ACCESS, *ACCESS_LOG, *ADMIN, *DISCOVERY, *MODELS, *ASYNCHRONOUS, *HOST)
 
 _FAMILIES = {COUNTER: CounterMetricFamily, GAUGE: GaugeMetricFamily, HISTOGRAM: HistogramMetricFamily}
 

@@ -82,14 +82,11 @@ class Proxy:
         return self
 
     async def _start_admin(self, stack: AsyncExitStack) -> AdminServer:
-        listen = self._settings.listen
         admin = AdminServer(
             self.registry,
             self.data,
             self.health.has_asked_all,
-            host=listen.admin_host,
-            port=listen.admin_port,
-            token=self._settings.credentials.admin_token,
+            self._settings,
             tls=None if self._admin_tls is None else self._admin_tls.context,
         )
         await stack.enter_async_context(admin)

@@ -74,6 +74,7 @@ class SessionLifecycle:
 
         A request that the client sends again gets the session that it opened the first time, perhaps elsewhere.
         """
+        self._recorder.check_room()
         received = self._receiver.receive(command.caller.scope, command.images, reply)
         try:
             session = self._store.open(ttl_s, command.caller)

@@ -17,15 +17,24 @@ from handlers.chat.sessions.idempotency import IdempotencyCache
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
-from handlers.errors import BadImage, InvalidRequest, JournalUnavailable, SessionClosed, SessionLost, TurnConflict
+from handlers.errors import (
+    BadImage,
+    InvalidRequest,
+    JournalUnavailable,
+    Overloaded,
+    SessionClosed,
+    SessionLost,
+    TurnConflict,
+)
 from handlers.journal.event import DamagedRecord, Event, EventTooLarge
-from handlers.journal.journal import EventTaken, Journal, JournalClosed
+from handlers.journal.journal import EventTaken, Journal, JournalClosed, JournalFull
 from handlers.requests import Caller
 from torchmoor.wire.session_hash import session_hash
 
 logger = logging.getLogger(__name__)
 CONFLICT = "another instance has answered in this session meanwhile; ask again"
 CLOSED = "this session was closed; open a new one"
+FULL_RETRY_S = 60  # until other sessions may have expired or been closed
 DAMAGED = "this session's journal is damaged; open a new one"
 KEPT, DISCARDED = "kept", "discarded"  # the fate of a session whose opening was sent twice; the first claim counts
 
@@ -47,6 +56,24 @@ class SessionRecorder:
         self._counters = counters
         self._closes: OrderedDict[str, Event] = OrderedDict()  # the last ones, by session, without a journal
         self.openings = IdempotencyCache(store.holds, store.settings.max_sessions)
+
+    @property
+    def journal_bytes(self) -> int:
+        """The bytes in the journal's directory, as last measured; 0 for other journals."""
+        return 0 if self._journal is None else self._journal.used_bytes
+
+    def check_room(self) -> None:
+        """Raise Overloaded if the journal has no room for another session, JournalUnavailable."""
+        if self._journal is None:
+            return
+        try:
+            with self._translated(session_id=""):
+                self._journal.check_room()
+        except JournalFull as exc:
+            self._counters.add("journal_refusals")
+            error = Overloaded(f"{exc}; close sessions or try again later")
+            error.retry_after_s = FULL_RETRY_S
+            raise error from exc
 
     def is_known(self, session_id: str) -> bool:
         """Return True if the session has a journal. Raises SessionClosed, SessionLost, JournalUnavailable."""

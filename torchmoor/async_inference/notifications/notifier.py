@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+from torchmoor.async_inference.backoff import Backoff
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.sns import Sns, region_of
 from torchmoor.async_inference.notifications.webhooks import WebhookSender
@@ -59,6 +59,7 @@ class Notifier:
         self._settings = settings
         self._clock = clock
         self._sleep = sleep
+        self._backoff = Backoff(settings.first_delay_s, settings.max_delay_s)
         self._sns = Sns(settings)
         self._webhooks = WebhookSender(settings, resolver)
         self._in_flight = asyncio.Semaphore(settings.max_in_flight)
@@ -96,15 +97,11 @@ class Notifier:
                 )
                 if is_last:
                     return False
-                await self._sleep(self._delay_s(attempt))
+                await self._sleep(self._backoff.delay_s(attempt))
             except Exception:
                 logger.exception("notification not delivered inference_id=%s", notification.request.inference_id)
                 return False
         raise AssertionError("unreachable")
-
-    def _delay_s(self, attempt: int) -> float:
-        longest = min(self._settings.max_delay_s, self._settings.first_delay_s * 2.0 ** (attempt - 1))
-        return longest * random.uniform(0.5, 1.0)
 
     async def close(self) -> None:
         """Wait for the running tries, then close the connections."""

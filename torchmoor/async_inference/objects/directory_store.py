@@ -1,14 +1,13 @@
 """Objects as files of this machine.
 
-An object is written to a temporary file in its directory, synced, then renamed, so that readers see it whole or not at
-all. A URL is checked as text, and again after symbolic links are resolved: both paths must be below a configured
-directory. The content type is not kept.
+An object is written to a temporary file in its directory, synced, then linked to its name, so that readers see it whole
+or not at all. A link, unlike a rename, never replaces another file. A URL is checked as text, and again after symbolic
+links are resolved: both paths must be below a configured directory. The content type is not kept.
 """
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import stat
 import threading
@@ -22,11 +21,13 @@ from uuid import uuid4
 from torchmoor.async_inference.objects.object_store import (
     Download,
     LocationRefused,
+    ObjectConflict,
     ObjectDenied,
     ObjectError,
     ObjectMissing,
     ObjectStore,
     ObjectUnavailable,
+    StagedObject,
     TooLarge,
     join_chunks,
 )
@@ -34,11 +35,9 @@ from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.group import MIB
 from torchmoor.config.objects import ObjectSettings
 
-logger = logging.getLogger(__name__)
-
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-NOT_A_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+NOT_A_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EOPNOTSUPP)  # the last: no hard links
 
 
 class DirectoryStore(ObjectStore):
@@ -68,7 +67,10 @@ class DirectoryStore(ObjectStore):
         while file.num_left:
             yield await self._threads.run(file.read)
 
-    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> int:
+    async def is_taken(self, url: str) -> bool:
+        return await self._threads.run(_is_taken, self._output(url))
+
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> StagedObject:
         writer = _FileWriter(self._output(url), self._settings.max_output_bytes)
         try:
             async for block in join_chunks(chunks, MIB, self._settings.max_output_bytes):
@@ -78,10 +80,10 @@ class DirectoryStore(ObjectStore):
             self._threads.submit(writer.discard)
 
     async def put(self, url: str, body: bytes, content_type: str = "") -> None:
-        await self._threads.run(_write, _FileWriter(self._output(url), self._settings.max_output_bytes), body)
+        await self._threads.run(_put, self._output(url), body, self._settings.max_output_bytes)
 
-    async def publish(self, staged: str, final: str) -> None:
-        await self._threads.run(_publish, self._output(staged), self._output(final))
+    async def publish(self, staged: str, tag: str, final: str) -> None:
+        await self._threads.run(_publish, self._output(staged), tag, self._output(final))
 
     async def delete(self, url: str) -> None:
         await self._threads.run(_delete, self._output(url))
@@ -129,7 +131,6 @@ class _Location:
             if exc.errno in NOT_A_FILE:
                 raise LocationRefused(f"{self.url} cannot be a file here ({exc.strerror})") from exc
             words = "there is no room left" if exc.errno in FULL else str(exc.strerror)
-            logger.warning("object store failed url=%s error=%s", self.url, exc.strerror)
             raise ObjectUnavailable(f"{self.url} cannot be read or written now: {words}") from exc
 
 
@@ -216,25 +217,42 @@ class _FileWriter:
             if self._num_bytes > self._max_bytes:
                 raise TooLarge(f"the result has more than {self._max_bytes} bytes")
             if self._fd is None:
-                self._temporary = self._location.make_folder().with_name(f".{uuid4().hex}.part")
-                self._fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                temporary = self._location.make_folder().with_name(f".{uuid4().hex}.part")
+                self._fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                self._temporary = temporary
             view = memoryview(data)
             while view:
                 view = view[os.write(self._fd, view) :]
 
-    def commit(self) -> int:
-        """Sync the file, give it its name, and return the number of bytes."""
+    def commit(self) -> StagedObject:
+        """Sync the file and give it its name, in place of any other file."""
         with self._lock, self._location.translated():
-            if self._is_over or self._fd is None or self._temporary is None:
-                raise ObjectUnavailable(f"{self._location.url}: the upload was aborted")
-            os.fsync(self._fd)
-            os.replace(self._temporary, self._temporary.with_name(self._location.path.name))
+            fd, temporary = self._written()
+            os.fsync(fd)
+            os.replace(temporary, temporary.with_name(self._location.path.name))
             self._is_over = True
-            _sync_folder(self._temporary.parent)
-            return self._num_bytes
+            _sync_folder(temporary.parent)
+            return StagedObject(self._num_bytes, _tag(os.fstat(fd)))
+
+    def try_create(self) -> bool:
+        """Sync the file and give it its name. Returns False if the name is taken."""
+        with self._lock, self._location.translated():
+            fd, temporary = self._written()
+            os.fsync(fd)
+            try:
+                os.link(temporary, temporary.with_name(self._location.path.name), follow_symlinks=False)
+            except FileExistsError:
+                return False
+            _sync_folder(temporary.parent)
+            return True
+
+    def _written(self) -> tuple[int, Path]:
+        if self._is_over or self._fd is None or self._temporary is None:
+            raise ObjectUnavailable(f"{self._location.url}: the upload was aborted")
+        return self._fd, self._temporary
 
     def discard(self) -> None:
-        """Remove the temporary file, unless it was committed."""
+        """Remove the temporary name, unless `commit` has."""
         with self._lock:
             if self._fd is not None:
                 os.close(self._fd)
@@ -245,29 +263,66 @@ class _FileWriter:
             self._is_over = True
 
 
-def _write(writer: _FileWriter, body: bytes) -> None:
+def _put(location: _Location, body: bytes, max_bytes: int) -> None:
+    writer = _FileWriter(location, max_bytes)
     try:
         writer.write(body)
-        writer.commit()
+        if not writer.try_create():
+            with location.translated():
+                _check_written(location, body)
     finally:
         writer.discard()
 
 
-def _publish(staged: _Location, final: _Location) -> None:
+def _check_written(location: _Location, body: bytes) -> None:
+    """Raise ObjectConflict unless the file has these bytes."""
+    path = location.resolve()
+    found = os.lstat(path)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(found.st_mode) or found.st_size != len(body) or path.read_bytes() != body:
+        raise ObjectConflict(location.url)
+
+
+def _publish(staged: _Location, tag: str, final: _Location) -> None:
     with final.translated():
         source, target = staged.resolve(), final.make_folder()
         try:
-            os.replace(source, target)
-        except OSError as exc:
-            if not os.path.lexists(source):
-                if target.exists():  # published before, by this worker or another
-                    return
+            os.link(source, target, follow_symlinks=False)
+        except FileNotFoundError:
+            if not os.path.lexists(target):
                 raise ObjectMissing(f"neither {staged.url} nor {final.url} is there") from None
+            _check_published(final, target, tag)
+            return
+        except FileExistsError:
+            _check_published(final, target, tag)
+        except OSError as exc:
             if exc.errno == errno.EXDEV:
                 raise LocationRefused(f"{staged.url} and {final.url} must be on one file system") from exc
             raise
         _sync_folder(target.parent)
+        source.unlink(missing_ok=True)
         _sync_folder(source.parent)
+
+
+def _check_published(final: _Location, target: Path, tag: str) -> None:
+    """Raise ObjectConflict unless the file is the one that was staged."""
+    found = os.lstat(target)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if _tag(found) != tag:
+        raise ObjectConflict(final.url)
+
+
+def _tag(found: os.stat_result) -> str:
+    """Return a file's identity. A later file may get its inode number, but not its time of modification as well."""
+    return f"{found.st_ino}.{found.st_mtime_ns}"
+
+
+def _is_taken(location: _Location) -> bool:
+    with location.translated():
+        path = location.resolve()
+        return os.path.lexists(path) or any(folder.exists() and not folder.is_dir() for folder in path.parents)
 
 
 def _delete(location: _Location) -> None:

@@ -2,7 +2,7 @@
 
     {S3OutputPath}/{S3OutputPathExtension}/{Filename}         or {InferenceId}.out without a Filename
     {S3FailurePath}/{InferenceId}-error.out
-    {S3OutputPath}/.torchmoor/{InferenceId}.{attempt}         staged
+    {S3OutputPath}/.torchmoor/{identity}.{attempt}            staged
 
 Works on text only; the object store checks whether a location may be written.
 """
@@ -60,9 +60,12 @@ def locate_results(
     return locations
 
 
-def locate_staged(output_path: str, inference_id: str, attempt: int) -> str:
-    """Return where an attempt's answer is staged: beside the results, so that publishing is a rename."""
-    return _below(output_path, f"{STAGING}/{inference_id}.{attempt}")
+def locate_staged(output_path: str, identity: str, attempt: int) -> str:
+    """Return where an attempt's answer is staged: beside the results, so that publishing is a rename.
+
+    identity: the request's, which no other request shares, even if it reuses the inference id.
+    """
+    return _below(output_path, f"{STAGING}/{identity}.{attempt}")
 
 
 def _below(folder: str, name: str) -> str:

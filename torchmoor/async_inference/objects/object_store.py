@@ -11,6 +11,7 @@ ObjectError
 |-- ObjectMissing        the object, bucket or directory does not exist; permanent
 |-- ObjectDenied         the store denies access; permanent
 |-- TooLarge             the object exceeds the limit; permanent
+|-- ObjectConflict       the name belongs to another object; permanent
 `-- ObjectUnavailable    the store is down, slow or full; try again later
 """
 
@@ -46,10 +47,25 @@ class TooLarge(ObjectError):
     """Raised when an object has more bytes than the limit."""
 
 
+class ObjectConflict(ObjectError):
+    """Raised when another object has the name. It is never written over."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(f"{url} is taken: another request or program wrote this object, which is never overwritten")
+
+
 class ObjectUnavailable(ObjectError):
     """Raised when the store cannot be reached, does not answer in time, or is full."""
 
     is_permanent = False
+
+
+@dataclass(frozen=True, slots=True)
+class StagedObject:
+    """A staged object. tag: its identity, which it keeps under its final name; a copy by another upload has another."""
+
+    num_bytes: int
+    tag: str
 
 
 @dataclass(slots=True, eq=False)
@@ -122,21 +138,27 @@ class ObjectStore(InputStore, Protocol):
     def check_output(self, url: str) -> None:
         """Raise LocationRefused unless this URL may be written here. Does no I/O."""
 
-    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> int:
-        """Write an object of unknown length, and return the number of its bytes.
+    async def is_taken(self, url: str) -> bool:
+        """Return whether an object has this name, or the name is a folder or below a file."""
+
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> StagedObject:
+        """Stage an object of unknown length. A staged object of this name is replaced.
 
         If the chunks raise or exceed the limit, or the caller is cancelled, the upload is aborted and no object
         appears, unless the final request was sent already.
         """
 
     async def put(self, url: str, body: bytes, content_type: str = "") -> None:
-        """Write a small object from memory."""
+        """Write a small object from memory, unless the name is taken.
 
-    async def publish(self, staged: str, final: str) -> None:
-        """Rename a staged object atomically; replaces any object of the final name.
+        An object of exactly these bytes counts as written, so that a repeat succeeds. Raises ObjectConflict.
+        """
 
-        Both names must be in one bucket or file system. Without a staged object, an existing final one counts as
-        published; ObjectMissing is raised if neither exists.
+    async def publish(self, staged: str, tag: str, final: str) -> None:
+        """Rename a staged object atomically, unless the final name is taken.
+
+        Both names must be in one bucket or file system. A final object with this tag counts as published, so that a
+        repeat succeeds. Raises ObjectConflict for any other one, and ObjectMissing if neither object exists.
         """
 
     async def delete(self, url: str) -> None:

@@ -1,7 +1,8 @@
 """Objects in S3 or a compatible store, through boto3 in threads.
 
 An upload of unknown length is a multipart upload with a few parts in memory; S3 shows the object only when the upload
-is completed. Publishing copies within the store, so that no byte passes through this process.
+is completed. Publishing copies within the store, so that no byte passes through this process. Conditional writes
+(If-None-Match) keep it from replacing another object; a tag in an object's metadata tells its own copy from others.
 docs/decisions/0021-objects-by-boto3.md explains why boto3 is used.
 """
 
@@ -12,26 +13,34 @@ import base64
 import hashlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from typing import Any
+from uuid import uuid4
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
+from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from torchmoor.async_inference.objects.object_store import (
     Download,
     LocationRefused,
-    ObjectDenied,
+    ObjectConflict,
     ObjectError,
     ObjectMissing,
     ObjectStore,
     ObjectUnavailable,
+    StagedObject,
     TooLarge,
     join_chunks,
+)
+from torchmoor.async_inference.objects.s3_client import (
+    bucket_and_key,
+    code_of,
+    find_head,
+    make_client,
+    status_of,
+    translated,
 )
 from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.group import MIB
@@ -39,7 +48,7 @@ from torchmoor.config.objects import ObjectSettings
 
 logger = logging.getLogger(__name__)
 
-RETRYABLE_CODES = {"RequestTimeTooSkewed", "ExpiredToken", "RequestTimeout", "SlowDown"}  # despite their status of 4xx
+TAG = "torchmoor-tag"  # metadata of staged objects, which copies keep
 
 
 class S3Store(ObjectStore):
@@ -52,7 +61,7 @@ class S3Store(ObjectStore):
         self._client: Any = None
 
     def check_input(self, url: str) -> None:
-        _where(url)
+        bucket_and_key(url)
         prefixes = self._settings.input_prefixes
         if prefixes and not url.startswith(prefixes):
             raise LocationRefused(
@@ -60,7 +69,7 @@ class S3Store(ObjectStore):
             )
 
     def check_output(self, url: str) -> None:
-        _where(url)
+        bucket_and_key(url)
 
     async def open(self, url: str) -> Download:
         self.check_input(url)
@@ -82,9 +91,19 @@ class S3Store(ObjectStore):
         while reader.num_left:
             yield await self._threads.run(reader.read)
 
-    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> int:
+    async def is_taken(self, url: str) -> bool:
         self.check_output(url)
-        upload = _MultipartUpload(self._connect, self._threads, url, content_type)
+        return await self._threads.run(self._is_taken, url)
+
+    def _is_taken(self, url: str) -> bool:
+        client = self._connect()
+        with translated(url):
+            return find_head(client, url) is not None
+
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> StagedObject:
+        self.check_output(url)
+        tag = uuid4().hex
+        upload = _MultipartUpload(self._connect, self._threads, url, _headers(content_type) | {"Metadata": {TAG: tag}})
         part_bytes, num_bytes = self._settings.part_bytes, 0
         try:
             async for part in join_chunks(chunks, part_bytes, self._settings.max_output_bytes):
@@ -96,32 +115,44 @@ class S3Store(ObjectStore):
         except BaseException:
             self._threads.submit(upload.abort)
             raise
-        return num_bytes
+        return StagedObject(num_bytes, tag)
 
     async def put(self, url: str, body: bytes, content_type: str = "") -> None:
         self.check_output(url)
-        await self._threads.run(_put, self._connect, url, body, content_type)
+        await self._threads.run(self._put, url, body, content_type)
 
-    async def publish(self, staged: str, final: str) -> None:
-        await self._threads.run(self._publish, staged, final)
-
-    def _publish(self, staged: str, final: str) -> None:
-        source, target = _where(staged), _where(final)
+    def _put(self, url: str, body: bytes, content_type: str) -> None:
         client = self._connect()
-        with _translated(staged):
+        with translated(url):
             try:
-                client.copy_object(CopySource=source, **target)
+                client.put_object(**_object(url, body), **_headers(content_type), IfNoneMatch="*")
             except ClientError as error:
-                if _status(error) != 404 or _code(error) == "NoSuchBucket":
+                found = find_head(client, url) if status_of(error) == 412 else None
+                if found is None:
                     raise
-                try:
-                    client.head_object(**target)
-                except ClientError as exc:
-                    if _status(exc) == 404:
-                        raise ObjectMissing(f"neither {staged} nor {final} is there") from exc
+                if found["ContentLength"] != len(body) or _read(client, url) != body:
+                    raise ObjectConflict(url) from None
+
+    async def publish(self, staged: str, tag: str, final: str) -> None:
+        await self._threads.run(self._publish, staged, tag, final)
+
+    def _publish(self, staged: str, tag: str, final: str) -> None:
+        source, target = bucket_and_key(staged), bucket_and_key(final)
+        client = self._connect()
+        with translated(staged):
+            try:
+                client.copy_object(CopySource=source, **target, IfNoneMatch="*")
+            except ClientError as error:
+                if status_of(error) not in (404, 412) or code_of(error) == "NoSuchBucket":
                     raise
-            else:
-                client.delete_object(**source)
+                found = find_head(client, final)
+                if found is None and status_of(error) == 404:
+                    raise ObjectMissing(f"neither {staged} nor {final} is there") from error
+                if found is None:  # removed since
+                    raise
+                if found["Metadata"].get(TAG) != tag:
+                    raise ObjectConflict(final) from None
+            client.delete_object(**source)
 
     async def delete(self, url: str) -> None:
         self.check_output(url)
@@ -129,8 +160,8 @@ class S3Store(ObjectStore):
 
     def _delete(self, url: str) -> None:
         client = self._connect()
-        with _translated(url):
-            client.delete_object(**_where(url))
+        with translated(url):
+            client.delete_object(**bucket_and_key(url))
 
     async def close(self) -> None:
         await self._threads.close()
@@ -141,8 +172,8 @@ class S3Store(ObjectStore):
         """Return the client. The first call makes it, which reads files and may query the machine for credentials."""
         with self._lock:
             if self._client is None:
-                with _translated("s3"):
-                    self._client = _make_client(self._settings)
+                with translated("s3"):
+                    self._client = make_client(self._settings)
             return self._client
 
 
@@ -162,8 +193,8 @@ class _ObjectReader:
         self._is_interrupted = False
 
     def open(self) -> None:
-        with self._lock, _translated(self._url):
-            found = self._connect().get_object(**_where(self._url))
+        with self._lock, translated(self._url):
+            found = self._connect().get_object(**bucket_and_key(self._url))
             self._stream = found["Body"]
             self.size = self.num_left = found["ContentLength"]
             self.content_type = found.get("ContentType", "")
@@ -172,7 +203,7 @@ class _ObjectReader:
             raise TooLarge(f"{self._url} has {self.size} bytes, more than {self._settings.max_input_bytes}")
 
     def read(self) -> bytes:
-        with self._lock, _translated(self._url):
+        with self._lock, translated(self._url):
             for attempt in range(1, self._settings.max_attempts + 1):
                 try:
                     if self._stream is None and not self._is_interrupted:
@@ -192,7 +223,7 @@ class _ObjectReader:
     def _open_rest(self) -> Any:
         """Open the rest of the same object; fails if the object was replaced meanwhile."""
         start = self.size - self.num_left
-        found = self._connect().get_object(**_where(self._url), Range=f"bytes={start}-", IfMatch=self._tag)
+        found = self._connect().get_object(**bucket_and_key(self._url), Range=f"bytes={start}-", IfMatch=self._tag)
         return found["Body"]
 
     def interrupt(self) -> None:
@@ -217,11 +248,11 @@ class _ObjectReader:
 class _MultipartUpload:
     """An upload that begins with its first full part; an object of at most one part is one plain request."""
 
-    def __init__(self, connect: Callable[[], Any], threads: Threads, url: str, content_type: str) -> None:
+    def __init__(self, connect: Callable[[], Any], threads: Threads, url: str, headers: dict[str, Any]) -> None:
         self._connect = connect
         self._threads = threads
         self._url = url
-        self._content_type = content_type
+        self._headers = headers
         self._begun: Future[str] | None = None  # the upload's id
         self._parts: list[Future[str]] = []  # their tags
         self._completed: Future[None] | None = None
@@ -238,7 +269,7 @@ class _MultipartUpload:
     async def finish(self, data: bytes, num_bytes: int) -> None:
         """Send the last part, of any size, and make the object visible."""
         if self._begun is None:
-            await self._threads.run(_put, self._connect, self._url, data, self._content_type)
+            await self._threads.run(_put, self._connect, self._url, data, self._headers)
             return
         if data:
             await self.send(data, 1)
@@ -248,25 +279,25 @@ class _MultipartUpload:
 
     def _begin(self) -> str:
         client = self._connect()
-        with _translated(self._url):
-            begun = client.create_multipart_upload(**_where(self._url), **_headers(self._content_type))
+        with translated(self._url):
+            begun = client.create_multipart_upload(**bucket_and_key(self._url), **self._headers)
         return str(begun["UploadId"])
 
     def _send_part(self, upload_id: str, number: int, data: bytes) -> str:
-        with _translated(self._url):
+        with translated(self._url):
             sent = self._connect().upload_part(
-                **_where(self._url), UploadId=upload_id, PartNumber=number, Body=data, ContentMD5=_md5(data)
+                **bucket_and_key(self._url), UploadId=upload_id, PartNumber=number, Body=data, ContentMD5=_md5(data)
             )
         return str(sent["ETag"])
 
     def _complete(self, upload_id: str, tags: list[str], num_bytes: int) -> None:
         parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
-        client, where = self._connect(), _where(self._url)
-        with _translated(self._url):
+        client, where = self._connect(), bucket_and_key(self._url)
+        with translated(self._url):
             try:
                 client.complete_multipart_upload(**where, UploadId=upload_id, MultipartUpload={"Parts": parts})
             except ClientError as exc:  # the answer to an earlier try was lost: does the object exist?
-                if _code(exc) != "NoSuchUpload" or client.head_object(**where)["ContentLength"] != num_bytes:
+                if code_of(exc) != "NoSuchUpload" or client.head_object(**where)["ContentLength"] != num_bytes:
                     raise
 
     def abort(self) -> None:
@@ -278,7 +309,7 @@ class _MultipartUpload:
         if self._completed is not None and _has_succeeded(self._completed):
             return
         try:
-            self._connect().abort_multipart_upload(**_where(self._url), UploadId=self._begun.result())
+            self._connect().abort_multipart_upload(**bucket_and_key(self._url), UploadId=self._begun.result())
         except (ClientError, BotoCoreError, ObjectError) as exc:
             logger.warning(
                 "upload not aborted, a lifecycle rule of the bucket should remove it url=%s error=%s",
@@ -291,10 +322,20 @@ def _has_succeeded(step: Future[Any]) -> bool:
     return not step.cancelled() and step.exception() is None
 
 
-def _put(connect: Callable[[], Any], url: str, body: bytes, content_type: str) -> None:
+def _put(connect: Callable[[], Any], url: str, body: bytes, headers: dict[str, Any]) -> None:
     client = connect()
-    with _translated(url):
-        client.put_object(**_where(url), Body=body, ContentMD5=_md5(body), **_headers(content_type))
+    with translated(url):
+        client.put_object(**_object(url, body), **headers)
+
+
+def _object(url: str, body: bytes) -> dict[str, Any]:
+    return {**bucket_and_key(url), "Body": body, "ContentMD5": _md5(body)}
+
+
+def _read(client: Any, url: str) -> bytes:
+    """Read a small object."""
+    with closing(client.get_object(**bucket_and_key(url))["Body"]) as stream:
+        return bytes(stream.read())
 
 
 def _headers(content_type: str) -> dict[str, str]:
@@ -304,79 +345,3 @@ def _headers(content_type: str) -> dict[str, str]:
 def _md5(data: bytes) -> str:
     """Return the checksum by which the store detects a truncated or changed body."""
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-
-
-def _make_client(settings: ObjectSettings) -> Any:
-    session = boto3.session.Session()
-    if session.get_credentials() is None:  # the client would never look for them again
-        raise NoCredentialsError
-    client = session.client(
-        "s3",
-        endpoint_url=settings.s3_endpoint_url or None,
-        region_name=settings.s3_region or None,
-        config=Config(
-            connect_timeout=settings.connect_timeout_s,
-            read_timeout=settings.read_timeout_s,
-            retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
-            max_pool_connections=settings.max_in_flight,
-            request_checksum_calculation="when_required",  # some compatible stores reject the newer checksums
-            response_checksum_validation="when_required",
-        ),
-    )
-    client.meta.events.register_last("before-call.s3", _drop_expect)
-    return client
-
-
-def _drop_expect(params: Any, **kwargs: Any) -> None:
-    """Remove `Expect: 100-continue`, which costs one more round trip per part."""
-    params["headers"].pop("Expect", None)
-
-
-def _where(url: str) -> dict[str, str]:
-    """Return bucket and key, unquoted: an s3:// URL escapes nothing. Raises LocationRefused."""
-    bucket, _, key = url.removeprefix("s3://").partition("/")
-    if not url.startswith("s3://") or not bucket or not key or not url.isprintable():
-        raise LocationRefused("an object's location must be s3://bucket/key")
-    if any(part in (".", "..") for part in key.split("/")):
-        raise LocationRefused("an object's key must not have /./ or /../ in it: stores disagree on what it means")
-    return {"Bucket": bucket, "Key": key}
-
-
-def _code(error: ClientError) -> str:
-    return str(error.response.get("Error", {}).get("Code", "unknown"))
-
-
-def _status(error: ClientError) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-@contextmanager
-def _translated(url: str) -> Iterator[None]:
-    """Raise boto3's errors as ObjectError."""
-    try:
-        yield
-    except ClientError as exc:
-        raise _translate(url, exc) from exc
-    except NoCredentialsError as exc:
-        raise ObjectDenied(f"{url}: there are no AWS credentials on this machine") from exc
-    except ParamValidationError as exc:
-        raise LocationRefused(f"{url} is no valid bucket and key") from exc  # prose: allow
-    except (BotoCoreError, HTTPError, OSError) as exc:
-        logger.warning("object store failed url=%s error=%s", url, type(exc).__name__)
-        raise ObjectUnavailable(f"{url}: the store cannot be reached ({type(exc).__name__})") from exc
-
-
-def _translate(url: str, error: ClientError) -> ObjectError:
-    code, status = _code(error), _status(error)
-    if status >= 500 or status == 429 or code in RETRYABLE_CODES:
-        logger.warning("object store failed url=%s status=%s code=%s", url, status, code)
-        return ObjectUnavailable(f"{url}: the store cannot serve it now ({code})")
-    if code == "NoSuchBucket":
-        return ObjectMissing(f"there is no bucket {_where(url)['Bucket']}")
-    if status == 404:
-        return ObjectMissing(f"there is no {url}")
-    if status == 412:
-        return ObjectUnavailable(f"{url} was replaced while it was read")
-    if status in (301, 307):
-        return LocationRefused(f"{url} is in another region than the one that this endpoint uses")
-    return ObjectDenied(f"{url}: the store refused {error.operation_name} ({code})")

@@ -6,7 +6,13 @@ from collections.abc import AsyncIterator
 
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.https_store import HttpsStore
-from torchmoor.async_inference.objects.object_store import Download, InputStore, LocationRefused, ObjectStore
+from torchmoor.async_inference.objects.object_store import (
+    Download,
+    InputStore,
+    LocationRefused,
+    ObjectStore,
+    StagedObject,
+)
 from torchmoor.async_inference.objects.s3_store import S3Store
 from torchmoor.config.objects import ObjectSettings
 
@@ -40,16 +46,19 @@ class SchemeStore(ObjectStore):
     async def open(self, url: str) -> Download:
         return await self._input(url).open(url)
 
-    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> int:
+    async def is_taken(self, url: str) -> bool:
+        return await self._output(url).is_taken(url)
+
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> StagedObject:
         return await self._output(url).upload(url, chunks, content_type)
 
     async def put(self, url: str, body: bytes, content_type: str = "") -> None:
         await self._output(url).put(url, body, content_type)
 
-    async def publish(self, staged: str, final: str) -> None:
+    async def publish(self, staged: str, tag: str, final: str) -> None:
         if self._output(staged) is not self._output(final):
             raise LocationRefused("a result is staged in the store that it is published in")
-        await self._output(final).publish(staged, final)
+        await self._output(final).publish(staged, tag, final)
 
     async def delete(self, url: str) -> None:
         await self._output(url).delete(url)

@@ -21,11 +21,13 @@ from torchmoor.async_inference.request import AsyncOutcome, AsyncRecord, AsyncRe
 class Queue(Protocol):
     """Holds the asynchronous requests of all endpoints. Each process uses one object from one event loop."""
 
-    async def submit(self, request: AsyncRequest) -> AsyncRequest:
+    async def submit(self, request: AsyncRequest, *, is_taken: bool = False) -> AsyncRequest:
         """Store a request with its `received_at`. Idempotent on endpoint, principal and invocation id.
 
+        Its locations are reserved until it ends: no other request may have one of them, a folder above it or an object
+        below it. is_taken: an object has one of them already.
         Returns the stored request; for a client's retry, the first one with its inference id.
-        Raises InferenceIdInUse if a request of another invocation has its inference id; QueueFull.
+        Raises InferenceIdInUse if a request of another invocation has its inference id; ResultLocationInUse; QueueFull.
         """
 
     async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
@@ -52,6 +54,12 @@ class Queue(Protocol):
 
         After a lost answer the same holder may decide again with the same outcome. False means that the claim is lost
         or the request cancelled; the caller deletes what it staged.
+        """
+
+    async def revoke(self, claim: Claim, failure: AsyncOutcome) -> bool:
+        """Replace a decided result, which can never be published, by a failure, durably.
+
+        May be repeated. Returns False if the claim is lost.
         """
 
     async def finish(self, claim: Claim) -> bool:

@@ -29,7 +29,7 @@ from torchmoor.async_inference.request import (
     Claim,
 )
 from torchmoor.config.asynchronous import AsyncQueueSettings
-from torchmoor.errors import InferenceIdInUse, QueueFull, QueueUnavailable
+from torchmoor.errors import InferenceIdInUse, QueueFull, QueueUnavailable, ResultLocationInUse
 from torchmoor.wire.store_urls import RedisAddress
 
 logger = logging.getLogger(__name__)
@@ -49,15 +49,18 @@ class RedisQueue(Queue):
         self._settings = settings
         self._clock = clock
 
-    async def submit(self, request: AsyncRequest) -> AsyncRequest:
+    async def submit(self, request: AsyncRequest, *, is_taken: bool = False) -> AsyncRequest:
         head, name, _ = request.to_json().rpartition('"received_at":')
         answer = await self._run(
             redis_scripts.SUBMIT,
             *(request.endpoint, request.inference_id, request.invocation_key or "", head + name, request.ttl_s),
             *(_argument(request.body), self._settings.max_pending, self._settings.max_pending_bytes, uuid4().hex),
+            *(int(is_taken), *request.locations),
         )
         if answer[0] == b"in use":
             raise InferenceIdInUse(request.inference_id)
+        if answer[0] == b"taken":
+            raise ResultLocationInUse
         if answer[0] == b"full":
             raise QueueFull(request.endpoint, answer[1].decode())
         if answer[0] == b"new":
@@ -79,6 +82,10 @@ class RedisQueue(Queue):
             redis_scripts.DECIDE, *held, outcome.to_json(), outcome.reason, _argument(outcome.body)
         )
         return bool(answer)
+
+    async def revoke(self, claim: Claim, failure: AsyncOutcome) -> bool:
+        held = claim.request.inference_id, claim.token
+        return bool(await self._run(redis_scripts.REVOKE, *held, failure.to_json(), failure.reason))
 
     async def finish(self, claim: Claim) -> bool:
         answer = await self._run(redis_scripts.FINISH, claim.request.inference_id, claim.token)

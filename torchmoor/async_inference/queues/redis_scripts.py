@@ -13,6 +13,7 @@ A script runs after PRELUDE. All keys begin with KEYS[1], a hash tag, and so lie
     EP:sleeping      by wake_at: under a lease or a retry's delay
     EP:slept         by set_at: the same requests; shows when the clock went back
     EP:bytes         size of the pending inline bodies
+    reserved         by name: locations of requests that have not ended
     ended            by time: all ended requests of all endpoints
 ARGV[1] is the time in epoch seconds; "" means the server's clock. A changed layout needs another prefix.
 """
@@ -77,7 +78,8 @@ end
 """
 
 # endpoint, inference id, invocation key, request, time to live, body (after a byte, "" for none), max_pending,
-# max_pending_bytes, nonce: identifies the client library's second try after a lost answer.
+# max_pending_bytes, nonce: identifies the client library's second try after a lost answer, whether an object has one of
+# its locations, and these.
 # The request's JSON ends with `"received_at":`; the script appends the time.
 SUBMIT = """
 local name, id, invocation, request, ttl_s, body = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
@@ -92,6 +94,15 @@ end
 local nonce, stored = unpack(fields(id, 'nonce', 'request'))
 if nonce == ARGV[10] then return {'stored', stored, fields(id, 'body')[1]} end
 if nonce then return {'in use'} end
+local reserved = P .. 'reserved'
+local function is_reserved(location)  -- it, one above it or one below it
+  if redis.call('ZSCORE', reserved, location) then return true end
+  for at in string.gmatch(location, '()/') do
+    if redis.call('ZSCORE', reserved, string.sub(location, 1, at - 1)) then return true end
+  end
+  return #redis.call('ZRANGEBYLEX', reserved, '(' .. location .. '/', '(' .. location .. '0', 'LIMIT', 0, 1) > 0
+end
+if ARGV[11] == '1' or is_reserved(ARGV[12]) or is_reserved(ARGV[13]) then return {'taken'} end
 local pending = 0
 for _, state in ipairs({'WAITING', 'RUNNING', 'DECIDED'}) do
   pending = pending + redis.call('ZCARD', endpoint .. 'in:' .. state)
@@ -108,6 +119,7 @@ set(id, 'endpoint', name, 'request', request, 'state', 'WAITING', 'seq', seq, 's
 if size > 0 then redis.call('HSET', of(id), 'body', string.sub(body, 2)) end
 if invocation ~= '' then redis.call('SET', P .. 'invocation:' .. invocation, id) end
 redis.call('INCRBY', endpoint .. 'bytes', size)
+redis.call('ZADD', reserved, 0, ARGV[12], 0, ARGV[13])
 move(id, endpoint, seq, nil, 'WAITING')
 offer(id, endpoint)
 return {'new', text(now)}
@@ -166,6 +178,16 @@ sleep(id, endpoint, tonumber(fields(id, 'span_s')[1]))
 return 1
 """
 
+# inference id, token, outcome, reason.
+REVOKE = """
+local id = ARGV[2]
+local _, state = held(id, ARGV[3])
+if state ~= 'DECIDED' then return 0 end
+set(id, 'outcome', ARGV[4], 'reason', ARGV[5])
+redis.call('HDEL', of(id), 'output')
+return 1
+"""
+
 # inference id, token.
 FINISH = """
 local id = ARGV[2]
@@ -173,8 +195,9 @@ local endpoint, state = held(id, ARGV[3])
 if not endpoint then return 'lost' end
 if state == 'WAITING' or state == 'RUNNING' then return 'undecided' end
 if state ~= 'DECIDED' then return 'finished' end
-local seq, size, outcome = unpack(fields(id, 'seq', 'size', 'outcome'))
-local ends = cjson.decode(outcome)
+local seq, size, outcome, request = unpack(fields(id, 'seq', 'size', 'outcome', 'request'))
+local ends, asked = cjson.decode(outcome), cjson.decode(request)
+redis.call('ZREM', P .. 'reserved', asked['output_location'], asked['failure_location'])
 untake(id, endpoint)
 move(id, endpoint, seq, state, ends['state'])
 set(id, 'state', ends['state'], 'reason', ends['reason'])

@@ -30,7 +30,7 @@ from torchmoor.async_inference.request import (
     Claim,
 )
 from torchmoor.config.asynchronous import AsyncQueueSettings
-from torchmoor.errors import InferenceIdInUse, QueueFull
+from torchmoor.errors import InferenceIdInUse, QueueFull, ResultLocationInUse
 
 _LAST_SEQ = 2**63 - 1
 MAX_AT_ONCE = 500  # rows that one call wakes or drops, so that a transaction stays short
@@ -51,8 +51,8 @@ class SqliteQueue(Queue):
         self._clock = clock
         self._database = Database(path, settings.timeout_s)
 
-    async def submit(self, request: AsyncRequest) -> AsyncRequest:
-        return await self._database.run(partial(self._submit, request), is_durable=True)
+    async def submit(self, request: AsyncRequest, *, is_taken: bool = False) -> AsyncRequest:
+        return await self._database.run(partial(self._submit, request, is_taken), is_durable=True)
 
     async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
         return await self._claim(endpoint, lease_s, may_begin=True)
@@ -71,6 +71,9 @@ class SqliteQueue(Queue):
 
     async def decide(self, claim: Claim, outcome: AsyncOutcome) -> bool:
         return await self._database.run(partial(self._decide, claim, outcome), is_durable=True)
+
+    async def revoke(self, claim: Claim, failure: AsyncOutcome) -> bool:
+        return await self._database.run(partial(self._revoke, claim, failure), is_durable=True)
 
     async def finish(self, claim: Claim) -> bool:
         return await self._database.run(partial(self._finish, claim))
@@ -125,7 +128,7 @@ class SqliteQueue(Queue):
 
     # The methods below run in the database's thread, inside a transaction.
 
-    def _submit(self, request: AsyncRequest, db: sqlite3.Connection) -> AsyncRequest:
+    def _submit(self, request: AsyncRequest, is_taken: bool, db: sqlite3.Connection) -> AsyncRequest:
         invocation = request.invocation_key
         row = db.execute(
             "SELECT r.request, i.body FROM requests r LEFT JOIN inputs i USING (seq) WHERE r.invocation = ?",
@@ -136,6 +139,8 @@ class SqliteQueue(Queue):
         found = db.execute("SELECT 1 FROM requests WHERE inference_id = ?", (request.inference_id,)).fetchone()
         if found is not None:
             raise InferenceIdInUse(request.inference_id)
+        if is_taken or any(_is_reserved(db, location) for location in request.locations):
+            raise ResultLocationInUse
         size = len(request.body or b"")
         self._check_limits(db, request.endpoint, size)
         request = request.stamped(self._clock())
@@ -150,6 +155,8 @@ class SqliteQueue(Queue):
         ).lastrowid
         if request.body is not None:
             db.execute("INSERT INTO inputs VALUES (?, ?)", (seq, request.body))
+        for location in request.locations:
+            db.execute("INSERT OR IGNORE INTO reserved VALUES (?)", (location,))
         return request
 
     def _check_limits(self, db: sqlite3.Connection, endpoint: str, size: int) -> None:
@@ -201,6 +208,17 @@ class SqliteQueue(Queue):
         db.execute("UPDATE requests SET wake_at = ?, set_at = ? WHERE seq = ?", (now + span_s, now, seq))
         return True
 
+    def _revoke(self, claim: Claim, failure: AsyncOutcome, db: sqlite3.Connection) -> bool:
+        row = db.execute(
+            "UPDATE requests SET outcome = ?, reason = ?, updated_at = ?"
+            " WHERE inference_id = ? AND token = ? AND state = 'DECIDED' RETURNING seq",
+            (failure.to_json(), failure.reason, self._clock(), claim.request.inference_id, claim.token),
+        ).fetchone()
+        if row is None:
+            return False
+        db.execute("DELETE FROM outputs WHERE seq = ?", row)
+        return True
+
     def _finish(self, claim: Claim, db: sqlite3.Connection) -> bool:
         row = db.execute(
             "SELECT seq, state, outcome FROM requests WHERE inference_id = ? AND token = ?",
@@ -220,6 +238,7 @@ class SqliteQueue(Queue):
         )
         db.execute("DELETE FROM inputs WHERE seq = ?", (seq,))
         db.execute("DELETE FROM outputs WHERE seq = ?", (seq,))
+        db.execute("DELETE FROM reserved WHERE location IN (?, ?)", claim.request.locations)
         return True
 
     def _cancel(self, inference_id: str, db: sqlite3.Connection) -> AsyncState | None:
@@ -325,6 +344,16 @@ def _settle(db: sqlite3.Connection, seq: int, outcome: AsyncOutcome, now: float)
     assert done == 1, "a request is decided once"
     if outcome.body is not None:
         db.execute("INSERT INTO outputs VALUES (?, ?)", (seq, outcome.body))
+
+
+def _is_reserved(db: sqlite3.Connection, location: str) -> bool:
+    """Return whether a pending request has this location, one above it or one below it."""
+    above = [location[:at] for at, letter in enumerate(location) if letter == "/"]
+    sql = f"""
+        SELECT 1 FROM reserved WHERE location IN (?{", ?" * len(above)})
+        UNION ALL SELECT 1 FROM reserved WHERE location > ? AND location < ?
+    """  # "0" is the character after "/"
+    return db.execute(sql, (location, *above, location + "/", location + "0")).fetchone() is not None
 
 
 def _totals(db: sqlite3.Connection, endpoint: str) -> builtins.list[tuple[str, int, int]]:

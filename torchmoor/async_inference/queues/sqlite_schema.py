@@ -1,8 +1,9 @@
 """Tables of the SQLite queue. An index answers every frequent query without a scan.
 
 `wake_at` is the end of a lease or a retry's delay, `set_at` its beginning and `span_s` its length; if `wake_at` is NULL
-the request can be claimed (or has ended). Bodies have their own tables, so that updating a request does not write
-128 KB again. Triggers maintain `totals`, so that counting needs no scan.
+the request can be claimed (or has ended). `reserved` has the locations of requests that have not ended. Bodies have
+their own tables, so that updating a request does not write 128 KB again. Triggers maintain `totals`, so that counting
+needs no scan.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ UNDECIDED = "state IN ('WAITING', 'RUNNING')"
 ENDED = "state IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')"
 TAKEABLE = f"wake_at IS NULL AND {UNDECIDED}"
 
+_RESERVED = "CREATE TABLE IF NOT EXISTS reserved (location TEXT PRIMARY KEY) WITHOUT ROWID"  # old files lack it
 _SCHEMA = f"""
 CREATE TABLE requests (
     seq INTEGER PRIMARY KEY, -- order of arrival, independent of the clock
@@ -82,6 +84,7 @@ def prepare(connection: sqlite3.Connection) -> None:
                 f"the file of the asynchronous queue has version {version}, not {VERSION}: it is another version's or "
                 "another program's; name another file, or empty the queue with the version that made it"
             )
+        connection.execute(_RESERVED)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

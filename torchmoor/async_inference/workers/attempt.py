@@ -9,7 +9,7 @@ Which failures are final, and which are retried:
     handler temporarily full                                      retried after its Retry-After, not counted
     any other 3xx, 4xx, or 5xx with an error code                 final, as on SageMaker
     TorchServe has no worker, or its worker died (500, 503, 507)  retried
-    instance unreachable                                          retried, not counted
+    instance unreachable, or the proxy short of descriptors       retried, not counted
     connection lost                                               retried
     InvocationTimeoutSeconds exceeded                             final
 """
@@ -28,6 +28,7 @@ from torchmoor.async_inference.workers.capacity import CapacityLease
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.instance_client import (
     AnswerAborted,
+    DescriptorShortage,
     InstanceAnswer,
     InstanceLost,
     InstanceUnreachable,
@@ -88,6 +89,7 @@ class Attempt:
         self._metrics.async_download_failures += 1
         if error.is_permanent:
             return _failure(f"The input could not be read: {error}")
+        self._context.faults.add("input not read yet", error, inference_id=self._request.inference_id)
         raise RetryableFailure(f"The input could not be read: {error}", counts=False) from error
 
     async def _invoke(self, body: bytes | Download, content_type: str) -> AsyncOutcome:
@@ -105,6 +107,9 @@ class Attempt:
         except InstanceUnreachable as error:
             self._has_ended = True
             lease.on_unreachable()
+            raise RetryableFailure(str(error), counts=False) from error
+        except DescriptorShortage as error:
+            self._has_ended = True
             raise RetryableFailure(str(error), counts=False) from error
         except InstanceLost as error:
             lease.on_failed(is_dead=True)
@@ -147,7 +152,7 @@ class Attempt:
                 return await self._stage(answer, _chain(bytes(held), chunks))
         return self._complete(answer, body=bytes(held))
 
-    def _complete(self, answer: InstanceAnswer, *, body: bytes | None = None) -> AsyncOutcome:
+    def _complete(self, answer: InstanceAnswer, *, body: bytes | None = None, staged_tag: str = "") -> AsyncOutcome:
         """Release the instance, which has answered."""
         self._has_ended = True
         self._lease.release()
@@ -156,23 +161,25 @@ class Attempt:
             content_type=answer.content_type,
             custom_attributes=answer.custom_attributes,
             staged=self.staged,
+            staged_tag=staged_tag,
             body=body,
         )
 
     async def _stage(self, answer: InstanceAnswer, chunks: AsyncIterator[bytes]) -> AsyncOutcome:
         """Upload a large answer to a staging name beside its result."""
-        staged = locate_staged(self._context.output_path, self._request.inference_id, self._attempt)
+        staged = locate_staged(self._context.output_path, self._request.identity, self._attempt)
         began = monotonic()
         try:
-            await self._context.store.upload(staged, chunks, answer.content_type)
+            stored = await self._context.store.upload(staged, chunks, answer.content_type)
         except ObjectError as error:
             self._metrics.async_upload_failures += 1
             if error.is_permanent:
                 return _failure(f"The answer could not be stored: {error}")
+            self._context.faults.add("answer not stored yet", error, inference_id=self._request.inference_id)
             raise RetryableFailure(f"The answer could not be stored: {error}", counts=False) from error
         self.staged = staged
         self._metrics.async_upload_latency.observe(monotonic() - began)
-        return self._complete(answer)
+        return self._complete(answer, staged_tag=stored.tag)
 
     async def _on_error(self, answer: InstanceAnswer) -> AsyncOutcome:
         status, code = answer.status, answer.error_code

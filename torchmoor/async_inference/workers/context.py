@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torchmoor.async_inference.backoff import Backoff
 from torchmoor.async_inference.notifications.notifier import NotificationTopics, Notifier
 from torchmoor.async_inference.objects.object_store import ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.workers.capacity import Capacity
+from torchmoor.async_inference.workers.fault_log import FaultLog
 from torchmoor.async_inference.workers.instance_client import InstanceClient
 from torchmoor.config.asynchronous import AsyncInferenceSettings
 from torchmoor.metrics.asynchronous import AsyncMetrics
@@ -28,3 +30,5 @@ class WorkerContext:
     metrics: AsyncMetrics
     output_path: str
     wall: Callable[[], float]
+    backoff: Backoff
+    faults: FaultLog

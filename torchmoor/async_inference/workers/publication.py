@@ -1,6 +1,7 @@
 """Publication of a decided request: write its object, notify, finish it in the queue.
 
-Every step may be repeated by another worker after a crash, with the same result.
+Every step may be repeated by another worker after a crash, with the same result. A result that can never be written
+becomes a failure first; a failure whose object can never be written ends without one.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from time import monotonic
 
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.objects.locations import locate_staged
-from torchmoor.async_inference.objects.object_store import ObjectError, ObjectMissing
+from torchmoor.async_inference.objects.object_store import ObjectError
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Claim
 from torchmoor.async_inference.workers.context import WorkerContext
+from torchmoor.async_inference.workers.lease_renewal import ClaimLost
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +29,7 @@ _COUNTERS = {
 
 
 class PublishLater(Exception):
-    """Raised when the result could not be written now. delay_s: time until the next try."""
-
-    def __init__(self, reason: str, delay_s: float) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.delay_s = delay_s
+    """Raised when the object could not be written now."""
 
 
 class Publication:
@@ -47,12 +44,13 @@ class Publication:
 
     async def run(self) -> None:
         """Publish. Raises PublishLater, ClaimLost, QueueUnavailable."""
+        error = await self._try_write()
+        if error is not None and self._outcome.succeeded:
+            await self._revoke(error)
+            error = await self._try_write()
         context, request, outcome, metrics = self._context, self._request, self._outcome, self._metrics
-        try:
-            await self._write()
-        except ObjectError as error:
-            metrics.async_upload_failures += 1
-            self._check_retry(error)
+        if error is not None:
+            logger.error("ends without a failure object inference_id=%s error=%s", request.inference_id, error)
         await self._remove_staged()
         response = outcome.body if outcome.succeeded else outcome.reason.encode()
         notification = Notification(request, outcome, context.wall(), response)
@@ -61,31 +59,41 @@ class Publication:
             setattr(metrics, _COUNTERS[outcome.state], getattr(metrics, _COUNTERS[outcome.state]) + 1)
             metrics.async_total_time.observe(max(0.0, context.wall() - request.received_at))
 
+    async def _try_write(self) -> ObjectError | None:
+        """Write the object. Returns the error of an object that can never be written. Raises PublishLater."""
+        try:
+            await self._write()
+        except ObjectError as error:
+            self._metrics.async_upload_failures += 1
+            is_late = self._context.wall() - self._request.expires_at > MAX_LATE_S
+            if not error.is_permanent and not is_late:
+                raise PublishLater(str(error)) from error
+            return error
+        return None
+
+    async def _revoke(self, error: ObjectError) -> None:
+        """Replace the result by a failure. Raises ClaimLost."""
+        logger.warning("result replaced by a failure inference_id=%s error=%s", self._request.inference_id, error)
+        failure = AsyncOutcome(state=AsyncState.FAILED, reason=f"The result could not be stored: {error}")
+        if not await self._context.queue.revoke(self._claim, failure):
+            raise ClaimLost(f"the claim of {self._request.inference_id} is lost")
+        self._outcome = failure
+
     async def _write(self) -> None:
         store, request, outcome = self._context.store, self._request, self._outcome
         if not outcome.succeeded:
             await store.put(request.failure_location, outcome.reason.encode(), FAILURE_TYPE)
         elif outcome.staged is not None:
-            await store.publish(outcome.staged, request.output_location)
+            await store.publish(outcome.staged, outcome.staged_tag, request.output_location)
         else:
             began = monotonic()
             await store.put(request.output_location, outcome.body or b"", outcome.content_type)
             self._metrics.async_upload_latency.observe(monotonic() - began)
 
-    def _check_retry(self, error: ObjectError) -> None:
-        """Raise PublishLater unless another try is useless: stores recover, and permissions are corrected."""
-        now, request = self._context.wall(), self._request
-        is_gone = isinstance(error, ObjectMissing) and self._outcome.staged is not None  # removed after its publication
-        if is_gone or now - request.expires_at > MAX_LATE_S:
-            logger.error("result not published inference_id=%s error=%s", request.inference_id, error)
-            return
-        delay_s = max(1.0, (now - request.received_at) / 10)
-        raise PublishLater(str(error), min(self._context.settings.max_backoff_s, delay_s)) from error
-
     async def _remove_staged(self) -> None:
         """Remove what lost attempts may have staged. A success at the first attempt leaves nothing to remove."""
         for attempt in range(1, self._claim.attempt + (0 if self._outcome.succeeded else 1)):
-            staged = locate_staged(self._context.output_path, self._request.inference_id, attempt)
+            staged = locate_staged(self._context.output_path, self._request.identity, attempt)
             if staged != self._outcome.staged:
                 try:
                     await self._context.store.delete(staged)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from itertools import count
 from types import TracebackType
 
 from torchmoor.async_inference.objects.object_store import ObjectError
@@ -23,8 +24,6 @@ from torchmoor.errors import QueueUnavailable
 
 logger = logging.getLogger(__name__)
 
-DECIDE_RETRY_S = 1.0
-
 
 class Worker:
     """Runs one endpoint's requests within its context; at the end it returns what runs to the queue."""
@@ -36,6 +35,8 @@ class Worker:
         self._queue = context.queue
         self._capacity = context.capacity
         self._settings = context.settings
+        self._backoff = context.backoff
+        self._faults = context.faults
         self._is_awake = asyncio.Event()
         self._renewals: dict[str, LeaseRenewal] = {}  # by inference id
         self._serving: set[asyncio.Task[None]] = set()
@@ -73,19 +74,22 @@ class Worker:
     # Claiming
 
     async def _claim_all(self) -> None:
+        failures = 0
         while True:
             self._is_awake.clear()
+            pause_s = self._settings.poll_interval_s
             try:
                 has_more = await self._claim_one()
-            except QueueUnavailable as error:
-                logger.warning("queue unavailable endpoint=%s error=%s", self.endpoint, error)
+                failures = 0
+            except Exception as error:
+                has_trace = not isinstance(error, QueueUnavailable)
+                self._faults.add("nothing claimed", error, has_trace=has_trace)
                 has_more = False
-            except Exception:
-                logger.exception("worker failed endpoint=%s", self.endpoint)
-                has_more = False
+                failures += 1
+                pause_s = max(pause_s, self._backoff.delay_s(failures))
             if not has_more:
                 with suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
-                    async with asyncio.timeout(self._settings.poll_interval_s):
+                    async with asyncio.timeout(pause_s):
                         await self._is_awake.wait()
 
     async def _claim_one(self) -> bool:
@@ -137,8 +141,8 @@ class Worker:
             await self._return(claim, 0.0, "The proxy was stopped.", counts=False)
             raise
         except Exception as error:
-            logger.exception("request failed in the proxy inference_id=%s", inference_id)
-            await self._return(claim, self._backoff_s(claim), f"The proxy failed: {type(error).__name__}")
+            self._faults.add("request failed in the proxy", error, inference_id=inference_id, has_trace=True)
+            await self._return(claim, self._delay_since_s(claim), f"The proxy failed: {type(error).__name__}")
         finally:
             if self._renewals.get(inference_id) is renewal:
                 del self._renewals[inference_id]
@@ -156,10 +160,8 @@ class Worker:
         try:
             await Publication(self._context, claim, outcome, variant).run()
         except PublishLater as later:
-            logger.warning(
-                "result not published yet inference_id=%s error=%s", claim.request.inference_id, later.reason
-            )
-            await self._return(claim, later.delay_s, f"The result could not be published: {later.reason}")
+            self._faults.add("result not published yet", later, inference_id=claim.request.inference_id)
+            await self._return(claim, self._delay_since_s(claim), f"The result could not be published: {later}")
 
     async def _run(self, claim: Claim, lease: CapacityLease) -> AsyncOutcome | None:
         """Run one attempt. Returns the decided outcome; None if the request will be tried again."""
@@ -173,7 +175,7 @@ class Worker:
             except RetryableFailure as failure:
                 if not failure.counts or claim.attempt < self._settings.max_attempts:
                     self.metrics.of(lease.variant).async_repeated += 1
-                    delay_s = self._backoff_s(claim) if failure.delay_s is None else failure.delay_s
+                    delay_s = self._backoff.delay_s(claim.attempt) if failure.delay_s is None else failure.delay_s
                     await self._return(claim, delay_s, failure.reason, counts=failure.counts)
                     return None
                 outcome = fail_exhausted(claim.request, claim.attempt, failure.reason)
@@ -200,12 +202,13 @@ class Worker:
 
     async def _decide(self, claim: Claim, outcome: AsyncOutcome) -> bool:
         """Decide the outcome; repeats until the queue answers, for as long as the claim is held."""
-        while True:
+        for failures in count(1):
             try:
                 return await self._queue.decide(claim, outcome)
             except QueueUnavailable as error:
-                logger.warning("not decided yet inference_id=%s error=%s", claim.request.inference_id, error)
-                await asyncio.sleep(DECIDE_RETRY_S)
+                self._faults.add("not decided yet", error, inference_id=claim.request.inference_id)
+                await asyncio.sleep(self._backoff.delay_s(failures))
+        raise AssertionError("unreachable")
 
     async def _discard(self, claim: Claim, staged: str) -> None:
         """Remove a staged answer that was not decided upon.
@@ -227,6 +230,5 @@ class Worker:
         except QueueUnavailable as error:
             logger.warning("claim not returned inference_id=%s error=%s", claim.request.inference_id, error)
 
-    def _backoff_s(self, claim: Claim) -> float:
-        settings = self._settings
-        return float(min(settings.max_backoff_s, settings.min_backoff_s * 2 ** min(claim.attempt, 16) / 2))
+    def _delay_since_s(self, claim: Claim) -> float:
+        return self._backoff.delay_since_s(self._context.wall() - claim.request.received_at)

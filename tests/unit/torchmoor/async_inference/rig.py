@@ -160,8 +160,9 @@ class Rig:
         parts = AsyncParts(
             queue=self.make_queue, store=self.make_store, results=self.directory, notifier=lambda: self.listener
         )
+        wall = {"wall": self.now} if self.now is not None else {}
         settings = self.settings.replace(**changes)
-        return AsyncInference(settings, [endpoint], parts, connect_timeout_s=1.0)
+        return AsyncInference(settings, [endpoint], parts, connect_timeout_s=1.0, **wall)
 
     async def start(self, **changes: Any) -> AsyncInference:
         """A running service, until the rig ends."""

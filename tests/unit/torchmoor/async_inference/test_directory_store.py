@@ -19,6 +19,7 @@ from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, read_al
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
+    ObjectConflict,
     ObjectDenied,
     ObjectMissing,
     ObjectUnavailable,
@@ -87,12 +88,13 @@ def test_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
         for call in (
             store.put(f"file://{root}/folder/key", b"mine"),
             store.upload(f"file://{root}/folder/new/deep", chunks_of(b"mine")),
-            store.publish(f"file://{root}/staged", f"file://{root}/folder/key"),
+            store.publish(f"file://{root}/staged", "tag", f"file://{root}/folder/key"),
             store.delete(f"file://{root}/folder/key"),
         ):
             with pytest.raises(LocationRefused, match="link"):
                 await call
-        await store.put(f"file://{root}/file", b"mine")  # takes the link's place
+        with pytest.raises(ObjectConflict):
+            await store.put(f"file://{root}/file", b"mine")
 
     run(root, test)
     assert files_of(secret) == ["key"]
@@ -108,8 +110,15 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         for name in ("pipe", "folder", "pipe/x"):
             with pytest.raises(LocationRefused):
                 await store.open(f"file://{tmp_path}/{name}")
-        with pytest.raises(LocationRefused):
-            await store.put(f"file://{tmp_path}/folder", b"x")
+        stored = await store.upload(f"file://{tmp_path}/staged", chunks_of(b"x"))
+        (tmp_path / "file").write_bytes(b"x")
+        for name in ("folder", "file/x", "file/deep/x"):
+            with pytest.raises(LocationRefused):
+                await store.put(f"file://{tmp_path}/{name}", b"x")
+            with pytest.raises(LocationRefused):
+                await store.publish(f"file://{tmp_path}/staged", stored.tag, f"file://{tmp_path}/{name}")
+            assert await store.is_taken(f"file://{tmp_path}/{name}")
+        assert await store.is_taken(f"file://{tmp_path}/pipe")
 
     run(tmp_path, test)
 
@@ -210,11 +219,11 @@ def test_two_file_systems_are_told_apart(tmp_path: Path) -> None:
 
     async def test() -> None:
         store = DirectoryStore(settings)
-        await store.put(f"file://{tmp_path}/staged", b"x")
+        stored = await store.upload(f"file://{tmp_path}/staged", chunks_of(b"x"))
         with pytest.raises(LocationRefused, match="one file system"):
-            await store.publish(f"file://{tmp_path}/staged", f"file://{other}/final")
+            await store.publish(f"file://{tmp_path}/staged", stored.tag, f"file://{other}/final")
         with pytest.raises(ObjectMissing):
-            await store.publish(f"file://{tmp_path}/none", f"file://{other}/final")
+            await store.publish(f"file://{tmp_path}/none", stored.tag, f"file://{other}/final")
         await store.close()
 
     try:

@@ -11,7 +11,13 @@ import pytest
 
 from tests.servers import BUCKET, S3Server
 from tests.unit.torchmoor.async_inference.objects import MIB, MemoryWatch, chunks_of, read_all, repeat
-from torchmoor.async_inference.objects.object_store import LocationRefused, ObjectMissing, ObjectStore, TooLarge
+from torchmoor.async_inference.objects.object_store import (
+    LocationRefused,
+    ObjectConflict,
+    ObjectMissing,
+    ObjectStore,
+    TooLarge,
+)
 from torchmoor.async_inference.objects.scheme_store import SchemeStore
 from torchmoor.config.objects import ObjectSettings
 
@@ -70,7 +76,8 @@ def test_what_was_uploaded_is_read_again(place: Place, size: int) -> None:
 
     async def test(store: ObjectStore) -> None:
         pieces = [data[at : at + 700_001] for at in range(0, size, 700_001)]
-        assert await store.upload(f"{place.url}/a/b c", chunks_of(*pieces), "text/x-test") == size
+        stored = await store.upload(f"{place.url}/a/b c", chunks_of(*pieces), "text/x-test")
+        assert stored.num_bytes == size
         assert await read_all(store, f"{place.url}/a/b c") == data
 
     place.run(test)
@@ -83,8 +90,8 @@ def test_a_small_object_is_put_again_and_deleted_again(place: Place) -> None:
 
     async def test(store: ObjectStore) -> None:
         await store.put(url, b"one", "text/plain")
-        await store.put(url, b"two", "text/plain")
-        assert await read_all(store, url) == b"two"
+        await store.put(url, b"one", "text/plain")
+        assert await read_all(store, url) == b"one"
         await store.delete(url)
         await store.delete(url)
         with pytest.raises(ObjectMissing):
@@ -94,19 +101,63 @@ def test_a_small_object_is_put_again_and_deleted_again(place: Place) -> None:
     assert place.list_all() == []
 
 
-def test_publishing_replaces_and_may_be_repeated(place: Place) -> None:
+def test_publishing_may_be_repeated(place: Place) -> None:
     """A second worker that publishes the same again finds it done; nothing staged is left."""
     staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/deep/id.out"
 
     async def test(store: ObjectStore) -> None:
-        await store.put(final, b"of an earlier request")
-        await store.upload(staged, repeat(b"x" * MIB, 20), "text/plain")
-        await store.publish(staged, final)
-        await store.publish(staged, final)
+        stored = await store.upload(staged, repeat(b"x" * MIB, 20), "text/plain")
+        await store.publish(staged, stored.tag, final)
+        await store.publish(staged, stored.tag, final)
         assert await read_all(store, final) == b"x" * LARGE
 
     place.run(test)
     assert place.list_all() == ["id.out"]
+
+
+@pytest.mark.parametrize("is_staged_gone", [False, True])
+def test_publishing_replaces_no_other_object(place: Place, is_staged_gone: bool) -> None:
+    """An object that another request wrote stays, even one of the same bytes, and does not count as published."""
+    staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/id.out"
+
+    async def test(store: ObjectStore) -> None:
+        await store.put(final, b"answer")
+        stored = await store.upload(staged, chunks_of(b"answer"))
+        if is_staged_gone:
+            await store.delete(staged)
+        with pytest.raises(ObjectConflict, match=r"id\.out is taken"):
+            await store.publish(staged, stored.tag, final)
+        assert await read_all(store, final) == b"answer"
+
+    place.run(test)
+    assert place.list_all() == ["id.out"] if is_staged_gone else ["id.1", "id.out"]
+
+
+def test_writing_replaces_no_other_object(place: Place) -> None:
+    """The first object under a name stays, and no part of the second one is left."""
+    url = f"{place.url}/id.out"
+
+    async def test(store: ObjectStore) -> None:
+        await store.put(url, b"first")
+        for other in (b"other", b"longer", b""):
+            with pytest.raises(ObjectConflict, match=r"id\.out is taken"):
+                await store.put(url, other)
+        assert await read_all(store, url) == b"first"
+
+    place.run(test)
+    assert place.list_all() == ["id.out"]
+
+
+def test_taken_names_are_known(place: Place) -> None:
+    """A submit can refuse a name before the request runs."""
+
+    async def test(store: ObjectStore) -> None:
+        await store.put(f"{place.url}/deep/id.out", b"x")
+        assert await store.is_taken(f"{place.url}/deep/id.out")
+        assert not await store.is_taken(f"{place.url}/deep/id.ou")
+        assert not await store.is_taken(f"{place.url}/new/deeper/id.out")
+
+    place.run(test)
 
 
 def test_publishing_what_was_never_staged_is_an_error(place: Place) -> None:
@@ -114,7 +165,7 @@ def test_publishing_what_was_never_staged_is_an_error(place: Place) -> None:
 
     async def test(store: ObjectStore) -> None:
         with pytest.raises(ObjectMissing, match="neither"):
-            await store.publish(f"{place.url}/.torchmoor/id.1", f"{place.url}/id.out")
+            await store.publish(f"{place.url}/.torchmoor/id.1", "tag", f"{place.url}/id.out")
 
     place.run(test)
 
@@ -124,8 +175,8 @@ def test_several_workers_publish_at_once(place: Place) -> None:
     staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/id.out"
 
     async def test(store: ObjectStore) -> None:
-        await store.put(staged, b"answer")
-        await asyncio.gather(*(store.publish(staged, final) for _ in range(5)))
+        stored = await store.upload(staged, chunks_of(b"answer"))
+        await asyncio.gather(*(store.publish(staged, stored.tag, final) for _ in range(5)))
         assert await read_all(store, final) == b"answer"
 
     place.run(test)

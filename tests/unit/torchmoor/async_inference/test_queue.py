@@ -9,7 +9,7 @@ import pytest
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, ended, request, result
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import CANCELLED, EXPIRED, AsyncOutcome, AsyncRequest, AsyncState, Backlog
-from torchmoor.errors import InferenceIdInUse, QueueFull
+from torchmoor.errors import InferenceIdInUse, QueueFull, ResultLocationInUse
 
 BINARY = bytes(range(256)) * 4
 
@@ -79,7 +79,74 @@ def test_another_invocation_is_another_request(store: Store, queue: Queue, other
 
     with pytest.raises(InferenceIdInUse, match="InferenceId r1"):
         store.do(queue.submit(replace(sent, **other)))
-    assert store.do(queue.submit(replace(sent, inference_id="r2", **other))).inference_id == "r2"
+    second = request("r2", invocation_id="call", principal="me")
+    assert store.do(queue.submit(replace(second, **other))).inference_id == "r2"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"output_location": "s3://out/r1.out"},
+        {"output_location": "s3://out/r1.err"},
+        {"output_location": "s3://out/r1.out/deep/er"},
+        {"output_location": "s3://out/folder"},
+        {"failure_location": "s3://out/folder/r1.out"},
+    ],
+)
+def test_location_belongs_to_its_request_until_that_ends(store: Store, queue: Queue, other: dict[str, str]) -> None:
+    """Another request can neither have it nor make it a folder, under any endpoint."""
+    first = request("r1") if "folder" not in str(other) else request("r1", output_location="s3://out/folder/r1.out")
+    store.do(queue.submit(first))
+
+    with pytest.raises(ResultLocationInUse, match="choose another Filename, S3OutputPathExtension or InferenceId"):
+        store.do(queue.submit(request("r2", endpoint="other", **other)))
+    assert store.do(queue.get("r2")) is None
+
+    store.do(ended(queue))
+    assert store.do(queue.submit(request("r2", endpoint="other", **other))).inference_id == "r2"
+
+
+@pytest.mark.parametrize("location", ["s3://out/r1.outer", "s3://out/r1", "s3://out/r1.out0", "s3://out/r1.out.d/x"])
+def test_locations_that_only_begin_alike_are_different(store: Store, queue: Queue, location: str) -> None:
+    """Only whole parts of a path are compared."""
+    store.do(queue.submit(request("r1")))
+
+    assert store.do(queue.submit(request("r2", output_location=location))).inference_id == "r2"
+
+
+def test_location_that_an_object_has_is_refused(store: Store, queue: Queue) -> None:
+    """A client's retry is answered nevertheless: the object is its own."""
+    sent = request("r1", invocation_id="call")
+    first = store.do(queue.submit(sent))
+
+    assert first == store.do(queue.submit(sent, is_taken=True))
+    with pytest.raises(InferenceIdInUse):
+        store.do(queue.submit(request("r1"), is_taken=True))
+    with pytest.raises(ResultLocationInUse):
+        store.do(queue.submit(request("r2"), is_taken=True))
+
+
+def test_result_that_cannot_be_published_is_replaced_once_and_for_all(store: Store, queue: Queue) -> None:
+    """The failure is durable before its object is written; only the holder of the claim may replace the result."""
+    failure = AsyncOutcome(state=AsyncState.FAILED, reason="taken")
+    store.do(queue.submit(request("r1")))
+    late = store.do(claimed(queue))
+    assert not store.do(queue.revoke(late, failure))  # nothing is decided yet
+    store.do(queue.decide(late, result()))
+    store.clock.step(31)
+    held = store.do(claimed(queue))
+
+    assert not store.do(queue.revoke(late, failure))
+    assert store.do(queue.revoke(held, failure))
+    assert store.do(queue.revoke(held, failure))
+    store.clock.step(31)
+    after = store.do(claimed(queue))
+    assert failure == after.decided
+    assert store.do(queue.finish(after))
+    assert not store.do(queue.revoke(after, failure))
+    record = store.do(queue.get("r1"))
+    assert record is not None
+    assert (record.state, record.reason) == (AsyncState.FAILED, "taken")
 
 
 def test_many_submits_of_one_invocation_at_once_store_one(store: Store) -> None:

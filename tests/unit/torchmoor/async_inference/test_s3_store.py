@@ -56,8 +56,8 @@ def test_publishing_keeps_the_content_type(place: str) -> None:
     """A client that fetches the result sees the type that the model gave it."""
 
     async def test(store: S3Store) -> None:
-        await store.upload(f"{place}/staged", repeat(b"x" * MIB, 9), "text/x-test")
-        await store.publish(f"{place}/staged", f"{place}/final")
+        stored = await store.upload(f"{place}/staged", repeat(b"x" * MIB, 9), "text/x-test")
+        await store.publish(f"{place}/staged", stored.tag, f"{place}/final")
         async with await store.open(f"{place}/final") as download:
             assert download.content_type == "text/x-test"
 
@@ -69,8 +69,8 @@ def test_keys_are_taken_as_they_are(place: str, name: str) -> None:
     """A URL of S3 quotes nothing."""
 
     async def test(store: S3Store) -> None:
-        await store.put(f"{place}/staged", name.encode())
-        await store.publish(f"{place}/staged", f"{place}/{name}")
+        stored = await store.upload(f"{place}/staged", chunks_of(name.encode()))
+        await store.publish(f"{place}/staged", stored.tag, f"{place}/{name}")
         assert await read_all(store, f"{place}/{name}") == name.encode()
 
     run(test)
@@ -85,7 +85,8 @@ def test_a_server_that_is_down_is_a_reason_to_try_later(place: str) -> None:
             store.open(f"{place}/x"),
             store.put(f"{place}/x", b"x"),
             store.upload(f"{place}/x", repeat(b"x" * MIB, 9)),
-            store.publish(f"{place}/x", f"{place}/y"),
+            store.publish(f"{place}/x", "tag", f"{place}/y"),
+            store.is_taken(f"{place}/x"),
             store.delete(f"{place}/x"),
         ):
             with pytest.raises(ObjectUnavailable) as told:
@@ -163,7 +164,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(place: str, se
         async with await store.open(f"{place}/x") as download:
             chunks = aiter(download.chunks)
             await anext(chunks)
-            await store.put(f"{place}/x", b"b" * 5 * MIB)
+            await store.upload(f"{place}/x", repeat(b"b" * MIB, 5))
             with pytest.raises(ObjectUnavailable, match="replaced"):
                 async for _ in chunks:
                     pass
@@ -204,10 +205,12 @@ def test_answers_that_are_lost_do_no_harm(place: str, server: S3Server, size: in
         for number in range(5):
             timer = threading.Timer(0.02 * number, proxy.is_losing.set)
             timer.start()
-            await store.upload(f"{place}/staged", chunks_of(b"x" * size))
-            await store.publish(f"{place}/staged", f"{place}/final")
+            stored = await store.upload(f"{place}/staged", chunks_of(b"x" * size))
+            await store.publish(f"{place}/staged", stored.tag, f"{place}/final{number}")
+            await store.put(f"{place}/small{number}", b"x" * 100)
             timer.join()
-        assert await read_all(store, f"{place}/final") == b"x" * size
+            assert await read_all(store, f"{place}/final{number}") == b"x" * size
+            assert await read_all(store, f"{place}/small{number}") == b"x" * 100
 
     with LossyProxy(server.port) as proxy:
         run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}", max_attempts=4)
@@ -271,7 +274,7 @@ def test_a_missing_bucket_and_a_missing_key_are_told_apart(place: str) -> None:
         with pytest.raises(ObjectMissing, match="no bucket no-such-bucket"):
             await store.open("s3://no-such-bucket/x")
         with pytest.raises(ObjectMissing, match="no bucket no-such-bucket"):
-            await store.publish("s3://no-such-bucket/x", "s3://no-such-bucket/y")
+            await store.publish("s3://no-such-bucket/x", "tag", "s3://no-such-bucket/y")
 
     run(test)
 

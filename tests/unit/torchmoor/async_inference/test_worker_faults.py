@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.proxy.fake_instance import answering
+from tests.proxy.fake_instance import Gate, Received, Wire, answering
 from tests.unit.torchmoor.async_inference.rig import Rig, pass_time, play, until
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
-from torchmoor.async_inference.objects.object_store import Download, ObjectDenied, ObjectError, ObjectUnavailable
-from torchmoor.async_inference.request import AsyncState
+from torchmoor.async_inference.objects.object_store import (
+    Download,
+    ObjectDenied,
+    ObjectError,
+    ObjectUnavailable,
+    StagedObject,
+)
+from torchmoor.async_inference.request import AsyncState, Claim
+from torchmoor.async_inference.workers.fault_log import FaultLog
 from torchmoor.errors import QueueUnavailable
 
 LARGE = b"x" * 5000  # too large for the queue's row
@@ -38,7 +47,7 @@ class Failing(DirectoryStore):
         self._fail("open")
         return await super().open(url)
 
-    async def upload(self, url: str, chunks: AsyncIterator[bytes], *args: Any, **named: Any) -> int:
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], *args: Any, **named: Any) -> StagedObject:
         self._fail("upload")
         return await super().upload(url, chunks, *args, **named)
 
@@ -46,9 +55,9 @@ class Failing(DirectoryStore):
         self._fail("put")
         await super().put(url, body, content_type)
 
-    async def publish(self, staged: str, final: str) -> None:
+    async def publish(self, staged: str, tag: str, final: str) -> None:
         self._fail("publish")
-        await super().publish(staged, final)
+        await super().publish(staged, tag, final)
 
 
 def fail(rig: Rig, **failures: list[ObjectError]) -> None:
@@ -124,6 +133,147 @@ def test_answer_that_may_not_be_stored_is_a_failure(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"small", LARGE])
+@pytest.mark.parametrize("obstacle", ["file", "folder", "file above"])
+def test_result_whose_name_is_taken_meanwhile_ends_as_a_failure(rig: Rig, answer: bytes, obstacle: str) -> None:
+    """The other object stays, the failure object gives the reason, and the request counts as failed."""
+    gate, taken = Gate(), b"of another request"
+
+    async def behave(received: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer(body=answer)
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = behave
+            service = await rig.start()
+            output = rig.folder / "results/async-endpoint-outputs/llava/deep/one.out"
+            await service.submit(replace(rig.request("one"), output_location=output.as_uri()))
+            await until(gate.reached.is_set, "the instance has it")
+            (output.parents[1] if obstacle == "file above" else output.parent).mkdir(parents=True)
+            if obstacle == "folder":
+                output.mkdir()
+            else:
+                (output.parent if obstacle == "file above" else output).write_bytes(taken)
+
+            gate.open()
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is AsyncState.FAILED
+            assert "could not be stored" in record.reason
+            others = {} if obstacle == "folder" else {"deep" if obstacle == "file above" else "one.out": taken}
+            assert rig.results() == others | {"one-error.out": record.reason.encode()}
+            assert [notice.outcome.state for notice in rig.listener.notices] == [AsyncState.FAILED]
+            metrics = service.endpoints["llava"].metrics.of(None)
+            assert (metrics.async_processed, metrics.async_failures, metrics.async_upload_failures) == (0, 1, 1)
+
+    play(scene())
+
+
+@pytest.mark.parametrize("answer", [b"small", LARGE])
+def test_failure_that_cannot_be_stored_ends_the_request(rig: Rig, answer: bytes) -> None:
+    """Without any object, the state, the notification and the metrics report the failure."""
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = answering(body=answer)
+            denied = ObjectDenied("not ours")
+            fail(rig, put=[denied] * (1 if answer == LARGE else 2), publish=[denied])
+            service = await rig.start()
+
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is AsyncState.FAILED
+            assert "not ours" in record.reason
+            assert rig.results() == {}
+            assert [notice.outcome.state for notice in rig.listener.notices] == [AsyncState.FAILED]
+            metrics = service.endpoints["llava"].metrics.of(None)
+            assert (metrics.async_processed, metrics.async_failures) == (0, 1)
+
+    play(scene())
+
+
+@pytest.mark.parametrize("answer", [b"small", LARGE])
+def test_result_that_was_published_before_a_crash_is_its_own(rig: Rig, answer: bytes) -> None:
+    """A worker that died between publication and the end leaves an object that the next one recognizes."""
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = answering(body=answer)
+            service = await rig.start()
+            finish, num_lost = service.queue.finish, 0
+
+            async def lose(claim: Claim) -> bool:
+                nonlocal num_lost
+                num_lost += 1
+                if num_lost <= 2:
+                    raise QueueUnavailable("not now")
+                return await finish(claim)
+
+            service.queue.finish = lose  # type: ignore[method-assign]
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+            assert (record.state, num_lost) == (AsyncState.COMPLETED, 3)
+            assert rig.results() == {"one.out": answer}
+
+    play(scene())
+
+
+def test_repeated_fault_is_logged_once_and_waits_longer_each_time(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """A store that stays down costs neither a processor nor a disk full of logs."""
+    clock, delays = [1000.0], []
+    rig.now = lambda: clock[0]
+
+    async def scene() -> None:
+        async with rig:
+            fail(rig, put=[ObjectUnavailable("down") for _ in range(8)])
+            service = rig.make_service(min_backoff_s=1.0, max_backoff_s=60.0)
+            async with service:
+                retry = service.queue.retry
+
+                async def note(claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> bool:
+                    delays.append(delay_s)
+                    is_held = await retry(claim, delay_s, reason, counts=counts)
+                    clock[0] += delay_s
+                    return is_held
+
+                service.queue.retry = note  # type: ignore[method-assign]
+                await service.submit(rig.request("one"))
+                record = await rig.until_ended(service, "one")
+
+            assert record.state is AsyncState.COMPLETED
+            assert len(delays) == 8
+            assert delays[0] <= 1.0
+            assert all(delay_s >= 0.5 for delay_s in delays)
+            assert delays[-1] >= 4 * delays[0]
+            lines = [each.getMessage() for each in caplog.records if "down" in each.getMessage()]
+            assert len(lines) == 1
+            assert "result not published yet endpoint=llava inference_id=one" in lines[0]
+            assert not any(each.exc_info for each in caplog.records)
+
+    play(scene())
+
+
+def test_fault_log_counts_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
+    """One line per minute and kind, each with the number of those that it stands for."""
+    now = [0.0]
+    faults = FaultLog(logging.getLogger("faults"), "llava", clock=lambda: now[0])
+
+    for second in range(100):
+        now[0] = float(second)
+        faults.add("down", ValueError(f"at {second}"))
+        faults.add("slow", ValueError("slow"))
+
+    lines = [each.getMessage() for each in caplog.records]
+    assert [line for line in lines if line.startswith("down")] == [
+        "down endpoint=llava inference_id= left_out=0 error=at 0",
+        "down endpoint=llava inference_id= left_out=59 error=at 60",
+    ]
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize("answer", [b"small", LARGE])
 def test_decision_whose_confirmation_is_lost_is_one(rig: Rig, answer: bytes) -> None:
     """The queue has written it and cannot say so: it is said again, and what was staged is the result."""
 
@@ -158,9 +308,9 @@ def test_what_dead_workers_staged_goes_with_the_result(rig: Rig) -> None:
         async with rig:
             staged = rig.folder / "results/async-endpoint-outputs/llava/.torchmoor"
             staged.mkdir(parents=True)
-            (staged / "one.1").write_bytes(b"of a worker that died")
             queue = rig.make_queue()
-            await queue.submit(rig.request("one"))
+            request = await queue.submit(rig.request("one"))
+            (staged / f"{request.identity}.1").write_bytes(b"of a worker that died")
             await queue.claim("llava", 0.01)
             await queue.close()
             rig.instance.behave = answering(body=LARGE)

@@ -1,0 +1,100 @@
+"""A journal's directory with a budget: new sessions are refused when it is full, open ones go on."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.journal.directory import DirectoryJournal
+from handlers.journal.event import CLOSE, Event
+from handlers.journal.journal import JournalFull
+from handlers.settings import JournalSettings
+
+SHORT = {"parameters": {"max_new_tokens": 12}}
+BLOCK_BYTES = 4096
+EXPIRES_AT = 1_795_243_945
+ID = f"ts-seq-aaaaaaaaaaaaaaaa-{EXPIRES_AT:08x}-llava-0-k0aaaaaaaaaaaaaaaaaaaaaaaaaa"
+OTHER_ID = f"ts-seq-bbbbbbbbbbbbbbbb-{EXPIRES_AT + 1000:08x}-llava-0-k0aaaaaaaaaaaaaaaaaaaaaaaaaa"
+
+
+def make_journal(root: Path, **settings: int) -> DirectoryJournal:
+    return DirectoryJournal(root / "journal", JournalSettings(**{"min_free_bytes": 0, **settings}))
+
+
+def test_a_directory_has_room_up_to_its_budget(tmp_path: Path) -> None:
+    """What is written counts in whole blocks; closing a session makes room."""
+    journal = make_journal(tmp_path, max_bytes=3 * BLOCK_BYTES)
+    journal.append(ID, 0, Event(kind="open"))
+    journal.put_image(ID, b"x" * (BLOCK_BYTES + 1))
+    with pytest.raises(JournalFull, match="the most it may hold"):
+        journal.check_room()
+    journal.append(ID, 1, Event(kind="turn", question="still written"))
+
+    journal.close(ID, CLOSE)
+
+    journal.check_room()
+    assert journal.used_bytes < 3 * BLOCK_BYTES
+
+
+def test_a_sweep_measures_the_directory(tmp_path: Path) -> None:
+    """It finds what other workers wrote and what was there before; expired sessions free their space."""
+    before = make_journal(tmp_path)
+    for sid in (ID, OTHER_ID):
+        before.append(sid, 0, Event(kind="open"))
+        before.put_image(sid, b"x" * 100_000)
+    journal = make_journal(tmp_path, max_bytes=150_000)
+
+    journal.sweep(EXPIRES_AT - 1)
+    with pytest.raises(JournalFull):
+        journal.check_room()
+    journal.sweep(EXPIRES_AT + 1)
+
+    journal.check_room()
+    assert 100_000 < journal.used_bytes < 150_000
+
+
+def test_a_disk_keeps_free_space(tmp_path: Path) -> None:
+    """Whatever the journal itself takes, a disk with less space takes no new session."""
+    make_journal(tmp_path, min_free_bytes=1).check_room()
+
+    with pytest.raises(JournalFull, match="bytes left, too few"):
+        make_journal(tmp_path, min_free_bytes=1 << 60).check_room()
+
+
+def test_temporary_files_of_killed_workers_are_removed(tmp_path: Path) -> None:
+    """A sweep deletes old ones, and leaves those that a worker may be writing."""
+    journal = make_journal(tmp_path)
+    journal.append(ID, 0, Event(kind="open"))
+    old, new = (tmp_path / "journal" / ID / name for name in (".0123456789abcdef", ".fedcba9876543210"))
+    for path, age_s in ((old, 700), (new, 500)):
+        path.write_bytes(b"half")
+        written_at = path.stat().st_mtime - age_s
+        os.utime(path, (written_at, written_at))
+
+    journal.sweep(EXPIRES_AT - 1000)
+
+    assert (old.exists(), new.exists()) == (False, True)
+    assert len(journal.read(ID)) == 1
+
+
+def test_a_full_journal_refuses_openings_only(make_client: Any, tmp_path: Path) -> None:
+    """A refused opening leaves nothing behind; turns of open sessions go on, and a close makes room."""
+    journal = make_journal(tmp_path, max_bytes=2 * BLOCK_BYTES)
+    client = make_client(journal=journal)
+    sid = client.open()
+    client.answer(sid, "what?", **SHORT)
+    folders = sorted(path.name for path in (tmp_path / "journal").iterdir())
+
+    refused = client.call({"requestType": "NEW_SESSION"}, headers={"amz-sdk-invocation-id": "o1"})
+
+    assert (refused.status, refused.error, refused.headers["Retry-After"]) == (429, "Overloaded", "60")
+    assert "journal.max_bytes" in refused.json["error"]["message"]
+    assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == folders
+    assert client.ask(sid, "go on", **SHORT).wait().status == 200
+    numbers = client.service.numbers()
+    assert numbers["journal"]["refusals"] == 1
+    assert numbers["journal"]["bytes"] >= 2 * BLOCK_BYTES
+    assert numbers["sessions"]["open"] == 1
+    client.call({"type": "close_session", "session_id": sid})
+    client.open()

@@ -1,0 +1,169 @@
+"""Connections to the admin plane: their number and their time-outs. The clock is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from time import monotonic
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.waiting import DEADLINE_S
+from torchmoor.admin.collectors import AdminCollector
+from torchmoor.admin.connections import AdminConnection, AdminConnections
+from torchmoor.config.limits import LimitSettings
+
+LIMITS = LimitSettings(max_admin_connections=2, header_timeout_s=10, keep_alive_timeout_s=75)
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BODY = b"it answers"
+
+
+class Plane:
+    """Serves `/` on loopback: it answers once the gate is open."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+        self.connections = AdminConnections(LIMITS, clock=lambda: monotonic() + self.ahead_s)
+        self.reached = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.port = 0
+        self.clients: list[asyncio.StreamWriter] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.reached.set()
+        await self.gate.wait()
+        return web.Response(body=BODY)
+
+    def pass_time(self, seconds: float) -> None:
+        """Act on each deadline that is due within `seconds`."""
+        self.ahead_s = seconds
+        self.connections.sweeper.sweep()
+        self.ahead_s = 0.0
+
+    async def connect(self, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.clients.append(writer)
+        writer.write(data)
+        return reader, writer
+
+
+def play(script: Callable[[Plane], Coroutine[Any, Any, None]]) -> None:
+    """Run a script with a plane; at its end no connection may be counted."""
+
+    async def run() -> None:
+        plane = Plane()
+        app = web.Application(middlewares=[plane.connections.watch])
+        app.router.add_get("/", plane.answer)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        serve = runner.server
+        assert serve is not None
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: AdminConnection(plane.connections, serve()), "127.0.0.1", 0)
+        plane.port = server.sockets[0].getsockname()[1]
+        async with asyncio.timeout(DEADLINE_S):
+            await script(plane)
+            for client in plane.clients:
+                client.close()
+            server.close()
+            await runner.cleanup()
+            await until(lambda: not plane.connections.open)
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until a condition holds; the script's time-out ends it otherwise."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def until_open(plane: Plane, number: int) -> None:
+    await until(lambda: len(plane.connections.open) == number)
+
+
+def test_a_silent_connection_is_closed() -> None:
+    """It has the time of a head from its start."""
+
+    async def script(plane: Plane) -> None:
+        reader, _ = await plane.connect()
+        await until_open(plane, 1)
+        plane.pass_time(9)
+        assert len(plane.connections.open) == 1
+
+        plane.pass_time(11)
+
+        assert await reader.read() == b""
+        await until_open(plane, 0)
+
+    play(script)
+
+
+def test_an_unfinished_head_is_closed_and_an_idle_connection_stays() -> None:
+    """A kept connection waits longer for its next request than for the rest of a head."""
+
+    async def script(plane: Plane) -> None:
+        reader, writer = await plane.connect(GET)
+        assert (await reader.readuntil(BODY)).startswith(b"HTTP/1.1 200")
+        plane.pass_time(70)
+        writer.write(GET)
+        await reader.readuntil(BODY)
+        assert len(plane.connections.open) == 1
+
+        plane.pass_time(76)
+
+        assert await reader.read() == b""
+        reader, writer = await plane.connect(GET)
+        await reader.readuntil(BODY)
+        [connection] = plane.connections.open.values()
+        idle_until = connection.deadline
+        writer.write(GET[:10])
+        await until(lambda: connection.deadline != idle_until)
+        plane.pass_time(11)
+        assert await reader.read() == b""
+
+    play(script)
+
+
+def test_a_running_request_has_no_deadline() -> None:
+    """An operation may take long; it ends by its own time-out."""
+
+    async def script(plane: Plane) -> None:
+        plane.gate.clear()
+        reader, _ = await plane.connect(GET)
+        await plane.reached.wait()
+        plane.pass_time(100_000)
+        plane.gate.set()
+
+        assert (await reader.readuntil(BODY)).startswith(b"HTTP/1.1 200")
+
+    play(script)
+
+
+def test_connections_above_the_limit_are_refused_and_counted() -> None:
+    """The one too many gets a 503 with Retry-After; a place that becomes free is taken again."""
+
+    async def script(plane: Plane) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(AdminCollector(plane.connections))
+        _, writer = await plane.connect()
+        await plane.connect()
+        await until_open(plane, 2)
+
+        refused, _ = await plane.connect()
+        answer = await refused.read()
+
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"Retry-After: 1\r\n" in answer
+        page = generate_latest(registry).decode()
+        assert "AdminConnections 2.0" in page
+        assert "AdminConnectionsRefused_total 1.0" in page
+        writer.close()
+        await until_open(plane, 1)
+        reader, _ = await plane.connect(GET)
+        assert (await reader.readuntil(BODY)).startswith(b"HTTP/1.1 200")
+
+    play(script)
