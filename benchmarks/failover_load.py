@@ -54,13 +54,19 @@ class Conversation:
 
     def open(self) -> None:
         """Start the session with its picture."""
+        if refusal := self.try_open():
+            raise SystemExit(f"a session could not be opened: {refusal}")
+
+    def try_open(self) -> str:
+        """Start the session; return why it was refused, or an empty text."""
         data = base64.b64encode((SAMPLES / self.image).read_bytes()).decode()
         kind = "jpeg" if self.image.endswith("jpg") else self.image.rpartition(".")[2]
         body = {"type": "start_session", "image": f"data:image/{kind};base64,{data}"}
         _, status, headers, content = _post(self.runtime, "invocations", "NEW_SESSION", str(uuid4()), body)
         if status != 200:
-            raise SystemExit(f"a session could not be opened: {status} {content!r}")
+            return f"{status} {content[:300]!r}"
         self.id = headers["x-amzn-sagemaker-new-session-id"].partition(";")[0]
+        return ""
 
     def ask(self, question: str = "") -> Asked:
         """One turn, streamed or not: the next question, if none is given."""
@@ -84,7 +90,7 @@ class Conversation:
 
         Asked is for a color: that the small model answers rightly however long it has talked.
         """
-        longest = max(asked.num_context for asked in self.asked)
+        longest = max((asked.num_context for asked in self.asked), default=0)
         question, right = next(item for item in self.questions if item[0].startswith("What color"))
         asked = self.ask(question)
         if asked.answer == right and asked.num_context > longest:

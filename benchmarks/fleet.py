@@ -58,12 +58,17 @@ class Fleet:
 
     def __init__(self, process: subprocess.Popen[str], runtime: str, admin: str) -> None:
         self.runtime = runtime
+        self.admin = admin
         self._process = process
-        self._admin = admin
+
+    @property
+    def pid(self) -> int:
+        """The proxy's process."""
+        return self._process.pid
 
     def instances(self) -> list[dict[str, Any]]:
         """What the admin plane tells of each instance."""
-        found: list[dict[str, Any]] = _get_json(f"{self._admin}/instances", {})["instances"]
+        found: list[dict[str, Any]] = _get_json(f"{self.admin}/instances", {})["instances"]
         return found
 
     def processes(self, instance: str) -> tuple[int, int]:

@@ -59,7 +59,8 @@ class DiskBudget:
             with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as files:  # another worker sweeps
                 for file in files:
                     info = file.stat(follow_symlinks=False)
-                    if file.name.startswith(".") and info.st_mtime < abandoned_before:
+                    is_temporary = file.name.startswith(".") and file.is_file(follow_symlinks=False)
+                    if is_temporary and info.st_mtime < abandoned_before:
                         os.unlink(file)
                     else:
                         used_bytes += _size(info)

@@ -10,7 +10,7 @@ from benchmarks.report_all import known_benchmarks
 from tests.documented.as_user import ROOT, make
 from tests.tools import missing
 
-LONG = ("async_inference", "engine", "followup", "many_models")  # minutes each, even shortened
+LONG = ("async_inference", "engine", "followup", "many_models", "soak", "forgotten")  # minutes each, even shortened
 PEERS = ("cpu_vs_vllm_router", "cpu_vs_sglang_router")  # not measured where these are not installed
 long = pytest.mark.long
 slow = pytest.mark.slow
@@ -101,3 +101,23 @@ def test_async_inference_runs() -> None:
     assert (ratios["submitted"], ratios["missing"], ratios["duplicated"]) == (300, 0, 0)
     assert row["killed_proxy"] == 1
     assert ratios["rss_growth_mb_1gb"] <= 64
+
+
+@long
+def test_soak_runs() -> None:
+    """Beside hostile clients and a kill, good clients lose nothing, and nothing is left in flight."""
+    if not (ROOT / "models" / "minilm" / "config.json").is_file():
+        missing("there is no models/minilm; scripts/make_minilm.py makes it")
+
+    ratios = quick_run("soak")["ratios"]
+
+    names = ("sessions_lost", "turns_lost", "async_lost", "wrong", "left_over")
+    assert {name: ratios[name] for name in names} == dict.fromkeys(names, 0)
+
+
+@long
+def test_forgotten_runs() -> None:
+    """Sessions that are never closed refuse no opening, and each of them can be asked again, also after a kill."""
+    ratios = quick_run("forgotten")["ratios"]
+
+    assert (ratios["refused"], ratios["lost"], ratios["wrong"]) == (0, 0, 0)

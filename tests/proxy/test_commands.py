@@ -202,7 +202,7 @@ def test_sessions_are_listed_and_closed(stage: Stage) -> None:
         if request.headers["x-torchmoor-operation"] == "status":
             await wire.answer(body=json.dumps(STATUS).encode())
         elif "action" not in body:
-            await wire.answer(body=json.dumps({"sessions": rows, "open": 1, "next": None}).encode())
+            await wire.answer(body=json.dumps({"sessions": rows, "open": 1, "evicted": 5, "next": None}).encode())
         elif body["session"] == rows[0]["session"]:
             await wire.answer(body=b'{"is_running": false, "is_pinned": false}')
         else:
@@ -215,7 +215,9 @@ def test_sessions_are_listed_and_closed(stage: Stage) -> None:
     unknown = invoke(stage, "sessions", "close", "ffaa11bb22cc33dd")
     silent = invoke(stage, "sessions", "list", "--instance", "b")
 
-    assert listed.stdout.splitlines()[1].split() == ["00aa11bb22cc33dd", "llava", "a", "kv", "2.0K", "3", "pinned"]
+    note, _, row = listed.stdout.splitlines()
+    assert note == "Evicted by a: 5. An evicted session continues when it is used."
+    assert row.split() == ["00aa11bb22cc33dd", "llava", "a", "kv", "2.0K", "3", "pinned"]
     assert closed.stdout == "00aa11bb22cc33dd: closed\n"
     assert unknown.exit_code == 1
     assert "ffaa11bb22cc33dd" in unknown.stderr

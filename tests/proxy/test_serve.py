@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,13 +184,19 @@ def test_taken_port_is_an_error(fakes: list[FakeInstance], tmp_path: Path) -> No
 
 
 @contextmanager
-def serving(path: Path, log: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """The process, and where it serves; its standard error goes to the log."""
+def serving(
+    path: Path, log: Path, *, within: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """The process, and where it serves; its standard error goes to the log. within: a command that runs it."""
     environment = {**os.environ, "TORCHMOOR_SESSION_KEYS": f"k1:{KEY.hex()}"}
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            command("--config", str(path)), stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+            [*within, *command("--config", str(path))],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
         ) as process,
     ):
         try:
@@ -197,6 +205,34 @@ def serving(path: Path, log: Path) -> Iterator[tuple[subprocess.Popen[str], dict
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
+
+
+def test_few_descriptors_serve_the_clients_that_fit(fakes: list[FakeInstance], tmp_path: Path) -> None:
+    """The proxy raises its limit of open files, and leaves enough of them to its connections to instances."""
+    path = write_config(tmp_path / "serve.yaml", fakes, limits={"reserved_descriptors": 100})
+    log = tmp_path / "log"
+    within = ("sh", "-c", 'ulimit -S -n 128 && ulimit -H -n 300 && exec "$@"', "sh")
+
+    with serving(path, log, within=within) as (_, where), ExitStack() as stack:
+        wait_healthy(where["admin"])
+        port = int(where["runtime"].rpartition(":")[2])
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+        stack.callback(client.close)
+        client.connect()
+        for _ in range(500):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S))
+        statuses = []
+        for _ in range(8):
+            client.request("POST", "/endpoints/chat/invocations", b"{}")
+            with client.getresponse() as answer:
+                answer.read()
+                statuses.append(answer.status)
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as late, suppress(ConnectionResetError):
+            assert late.recv(12) in (b"HTTP/1.1 503", b"")
+        assert set(states(where).values()) == {"ready"}
+
+    assert statuses == [200] * 8
+    assert "client connections limited to 100, configured 10000; open files limited to 300" in log.read_text()
 
 
 def hang_up(process: subprocess.Popen[str], log: Path, message: str) -> None:

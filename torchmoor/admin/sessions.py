@@ -83,6 +83,7 @@ class SessionsAdmin:
                     "instance": instance.name,
                     "answered": each is not None,
                     "open": None if each is None else each["open"],
+                    "evicted": None if each is None else each["evicted"],
                 }
                 for instance, each in zip(instances, pages, strict=True)
             ],
@@ -95,8 +96,8 @@ class SessionsAdmin:
         if not isinstance(content.get("sessions"), list):
             return None
         rows = [row for given in content["sessions"] if (row := _read_row(instance, given)) is not None]
-        count = content.get("open")
-        return {"sessions": rows, "has_more": bool(content.get("next")), "open": count if type(count) is int else None}
+        counts = {name: count if type(count := content.get(name)) is int else None for name in ("open", "evicted")}
+        return {"sessions": rows, "has_more": bool(content.get("next")), **counts}
 
     async def _ask(self, instance: Instance, body: Mapping[str, Any], timeout_s: float) -> OperationAnswer | None:
         if self._statuses.find(instance.name) is None:

@@ -22,7 +22,12 @@ class LimitSettings(SettingsGroup, title="limits"):
     max_unrouted_body_bytes: Count = Field(
         8 * MIB, description="Body bytes buffered until OpenAI's `model` is found, where there are several endpoints."
     )
-    max_connections: Count = Field(10_000, description="Client connections at a time.")
+    max_connections: Count = Field(
+        10_000, description="Client connections at a time; fewer if the limit of open files does not allow as many."
+    )
+    reserved_descriptors: Count = Field(
+        256, description="Open files that client connections leave to stores, logs and the admin plane."
+    )
     max_admin_connections: Count = Field(64, description="Connections to the admin plane at a time.")
     max_replay_body_bytes: Count = Field(
         2 * MIB, description="A body up to this size is kept until its answer begins, so that it can be sent again."

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import tempfile
 import zipfile
@@ -18,13 +17,13 @@ from pathlib import Path
 from torchmoor.config.limits import LimitSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, expect, ok, problem, warning
 from torchmoor.fleet.torchserve import MAX_TMPDIR_CHARS
+from torchmoor.proxy.http.descriptors import find_limit, limit_connections
 
 MIB = 1 << 20
 INSTANCE_BYTES = 640 * MIB
 PROXY_BYTES = 64 * MIB
 LOG_BYTES = 256 * MIB  # logs, journal and queue of a quiet fleet
 SHM_BYTES = 64 * MIB  # a container's default; torch's pools may use it
-SPARE_FILES = 256
 MANIFEST = "MAR-INF/MANIFEST.json"
 
 
@@ -71,18 +70,20 @@ def check_shared_memory(plan: FleetPlan, folder: Path = Path("/dev/shm")) -> Ite
     yield expect(free >= SHM_BYTES, "shared memory", f"{_gib(free)} free in {folder}", remedy, Level.WARNING)
 
 
-def check_open_files(plan: FleetPlan) -> Iterator[Finding]:
-    """Check the limit of open files: each connection of a client, and each to an instance, is one."""
+def check_open_files(plan: FleetPlan, descriptors: float | None = None) -> Iterator[Finding]:
+    """Check the limit of open files, from which the proxy derives its number of client connections.
+
+    descriptors: instead of this machine's limit, to which the proxy raises its own at start.
+    """
     limits = LimitSettings() if plan.configuration is None else plan.configuration.proxy.limits
-    most = limits.max_connections
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = 2 * most + SPARE_FILES
-    if soft == resource.RLIM_INFINITY or soft >= need:
-        yield ok("open files", f"{'any number' if soft == resource.RLIM_INFINITY else soft} may be open")
-    else:
-        found = f"{soft} may be open; {most} connections and as many to instances need {need}"
-        remedy = f"ulimit -n {need}, or LimitNOFILE={need} in a systemd unit; or fewer limits.max_connections"
-        yield warning("open files", found, remedy)
+    descriptors = find_limit(is_hard=True) if descriptors is None else descriptors
+    reserved, most = limits.reserved_descriptors, -(-limits.max_connections // plan.listen.processes)
+    allowed = limit_connections(most, descriptors=descriptors, reserved=reserved)
+    need = 2 * most + reserved
+    remedy = f"ulimit -n {need}, or LimitNOFILE={need} in a systemd unit; or fewer limits.max_connections"
+    found = f"{descriptors:.0f} may be open: {allowed} of {most} client connections per process"
+    level = Level.WARNING if allowed else Level.PROBLEM
+    yield expect(allowed == most, "open files", found, remedy, level)
 
 
 def check_processors(plan: FleetPlan) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ import aiohttp
 
 from torchmoor.config.health import HealthSettings
 from torchmoor.fleet.worker_probe import WorkerProbe
+from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
@@ -114,6 +115,9 @@ class HealthChecker:
             is_ready = await self.ask(instance)
             if is_ready and self._registry.find(instance.name) is instance:
                 is_ready = await self._ask_worker(instance)
+        except OSError as error:  # a shortage of descriptors, which says nothing about the instance
+            logger.warning("probe not sent instance=%s error=%s", instance.name, error)
+            return
         finally:
             self._probing.discard(instance.name)
         if self._registry.find(instance.name) is not instance:
@@ -126,7 +130,10 @@ class HealthChecker:
             self._registry.set_state(instance.name, InstanceState.DOWN)
 
     async def ask(self, instance: Instance) -> bool | None:
-        """Probe once; returns whether the instance is ready, None without an answer."""
+        """Probe once; return whether the instance is ready, None without an answer.
+
+        Raises OSError if the proxy has no descriptor for the probe.
+        """
         assert self._client is not None
         try:
             if instance.management_port is None:
@@ -136,6 +143,8 @@ class HealthChecker:
             async with self._client.get(url) as answer:
                 return answer.status == 200 and _has_ready_worker(await answer.json(content_type=None))
         except aiohttp.ClientConnectorError as error:
+            if is_shortage(error):
+                raise
             return False if isinstance(error.os_error, ConnectionRefusedError) else None
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None

@@ -10,6 +10,7 @@ import logging
 
 import aiohttp
 
+from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.wire import headers, operations
 
@@ -33,7 +34,10 @@ class WorkerProbe:
         self._num_tries = 0
 
     async def answers(self, client: aiohttp.ClientSession) -> bool:
-        """Return False if the worker has answered before and does not now. Never raises for an instance's failure."""
+        """Return False if the worker has answered before and does not now. Never raises for an instance's failure.
+
+        Raises OSError if the proxy has no descriptor for the probe.
+        """
         if not self._knows:
             if self._num_tries >= MAX_TRIES:
                 return True
@@ -43,7 +47,9 @@ class WorkerProbe:
         try:
             async with client.post(url, data=b"{}", headers=HEADERS, timeout=self._timeout) as answer:
                 is_answered = answer.status == 200 and MARK in await _read_beginning(answer.content)
-        except (aiohttp.ClientError, OSError, TimeoutError):
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if isinstance(error, OSError) and is_shortage(error):
+                raise
             is_answered = False
         if is_answered:
             self._knows = True

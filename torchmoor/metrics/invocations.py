@@ -34,6 +34,7 @@ class InvocationMetrics:
     model_errors: int = 0
     mid_stream_errors: int = 0
     no_capacity: int = 0
+    shortages: int = 0
     retries: int = 0
     retries_refused: int = 0
     model_latency: Histogram = field(default_factory=Histogram)

@@ -66,6 +66,7 @@ INVOCATIONS = (
     ),
     _counter("MidStreamErrors", "Answers that broke off after the first byte.", "mid_stream_errors"),
     _counter("NoCapacityInvocationFailures", "Requests refused because no instance could take them.", "no_capacity"),
+    _counter("DescriptorShortages", "Requests refused because the proxy had no free file descriptor.", "shortages"),
     _counter("Retries", "Requests sent again, because the first instance could not take them or was lost.", "retries"),
     _counter("RetriesRefused", "Requests not sent again, because the retry budget was used up.", "retries_refused"),
     _histogram(

@@ -6,6 +6,7 @@ Other parts set the states of instances: the proxy in the same process, or the p
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -13,7 +14,9 @@ from random import Random
 from typing import Any
 
 from torchmoor.config.access import Credentials
+from torchmoor.config.limits import LimitSettings
 from torchmoor.config.settings import ProxySettings
+from torchmoor.errors import ConfigError
 from torchmoor.fleet.data_planes import LogCounts
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls, reload_tls
@@ -23,6 +26,7 @@ from torchmoor.proxy.dispatch.cancellation import Cancellations
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.http.descriptors import find_limit, limit_connections
 from torchmoor.proxy.http.exchange import HttpMeans
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.server import HttpServer
@@ -35,6 +39,8 @@ from torchmoor.proxy.instances.recovery import Recovery
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import RequestObserver, observing
 from torchmoor.run.async_parts import make_async_inference
+
+logger = logging.getLogger(__name__)
 
 SUBREQUEST_GRACE_S = 1.0
 
@@ -81,7 +87,7 @@ class DataPlane:
         means = HttpMeans(
             connector=connector,
             budget=self.budget,
-            max_connections=limits.max_connections,
+            max_connections=self._limit_connections(limits),
             max_header_bytes=limits.max_header_bytes,
             max_error_body_bytes=limits.max_error_body_bytes,
             header_timeout_s=limits.header_timeout_s,
@@ -98,8 +104,20 @@ class DataPlane:
         self.observer: RequestObserver | None = None
         self._observe = settings.observe
         self._listen = listen
+        self._limits = limits
         self._stop_grace_s = timeouts.stop_grace_s
         registry.listen(self._on_change)
+
+    def _limit_connections(self, limits: LimitSettings) -> int:
+        """Return the number of client connections that the limit of open files allows. Raises ConfigError if none."""
+        descriptors, reserved = find_limit(), limits.reserved_descriptors
+        most = limit_connections(limits.max_connections, descriptors=descriptors, reserved=reserved)
+        if not most:
+            raise ConfigError(
+                f"{descriptors:.0f} files may be open, and limits.reserved_descriptors keeps {reserved}: "
+                "raise the limit (ulimit -n), or reserve fewer"
+            )
+        return most
 
     def on_need(self, wake: Callable[[], None]) -> None:
         """Register a callback for when a request waits for an instance to be started."""
@@ -167,6 +185,15 @@ class DataPlane:
             self._listen.host, self._listen.port if port is None else port, tls, is_shared=is_shared
         )
         stack.push_async_callback(self.server.stop, grace_s=self._stop_grace_s)
+        allowed, configured = self.server.means.max_connections, self._limits.max_connections
+        logger.log(
+            logging.WARNING if allowed < configured else logging.INFO,
+            "client connections limited to %d, configured %d; open files limited to %.0f, reserved %d",
+            allowed,
+            configured,
+            find_limit(),
+            self._limits.reserved_descriptors,
+        )
 
     def take_credentials(self, credentials: Credentials) -> None:
         """Check new requests with these credentials."""

@@ -11,7 +11,10 @@ _TIERS = {ImageTier.FEATURES: "device", ImageTier.HOST: "host", ImageTier.JOURNA
 
 
 def list_sessions(store: SessionStore, wanted: ListSessions) -> dict[str, Any]:
-    """Return a page: `sessions`; `next`, the hash to ask for the next page with, or None; `open`, their number."""
+    """Return a page: `sessions`; `next`, the hash to ask for the next page with, or None; `open`, their number.
+
+    `evicted`: how many sessions left this worker's memory since its start. The journal has them, without their hashes.
+    """
     sessions = store.snapshot()
     matching = [each for each in sessions if each.hash > wanted.after and each.hash.startswith(wanted.prefix)]
     matching.sort(key=lambda session: session.hash)
@@ -20,6 +23,7 @@ def list_sessions(store: SessionStore, wanted: ListSessions) -> dict[str, Any]:
         "sessions": [describe(store, session) for session in page],
         "next": page[-1].hash if len(matching) > len(page) else None,
         "open": len(sessions),
+        "evicted": store.sessions_evicted,
     }
 
 

@@ -855,3 +855,22 @@ def test_a_refused_opening_states_when_an_idle_session_expires(new_store: Stores
         opened(store)
 
     assert refused.value.retry_after_s == 15
+
+
+def test_a_clock_that_jumps_ends_no_session_too_early(new_store: Stores, clock: Any) -> None:
+    """After a jump back, sessions keep the ends in their ids; after a jump forward, those that are over expire."""
+    store = new_store(ttl_s=100, max_sessions=3)
+    first = opened(store, 100)
+    clock.advance(-3600)
+    second = opened(store, 100)
+    store.expire()
+    assert get(store, first) is first
+    clock.advance(101)
+    store.expire()
+
+    with pytest.raises(SessionExpired):
+        get(store, second)
+    assert get(store, first) is first
+    clock.advance(7200)
+    store.expire()
+    assert len(store) == 0

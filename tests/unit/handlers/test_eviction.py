@@ -55,6 +55,8 @@ def test_a_full_worker_evicts_forgotten_sessions_and_answers_them_again(
     sessions = client.service.status()["sessions"]
     assert (sessions["open"], sessions["opened"]) == (2, 6)
     assert sessions["evicted"] == sessions["adopted"] + 4
+    listed = client.call({}, {"x-torchmoor-operation": "sessions"}).json
+    assert (listed["open"], listed["evicted"]) == (2, sessions["evicted"])
 
 
 def test_an_evicted_session_is_closed_without_being_adopted(make_client: Any, journal: Any, red: Any) -> None:
@@ -131,3 +133,20 @@ def test_a_session_that_comes_back_finds_its_features(make_client: Any, journal:
 
     assert answer.headers["x-torchmoor-rebuilt-events"] == "1"
     assert client.service.status()["images"]["encoded"] == encoded == 2
+
+
+def test_another_instance_adopts_an_evicted_session(make_client: Any, journal: Journal, red: Any) -> None:
+    """The conversation continues there and, after a further eviction, here."""
+    first, second = (
+        make_client(instance=name, journal=journal, session={"max_sessions": 1}) for name in ("llava-0", "llava-1")
+    )
+    sid = first.open(data_url(red))
+    first.answer(sid, "what is it?", **SHORT)
+    first.open()
+
+    there = second.ask(sid, "and its color?", **SHORT).wait()
+    back = first.ask(sid, "are you sure?", **SHORT).wait()
+
+    assert (there.status, there.headers["x-torchmoor-rebuilt-events"]) == (200, "2")
+    assert (back.status, back.headers["x-torchmoor-rebuilt-events"]) == (200, "3")
+    assert [event.kind for event in journal.read(sid)] == ["open", "turn", "turn", "turn"]

@@ -9,7 +9,7 @@ Which failures are final, and which are retried:
     handler temporarily full                                      retried after its Retry-After, not counted
     any other 3xx, 4xx, or 5xx with an error code                 final, as on SageMaker
     TorchServe has no worker, or its worker died (500, 503, 507)  retried
-    instance unreachable                                          retried, not counted
+    instance unreachable, or the proxy short of descriptors       retried, not counted
     connection lost                                               retried
     InvocationTimeoutSeconds exceeded                             final
 """
@@ -28,6 +28,7 @@ from torchmoor.async_inference.workers.capacity import CapacityLease
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.instance_client import (
     AnswerAborted,
+    DescriptorShortage,
     InstanceAnswer,
     InstanceLost,
     InstanceUnreachable,
@@ -106,6 +107,9 @@ class Attempt:
         except InstanceUnreachable as error:
             self._has_ended = True
             lease.on_unreachable()
+            raise RetryableFailure(str(error), counts=False) from error
+        except DescriptorShortage as error:
+            self._has_ended = True
             raise RetryableFailure(str(error), counts=False) from error
         except InstanceLost as error:
             lease.on_failed(is_dead=True)

@@ -7,6 +7,7 @@ bodies. An invocation's time runs only while the proxy waits for the instance, n
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -27,6 +28,10 @@ READ_BYTES = 1 << 18
 
 class InstanceUnreachable(TorchmoorError):
     """Raised when no connection could be made: the instance did nothing."""
+
+
+class DescriptorShortage(TorchmoorError):
+    """Raised when the proxy had no file descriptor for a connection; not the instance's fault."""
 
 
 class InstanceLost(TorchmoorError):
@@ -162,7 +167,8 @@ class InstanceClient:
     ) -> AsyncIterator[InstanceAnswer]:
         """Send a request and yield its answer; the connection closes with the context.
 
-        Raises InstanceUnreachable, InstanceLost, InvocationTimedOut, and what reading the body raises.
+        Raises InstanceUnreachable, DescriptorShortage, InstanceLost, InvocationTimedOut, and what reading the body
+        raises.
         """
         assert self._client is not None
         timer = InvocationTimer(timeout_s)
@@ -174,6 +180,8 @@ class InstanceClient:
             async with timer.waiting():
                 response = await self._client.post(url, data=data, headers=fields, allow_redirects=False)
         except aiohttp.ClientConnectorError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise DescriptorShortage("The proxy has too many open connections.") from error
             raise InstanceUnreachable(f"No connection to the instance: {error.strerror or error}") from error
         except TimeoutError as error:  # from aiohttp, while connecting
             raise InstanceUnreachable("No connection to the instance in time.") from error

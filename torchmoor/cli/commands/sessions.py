@@ -55,8 +55,11 @@ def list_(
 def describe(found: Mapping[str, Any], now: float, width: int | None) -> Iterator[str]:
     """Yield the table's lines."""
     for instance in found["instances"]:
+        name, num_evicted = instance["instance"], instance.get("evicted")
         if not instance["answered"]:
-            yield f"{instance['instance']} reports no sessions."
+            yield f"{name} reports no sessions."
+        elif num_evicted:
+            yield f"Evicted by {name}: {num_evicted}. An evicted session continues when it is used."
     if not found["sessions"]:
         yield "No session is open."
         return

@@ -325,6 +325,10 @@ class Invocation:
     def on_lost(self, loss: Loss, *, can_replay: bool) -> Placement:
         """Go elsewhere if that cannot do the work twice, else report the loss."""
         assignment, instance = self.assignment, self.chosen.instance
+        if loss is Loss.SHORTAGE:
+            assignment.has_failed = True  # the reply shows nothing about the instance
+            self._metrics.shortages += 1
+            return self.fail(unavailable.no_descriptor())
         if loss is Loss.TIMEOUT:
             assignment.note_failure(is_dead=False)
             return self.fail(self._timeout_error())

@@ -50,6 +50,11 @@ def none_started_in_time(variant: Variant) -> ServiceUnavailable:
     )
 
 
+def no_descriptor() -> ServiceUnavailable:
+    """Return the answer where the proxy has no file descriptor for a connection to an instance."""
+    return ServiceUnavailable("The proxy has too many open connections. Try again later.")
+
+
 def instance_lost() -> ServiceUnavailable:
     """Return the answer to a request whose instance is gone and that may not be sent again."""
     return ServiceUnavailable("The instance that was to answer is gone. Try again later.")

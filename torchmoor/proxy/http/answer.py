@@ -15,6 +15,7 @@ class Loss(Enum):
 
     UNREACHABLE = "unreachable"  # no connection: the request was never sent
     UNANSWERED = "unanswered"  # no connection in time, so not sent either; one lost packet is enough for it
+    SHORTAGE = "shortage"  # the proxy had no descriptor for a connection: not sent, and not the instance's fault
     RESET = "reset"  # the connection ended, or its bytes were not HTTP
     TIMEOUT = "timeout"
 

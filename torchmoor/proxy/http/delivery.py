@@ -8,6 +8,7 @@ from time import monotonic
 
 from torchmoor.proxy.http.answer import ClientSide, Loss
 from torchmoor.proxy.http.call import Target
+from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.proxy.http.outgoing import OutgoingRequest, WholeRequest
 from torchmoor.proxy.http.upstream import AnswerReceiver, Connector, UpstreamConnection
 
@@ -70,7 +71,7 @@ class Delivery:
             logger.debug("instance unreachable instance=%s error=%s", target.name, error)
             self._connecting = None
             self._client.resume_reading()
-            receiver.on_lost(Loss.UNANSWERED if isinstance(error, TimeoutError) else Loss.UNREACHABLE)
+            receiver.on_lost(_loss_of(error))
             return
         self._connecting = None
         self._client.resume_reading()
@@ -137,3 +138,10 @@ class Delivery:
 
     def __repr__(self) -> str:
         return f"<Delivery to {self._target!r}>"
+
+
+def _loss_of(error: OSError) -> Loss:
+    """Return what a failed connection means."""
+    if is_shortage(error):
+        return Loss.SHORTAGE
+    return Loss.UNANSWERED if isinstance(error, TimeoutError) else Loss.UNREACHABLE

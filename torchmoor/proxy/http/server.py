@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 MAX_DRAINED_BYTES = 65_536  # a refused request's body up to this size is read, and the connection kept
 LINGER_S = 5.0  # how long a closing connection still reads
 MAX_LINGER_BYTES = 128 << 20
+MAX_LINGERING_REFUSED = 64  # further refused connections close at once, so that they take no more descriptors
 PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers to a half-closed client; the last one goes on
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -59,6 +60,8 @@ class ClientConnection(asyncio.Protocol):
         self.deadline = monotonic() + self._server.means.header_timeout_s
         if not self._server.try_admit(self):
             self._refuse(503, "Too many connections.")
+            if self._server.num_above_limit > MAX_LINGERING_REFUSED:
+                self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.forget(self)
@@ -317,6 +320,11 @@ class HttpServer:
         self.connections.add(connection)
         self._sweeper.watch(connection)
         return len(self.connections) <= self.means.max_connections
+
+    @property
+    def num_above_limit(self) -> int:
+        """Refused connections that are still open."""
+        return len(self.connections) - self.means.max_connections
 
     def forget(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)

@@ -1,6 +1,5 @@
 """Memory, disk and limits, each really short."""
 
-import resource
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -92,16 +91,14 @@ def test_memory_is_what_the_container_may_have(tmp_path: Path) -> None:
 
 def test_few_open_files_are_a_warning(make_plan: MakePlan) -> None:
     """With the number that suits the proxy's connections."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
-        [finding] = check_open_files(make_plan())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    [finding] = check_open_files(make_plan(), 1024)
+    [good] = check_open_files(make_plan(), float("inf"))
+    [none] = check_open_files(make_plan(), 257)
 
     assert finding.level is Level.WARNING
-    assert "1024 may be open" in finding.found
+    assert "1024 may be open: 384 of 10000 client connections" in finding.found
     assert "ulimit -n 20256" in finding.remedy
+    assert (good.level, none.level) == (Level.OK, Level.PROBLEM)
 
 
 def test_more_instances_than_processors_is_a_warning(make_plan: MakePlan) -> None:

@@ -1,0 +1,177 @@
+"""What do forgotten sessions cost? `make bench NAME=forgotten`
+
+Two instances with room for 1,024 sessions each and a journal in a directory. Clients open sessions with a picture and
+never close them; one in a hundred is asked again later, chosen at random among all so far. Halfway the JVM of one
+instance is killed.
+
+    refused                  openings that were refused
+    lost, wrong              sessions that could not be asked again, or answered wrongly
+    rss_growth_after_full    memory of the worker that is not killed: at the end, relative to when its table was full
+    opening_p99_vs_empty     the slowest hundredth of the last fifth of openings, relative to those of an empty table
+"""
+
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from benchmarks.failover_load import Conversation, make_conversations
+from benchmarks.fleet import Fleet, running_fleet
+from benchmarks.report import ROOT, parse_options, print_report
+
+MAX_SESSIONS = 1024
+NUM_INSTANCES = 2
+NUM_CLIENTS = 4
+ASK_EVERY = 100
+NUM_WARM = 100  # openings that are not judged
+NUM_EMPTY = 800  # of the ones after these, while the tables have room
+
+
+@dataclass
+class Result:
+    """What the clients saw. took_s: of each opening, in order of its end."""
+
+    took_s: list[float] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    num_asked: int = 0
+    num_wrong: int = 0
+
+
+class Clients:
+    """Open sessions and forget them; ask some again."""
+
+    def __init__(self, runtime: str, number: int) -> None:
+        self.result = Result()
+        self._runtime = runtime
+        self._numbers = iter(range(number))
+        self._templates = make_conversations(runtime, 16)
+        self._open: list[Conversation] = []
+        self._lock = threading.Lock()
+
+    @property
+    def num_opened(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_done(self) -> int:
+        """Return how many openings have ended, refused ones included."""
+        return len(self._open) + len(self.result.refusals)
+
+    def run(self) -> None:
+        """One client's loop. Any number of threads."""
+        while True:
+            with self._lock:
+                number = next(self._numbers, None)
+            if number is None:
+                return
+            self._open_one(number)
+            if number % ASK_EVERY == ASK_EVERY - 1:
+                self._ask_one()
+
+    def _open_one(self, number: int) -> None:
+        template = self._templates[number % len(self._templates)]
+        chat = Conversation(self._runtime, template.image, template.questions, is_streamed=template.is_streamed)
+        began = time.monotonic()
+        try:
+            refusal = chat.try_open()
+        except (OSError, HTTPException) as error:
+            refusal = repr(error)
+        with self._lock:
+            if refusal:
+                self.result.refusals.append(refusal)
+            else:
+                self.result.took_s.append(time.monotonic() - began)
+                self._open.append(chat)
+
+    def _ask_one(self) -> None:
+        with self._lock:
+            chat = random.choice(self._open)
+        question, right = next(item for item in chat.questions if item[0].startswith("What color"))
+        asked = chat.ask(question)
+        with self._lock:
+            self.result.num_asked += 1
+            if asked.failure:
+                self.result.lost.append(asked.failure)
+            else:
+                self.result.num_wrong += asked.answer != right
+
+
+def main() -> None:
+    options = parse_options(__doc__, quick="5,000 sessions instead of 100,000", rounds=1)
+    number = 5_000 if options.quick else 100_000
+    with tempfile.TemporaryDirectory(prefix="tm-forgotten-") as folder:
+        journal = Path(folder)
+        arguments = ("--journal", journal.as_uri())
+        checkpoint = ROOT / "models" / "tiny-llava"
+        settings = {"SESSION_MAX_SESSIONS": str(MAX_SESSIONS)}
+        with running_fleet(checkpoint, num_instances=NUM_INSTANCES, arguments=arguments, **settings) as fleet:
+            rows, ratios = run(fleet, journal, number)
+    print_report("forgotten", rows, ratios, save=options.save, quick=options.quick, sessions=number)
+
+
+def run(fleet: Fleet, journal: Path, number: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    clients = Clients(fleet.runtime, number)
+    worker = fleet.processes("llava-0")[1]
+    empty_bytes = rss_bytes(worker)
+    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        running = [pool.submit(clients.run) for _ in range(NUM_CLIENTS)]
+        wait_for(clients, int(1.2 * NUM_INSTANCES * MAX_SESSIONS))
+        full_bytes = rss_bytes(worker)
+        wait_for(clients, number // 2)
+        os.kill(fleet.processes("llava-1")[0], signal.SIGKILL)
+        for each in running:
+            each.result()
+    result, end_bytes = clients.result, rss_bytes(worker)
+    for text in (*result.refusals[:10], *result.lost[:10]):
+        print(text)
+    took = result.took_s
+    empty, last = took[NUM_WARM : NUM_WARM + NUM_EMPTY], took[-len(took) // 5 :]
+    disk_bytes = sum(path.stat().st_blocks * 512 for path in journal.rglob("*"))
+    row = {
+        "opened": clients.num_opened,
+        "asked": result.num_asked,
+        "opening_p99_empty_ms": p99(empty) * 1e3,
+        "opening_p99_full_ms": p99(last) * 1e3,
+        "disk_bytes_a_session": disk_bytes // clients.num_opened,
+        "memory_bytes_a_session": (full_bytes - empty_bytes) // MAX_SESSIONS,
+        "worker_mb": end_bytes // 1_000_000,
+    }
+    ratios = {
+        "refused": len(result.refusals),
+        "lost": len(result.lost),
+        "wrong": result.num_wrong,
+        "rss_growth_after_full": end_bytes / full_bytes,
+        "opening_p99_vs_empty": p99(last) / p99(empty),
+    }
+    return [row], ratios
+
+
+def wait_for(clients: Clients, num_done: int) -> None:
+    """Wait until this many openings have ended; say how far it is now and then."""
+    for tick in count():
+        if clients.num_done >= num_done:
+            return
+        if tick % 100 == 0:
+            print(f"{clients.num_opened} sessions opened", flush=True)
+        time.sleep(0.1)
+
+
+def p99(took_s: list[float]) -> float:
+    return sorted(took_s)[len(took_s) * 99 // 100]
+
+
+def rss_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main()
