@@ -55,6 +55,10 @@ class ModelSettings(HandlerGroup, title="model"):
         "~/.cache/torchmoor", description="Cache of checkpoints from S3; the hub has its own, HF_HOME."
     )
     max_download_bytes: Count = 500 * GIB
+    max_config_bytes: Count = Field(4 * MIB, description="Of each configuration file and chat template.")
+    max_tokenizer_bytes: Count = Field(
+        64 * MIB, description="Of each file of a tokenizer, and of the index of the weights."
+    )
     connect_timeout_s: Positive = Field(10.0, description="Of a download.")
     read_timeout_s: Positive = Field(60.0, description="Between two pieces of a download.")
 

@@ -18,6 +18,7 @@ from handlers.engine.runner import cache_shape
 from handlers.errors import OutOfMemory, SettingsError
 from handlers.journal.url import open_journal
 from handlers.models.checkpoint import find_checkpoint
+from handlers.models.declared_size import check_files
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
 from handlers.process_memory import keep_no_large_blocks
@@ -43,6 +44,7 @@ def start_chat(
     torch.set_num_threads(settings.engine.num_threads)
     checkpoint = find_checkpoint(settings.model, archive, environ)
     own = settings.model
+    check_files(checkpoint, own)
     model = load_model(checkpoint, device, own.dtype, attention=own.attention, is_compiled=own.compile == "layers")
     try:
         engine = make_engine(model, choose_kv_bytes(settings.session, model), settings.engine)

@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
 from handlers.errors import InvalidRequest
+from handlers.models.template_process import SHARED, TemplateFailed
 
 # Source: Touvron et al. 2023, "Llama 2", and the prompts of Meta's reference code.
 LLAMA2 = """\
@@ -70,37 +69,40 @@ class ChatTemplate:
     """
 
     def __init__(self, renderer: Any, tokenizer: Any, model_type: str, image_token: str | None = None) -> None:
-        self._renderer = renderer
-        self._options: dict[str, Any] = {}
+        self._template = renderer.chat_template
+        self._tokenizer = tokenizer
+        self._variables: dict[str, str | None] = {}
         marks: Sequence[str] = ()
-        if not renderer.chat_template and model_type == "llama":
-            self._options, marks = {"chat_template": LLAMA2}, LLAMA2_MARKS
-        elif not renderer.chat_template and model_type == "llava":
-            self._options = {"chat_template": LLAVA15, "image_token": image_token}
-        self._has_template = bool(renderer.chat_template or self._options)
+        if isinstance(self._template, dict):
+            self._template = self._template.get("default")
+        if not self._template and model_type == "llama":
+            self._template, marks = LLAMA2, LLAMA2_MARKS
+        elif not self._template and model_type == "llava":
+            self._template = LLAVA15
+            self._variables["image_token"] = image_token
+        if self._template:
+            SHARED.start()
         self._controls = _controls(tokenizer, [*marks, *([image_token] if image_token else [])])
 
     def check(self) -> None:
         """Raise InvalidRequest without a template."""
-        if not self._has_template:
+        if not self._template:
             raise InvalidRequest(NO_TEMPLATE)
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
         """Return the conversation as text, up to the beginning of the assistant's next answer.
 
         messages: with a text or a list of parts as content, as this template reads it.
-        Raises InvalidRequest without a template, or if it refuses the messages.
+        Raises InvalidRequest without a template, if it refuses the messages, or if it exceeds its limits.
         """
         self.check()
         safe = [{**message, "content": self._disarm_content(message["content"])} for message in messages]
+        request = {"conversations": [safe], "chat_template": self._template, "add_generation_prompt": True}
         try:
-            text: str = self._renderer.apply_chat_template(
-                safe, add_generation_prompt=True, tokenize=False, **self._options
-            )
-        except TemplateError as exc:
-            reason = str(exc)[:200]
-            raise InvalidRequest(f"the model's chat template refuses these messages: {reason}") from exc
-        return text
+            return SHARED.render({**self._tokenizer.special_tokens_map, **self._variables, **request})
+        except TemplateFailed as exc:
+            problem = "refuses these messages" if exc.is_refusal else "cannot render these messages"
+            raise InvalidRequest(f"the model's chat template {problem}: {exc}") from exc
 
     def disarm(self, text: str) -> str:
         """Put a space into each string that the tokenizer or the template would read as a control mark.

@@ -1,5 +1,7 @@
 """Loads a checkpoint's folder into a model that the engine can run."""
 
+import copy
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,12 @@ from transformers.utils import logging as transformers_logging
 
 from handlers.errors import SettingsError
 from handlers.models.compiled import compile_layers
+from handlers.models.declared_size import BuildLimit, check_config
 from handlers.models.llava import LlavaModel
-from handlers.models.memory import check_fits
+from handlers.models.memory import check_fits, read_headers
 from handlers.models.probe import Probe
 from handlers.models.processor import Processor
+from handlers.models.skeleton import build_skeleton
 from handlers.models.text import TextModel
 
 logger = logging.getLogger(__name__)
@@ -32,8 +36,9 @@ def load_model(
     dtype: a torch type's name, or "auto": float32 on a CPU, the checkpoint's own type elsewhere.
     attention: the vision tower's implementation by transformers' name, or "auto".
     is_compiled: torch.compile what lies between the decoder's attention calls; not for float32 on a CPU.
-    Reads safetensors weights only, never pickled ones. Raises SettingsError if `path` is not a checkpoint, does not
-    fit the device, or holds a model whose results here would differ from those in transformers.
+    Reads safetensors weights only, never pickled ones. Raises SettingsError if `path` is not a checkpoint, declares far
+    more than its files hold, does not fit the device, or holds a model whose results here would differ from those in
+    transformers.
     """
     if not (path / "config.json").is_file():
         raise SettingsError(f"handler.model.path: there is no config.json in {path}")
@@ -47,6 +52,7 @@ def load_model(
 
 
 def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compiled: bool) -> TextModel:
+    check_config(json.loads((path / "config.json").read_bytes()))
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     can_see = hasattr(config, "vision_config")
     if can_see and config.model_type not in SEEING:
@@ -57,6 +63,7 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
         raise SettingsError("handler.model.compile must be off for float32 on a CPU, whose weights are packed instead")
     check_fits(path, device, kind)
     loader = AutoModelForImageTextToText if can_see else AutoModelForCausalLM
+    build_skeleton(copy.deepcopy(config), loader, _build_limit(path))
     model: Any = loader.from_pretrained(path, dtype=kind or "auto", local_files_only=True, use_safetensors=True)
     if can_see and attention != "auto":
         model.model.vision_tower.set_attn_implementation(attention)
@@ -75,6 +82,11 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
         compile_layers(loaded.decoder)
     probe.check(loaded)
     return loaded
+
+
+def _build_limit(path: Path) -> BuildLimit:
+    num_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    return BuildLimit(sum(len(header) for header in read_headers(path)), num_bytes)
 
 
 def choose_type(dtype: str, device: torch.device) -> torch.dtype | None:

@@ -33,8 +33,8 @@ def check_fits(path: Path, device: torch.device, dtype: torch.dtype | None) -> N
 def weight_bytes(path: Path, dtype: torch.dtype | None) -> int:
     """Return the size of a checkpoint's safetensors files once loaded. Raises SettingsError if one is damaged."""
     total = 0
-    for file in sorted(path.glob("*.safetensors")):
-        for tensor in _read_header(file).values():
+    for header in read_headers(path):
+        for tensor in header.values():
             size = _FLOATS.get(tensor["dtype"])
             if size is None:
                 size = _OTHERS.get(tensor["dtype"], 1)
@@ -44,8 +44,12 @@ def weight_bytes(path: Path, dtype: torch.dtype | None) -> int:
     return total
 
 
+def read_headers(path: Path) -> list[dict[str, dict]]:
+    """Return the types and shapes of the tensors in each of a checkpoint's safetensors files, by name."""
+    return [_read_header(file) for file in sorted(path.glob("*.safetensors"))]
+
+
 def _read_header(file: Path) -> dict[str, dict]:
-    """Return the types and shapes of a file's tensors by name."""
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")

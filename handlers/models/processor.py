@@ -4,7 +4,6 @@ transformers' processors join the same three, but also load video support, which
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ OLD_TEMPLATE = "chat_template.json"
 
 
 class Processor:
-    """Converts conversations to text, text to ids, and pictures to pixels."""
+    """Holds the tokenizer, the image processor and the template."""
 
     def __init__(self, tokenizer: Any, image_processor: Any, image_token: str, chat_template: str | None) -> None:
         self.tokenizer = tokenizer
@@ -30,6 +29,3 @@ class Processor:
         if template is None and (path / OLD_TEMPLATE).is_file():
             template = json.loads((path / OLD_TEMPLATE).read_text())["chat_template"]
         return cls(tokenizer, images, str(tokenizer.convert_ids_to_tokens(image_token_id)), template)
-
-    def apply_chat_template(self, messages: Sequence[dict[str, Any]], **options: Any) -> Any:
-        return self.tokenizer.apply_chat_template(messages, **{"chat_template": self.chat_template, **options})

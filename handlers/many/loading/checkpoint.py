@@ -13,7 +13,7 @@ from transformers import AutoImageProcessor, AutoTokenizer
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.device import exit_worker
-from handlers.errors import ModelBroken
+from handlers.errors import ModelBroken, SettingsError
 from handlers.many.compute import Compute
 from handlers.many.folder import CONFIG, read_json
 from handlers.many.loading.chat_model import ChatModel
@@ -32,6 +32,7 @@ from handlers.many.tasks.text import SharedTokenizer
 from handlers.many.tasks.text_classification import TextClassification
 from handlers.many.tasks.token_classification import TokenClassification
 from handlers.many.tasks.triton import TritonTask, is_triton, read_tensors
+from handlers.models.declared_size import check_files
 from handlers.models.loader import choose_type
 from handlers.settings import HandlerSettings
 
@@ -102,6 +103,10 @@ class CheckpointLoader:
 
     def __call__(self, folder: Path, progress: LoadProgress) -> ResidentModel:
         """Load a folder. Raises ModelBroken with the reason, OutOfMemory."""
+        try:
+            check_files(folder, self._settings.model)
+        except SettingsError as exc:
+            raise ModelBroken(str(exc)) from exc
         if is_triton(folder):
             return self._load_triton(folder)
         config = read_json(folder, CONFIG)

@@ -9,7 +9,6 @@ The result equals from_pretrained's, which loads the checkpoints whose names or 
 """
 
 import copy
-import inspect
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -20,16 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
-from transformers import initialization as init
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
-from handlers.errors import ModelBroken
-from handlers.many.folder import CONFIG
+from handlers.errors import ModelBroken, SettingsError
+from handlers.many.folder import CONFIG, read_json
 from handlers.many.loading.placement import Assembled
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.weights import Weights, read_weights
 from handlers.many.model import LoadProgress
+from handlers.models.declared_size import BuildLimit, check_config
+from handlers.models.skeleton import build_skeleton
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def load_model(
     weights = read_weights(folder, may_unpickle=may_unpickle, progress=progress)
     kind = dtype or _stored_type(weights)
     key = ("model", auto.__name__, digest([folder / CONFIG, folder / GENERATION_CONFIG]))
-    template = shared.get(key, lambda: _make_template(folder, auto))
+    template = shared.get(key, lambda: _make_template(folder, auto, weights))
     progress.check()
     renamed, missing, unread = _match(weights.tensors, template)
     if _needs_conversion(template.model, missing, unread, kind):
@@ -86,28 +86,19 @@ def load_model(
     return _assemble(template, renamed, weights.is_mapped, kind, unread)
 
 
-def choose_class(config: Any, auto: Any) -> Any:
-    """Return the class of this configuration and head. Raises ModelBroken."""
+def _make_template(folder: Path, auto: Any, weights: Weights) -> Template:
     try:
-        found = auto._model_mapping[type(config)]
-    except KeyError as exc:
-        raise ModelBroken(f"transformers has no {auto.__name__} of type {config.model_type}") from exc
-    return found[0] if isinstance(found, tuple) else found
-
-
-def _make_template(folder: Path, auto: Any) -> Template:
-    try:
+        check_config(read_json(folder, CONFIG))
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        cls = choose_class(config, auto)
-        with torch.device("meta"), init.meta_device_safe_creation_ops():
-            # Many checkpoints lack a pooler, and no task uses it.
-            can_do_without = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
-            model = cls(config, add_pooling_layer=False) if can_do_without else cls(config)
+        num_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
+        model = build_skeleton(config, auto, BuildLimit(len(weights.tensors), num_bytes))
         _compute_buffers(model)
         if model.can_generate() and (folder / GENERATION_CONFIG).is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     except ModelBroken:
         raise
+    except SettingsError as exc:
+        raise ModelBroken(str(exc)) from exc
     except Exception as exc:  # every family checks its configuration in its own way
         raise ModelBroken(f"no model can be made of {CONFIG}: {_short(exc)}") from exc
     model.eval().requires_grad_(False)

@@ -1,0 +1,126 @@
+"""Chat templates in their own process: the same texts as transformers, and an end to every template."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from handlers.errors import InvalidRequest
+from handlers.models.chat_template import LLAMA2, LLAVA15, ChatTemplate
+from handlers.models.template_process import TemplateFailed, TemplateProcess
+from scripts.tiny_llava.build import CHAT_TEMPLATE
+
+TEXTS = ["Hello", " spaces \n", "{{ 7 * 7 }}", "Größe 大 \ud83d", '"quoted" \\ </s>', ""]
+TOOL_TEMPLATE = """\
+{%- set ns = namespace(total=0) -%}
+{%- for m in messages if m.role != 'system' -%}
+{%- if loop.index0 > 4 -%}{%- break -%}{%- endif -%}
+{%- set ns.total = ns.total + m.content | length -%}
+<|{{ m.role }}|>{{ m | tojson }}{% generation %}{{ m.content | trim | upper }}{% endgeneration %}
+{%- endfor -%}
+{{ ns.total }}{{ bos_token }}{{ strftime_now('%Y') }}{{ range(3) | list }}{{ tools == none }}
+"""
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[TemplateProcess]:
+    made = TemplateProcess(cpu_s=0.5)
+    made.start()
+    yield made
+    made.stop()
+
+
+def request(template: str, texts: list[str], **variables: Any) -> dict[str, Any]:
+    roles = ("user", "assistant") * len(texts)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+    return {"conversations": [messages], "chat_template": template, "add_generation_prompt": True, **variables}
+
+
+@pytest.mark.parametrize("is_in_parts", [False, True])
+@pytest.mark.parametrize("template", [LLAMA2, LLAVA15, CHAT_TEMPLATE, TOOL_TEMPLATE])
+def test_texts_are_those_of_transformers(
+    template: str, is_in_parts: bool, process: TemplateProcess, checkpoint: Path
+) -> None:
+    """Each template of this repository gives the text that the tokenizer's own method gives."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+    variables = {**tokenizer.special_tokens_map, "image_token": "<image>"}
+    for num_messages in range(1, len(TEXTS) + 1):
+        asked = request(template, TEXTS[:num_messages], **variables)
+        (messages,) = asked["conversations"]
+        for message in messages if is_in_parts else ():
+            message["content"] = [{"type": "image"}, {"type": "text", "text": message["content"]}]
+
+        try:
+            expected = tokenizer.apply_chat_template(
+                messages, chat_template=template, add_generation_prompt=True, tokenize=False, image_token="<image>"
+            )
+        except Exception as exc:
+            with pytest.raises(TemplateFailed, match=type(exc).__name__):
+                process.render(asked)
+        else:
+            assert process.render(asked) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
+        "{% endfor %}",
+        "{% macro m() %}{% for a in range(99999) %}{{ m() }}{% endfor %}{% endmacro %}{{ m() }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ 'x' * 10 ** 10 }}",
+        "{{ 'x'.ljust(10 ** 10) }}",
+        "{% set ns = namespace(x='xx') %}{% for a in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=['xx']) %}{% for a in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    ],
+)
+def test_every_template_ends(template: str, process: TemplateProcess) -> None:
+    """A template that computes for ever or fills the memory fails; the next one is rendered by a new process."""
+    with pytest.raises(TemplateFailed):
+        process.render(request(template, ["Hello"]))
+
+    assert process.render(request("{{ messages[0].content }}", ["Hello"])) == "Hello"
+
+
+def test_a_client_is_told_that_the_template_is_too_much(checkpoint: Path) -> None:
+    """A worker answers an error of the request, and goes on with other templates."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate(SimpleNamespace(chat_template=endless), tokenizer, "other")
+    other = ChatTemplate(SimpleNamespace(chat_template={"default": "{{ messages[0].role }}"}), tokenizer, "other")
+
+    with pytest.raises(InvalidRequest, match="cannot render these messages: it needs more than 3 s or 256 MiB"):
+        template.render([{"role": "user", "content": "Hello"}])
+
+    assert other.render([{"role": "user", "content": "Hello"}]) == "user"
+
+
+def test_a_refusal_is_not_a_failure(process: TemplateProcess) -> None:
+    """What the template itself says is passed on; another error is named by its kind only."""
+    with pytest.raises(TemplateFailed, match="only users") as refused:
+        process.render(request("{{ raise_exception('only users') }}", ["Hello"]))
+    with pytest.raises(TemplateFailed, match="it raised TypeError") as failed:
+        process.render(request("{{ 'a' + 1 }}", ["Hello"]))
+
+    assert refused.value.is_refusal
+    assert not failed.value.is_refusal
+
+
+def test_a_process_that_ended_is_replaced() -> None:
+    """The system may end the process at any time; the next rendering does not fail for it."""
+    process = TemplateProcess()
+    asked = request("{{ messages | tojson }}", ["Hello"])
+    before = process.render(asked)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    assert process.render(asked) == before
+    assert json.loads(before) == [{"role": "user", "content": "Hello"}]
+    process.stop()
