@@ -18,7 +18,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from torchmoor.async_inference.objects.disk_budget import TEMPORARY, DiskBudget
 from torchmoor.async_inference.objects.object_store import (
     Download,
     LocationRefused,
@@ -32,6 +31,7 @@ from torchmoor.async_inference.objects.object_store import (
     TooLarge,
     join_chunks,
 )
+from torchmoor.async_inference.objects.results_budget import TEMPORARY, ResultsBudget
 from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.group import MIB
 from torchmoor.config.objects import ObjectSettings
@@ -46,7 +46,7 @@ class DirectoryStore(ObjectStore):
 
     def __init__(self, settings: ObjectSettings) -> None:
         self._settings = settings
-        self._budget = DiskBudget(settings)
+        self._budget = ResultsBudget(settings)
         self._threads = Threads("objects-file", settings.max_in_flight)
 
     def check_input(self, url: str) -> None:

@@ -18,7 +18,7 @@ from torchmoor.config.objects import ObjectSettings
 TEMPORARY = ".part"  # ends the name of an unfinished file
 
 
-class DiskBudget:
+class ResultsBudget:
     """Counts the bytes of each output directory. Any thread."""
 
     def __init__(self, settings: ObjectSettings) -> None:
