@@ -29,6 +29,7 @@ TorchmoorError
     |-- InternalFailure      500
     `-- ServiceUnavailable   503, with Retry-After
         |-- QueueFull            of asynchronous requests
+        |-- DiskFull             for their results or their queue
         `-- QueueUnavailable
 """
 
@@ -254,6 +255,16 @@ class QueueFull(ServiceUnavailable):
         super().__init__(
             f"Endpoint {endpoint} has as many asynchronous requests pending as its queue may hold "
             f"(async_queue.{limit}). Try again later.",
+            retry_after_s=QUEUE_RETRY_S,
+        )
+
+
+class DiskFull(ServiceUnavailable):
+    """The disk, or the part of it that a setting allows, has no room for more asynchronous requests."""
+
+    def __init__(self, setting: str) -> None:
+        super().__init__(
+            f"There is no room for more asynchronous requests and their results ({setting}). Try again later.",
             retry_after_s=QUEUE_RETRY_S,
         )
 

@@ -27,7 +27,15 @@ from torchmoor.async_inference.workers.fault_log import FaultLog
 from torchmoor.async_inference.workers.instance_client import InstanceClient
 from torchmoor.async_inference.workers.worker import Worker
 from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
-from torchmoor.errors import ApiError, ConfigError, InternalFailure, QueueUnavailable, ValidationError
+from torchmoor.errors import (
+    ApiError,
+    ConfigError,
+    DiskFull,
+    InternalFailure,
+    QueueUnavailable,
+    ResultLocationInUse,
+    ValidationError,
+)
 from torchmoor.metrics.asynchronous import AsyncMetrics
 
 logger = logging.getLogger(__name__)
@@ -113,9 +121,10 @@ class AsyncInference:
                 if endpoint.capacity is not None:
                     worker = self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.capacity, notifier)
                     await stack.enter_async_context(worker)
-            watching = asyncio.get_running_loop().create_task(self._watch_queue())
-            stack.push_async_callback(asyncio.wait, (watching,))
-            stack.callback(watching.cancel)
+            for work in (self._watch_queue(), self._sweep_store()):
+                task = asyncio.get_running_loop().create_task(work)
+                stack.push_async_callback(asyncio.wait, (task,))
+                stack.callback(task.cancel)
             self._stack = stack.pop_all()
         return self
 
@@ -161,6 +170,7 @@ class AsyncInference:
                     backlog, metrics = await self.queue.backlog(endpoint.name), endpoint.metrics
                     metrics.num_waiting, metrics.num_running = backlog.waiting, backlog.running
                     metrics.oldest_age_s = backlog.oldest_age_s
+                    metrics.num_queue_bytes = await self.queue.size_bytes()
                 while await self.queue.forget():
                     pass
             except QueueUnavailable as error:
@@ -168,6 +178,17 @@ class AsyncInference:
             except Exception:
                 logger.exception("backlog could not be read")
             await asyncio.sleep(BACKLOG_INTERVAL_S)
+
+    async def _sweep_store(self) -> None:
+        """Measure the stored results, and remove what killed processes left."""
+        while True:
+            try:
+                num_bytes = await self.store.sweep()
+                for endpoint in self.endpoints.values():
+                    endpoint.metrics.num_result_bytes = num_bytes
+            except Exception:
+                logger.exception("results could not be measured")
+            await asyncio.sleep(self.settings.sweep_interval_s)
 
     def locate(self, endpoint: str, inference_id: str, *, filename: str, extension: str) -> ResultLocations:
         """Return where a request's result or failure will be stored. Raises LocationRefused."""
@@ -181,22 +202,25 @@ class AsyncInference:
 
     async def submit(self, request: AsyncRequest) -> AsyncRequest:
         """Queue a request, as `Queue.submit`, and wake this process's worker. Other processes poll for it."""
-        stored = await self.queue.submit(request, is_taken=await self._is_taken(request))
+        stored = await self.queue.submit(request, refusal=await self._find_refusal(request))
         worker = self.workers.get(request.endpoint)
         if worker is not None:
             worker.wake()
         self.on_submitted(request.endpoint)
         return stored
 
-    async def _is_taken(self, request: AsyncRequest) -> bool:
-        """Return whether an object has a location of the request, if the store can say so in time."""
+    async def _find_refusal(self, request: AsyncRequest) -> ApiError | None:
+        """Return why the store would not take the request's result, if it can say so in time."""
         try:
             async with asyncio.timeout(self.settings.check_timeout_s):
-                return any(await asyncio.gather(*map(self.store.is_taken, request.locations)))
+                if any(await asyncio.gather(*map(self.store.is_taken, request.locations))):
+                    return ResultLocationInUse()
+                shortage = await self.store.find_shortage(request.output_location)
         except LocationRefused as error:
-            raise ValidationError(str(error)) from error
+            return ValidationError(str(error))
         except (ObjectError, TimeoutError):
-            return False  # publication finds out
+            return None  # publication finds out
+        return None if shortage is None else DiskFull(shortage)
 
     def try_submit(self, request: AsyncRequest, on_done: Callable[[AsyncRequest | ApiError], None]) -> bool:
         """Submit in the background; on_done is called once, unless the proxy stops. Returns False at max_submitting."""

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from torchmoor.config.group import MIB, Count, Positive, SettingsGroup, refusal
+from torchmoor.config.group import MIB, Count, Positive, SettingsGroup, Size, refusal
 
 
 class AsyncEndpointSettings(SettingsGroup, title="AsyncInferenceConfig"):
@@ -41,6 +41,9 @@ class AsyncInferenceSettings(SettingsGroup, title="async_inference"):
     check_timeout_s: Positive = Field(
         2.0, description="How long a submit waits for the store to say whether the result's name is taken."
     )
+    sweep_interval_s: Positive = Field(
+        300.0, description="Time between two measurements of the output directories, which delete abandoned files."
+    )
     max_publishing: Count = Field(64, description="Results of an endpoint being stored, beside the running requests.")
     max_submitting: Count = Field(1024, description="Requests being written to the queue; beyond it clients must wait.")
 
@@ -58,6 +61,12 @@ class AsyncQueueSettings(SettingsGroup, title="async_queue"):
         100_000, description="Requests of one endpoint that have not ended; beyond it they are refused with 503."
     )
     max_pending_bytes: Count = Field(1024 * MIB, description="Inline bodies of one endpoint's pending requests.")
+    max_file_bytes: Count = Field(
+        8192 * MIB, description="Used part of SQLite's file. New requests are refused with 503 when it is full."
+    )
+    min_free_bytes: Size = Field(
+        256 * MIB, description="Of the file system of SQLite's file. With less, new requests are refused with 503."
+    )
     remember_s: Positive = Field(
         86_400.0, description="How long an ended request is listed and keeps its inference id."
     )

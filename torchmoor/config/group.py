@@ -16,6 +16,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 Count = Annotated[int, Field(gt=0)]
+Size = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Port = Annotated[int, Field(ge=1, le=65_535)]

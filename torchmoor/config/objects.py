@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from torchmoor.config.group import GIB, MIB, Count, Positive, SettingsGroup, Texts
+from torchmoor.config.group import GIB, MIB, Count, Positive, SettingsGroup, Size, Texts
 
 LEAST_PART_BYTES = 5 * MIB  # S3's own limit, for all parts but the last
 MOST_COPIED_BYTES = 5 * GIB  # S3 copies an object in one request up to this size
@@ -42,6 +42,15 @@ class ObjectSettings(SettingsGroup, title="objects"):
     s3_region: str = Field("", description="Empty: AWS_REGION, then AWS's configuration files.")
     max_input_bytes: Count = Field(GIB, description="Largest input.")
     max_output_bytes: Annotated[int, Field(gt=0, le=MOST_COPIED_BYTES)] = Field(GIB, description="Largest result.")
+    max_bytes: Count = Field(
+        50 * GIB, description="Of each output directory. New requests are refused with 503 when it is full."
+    )
+    min_free_bytes: Size = Field(
+        256 * MIB, description="Of a directory's file system. With less, new requests are refused with 503."
+    )
+    unfinished_ttl_s: Positive = Field(
+        7200.0, description="Age at which the unfinished file of a process that was killed is deleted."
+    )
     part_bytes: Annotated[int, Field(ge=LEAST_PART_BYTES)] = Field(
         LEAST_PART_BYTES, description="Part of a multipart upload; a smaller object is sent in one request."
     )

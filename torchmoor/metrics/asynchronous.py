@@ -19,6 +19,8 @@ class AsyncMetrics:
         self.num_waiting = 0  # this and the next two: as last read from the queue
         self.num_running = 0
         self.oldest_age_s = 0.0
+        self.num_queue_bytes = 0
+        self.num_result_bytes = 0  # as last measured
         self._num_ready = num_ready
         self._first = next(iter(variants))
 
@@ -33,3 +35,5 @@ class AsyncMetrics:
         yield "ApproximateBacklogSizePerInstance", size / max(1, num_ready)
         yield "ApproximateAgeOfOldestRequest", self.oldest_age_s
         yield "HasBacklogWithoutCapacity", int(size > 0 and num_ready == 0)
+        yield "AsyncQueueBytes", self.num_queue_bytes
+        yield "AsyncResultBytes", self.num_result_bytes

@@ -169,6 +169,13 @@ ASYNCHRONOUS = (
         "seconds",
     ),
     _gauge("HasBacklogWithoutCapacity", "1 while requests wait and no instance is ready.", BY_ENDPOINT, "0 or 1"),
+    _gauge("AsyncQueueBytes", "Size of SQLite's file, of all endpoints; 0 with Redis.", BY_ENDPOINT, "bytes"),
+    _gauge(
+        "AsyncResultBytes",
+        "Bytes in the directories of results, of all endpoints, as last measured; 0 with S3.",
+        BY_ENDPOINT,
+        "bytes",
+    ),
 )
 HOST = (
     _gauge("CPUUtilization", "CPU use since the last scrape; 400 is four busy CPUs.", (), "percent"),

@@ -31,6 +31,7 @@ from torchmoor.async_inference.objects.object_store import (
     TooLarge,
     join_chunks,
 )
+from torchmoor.async_inference.objects.results_budget import TEMPORARY, ResultsBudget
 from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.group import MIB
 from torchmoor.config.objects import ObjectSettings
@@ -45,6 +46,7 @@ class DirectoryStore(ObjectStore):
 
     def __init__(self, settings: ObjectSettings) -> None:
         self._settings = settings
+        self._budget = ResultsBudget(settings)
         self._threads = Threads("objects-file", settings.max_in_flight)
 
     def check_input(self, url: str) -> None:
@@ -70,17 +72,29 @@ class DirectoryStore(ObjectStore):
     async def is_taken(self, url: str) -> bool:
         return await self._threads.run(_is_taken, self._output(url))
 
+    async def find_shortage(self, url: str) -> str | None:
+        return await self._threads.run(self._budget.find_shortage, self._output(url).root)
+
+    async def sweep(self) -> int:
+        await self._threads.run(self._budget.sweep)
+        return self._budget.used_bytes
+
     async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> StagedObject:
-        writer = _FileWriter(self._output(url), self._settings.max_output_bytes)
+        location = self._output(url)
+        writer = _FileWriter(location, self._settings.max_output_bytes)
         try:
             async for block in join_chunks(chunks, MIB, self._settings.max_output_bytes):
                 await self._threads.run(writer.write, block)
-            return await self._threads.run(writer.commit)
+            stored = await self._threads.run(writer.commit)
+            self._budget.add(location.root, stored.num_bytes)
+            return stored
         finally:
             self._threads.submit(writer.discard)
 
     async def put(self, url: str, body: bytes, content_type: str = "") -> None:
-        await self._threads.run(_put, self._output(url), body, self._settings.max_output_bytes)
+        location = self._output(url)
+        await self._threads.run(_put, location, body, self._settings.max_output_bytes)
+        self._budget.add(location.root, len(body))
 
     async def publish(self, staged: str, tag: str, final: str) -> None:
         await self._threads.run(_publish, self._output(staged), tag, self._output(final))
@@ -217,7 +231,7 @@ class _FileWriter:
             if self._num_bytes > self._max_bytes:
                 raise TooLarge(f"the result has more than {self._max_bytes} bytes")
             if self._fd is None:
-                temporary = self._location.make_folder().with_name(f".{uuid4().hex}.part")
+                temporary = self._location.make_folder().with_name(f".{uuid4().hex}{TEMPORARY}")
                 self._fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 self._temporary = temporary
             view = memoryview(data)

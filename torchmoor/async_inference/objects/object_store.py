@@ -141,6 +141,12 @@ class ObjectStore(InputStore, Protocol):
     async def is_taken(self, url: str) -> bool:
         """Return whether an object has this name, or the name is a folder or below a file."""
 
+    async def find_shortage(self, url: str) -> str | None:
+        """Return the setting that allows no more results here; None if there is room."""
+
+    async def sweep(self) -> int:
+        """Remove what killed processes left, and return the bytes that the results take; 0 if that is not known."""
+
     async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> StagedObject:
         """Stage an object of unknown length. A staged object of this name is replaced.
 

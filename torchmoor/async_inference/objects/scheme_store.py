@@ -49,6 +49,12 @@ class SchemeStore(ObjectStore):
     async def is_taken(self, url: str) -> bool:
         return await self._output(url).is_taken(url)
 
+    async def find_shortage(self, url: str) -> str | None:
+        return await self._output(url).find_shortage(url)
+
+    async def sweep(self) -> int:
+        return sum([await store.sweep() for store in self._outputs.values()])
+
     async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> StagedObject:
         return await self._output(url).upload(url, chunks, content_type)
 

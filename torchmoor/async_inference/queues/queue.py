@@ -16,18 +16,20 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRecord, AsyncRequest, AsyncState, Backlog, Claim
+from torchmoor.errors import ApiError
 
 
 class Queue(Protocol):
     """Holds the asynchronous requests of all endpoints. Each process uses one object from one event loop."""
 
-    async def submit(self, request: AsyncRequest, *, is_taken: bool = False) -> AsyncRequest:
+    async def submit(self, request: AsyncRequest, *, refusal: ApiError | None = None) -> AsyncRequest:
         """Store a request with its `received_at`. Idempotent on endpoint, principal and invocation id.
 
         Its locations are reserved until it ends: no other request may have one of them, a folder above it or an object
-        below it. is_taken: an object has one of them already.
+        below it. refusal: raised instead of storing a new request.
         Returns the stored request; for a client's retry, the first one with its inference id.
-        Raises InferenceIdInUse if a request of another invocation has its inference id; ResultLocationInUse; QueueFull.
+        Raises InferenceIdInUse if a request of another invocation has its inference id; ResultLocationInUse; QueueFull;
+        DiskFull.
         """
 
     async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
@@ -80,6 +82,9 @@ class Queue(Protocol):
         Returns CANCELLED (although the failure object may not be written yet), the state that came first
         (DECIDED, COMPLETED, FAILED, EXPIRED), or None if the request is unknown.
         """
+
+    async def size_bytes(self) -> int:
+        """Return the bytes that are used on this machine's disk; 0 for a server's."""
 
     async def get(self, inference_id: str) -> AsyncRecord | None:
         """Return one request's record."""

@@ -29,7 +29,7 @@ from torchmoor.async_inference.request import (
     Claim,
 )
 from torchmoor.config.asynchronous import AsyncQueueSettings
-from torchmoor.errors import InferenceIdInUse, QueueFull, QueueUnavailable, ResultLocationInUse
+from torchmoor.errors import ApiError, InferenceIdInUse, QueueFull, QueueUnavailable, ResultLocationInUse
 from torchmoor.wire.store_urls import RedisAddress
 
 logger = logging.getLogger(__name__)
@@ -49,16 +49,18 @@ class RedisQueue(Queue):
         self._settings = settings
         self._clock = clock
 
-    async def submit(self, request: AsyncRequest, *, is_taken: bool = False) -> AsyncRequest:
+    async def submit(self, request: AsyncRequest, *, refusal: ApiError | None = None) -> AsyncRequest:
         head, name, _ = request.to_json().rpartition('"received_at":')
         answer = await self._run(
             redis_scripts.SUBMIT,
             *(request.endpoint, request.inference_id, request.invocation_key or "", head + name, request.ttl_s),
             *(_argument(request.body), self._settings.max_pending, self._settings.max_pending_bytes, uuid4().hex),
-            *(int(is_taken), *request.locations),
+            *(int(refusal is not None), *request.locations),
         )
         if answer[0] == b"in use":
             raise InferenceIdInUse(request.inference_id)
+        if answer[0] == b"refused" and refusal is not None:
+            raise refusal
         if answer[0] == b"taken":
             raise ResultLocationInUse
         if answer[0] == b"full":
@@ -105,6 +107,9 @@ class RedisQueue(Queue):
             return None
         end = AsyncOutcome.from_json(answer[1], None).state
         return end if end is AsyncState.CANCELLED else AsyncState(answer[0].decode())
+
+    async def size_bytes(self) -> int:
+        return 0
 
     async def get(self, inference_id: str) -> AsyncRecord | None:
         fields = await self._run(redis_scripts.GET, inference_id)

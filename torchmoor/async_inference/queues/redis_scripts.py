@@ -78,8 +78,8 @@ end
 """
 
 # endpoint, inference id, invocation key, request, time to live, body (after a byte, "" for none), max_pending,
-# max_pending_bytes, nonce: identifies the client library's second try after a lost answer, whether an object has one of
-# its locations, and these.
+# max_pending_bytes, nonce: identifies the client library's second try after a lost answer, whether a new request is
+# refused, its locations.
 # The request's JSON ends with `"received_at":`; the script appends the time.
 SUBMIT = """
 local name, id, invocation, request, ttl_s, body = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
@@ -102,7 +102,8 @@ local function is_reserved(location)  -- it, one above it or one below it
   end
   return #redis.call('ZRANGEBYLEX', reserved, '(' .. location .. '/', '(' .. location .. '0', 'LIMIT', 0, 1) > 0
 end
-if ARGV[11] == '1' or is_reserved(ARGV[12]) or is_reserved(ARGV[13]) then return {'taken'} end
+if ARGV[11] == '1' then return {'refused'} end
+if is_reserved(ARGV[12]) or is_reserved(ARGV[13]) then return {'taken'} end
 local pending = 0
 for _, state in ipairs({'WAITING', 'RUNNING', 'DECIDED'}) do
   pending = pending + redis.call('ZCARD', endpoint .. 'in:' .. state)

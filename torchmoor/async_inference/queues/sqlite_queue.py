@@ -7,6 +7,7 @@ repeats it, which the fencing token makes safe. A kill -9 undoes nothing.
 from __future__ import annotations
 
 import builtins
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from torchmoor.async_inference.request import (
     Claim,
 )
 from torchmoor.config.asynchronous import AsyncQueueSettings
-from torchmoor.errors import InferenceIdInUse, QueueFull, ResultLocationInUse
+from torchmoor.errors import ApiError, DiskFull, InferenceIdInUse, QueueFull, ResultLocationInUse
 
 _LAST_SEQ = 2**63 - 1
 MAX_AT_ONCE = 500  # rows that one call wakes or drops, so that a transaction stays short
@@ -49,10 +50,11 @@ class SqliteQueue(Queue):
     def __init__(self, path: Path, settings: AsyncQueueSettings, clock: Callable[[], float] = time.time) -> None:
         self._settings = settings
         self._clock = clock
+        self._folder = path.parent
         self._database = Database(path, settings.timeout_s)
 
-    async def submit(self, request: AsyncRequest, *, is_taken: bool = False) -> AsyncRequest:
-        return await self._database.run(partial(self._submit, request, is_taken), is_durable=True)
+    async def submit(self, request: AsyncRequest, *, refusal: ApiError | None = None) -> AsyncRequest:
+        return await self._database.run(partial(self._submit, request, refusal), is_durable=True)
 
     async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
         return await self._claim(endpoint, lease_s, may_begin=True)
@@ -94,6 +96,9 @@ class SqliteQueue(Queue):
     async def cancel(self, inference_id: str) -> AsyncState | None:
         return await self._database.run(partial(self._cancel, inference_id), is_durable=True)
 
+    async def size_bytes(self) -> int:
+        return await self._database.run(_used_bytes)
+
     async def get(self, inference_id: str) -> AsyncRecord | None:
         sql = f"SELECT {_COLUMNS} FROM requests WHERE inference_id = ?"
         row = await self._database.run(lambda db: db.execute(sql, (inference_id,)).fetchone())
@@ -128,7 +133,7 @@ class SqliteQueue(Queue):
 
     # The methods below run in the database's thread, inside a transaction.
 
-    def _submit(self, request: AsyncRequest, is_taken: bool, db: sqlite3.Connection) -> AsyncRequest:
+    def _submit(self, request: AsyncRequest, refusal: ApiError | None, db: sqlite3.Connection) -> AsyncRequest:
         invocation = request.invocation_key
         row = db.execute(
             "SELECT r.request, i.body FROM requests r LEFT JOIN inputs i USING (seq) WHERE r.invocation = ?",
@@ -139,7 +144,9 @@ class SqliteQueue(Queue):
         found = db.execute("SELECT 1 FROM requests WHERE inference_id = ?", (request.inference_id,)).fetchone()
         if found is not None:
             raise InferenceIdInUse(request.inference_id)
-        if is_taken or any(_is_reserved(db, location) for location in request.locations):
+        if refusal is not None:
+            raise refusal
+        if any(_is_reserved(db, location) for location in request.locations):
             raise ResultLocationInUse
         size = len(request.body or b"")
         self._check_limits(db, request.endpoint, size)
@@ -160,7 +167,11 @@ class SqliteQueue(Queue):
         return request
 
     def _check_limits(self, db: sqlite3.Connection, endpoint: str, size: int) -> None:
-        """Raise QueueFull if the request exceeds a limit."""
+        """Raise QueueFull or DiskFull if the request exceeds a limit."""
+        if _used_bytes(db) + size > self._settings.max_file_bytes:
+            raise DiskFull("async_queue.max_file_bytes")
+        if shutil.disk_usage(self._folder).free < self._settings.min_free_bytes:
+            raise DiskFull("async_queue.min_free_bytes")
         num_pending = num_bytes = 0
         for state, count, body_bytes in _totals(db, endpoint):
             if state in _PENDING:
@@ -354,6 +365,13 @@ def _is_reserved(db: sqlite3.Connection, location: str) -> bool:
         UNION ALL SELECT 1 FROM reserved WHERE location > ? AND location < ?
     """  # "0" is the character after "/"
     return db.execute(sql, (location, *above, location + "/", location + "0")).fetchone() is not None
+
+
+def _used_bytes(db: sqlite3.Connection) -> int:
+    """Return the file's size without the pages that deleted rows left free."""
+    names = "page_size", "page_count", "freelist_count"
+    size, total, free = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+    return int(size * (total - free))
 
 
 def _totals(db: sqlite3.Connection, endpoint: str) -> builtins.list[tuple[str, int, int]]:

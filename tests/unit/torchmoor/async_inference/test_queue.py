@@ -114,16 +114,16 @@ def test_locations_that_only_begin_alike_are_different(store: Store, queue: Queu
     assert store.do(queue.submit(request("r2", output_location=location))).inference_id == "r2"
 
 
-def test_location_that_an_object_has_is_refused(store: Store, queue: Queue) -> None:
+def test_refusal_is_for_new_requests(store: Store, queue: Queue) -> None:
     """A client's retry is answered nevertheless: the object is its own."""
     sent = request("r1", invocation_id="call")
     first = store.do(queue.submit(sent))
 
-    assert first == store.do(queue.submit(sent, is_taken=True))
+    assert first == store.do(queue.submit(sent, refusal=ResultLocationInUse()))
     with pytest.raises(InferenceIdInUse):
-        store.do(queue.submit(request("r1"), is_taken=True))
+        store.do(queue.submit(request("r1"), refusal=ResultLocationInUse()))
     with pytest.raises(ResultLocationInUse):
-        store.do(queue.submit(request("r2"), is_taken=True))
+        store.do(queue.submit(request("r2"), refusal=ResultLocationInUse()))
 
 
 def test_result_that_cannot_be_published_is_replaced_once_and_for_all(store: Store, queue: Queue) -> None:

@@ -1,0 +1,150 @@
+"""Disks that fill with results or with the queue: new requests are refused, running ones end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.torchmoor.async_inference.rig import Rig, play, until
+from torchmoor.async_inference.objects.directory_store import DirectoryStore
+from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
+from torchmoor.async_inference.request import AsyncState
+from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.errors import DiskFull
+
+EVERYTHING = 1 << 62  # bytes; no disk has them free
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+@pytest.mark.parametrize("limit", [{"max_bytes": 4096}, {"min_free_bytes": EVERYTHING}])
+def test_full_directory_refuses_new_requests_only(rig: Rig, limit: dict[str, int]) -> None:
+    """A refused request leaves nothing; a client's retry of a stored one gets its answer; deleting makes room."""
+
+    async def scene() -> None:
+        async with rig:
+            roomy, full = rig.objects, rig.objects.replace(**limit)
+            service = await rig.start()
+            sent = rig.request("one", invocation_id="call")
+            await service.submit(sent)
+            await rig.until_ended(service, "one")
+            (rig.folder / "results/old").write_bytes(b"x" * 8192)
+            rig.objects = full
+            later = await rig.start()
+            await until(lambda: later.endpoints["llava"].metrics.num_result_bytes >= 8192, "the folder is measured")
+
+            with pytest.raises(DiskFull, match=f"objects.{next(iter(limit))}") as refused:
+                await later.submit(rig.request("two"))
+            assert (refused.value.status, refused.value.retry_after_s) == (503, 30)
+            assert await later.queue.get("two") is None
+            assert (await later.submit(sent)).inference_id == "one"
+            assert set(rig.results()) == {"one.out", "old"}
+
+            rig.objects = roomy
+            again = await rig.start()
+            await again.submit(rig.request("two"))
+            assert (await rig.until_ended(again, "two")).state is AsyncState.COMPLETED
+
+    play(scene())
+
+
+def test_results_count_as_they_are_written(tmp_path: Path, rig: Rig) -> None:
+    """The budget holds between two measurements, too."""
+
+    async def scene() -> None:
+        store = DirectoryStore(rig.objects.replace(max_bytes=3000))
+        folder = (tmp_path / "results").as_uri()
+        assert await store.find_shortage(f"{folder}/x") is None
+        await store.put(f"{folder}/a", b"x" * 1000)
+        assert await store.find_shortage(f"{folder}/x") is None
+        await store.put(f"{folder}/b", b"x" * 2000)
+        assert await store.find_shortage(f"{folder}/x") == "objects.max_bytes"
+        await store.close()
+
+    asyncio.run(scene())
+
+
+def test_sweep_deletes_what_killed_processes_left(tmp_path: Path, rig: Rig) -> None:
+    """Unfinished files of a certain age go; younger ones, results and staged answers stay."""
+    folder = tmp_path / "results/deep"
+    folder.mkdir(parents=True)
+    names = (".old.part", ".young.part", "named.part", "result.out")
+    for name in names:
+        (folder / name).write_bytes(b"x" * 5000)
+        os.utime(folder / name, (time.time() - 8000,) * 2)
+    os.utime(folder / ".young.part")
+
+    async def scene() -> None:
+        store = DirectoryStore(rig.objects)
+        num_bytes = await store.sweep()
+        await store.close()
+        assert num_bytes == 512 * sum(path.lstat().st_blocks for path in folder.iterdir()) > 0
+
+    asyncio.run(scene())
+    assert {path.name for path in folder.iterdir()} == {".young.part", "named.part", "result.out"}
+
+
+def test_service_sweeps_at_its_start(rig: Rig) -> None:
+    """A restart after a kill removes the rest of an interrupted write."""
+
+    async def scene() -> None:
+        async with rig:
+            left = rig.folder / "results/.0123.part"
+            left.write_bytes(b"x")
+            os.utime(left, (0, 0))
+            await rig.start()
+            await until(lambda: not left.exists(), "the file is deleted")
+
+    play(scene())
+
+
+@pytest.mark.parametrize("limit", [{"max_file_bytes": 200_000}, {"min_free_bytes": EVERYTHING}])
+def test_full_queue_file_refuses_new_requests_only(rig: Rig, limit: dict[str, Any]) -> None:
+    """Stored requests still run, and their end makes room in the file."""
+
+    async def scene() -> None:
+        async with rig:
+            service = rig.make_service()
+            rig.places.instances = []
+            async with service:
+                for number in range(2):
+                    await service.submit(rig.request(f"r{number}", b"x" * 60_000, invocation_id=f"call{number}"))
+
+                limited: Queue = SqliteQueue(rig.folder / "queue.db", AsyncQueueSettings(**limit))
+                with pytest.raises(DiskFull, match=f"async_queue.{next(iter(limit))}"):
+                    await limited.submit(rig.request("more", b"x" * 60_000))
+                assert await limited.get("more") is None
+                stored = await limited.submit(rig.request("r0", b"x" * 60_000, invocation_id="call0"))
+                assert stored.inference_id == "r0"
+
+                rig.places.instances = [rig.instance]
+                rig.places.wake()
+                for number in range(2):
+                    assert (await rig.until_ended(service, f"r{number}")).state is AsyncState.COMPLETED
+                if "max_file_bytes" in limit:
+                    await limited.submit(rig.request("more", b"x" * 60_000))
+                await limited.close()
+
+    play(scene())
+
+
+def test_free_space_is_that_of_the_disk(tmp_path: Path, rig: Rig) -> None:
+    """A directory that does not exist yet is on the disk of the folder above it."""
+    free = shutil.disk_usage(tmp_path).free
+
+    async def scene() -> None:
+        store = DirectoryStore(rig.objects.replace(min_free_bytes=free // 2))
+        assert await store.find_shortage((tmp_path / "results/x").as_uri()) is None
+        await store.close()
+
+    asyncio.run(scene())

@@ -1,0 +1,65 @@
+"""The space that results in directories may take: a budget of bytes, and the free space that they must leave.
+
+Each sweep measures the directories. Until the next one, a process adds what it writes itself; what clients delete and
+other processes write counts from then on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from torchmoor.config.objects import ObjectSettings
+
+TEMPORARY = ".part"  # ends the name of an unfinished file
+
+
+class ResultsBudget:
+    """Counts the bytes of each output directory. Any thread."""
+
+    def __init__(self, settings: ObjectSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._used_bytes = dict.fromkeys(map(Path, settings.output_directories), 0)
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the bytes of all directories."""
+        return sum(self._used_bytes.values())
+
+    def add(self, root: Path, num_bytes: int) -> None:
+        """Count a file that was written."""
+        with self._lock:
+            self._used_bytes[root] += num_bytes
+
+    def find_shortage(self, root: Path) -> str | None:
+        """Return the setting that allows no more results in a directory; None if there is room."""
+        if self._used_bytes[root] >= self._settings.max_bytes:
+            return "objects.max_bytes"
+        folder = next(each for each in (root, *root.parents) if each.exists())
+        if shutil.disk_usage(folder).free < self._settings.min_free_bytes:
+            return "objects.min_free_bytes"
+        return None
+
+    def sweep(self) -> None:
+        """Measure the directories, and delete the unfinished files of processes that were killed."""
+        abandoned_before = time.time() - self._settings.unfinished_ttl_s
+        for root in self._used_bytes:
+            files = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
+            num_bytes = sum(_size(file, abandoned_before) for file in files)
+            with self._lock:
+                self._used_bytes[root] = num_bytes
+
+
+def _size(path: Path, abandoned_before: float) -> int:
+    """Return what a file takes on the disk; delete it first if it is abandoned."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if not path.name.endswith(TEMPORARY) or not path.name.startswith(".") or found.st_mtime >= abandoned_before:
+            return found.st_blocks * 512
+        path.unlink()
+    return 0
