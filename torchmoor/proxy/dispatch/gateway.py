@@ -24,7 +24,7 @@ from torchmoor.proxy.instances.recovery import Recovery
 from torchmoor.proxy.instances.registry import Endpoint, Registry
 from torchmoor.proxy.routing.foreign_sessions import ForeignSessions
 from torchmoor.proxy.routing.random import choose_weighted
-from torchmoor.proxy.routing.sessions import rendezvous
+from torchmoor.proxy.routing.session_placement import rendezvous
 from torchmoor.proxy.routing.waiting import WaitingBytes
 from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId, verify
