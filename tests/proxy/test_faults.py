@@ -202,14 +202,14 @@ def test_retries_have_a_budget(make_stage: Callable[..., Stage]) -> None:
         assert read_answer(invoke(stage)).startswith(b"HTTP/1.1 503")
         assert len(stage.a.received + stage.b.received) == num_asked
 
-    metrics = stage.proxy.data.gateway.dispatchers()[0].metrics
+    metrics = stage.proxy.data.dispatchers.all()[0].metrics
     assert (metrics.retries, metrics.retries_refused) == (1, 2)
 
 
 def test_refused_connections_cost_no_budget(make_stage: Callable[..., Stage]) -> None:
     """Nothing was sent, so nothing is done twice."""
     stage = make_stage(are_journaled=True, recovery=RecoverySettings(retry_burst=1, retry_fraction=0.001))
-    stage.proxy.data.gateway.dispatchers()[0].retries.try_take(0)
+    stage.proxy.data.dispatchers.all()[0].retries.try_take(0)
     stage.run(stage.a.stop())
 
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "b"
