@@ -28,8 +28,8 @@ from torchmoor.errors import LaunchError, TorchmoorError
 from torchmoor.fleet.data_planes import DataPlanes, VariantTraffic
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.scaling import Scaling, decide, explain
+from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import OperationAnswer
 from torchmoor.proxy.instances.registry import Registry, Scale, Variant
 from torchmoor.wire.operations import STATUS
 

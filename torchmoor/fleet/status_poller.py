@@ -15,8 +15,8 @@ from time import thread_time
 from typing import NamedTuple, Protocol
 
 from torchmoor.config.health import HealthSettings
+from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.model_placement import ModelPlacement, ModelReport, ReportedTier
 from torchmoor.wire.operations import STATUS
@@ -53,7 +53,7 @@ class StatusPoller:
         self,
         registry: Registry,
         settings: HealthSettings,
-        operations: Operations,
+        operations: HandlerOperations,
         listener: StatusListener | None = None,
     ) -> None:
         self._listener = listener

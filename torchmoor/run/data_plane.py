@@ -33,8 +33,8 @@ from torchmoor.proxy.http.server import HttpServer
 from torchmoor.proxy.http.subrequest import Subrequests
 from torchmoor.proxy.http.timeouts import Sweeper
 from torchmoor.proxy.http.upstream import Connector
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.recovery import Recovery
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import RequestObserver, observing
@@ -78,7 +78,7 @@ class DataPlane:
             idle_timeout_s=timeouts.pool_idle_timeout_s,
             max_header_bytes=4 * limits.max_header_bytes,
         )
-        self.operations = Operations()
+        self.operations = HandlerOperations()
         self.recovery = Recovery(registry, settings.recovery, clock=clock)
         self.subrequests = Subrequests(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
         self.dispatchers = Dispatchers(

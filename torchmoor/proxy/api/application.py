@@ -23,7 +23,7 @@ from torchmoor.proxy.api.validation import make_note
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Call
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.instances.operations import Operations
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Api:
     def __init__(
         self,
         dispatchers: Dispatchers,
-        operations: Operations,
+        operations: HandlerOperations,
         gate: Gate | None = None,
         async_inference: AsyncInference | None = None,
     ) -> None:

@@ -28,8 +28,8 @@ from torchmoor.proxy.api.replies import container_error, json_reply, unknown_ope
 from torchmoor.proxy.api.validation import TARGET_MODEL
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.wire import operations
 
 PATH = b"/models"
@@ -73,7 +73,7 @@ class LoadedModel:
 class ContainerModelsApi:
     """Maps the platform's operations to the handlers' `models` operation."""
 
-    def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough, operations: Operations) -> None:
+    def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough, operations: HandlerOperations) -> None:
         self._dispatchers = dispatchers
         self._settings = dispatchers.settings.container
         self._endpoint = dispatchers.registry.endpoints()[0]

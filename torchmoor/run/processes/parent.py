@@ -19,8 +19,8 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.status_poller import InstanceStatus
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.dispatch.decisions import DecisionQuery, join_decisions
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
-from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.async_parts import make_async_inference
 from torchmoor.run.processes.child_process import ChildProcess
@@ -47,7 +47,7 @@ class ProcessGroup:
         self.registry = registry
         self.port = settings.listen.port
         self.children: list[ChildProcess] = []
-        self.operations = Operations()
+        self.operations = HandlerOperations()
         self._totals = Totals(registry)
         self.async_inference = make_async_inference(settings, registry, self._totals.variants, None)
         self._settings = settings
