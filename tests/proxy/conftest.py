@@ -268,14 +268,14 @@ class Stage:
                 assert not connection.transport.is_closing()
                 assert connection.exchange is None
             assert len(set(map(id, instance.idle))) == len(instance.idle)
-        for dispatcher in self.proxy.data.gateway.dispatchers():
+        for dispatcher in self.proxy.data.dispatchers.all():
             dispatcher.variant.pool.check_integrity()
             assert dispatcher.num_waiting == 0
             models = dispatcher.variant.models
             if models is not None:
                 models.check_integrity()
                 assert models.num_outstanding == 0
-        assert self.proxy.data.gateway.waiting_bytes.used_bytes == 0
+        assert self.proxy.data.dispatchers.waiting_bytes.used_bytes == 0
         assert self.faults == []
 
     def _extra_tasks(self) -> list[str]:

@@ -105,9 +105,9 @@ def test_what_is_held_is_bounded(make_stage: Callable[..., Stage], framing: byte
 
     with stage.socket() as slow:
         slow.sendall(HEAD + framing + b"\r\n\r\n")
-        stage.until(lambda: stage.proxy.data.gateway.waiting_bytes.used_bytes >= 44, "the first is held")
+        stage.until(lambda: stage.proxy.data.dispatchers.waiting_bytes.used_bytes >= 44, "the first is held")
         refused, headers, _ = call(stage, PATH, body)
-    stage.until(lambda: stage.proxy.data.gateway.waiting_bytes.used_bytes == 0, "the first is forgotten")
+    stage.until(lambda: stage.proxy.data.dispatchers.waiting_bytes.used_bytes == 0, "the first is forgotten")
     served, _, _ = call(stage, PATH, body)
 
     assert (refused, headers["retry-after"], served) == (503, "1", 200)
@@ -186,7 +186,7 @@ def test_request_waits_for_its_endpoints_instance(make_stage: Callable[..., Stag
     first.request("POST", PATH, b'{"model": "sees"}')
     gate.wait_reached()
     second.request("POST", PATH, b'{"model": "sees"}')
-    stage.until(lambda: sum(d.num_waiting for d in stage.proxy.data.gateway.dispatchers()) == 1, "the second waits")
+    stage.until(lambda: sum(d.num_waiting for d in stage.proxy.data.dispatchers.all()) == 1, "the second waits")
 
     other, _, _ = call(stage, PATH, b'{"model": "talks"}')
     gate.open()

@@ -268,7 +268,7 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
         headers = {"X-Amzn-SageMaker-Session-Id": make_session_id("a")} if number == 3 else {}
         connections[-1].request("POST", "/endpoints/llava/invocations", b"{}", headers)
         stage.until(lambda: stage.outstanding() == min(2, number + 1), "it is at an instance, or waits")  # noqa: B023
-    [dispatcher] = stage.proxy.data.gateway.dispatchers()
+    [dispatcher] = stage.proxy.data.dispatchers.all()
     stage.until(lambda: dispatcher.num_waiting == 2, "two wait")
 
     async def decide() -> None:

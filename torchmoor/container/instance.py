@@ -17,7 +17,7 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import find_model
 from torchmoor.container.probe_port import ProbePort
-from torchmoor.container.runtime_directory import container_launcher_settings, runtime_directory
+from torchmoor.container.runtime_directory import container_supervision_settings, runtime_directory
 from torchmoor.container.serve import endpoint_name
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.launcher import Launch, Launcher
@@ -50,7 +50,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         )
         async with (
             Launcher(
-                container_launcher_settings(variables, found, work), registry, found.environment, report
+                container_supervision_settings(variables, found, work), registry, found.environment, report
             ) as launcher,
             HealthChecker(registry, HealthSettings(), lambda: None),
             Operations() as operations,

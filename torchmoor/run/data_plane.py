@@ -25,7 +25,7 @@ from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
 from torchmoor.proxy.dispatch.cancellation import Cancellations
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections
 from torchmoor.proxy.http.exchange import HttpMeans
 from torchmoor.proxy.http.outgoing import ReplayBudget
@@ -81,7 +81,7 @@ class DataPlane:
         self.operations = Operations()
         self.recovery = Recovery(registry, settings.recovery, clock=clock)
         self.subrequests = Subrequests(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
-        self.gateway = Gateway(
+        self.dispatchers = Dispatchers(
             settings, registry, rng or Random(), Cancellations(self.subrequests), self.recovery, suspect
         )
         means = HttpMeans(
@@ -97,9 +97,9 @@ class DataPlane:
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = make_tls(listen.tls_certificate, listen.tls_key)
         self.async_inference = make_async_inference(
-            settings, registry, self.gateway.dispatchers(), self.gateway if has_async_workers else None
+            settings, registry, self.dispatchers.all(), self.dispatchers if has_async_workers else None
         )
-        self.api = Api(self.gateway, self.operations, self.gate, self.async_inference)
+        self.api = Api(self.dispatchers, self.operations, self.gate, self.async_inference)
         self.server = HttpServer(self.api, means, self.sweeper)
         self.observer: RequestObserver | None = None
         self._observe = settings.observe
@@ -121,7 +121,7 @@ class DataPlane:
 
     def on_need(self, wake: Callable[[], None]) -> None:
         """Register a callback for when a request waits for an instance to be started."""
-        for dispatcher in self.gateway.dispatchers():
+        for dispatcher in self.dispatchers.all():
             dispatcher.on_held = wake
 
         def on_submitted(endpoint: str) -> None:
@@ -143,14 +143,14 @@ class DataPlane:
 
     def traffic(self) -> list[Dispatcher]:
         """Each variant's numbers."""
-        return self.gateway.dispatchers()
+        return self.dispatchers.all()
 
     async def refresh(self) -> None:
         """Do nothing: the numbers of one process are always up to date."""
 
     async def find_decisions(self, query: DecisionQuery) -> dict[str, Any]:
         """Return the last routing decisions."""
-        return self.gateway.decisions.describe(query)
+        return self.dispatchers.decisions.describe(query)
 
     def is_idle(self, instance: Instance) -> bool:
         """True if an instance has nothing outstanding."""
@@ -162,11 +162,11 @@ class DataPlane:
 
     def show_metrics(self, try_start: TryStart) -> None:
         """Serve the metrics page on the data plane too."""
-        self.api.metrics = MetricsApi(self.gateway, try_start)
+        self.api.metrics = MetricsApi(self.dispatchers, try_start)
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start everything but the listener. Raises ConfigError if a log cannot be written."""
-        self.observer = self.gateway.observer = await stack.enter_async_context(observing(self._observe))
+        self.observer = self.dispatchers.observer = await stack.enter_async_context(observing(self._observe))
         self.sweeper.start()
         stack.callback(self.sweeper.stop)
         stack.callback(self._close_idle)

@@ -25,7 +25,7 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.gpus import find_gpus, share_gpus
 from torchmoor.run.host_fleet import HostFleet
-from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_launcher_settings
+from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_supervision_settings
 from torchmoor.run.many import MANY, many_environment, many_settings
 from torchmoor.run.proxy_settings import complete
 
@@ -47,7 +47,7 @@ async def run(
     scaling = options.variant_scaling()
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
     run_dir = find_run_dir(options.launch)
-    launcher_settings = make_launcher_settings(
+    supervision_settings = make_supervision_settings(
         options.launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
     )
     kept = AsyncFolder(run_dir / ASYNC_FOLDER, report, more_inputs=options.async_inputs)
@@ -80,7 +80,7 @@ async def run(
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with (
         kept,
-        Launcher(launcher_settings, registry, environment, report) as launcher,
+        Launcher(supervision_settings, registry, environment, report) as launcher,
         Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
         HostFleet(settings, registry, launcher, proxy.data, launches, report) as fleet,
     ):

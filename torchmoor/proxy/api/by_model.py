@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable, WrongModel
 from torchmoor.proxy.dispatch import unavailable
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import WHOLE_BODY, BodyNeed, Call, Deadlines, Outcome, Placement, Waiter
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -95,7 +95,7 @@ class ByModel:
 
     def __init__(
         self,
-        gateway: Gateway,
+        dispatchers: Dispatchers,
         request: Request,
         *,
         max_body_bytes: int,
@@ -110,7 +110,7 @@ class ByModel:
         check = request.body_check
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
-        num_bytes = self._num_read = gateway.settings.limits.max_unrouted_body_bytes
+        num_bytes = self._num_read = dispatchers.settings.limits.max_unrouted_body_bytes
         self.body_need = BodyNeed(num_bytes)
         if check is not None:
             self.max_body_bytes = min(max_body_bytes, check.max_body_bytes)
@@ -119,7 +119,7 @@ class ByModel:
         self._make = make
         self._say = say
         self._call: Call | None = None
-        self._waiting = gateway.waiting_bytes
+        self._waiting = dispatchers.waiting_bytes
         length = num_bytes if request.is_chunked else request.content_length or 0
         self._num_held = min(length, num_bytes) if check is None else 0
         if self._waiting.used_bytes + self._num_held > self._waiting.max_bytes:
