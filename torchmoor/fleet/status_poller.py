@@ -18,14 +18,14 @@ from torchmoor.config.health import HealthSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.routing.models import Placement, Report, Tier
+from torchmoor.proxy.routing.model_placement import ModelPlacement, ModelReport, ReportedTier
 from torchmoor.wire.operations import STATUS
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 READING_SHARE = 0.05  # of the proxy's time, at most, is spent on reading answers
-_TIERS = {tier.name.lower(): tier for tier in Tier}
+_TIERS = {tier.name.lower(): tier for tier in ReportedTier}
 _WITHOUT_MEMORY = frozenset((InstanceState.STARTING, InstanceState.DOWN))
 
 
@@ -33,7 +33,7 @@ class InstanceStatus(NamedTuple):
     """A handler's answer. room: free sessions; report: its models. None if unknown."""
 
     room: int | None
-    report: Report | None
+    report: ModelReport | None
 
 
 class StatusListener(Protocol):
@@ -155,7 +155,7 @@ class StatusPoller:
         forget_lost(self._registry, instance)
 
 
-def take_status(instance: Instance, status: InstanceStatus, models: Placement | None, mark: int) -> None:
+def take_status(instance: Instance, status: InstanceStatus, models: ModelPlacement | None, mark: int) -> None:
     """Apply a status to routing. mark: the placement's, from before the question."""
     instance.session_room = status.room
     if models is not None and status.report is not None:
@@ -185,12 +185,12 @@ def _read_room(sessions: object) -> int | None:
     return max(0, most - number) if isinstance(most, int) and isinstance(number, int) else None
 
 
-def _read_report(content: Mapping[str, object]) -> Report | None:
+def _read_report(content: Mapping[str, object]) -> ModelReport | None:
     """Return each model's best tier, without unknown tiers and replaced models."""
     rows = content.get("models")
     if not isinstance(rows, list):
         return None
-    models: dict[str, Tier] = {}
+    models: dict[str, ReportedTier] = {}
     for row in rows:
         if isinstance(row, dict):
             name, tier = row.get("name"), _TIERS.get(str(row.get("tier")))
@@ -201,4 +201,4 @@ def _read_report(content: Mapping[str, object]) -> Report | None:
     used, most = (device.get("used"), device.get("max")) if isinstance(device, dict) else (None, None)
     if not isinstance(used, int) or not isinstance(most, int):
         used = most = 0
-    return Report(models, used, most)
+    return ModelReport(models, used, most)

@@ -24,7 +24,7 @@ from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.dispatch.observer import TRACEPARENT
-from torchmoor.proxy.dispatch.record import Record, begin_record
+from torchmoor.proxy.dispatch.record import RequestRecord, begin_record
 from torchmoor.proxy.dispatch.request_sessions import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.http.answer import Answer, Loss
 from torchmoor.proxy.http.call import (
@@ -371,7 +371,7 @@ class Invocation:
 
     # The record
 
-    def _record(self, outcome: Outcome, now: float) -> Record:
+    def _record(self, outcome: Outcome, now: float) -> RequestRecord:
         record = begin_record(self.request, self.request_id, outcome, now)
         assignment = self.assignment
         variant = assignment.dispatcher.variant

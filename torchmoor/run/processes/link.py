@@ -20,7 +20,7 @@ from typing import Any
 from torchmoor.config.settings import ProxySettings
 from torchmoor.fleet.status_poller import InstanceStatus
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.routing.models import Report, Tier
+from torchmoor.proxy.routing.model_placement import ModelReport, ReportedTier
 
 Message = dict[str, Any]
 MAX_MESSAGE_BYTES = 32 << 20  # a status of 10,000 models takes about 1 MB
@@ -111,5 +111,5 @@ def read_status(message: Message) -> InstanceStatus:
     models = message["models"]
     if models is None:
         return InstanceStatus(message["room"], None)
-    report = Report({model: Tier(tier) for model, tier in models.items()}, message["used"], message["max"])
+    report = ModelReport({model: ReportedTier(tier) for model, tier in models.items()}, message["used"], message["max"])
     return InstanceStatus(message["room"], report)

@@ -18,7 +18,7 @@ from torchmoor.fleet.status_poller import InstanceStatus, StatusPoller, read_sta
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.routing.models import Report, Tier
+from torchmoor.proxy.routing.model_placement import ModelReport, ReportedTier
 
 SETTINGS = HealthSettings(status_interval_s=5, max_status_per_s=1000)
 STATUS = {"sessions": {"open": 3, "max": 10}}
@@ -226,7 +226,7 @@ def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
 
     report = read_status(status).report
 
-    assert report == Report({"a": Tier.DEVICE, "b": Tier.DISK, "c": Tier.LOADING}, 7, 10)
+    assert report == ModelReport({"a": ReportedTier.DEVICE, "b": ReportedTier.DISK, "c": ReportedTier.LOADING}, 7, 10)
 
 
 @pytest.mark.parametrize("budgets", [None, {}, {"device": 3}, {"device": {"used": "7", "max": 10}}])
@@ -234,7 +234,7 @@ def test_report_without_a_budget_is_one(budgets: object) -> None:
     """It is for spreading only."""
     status = {"models": [{"name": "a", "tier": "host"}], "budgets": budgets}
 
-    assert read_status(status).report == Report({"a": Tier.HOST}, 0, 0)
+    assert read_status(status).report == ModelReport({"a": ReportedTier.HOST}, 0, 0)
 
 
 def test_instances_with_many_models_are_asked_for_them() -> None:
