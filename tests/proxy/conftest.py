@@ -261,7 +261,7 @@ class Stage:
         self.until(lambda: self.outstanding() == 0, "all leases released")
         self.until(lambda: self._extra_tasks() == [], f"no task left but {self._extra_tasks()}")
         assert self.proxy.data.budget.used_bytes == 0
-        assert self.proxy.data.gate is None or self.proxy.data.gate.num_held_bytes == 0
+        assert self.proxy.data.gate is None or self.proxy.data.gate.unverified.num_bytes == 0
         for instance in self.registry.instances():
             assert instance.inflight_body_bytes == 0
             for connection in instance.idle:

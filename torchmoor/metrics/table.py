@@ -107,7 +107,13 @@ INSTANCES = (
     _gauge("InstanceBreaker", "0: closed, 1: half open (one trial request), 2: open.", BY_INSTANCE, "0 to 2"),
     _gauge("InstanceShare", "Share of its usual work; below 1 during slow start.", BY_INSTANCE, "0 to 1"),
 )
-ACCESS = (_counter("AccessDenied", "Requests refused for their credentials, by error type.", labels=("error",)),)
+ACCESS = (
+    _counter(
+        "AccessDenied",
+        "Requests refused for their credentials, or (ServiceUnavailable) dropped before their signature was checked.",
+        labels=("error",),
+    ),
+)
 ACCESS_LOG = (
     _counter("AccessLogLines", "Lines of the access log.", labels=()),
     _counter("AccessLogDropped", "Lines lost because the log could not be written fast enough.", labels=()),

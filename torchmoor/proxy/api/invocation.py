@@ -185,6 +185,9 @@ class Invocation:
     def on_body_too_large(self) -> Reply:
         return self.fail(BodyTooLarge(self.max_body_bytes))
 
+    def on_body_dropped(self) -> Reply:
+        return self.fail(unavailable.body_dropped())
+
     def on_body_growth(self, num_bytes: int) -> Reply | None:
         try:
             self.assignment.count_body(num_bytes)
