@@ -16,7 +16,7 @@ from typing import Any
 from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.status_poller import InstanceStatus
+from torchmoor.fleet.status_poller import RoutingStatus
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.dispatch.decisions import DecisionQuery, join_decisions
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
@@ -180,7 +180,7 @@ class ProcessGroup:
         """Announce a status question: its answer does not know what a child notes from now on."""
         self._send_all("asked", name=instance.name)
 
-    def on_status(self, instance: Instance, status: InstanceStatus) -> None:
+    def on_status(self, instance: Instance, status: RoutingStatus) -> None:
         """Send on an instance's answer to a status question."""
         message = self._statuses[instance.name] = {"name": instance.name, **write_status(status)}
         self._send_all("status", **message)

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from tests.waiting import DEADLINE_S
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
-from torchmoor.fleet.status_poller import InstanceStatus, StatusPoller, read_status
+from torchmoor.fleet.status_poller import RoutingStatus, StatusPoller, read_status
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -50,7 +50,7 @@ class Driver:
     def on_asked(self, instance: Instance) -> None:
         self._asked.append(instance.name)
 
-    def on_status(self, instance: Instance, status: InstanceStatus) -> None:
+    def on_status(self, instance: Instance, status: RoutingStatus) -> None:
         self._num_answered.release()
 
     async def wait_for_answer(self) -> None:
