@@ -47,7 +47,7 @@ class ModelNotLoaded(ApiError):
     kind = "ModelNotFoundException"
 
 
-class ModelIsLoading(ApiError):
+class ModelBusy(ApiError):
     """Raised while another request loads or unloads the model."""
 
     status = 409
@@ -146,7 +146,7 @@ class ContainerModelsApi:
         name, url = _read_load(body)
         known = self._models.get(name)
         if known is not None and not known.is_ready:
-            raise ModelIsLoading(f"Model {name} is being loaded or unloaded already.")
+            raise ModelBusy(f"Model {name} is being loaded or unloaded already.")
         if known is None and len(self._models) >= self._settings.max_models:
             raise TooManyModels(f"{self._settings.max_models} models are loaded; unload some first.")
         # The instance of a loaded model answers 409, or loads the model again if it has lost it.
