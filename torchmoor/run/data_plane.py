@@ -20,7 +20,7 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.data_planes import LogCounts
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls, reload_tls
-from torchmoor.proxy.api.application import Api
+from torchmoor.proxy.api.application import DataPlaneApplication
 from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
 from torchmoor.proxy.dispatch.cancellation import Cancellations
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
@@ -99,8 +99,8 @@ class DataPlane:
         self.async_inference = make_async_inference(
             settings, registry, self.dispatchers.all(), self.dispatchers if has_async_workers else None
         )
-        self.api = Api(self.dispatchers, self.operations, self.gate, self.async_inference)
-        self.server = HttpServer(self.api, means, self.sweeper)
+        self.application = DataPlaneApplication(self.dispatchers, self.operations, self.gate, self.async_inference)
+        self.server = HttpServer(self.application, means, self.sweeper)
         self.observer: RequestObserver | None = None
         self._observe = settings.observe
         self._listen = listen
@@ -162,7 +162,7 @@ class DataPlane:
 
     def show_metrics(self, try_start: TryStart) -> None:
         """Serve the metrics page on the data plane too."""
-        self.api.metrics = MetricsApi(self.dispatchers, try_start)
+        self.application.metrics = MetricsApi(self.dispatchers, try_start)
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start everything but the listener. Raises ConfigError if a log cannot be written."""

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _INVOKING = frozenset((b"POST", b"PUT", b"GET"))
 
 
-class Api:
+class DataPlaneApplication:
     """Every dialect on one port, behind one gate."""
 
     def __init__(
