@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Variant
 
 
@@ -44,7 +44,7 @@ class LogCounts(Protocol):
 class DataPlanes(Protocol):
     """The data plane of all processes."""
 
-    operations: Operations
+    operations: HandlerOperations
     async_inference: AsyncInference | None  # None if no endpoint takes asynchronous requests
 
     @property

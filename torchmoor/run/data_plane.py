@@ -20,7 +20,7 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.data_planes import LogCounts
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls, reload_tls
-from torchmoor.proxy.api.application import Api
+from torchmoor.proxy.api.application import DataPlaneApplication
 from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
 from torchmoor.proxy.dispatch.cancellation import Cancellations
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
@@ -33,8 +33,8 @@ from torchmoor.proxy.http.server import HttpServer
 from torchmoor.proxy.http.subrequest import Subrequests
 from torchmoor.proxy.http.timeouts import Sweeper
 from torchmoor.proxy.http.upstream import Connector
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.recovery import Recovery
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import RequestObserver, observing
@@ -80,7 +80,7 @@ class DataPlane:
             idle_timeout_s=timeouts.pool_idle_timeout_s,
             max_header_bytes=4 * limits.max_header_bytes,
         )
-        self.operations = Operations()
+        self.operations = HandlerOperations()
         self.recovery = Recovery(registry, settings.recovery, clock=clock)
         self.subrequests = Subrequests(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
         self.dispatchers = Dispatchers(
@@ -101,8 +101,8 @@ class DataPlane:
         self.async_inference = make_async_inference(
             settings, registry, self.dispatchers.all(), self.dispatchers if has_async_workers else None
         )
-        self.api = Api(self.dispatchers, self.operations, self.gate, self.async_inference)
-        self.server = HttpServer(self.api, means, self.sweeper)
+        self.application = DataPlaneApplication(self.dispatchers, self.operations, self.gate, self.async_inference)
+        self.server = HttpServer(self.application, means, self.sweeper)
         self.observer: RequestObserver | None = None
         self._observe = settings.observe
         self._listen = listen
@@ -164,7 +164,7 @@ class DataPlane:
 
     def show_metrics(self, try_start: TryStart) -> None:
         """Serve the metrics page on the data plane too."""
-        self.api.metrics = MetricsApi(self.dispatchers, try_start)
+        self.application.metrics = MetricsApi(self.dispatchers, try_start)
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start everything but the listener. Raises ConfigError if a log cannot be written."""

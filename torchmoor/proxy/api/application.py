@@ -23,20 +23,20 @@ from torchmoor.proxy.api.validation import make_note
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Call
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.instances.operations import Operations
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 
 logger = logging.getLogger(__name__)
 
 _INVOKING = frozenset((b"POST", b"PUT", b"GET"))
 
 
-class Api:
+class DataPlaneApplication:
     """Every dialect on one port, behind one gate."""
 
     def __init__(
         self,
         dispatchers: Dispatchers,
-        operations: Operations,
+        operations: HandlerOperations,
         gate: Gate | None = None,
         async_inference: AsyncInference | None = None,
     ) -> None:

@@ -28,8 +28,8 @@ from torchmoor.proxy.api.replies import container_error, json_reply, unknown_ope
 from torchmoor.proxy.api.validation import TARGET_MODEL
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.wire import operations
 
 PATH = b"/models"
@@ -47,7 +47,7 @@ class ModelNotLoaded(ApiError):
     kind = "ModelNotFoundException"
 
 
-class ModelIsLoading(ApiError):
+class ModelBusy(ApiError):
     """Raised while another request loads or unloads the model."""
 
     status = 409
@@ -73,7 +73,7 @@ class LoadedModel:
 class ContainerModelsApi:
     """Maps the platform's operations to the handlers' `models` operation."""
 
-    def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough, operations: Operations) -> None:
+    def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough, operations: HandlerOperations) -> None:
         self._dispatchers = dispatchers
         self._settings = dispatchers.settings.container
         self._endpoint = dispatchers.registry.endpoints()[0]
@@ -146,7 +146,7 @@ class ContainerModelsApi:
         name, url = _read_load(body)
         known = self._models.get(name)
         if known is not None and not known.is_ready:
-            raise ModelIsLoading(f"Model {name} is being loaded or unloaded already.")
+            raise ModelBusy(f"Model {name} is being loaded or unloaded already.")
         if known is None and len(self._models) >= self._settings.max_models:
             raise TooManyModels(f"{self._settings.max_models} models are loaded; unload some first.")
         # The instance of a loaded model answers 409, or loads the model again if it has lost it.

@@ -20,7 +20,7 @@ from torchmoor.proxy.routing.strategies import STRATEGIES
 logger = logging.getLogger(__name__)
 
 
-class Scale(NamedTuple):
+class ScalingDecision(NamedTuple):
     """The autoscaler's last decision on a variant: the desired instances, the backlog and the reason."""
 
     desired: int
@@ -51,7 +51,7 @@ class Variant:
         self.pool: Pool[Instance] = Pool()
         self.opens_sessions = False
         self.last_start_s: float | None = None
-        self.scale: Scale | None = None
+        self.scale: ScalingDecision | None = None
         self.models: ModelPlacement | None = None
         if multi_model is not None:
             self.models = ModelPlacement(

@@ -14,9 +14,9 @@ from aiohttp.test_utils import TestServer
 from tests.waiting import DEADLINE_S
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
-from torchmoor.fleet.status_poller import InstanceStatus, StatusPoller, read_status
+from torchmoor.fleet.status_poller import RoutingStatus, StatusPoller, read_status
+from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.model_placement import ModelReport, ReportedTier
 
@@ -42,7 +42,7 @@ class Told:
 class Driver:
     """Asks what is due at the times that a test names; as a StatusListener, it sees questions and answers."""
 
-    def __init__(self, registry: Registry, settings: HealthSettings, operations: Operations) -> None:
+    def __init__(self, registry: Registry, settings: HealthSettings, operations: HandlerOperations) -> None:
         self._poller = StatusPoller(registry, settings, operations, self)
         self._asked: list[str] = []
         self._num_answered = asyncio.Semaphore(0)
@@ -50,7 +50,7 @@ class Driver:
     def on_asked(self, instance: Instance) -> None:
         self._asked.append(instance.name)
 
-    def on_status(self, instance: Instance, status: InstanceStatus) -> None:
+    def on_status(self, instance: Instance, status: RoutingStatus) -> None:
         self._num_answered.release()
 
     async def wait_for_answer(self) -> None:
@@ -93,7 +93,7 @@ def with_instances(
                         state=InstanceState.READY,
                     )
                 )
-            async with Operations() as operations:
+            async with HandlerOperations() as operations:
                 await work(registry, Driver(registry, settings, operations))
 
     asyncio.run(run())
@@ -281,7 +281,7 @@ def test_poller_asks_by_itself() -> None:
     told = Told(lambda: web.json_response(STATUS))
 
     async def work(registry: Registry, driver: Driver) -> None:
-        async with Operations() as operations, StatusPoller(registry, SETTINGS, operations, driver):
+        async with HandlerOperations() as operations, StatusPoller(registry, SETTINGS, operations, driver):
             await driver.wait_for_answer()
         assert room(registry) == 7
 
