@@ -72,8 +72,10 @@ class DataPlane:
         self.budget = ReplayBudget(
             max_body_bytes=limits.max_replay_body_bytes, max_total_bytes=limits.max_replay_total_bytes
         )
+        max_connections = self._limit_connections(limits)
         connector = Connector(
             self.sweeper,
+            max_connections=max_connections,
             connect_timeout_s=timeouts.connect_timeout_s,
             idle_timeout_s=timeouts.pool_idle_timeout_s,
             max_header_bytes=4 * limits.max_header_bytes,
@@ -87,7 +89,7 @@ class DataPlane:
         means = HttpMeans(
             connector=connector,
             budget=self.budget,
-            max_connections=self._limit_connections(limits),
+            max_connections=max_connections,
             max_header_bytes=limits.max_header_bytes,
             max_error_body_bytes=limits.max_error_body_bytes,
             header_timeout_s=limits.header_timeout_s,

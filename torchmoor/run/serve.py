@@ -23,7 +23,6 @@ from torchmoor.fleet.draining import Drainer
 from torchmoor.fleet.launcher import Launch, Launcher, check_archives
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.proxy.access.credentials import ASYNC_QUEUE
-from torchmoor.proxy.http.descriptors import raise_limit
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import check_observing
 from torchmoor.run.app import Proxy
@@ -51,7 +50,6 @@ async def run(
     given: groups and keys that override the file's. report: receives progress of this host's instances, line by line.
     announce: receives one line of JSON with the addresses. Raises ConfigError, LaunchError, OSError if a port is taken.
     """
-    raise_limit()
     configuration = read(path, given=given, is_open=is_open)
     settings = configuration.proxy
     registry = make_registry(configuration)

@@ -19,7 +19,6 @@ from torchmoor.config.up import UpSettings
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.supervisor import ASYNC_FOLDER, JOURNAL_FOLDER
 from torchmoor.proxy.api.chat_page.page import PAGE
-from torchmoor.proxy.http.descriptors import raise_limit
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
 from torchmoor.run.async_folder import AsyncFolder
@@ -43,7 +42,6 @@ async def run(
     whether an address other than loopback may go without credentials.
     Raises ConfigError, LaunchError, OSError if a port is taken.
     """
-    raise_limit()
     scaling = options.variant_scaling()
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
     run_dir = find_run_dir(options.launch)
