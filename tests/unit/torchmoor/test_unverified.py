@@ -20,13 +20,13 @@ class Account:
         self.num_dropped += 1
 
     def receive(self, name: str, num_bytes: int, source: str = "10.0.0.1") -> UnverifiedBody:
-        body = UnverifiedBody(source, self.now, lambda: self.dropped.append(name))
+        body = UnverifiedBody(source, lambda: self.dropped.append(name))
         self.bodies.add(body, num_bytes)
         return body
 
 
 def test_a_stalled_body_makes_room_for_one_that_arrives() -> None:
-    """Of one source, the body with the lowest rate since its head goes, however many bytes it has."""
+    """Of one source, the body with the lowest rate goes, however many bytes it has."""
     account = Account(1000)
     account.receive("stalled", 700)
     account.now = 60.0

@@ -32,13 +32,13 @@ BEARER = b"bearer "
 class SignedBody:
     """Checks the body of a signed request; its BodyCheck."""
 
-    __slots__ = ("max_body_bytes", "_gate", "_signed", "_request", "_unverified")
+    __slots__ = ("max_body_bytes", "_gate", "_signed", "_principal", "_unverified")
 
-    def __init__(self, gate: Gate, signed: Signed, request: Request, *, max_body_bytes: int) -> None:
+    def __init__(self, gate: Gate, signed: Signed, principal: str, *, max_body_bytes: int) -> None:
         self.max_body_bytes = max_body_bytes
         self._gate = gate
         self._signed = signed
-        self._request = request
+        self._principal = principal
         self._unverified: UnverifiedBody | None = None  # until the first bytes are held
 
     def hold(self, num_bytes: int, address: str, drop: Callable[[], None]) -> None:
@@ -47,9 +47,8 @@ class SignedBody:
             return
         body = self._unverified
         if body is None:
-            is_signed, request = self._signed.declared_hash is not None, self._request
-            source = request.principal if is_signed else source_of(address)
-            body = self._unverified = UnverifiedBody(source, request.received_at, drop)
+            is_verified = self._signed.declared_hash is not None
+            body = self._unverified = UnverifiedBody(self._principal if is_verified else source_of(address), drop)
         self._gate.unverified.add(body, num_bytes - body.num_bytes)
 
     def verify(self, body: bytes) -> None:
@@ -145,7 +144,7 @@ class Gate:
         if length is not None and length > limit:
             raise ValidationError(f"A signed body may have up to {limit} bytes; send a longer one with a bearer token.")
         if request.is_chunked or length:
-            request.body_check = SignedBody(self, signed, request, max_body_bytes=limit)
+            request.body_check = SignedBody(self, signed, request.principal, max_body_bytes=limit)
         elif declared is None:
             signed.verify(EMPTY_HASH)
         elif declared != EMPTY_HASH:

@@ -15,16 +15,16 @@ MANY = 256  # with more bodies than this, one search for room frees a 16th of th
 
 
 class UnverifiedBody:
-    """A body and its counted bytes. received_at: when its request's head was complete, in seconds of the clock.
+    """A body, its counted bytes, and when the first of them were counted, in seconds of the clock.
 
     drop: answers the request and closes its connection; called at most once.
     """
 
-    __slots__ = ("source", "received_at", "num_bytes", "drop")
+    __slots__ = ("source", "began_at", "num_bytes", "drop")
 
-    def __init__(self, source: str, received_at: float, drop: Callable[[], None]) -> None:
+    def __init__(self, source: str, drop: Callable[[], None]) -> None:
         self.source = source
-        self.received_at = received_at
+        self.began_at = 0.0
         self.num_bytes = 0
         self.drop = drop
 
@@ -43,7 +43,9 @@ class UnverifiedBodies:
 
     def add(self, body: UnverifiedBody, num_bytes: int) -> None:
         """Count num_bytes more of a body. May drop bodies, this one as well."""
-        self._bodies[body] = None
+        if body not in self._bodies:
+            self._bodies[body] = None
+            body.began_at = self._clock()
         body.num_bytes += num_bytes
         self._by_source[body.source] += num_bytes
         self.num_bytes += num_bytes
@@ -60,12 +62,12 @@ class UnverifiedBodies:
                 del self._by_source[body.source]
 
     def _make_room(self) -> None:
-        """Drop first what has the most bytes at its source and the lowest rate since its head."""
+        """Drop first what has the most bytes at its source and the lowest rate since its beginning."""
         now, by_source = self._clock(), self._by_source.copy()
         goal = self._max_bytes - (self._max_bytes // 16 if len(self._bodies) > MANY else 0)
 
         def cost(body: UnverifiedBody) -> float:
-            return by_source[body.source] * (now - body.received_at) / body.num_bytes
+            return by_source[body.source] * (now - body.began_at) / body.num_bytes
 
         for body in sorted(self._bodies, key=cost, reverse=True):
             if self.num_bytes <= goal:
