@@ -25,7 +25,7 @@ from torchmoor.async_inference.request import Backlog
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import LaunchError, TorchmoorError
-from torchmoor.fleet.data_planes import DataPlanes, VariantTraffic
+from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.scaling import Scaling, decide, explain
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
@@ -92,7 +92,7 @@ class Autoscaler:
         groups: Sequence[ScaledVariant],
         registry: Registry,
         launcher: Launcher,
-        proxy: DataPlanes,
+        proxy: DataPlaneView,
         report: Callable[[str], None],
         *,
         are_journaled: bool,

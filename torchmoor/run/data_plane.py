@@ -17,7 +17,7 @@ from torchmoor.config.access import Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.data_planes import LogCounts
+from torchmoor.fleet.data_plane_view import LogCounts
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.api.application import DataPlaneApplication

@@ -17,7 +17,7 @@ from aiohttp import web
 from torchmoor.admin.dashboard.history import INTERVAL_S, VariantHistory
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.admin.views import describe_instance, describe_scaling
-from torchmoor.fleet.data_planes import VariantTraffic
+from torchmoor.fleet.data_plane_view import VariantTraffic
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons

@@ -41,8 +41,8 @@ class LogCounts(Protocol):
         ...
 
 
-class DataPlanes(Protocol):
-    """The data plane of all processes."""
+class DataPlaneView(Protocol):
+    """The data plane of one process or of several, for the admin plane, the autoscaler and the fleet."""
 
     operations: HandlerOperations
     async_inference: AsyncInference | None  # None if no endpoint takes asynchronous requests
