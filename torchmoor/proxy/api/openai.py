@@ -25,9 +25,9 @@ from torchmoor.errors import (
     UnknownModel,
     WrongModel,
 )
-from torchmoor.proxy.api.by_model import ByModel
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation
+from torchmoor.proxy.api.openai_by_model import OpenAIByModel
 from torchmoor.proxy.api.operation import Operation, find_target_model
 from torchmoor.proxy.api.replies import LOOKING, json_reply, unknown_operation
 from torchmoor.proxy.api.streaming import EventPassEncoder
@@ -108,7 +108,7 @@ class OpenAIApi:
             self._dispatchers.observe_reply(request, request_id, reply)
             return reply
 
-        return ByModel(
+        return OpenAIByModel(
             self._dispatchers,
             request,
             max_body_bytes=self._max_body_bytes,

@@ -90,7 +90,7 @@ def _try_read(text: bytes) -> str | None:
         return None
 
 
-class ByModel:
+class OpenAIByModel:
     """A Call that finds its endpoint in the body, and then leaves the request to that endpoint's call."""
 
     def __init__(
