@@ -12,7 +12,7 @@ import click
 from torchmoor.bench.load import DURATION_S, OPEN_USERS, USERS, LoadSettings
 from torchmoor.cli.chat_options import target_options
 from torchmoor.cli.conversation import ChatTarget, image_reference
-from torchmoor.cli.exit_status import Exit
+from torchmoor.cli.exit_status import ExitStatus
 from torchmoor.cli.options import Number
 from torchmoor.cli.setting_option import given_settings, setting
 
@@ -123,6 +123,6 @@ def bench(
         for line in describe(found):
             click.echo(line)
     if found["is_interrupted"]:
-        raise click.exceptions.Exit(Exit.INTERRUPTED)
+        raise click.exceptions.Exit(ExitStatus.INTERRUPTED)
     if not found["completed"]:
-        raise click.exceptions.Exit(Exit.FAILED)
+        raise click.exceptions.Exit(ExitStatus.FAILED)
