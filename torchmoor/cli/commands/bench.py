@@ -80,7 +80,7 @@ def bench(
       torchmoor bench --users 32 --duration 60 --max-new-tokens 128
       torchmoor bench --rate 5 --requests 500 --stateless --json > stateless.json
     """
-    from torchmoor.bench.client import Plan
+    from torchmoor.bench.client import ConversationPlan
     from torchmoor.bench.run import run
     from torchmoor.bench.summary import describe
 
@@ -89,7 +89,7 @@ def bench(
     users = OPEN_USERS if "rate" in given else USERS
     seed = int(target.parameters.get("seed", 0))
     settings = LoadSettings.read({"users": users, **limit, "seed": seed, **given})
-    plan = Plan(
+    plan = ConversationPlan(
         url=target.url,
         endpoint=target.endpoint,
         questions=questions or QUESTIONS,
