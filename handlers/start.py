@@ -37,8 +37,8 @@ def start_chat(
     Raises RuntimeError (SettingsError) if a setting or the checkpoint is wrong.
     """
     keep_no_large_blocks()
-    told = understand(config.get("handler") or {}, environ, (SAGEMAKER_MODEL, archive))
-    settings = load_settings(told, environ)
+    groups = understand(config.get("handler") or {}, environ, (SAGEMAKER_MODEL, archive))
+    settings = load_settings(groups, environ)
     check_batch_size(config, settings.pump)
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.engine.num_threads)

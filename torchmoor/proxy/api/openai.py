@@ -44,11 +44,11 @@ INFIX = b"/openai/v1/"
 
 _CHAT = b"chat/completions"
 _MODELS = b"models"
-_UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", ERROR_HEADER))
+_DROPPED_FIELDS = frozenset((b"ts_stream_next", b"x-request-id", ERROR_HEADER))
 _TOO_LARGE = 413
 _TIMED_OUT = 504
 # To these clients, a handler without memory is one kind of "try again later".
-_TOLD_AS = {507: 503}
+_STATUS_SHOWN_AS = {507: 503}
 
 
 class OpenAIApi:
@@ -154,7 +154,7 @@ class OpenAIDialect(ApiDialect):
     def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
         if head.status >= 300:
             return _explain
-        lines = (head.line.client_line, head.lines(_UNTOLD), b"x-request-id: ", request_id, choice.answer_lines)
+        lines = (head.line.client_line, head.lines(_DROPPED_FIELDS), b"x-request-id: ", request_id, choice.answer_lines)
         is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
         return Answer(lines, EventPassEncoder(request_id) if is_stream else None)
 
@@ -168,7 +168,7 @@ class _HandlerRefusal(ApiError):
     """An error object of the handler's, which passes on as it is. code, param: as the object has them."""
 
     def __init__(self, head: AnswerHead, kind: str, body: bytes) -> None:
-        self.status = _TOLD_AS.get(head.status, head.status)
+        self.status = _STATUS_SHOWN_AS.get(head.status, head.status)
         self.kind = self.code = kind
         self.param: Any = None
         message = "The instance refused the request."

@@ -23,7 +23,7 @@ MAX_OPERATION_BYTES = 65_536
 GRACE_S = 2.0  # after an operation's own time-out, which is reported first
 TIMEOUT_STATUS = 504
 TOO_LARGE_STATUS = 413
-_UNTOLD = frozenset((b"ts_stream_next", headers.REQUEST_ID.encode()))
+_DROPPED_FIELDS = frozenset((b"ts_stream_next", headers.REQUEST_ID.encode()))
 
 
 class PassThroughDialect(ApiDialect):
@@ -37,7 +37,7 @@ class PassThroughDialect(ApiDialect):
         return container_error(error, request_id, status=status)
 
     def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer:
-        lines = head.lines(_UNTOLD)
+        lines = head.lines(_DROPPED_FIELDS)
         return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, choice.answer_lines))
 
 

@@ -68,9 +68,9 @@ _CLIENT_CODES = frozenset(
 )
 _CONTENT_TYPE = b"content-type"
 _REQUEST_ID = b"x-amzn-requestid"
-_UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", _REQUEST_ID, SESSION_ID, NEW_SESSION_ID, ERROR_HEADER))
+_DROPPED_FIELDS = frozenset((b"ts_stream_next", b"x-request-id", _REQUEST_ID, SESSION_ID, NEW_SESSION_ID, ERROR_HEADER))
 _REQUEST_ID_START = _REQUEST_ID + b": "
-_UNTOLD_OF_STREAM = _UNTOLD | {_CONTENT_TYPE}
+_DROPPED_FROM_STREAM = _DROPPED_FIELDS | {_CONTENT_TYPE}
 _OK = status_line(200)
 _STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
 
@@ -181,7 +181,7 @@ class RuntimeDialect(ApiDialect):
         if head.status >= 300:
             return _explain
         is_text_stream = head.layout.length is None and _is_text(head)
-        lines = _answer_lines(head.line.client_line, head, _UNTOLD, request_id, choice)
+        lines = _answer_lines(head.line.client_line, head, _DROPPED_FIELDS, request_id, choice)
         return Answer(lines, TextPassEncoder() if is_text_stream else None)
 
 
@@ -206,7 +206,7 @@ class StreamDialect(RuntimeDialect):
             return _explain
         content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
         lines = (
-            *_answer_lines(_OK, head, _UNTOLD_OF_STREAM, request_id, choice),
+            *_answer_lines(_OK, head, _DROPPED_FROM_STREAM, request_id, choice),
             b"%b%b: %b\r\n" % (_STREAM_TYPE_LINE, SAGEMAKER_CONTENT_TYPE, content_type),
         )
         encoder = TextPartEncoder() if _is_text(head) else PartEncoder()
@@ -214,9 +214,9 @@ class StreamDialect(RuntimeDialect):
 
 
 def _answer_lines(
-    status_line: bytes, head: AnswerHead, untold: frozenset[bytes], request_id: bytes, choice: Choice
+    status_line: bytes, head: AnswerHead, dropped: frozenset[bytes], request_id: bytes, choice: Choice
 ) -> tuple[bytes, ...]:
-    """Render the answer's head in this API's form. untold: names of fields that do not pass."""
+    """Render the answer's head in this API's form. dropped: names of fields that do not pass."""
     places = head.layout.places
     session_line = b""
     if NEW_SESSION_ID in places or SESSION_ID in places:
@@ -224,7 +224,7 @@ def _answer_lines(
         session_line = b"%b: %b\r\n" % (NEW_SESSION_ID, session)
     return (
         status_line,
-        head.lines(untold),
+        head.lines(dropped),
         session_line,
         _REQUEST_ID_START,
         request_id,

@@ -50,7 +50,7 @@ class ChatPage:
                 path = PAGE if file.name == "index.html" else b"%b/%b" % (PAGE, file.name.encode())
                 self._handlers[path] = _File(file.read_bytes(), kind).handle
         self.open_paths = frozenset(self._handlers)
-        told = {
+        content = {
             # An endpoint with many models needs a TargetModel, and the kinds of its models are unknown here.
             "endpoints": [each.name for each in registry.endpoints() if each.settings.multi_model is None],
             "max_body_bytes": settings.limits.max_body_bytes,
@@ -58,7 +58,7 @@ class ChatPage:
             "reasons": reasons.SENTENCES,
         }
         headers = (*HEADERS, (b"content-type", b"application/json"), (b"cache-control", b"no-store"))
-        self._handlers[ENDPOINTS] = _always(Reply(200, headers, json.dumps(told).encode()))
+        self._handlers[ENDPOINTS] = _always(Reply(200, headers, json.dumps(content).encode()))
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
         """Find what serves a path; None if it does not belong to the page."""
