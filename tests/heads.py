@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 from typing import Any
 
-from torchmoor.proxy.http.fields import Field, Kind, Role
+from torchmoor.proxy.http.fields import Field, FieldKind, FieldRole
 from torchmoor.proxy.http.head import Layout
 from torchmoor.proxy.http.message import Request, RequestLine
 
-_KINDS = {b"host": Kind.HOST, b"content-length": Kind.LENGTH}
+_KINDS = {b"host": FieldKind.HOST, b"content-length": FieldKind.LENGTH}
 
 
 def make_field(name: bytes, value: bytes) -> Field:
     """Make a header field with its name in lower case."""
-    return Field(name, value, Role(name, _KINDS.get(name, Kind.PLAIN)))
+    return Field(name, value, FieldRole(name, _KINDS.get(name, FieldKind.PLAIN)))
 
 
 def make_request(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torchmoor.errors import ValidationError
 from torchmoor.proxy.dispatch.members import SESSION_ID_MEMBER, Member, named_member
-from torchmoor.proxy.http.fields import Note
+from torchmoor.proxy.http.fields import FieldNote
 from torchmoor.proxy.http.head import Layout
 from torchmoor.wire import headers
 
@@ -115,14 +115,14 @@ OWN_PREFIX = headers.TORCHMOOR_PREFIX.encode()
 INVOCATION_ID = headers.INVOCATION_ID.encode()  # the same when a client sends a request again
 
 
-def make_note(name: bytes) -> Note:
+def make_note(name: bytes) -> FieldNote:
     """Say how a request's fields of that name are treated."""
     is_passed = not (name in PRIVATE_FIELDS or name.startswith(OWN_PREFIX))
     member = MEMBERS.get(name)
     if member is None:
-        return Note(is_passed=is_passed, is_read=name == INVOCATION_ID)
+        return FieldNote(is_passed=is_passed, is_read=name == INVOCATION_ID)
     find_problem = _find_problem_of_session_id if member is SESSION_ID_MEMBER else member.find_problem
-    return Note(is_passed=is_passed, is_read=True, find_problem=find_problem)
+    return FieldNote(is_passed=is_passed, is_read=True, find_problem=find_problem)
 
 
 def _find_problem_of_session_id(value: bytes) -> str | None:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from torchmoor.proxy.http.answer import Answer, Loss
-from torchmoor.proxy.http.fields import Note
+from torchmoor.proxy.http.fields import FieldNote
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 
 
@@ -176,7 +176,7 @@ class Forwarding(Protocol):
 class Application(Protocol):
     """Decides what each request is."""
 
-    def note(self, name: bytes) -> Note:
+    def note(self, name: bytes) -> FieldNote:
         """Say what becomes of fields of that name; asked once for a name that many requests have."""
         ...
 

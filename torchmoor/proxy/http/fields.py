@@ -35,7 +35,7 @@ _NOT_KEPT = frozenset(
 )
 
 
-class Kind(Enum):
+class FieldKind(Enum):
     """What a field means to a connection; all but PLAIN stay on it."""
 
     PLAIN = 0
@@ -49,21 +49,21 @@ class Kind(Enum):
 
 
 _KINDS = {
-    b"host": Kind.HOST,
-    b"content-length": Kind.LENGTH,
-    b"transfer-encoding": Kind.CODING,
-    b"connection": Kind.CONNECTION,
-    b"expect": Kind.EXPECT,
-    b"upgrade": Kind.UPGRADE,
-    b"keep-alive": Kind.HOP_BY_HOP,
-    b"proxy-connection": Kind.HOP_BY_HOP,
-    b"te": Kind.HOP_BY_HOP,
-    b"trailer": Kind.HOP_BY_HOP,
-    b"proxy-authenticate": Kind.HOP_BY_HOP,
-    b"proxy-authorization": Kind.HOP_BY_HOP,
+    b"host": FieldKind.HOST,
+    b"content-length": FieldKind.LENGTH,
+    b"transfer-encoding": FieldKind.CODING,
+    b"connection": FieldKind.CONNECTION,
+    b"expect": FieldKind.EXPECT,
+    b"upgrade": FieldKind.UPGRADE,
+    b"keep-alive": FieldKind.HOP_BY_HOP,
+    b"proxy-connection": FieldKind.HOP_BY_HOP,
+    b"te": FieldKind.HOP_BY_HOP,
+    b"trailer": FieldKind.HOP_BY_HOP,
+    b"proxy-authenticate": FieldKind.HOP_BY_HOP,
+    b"proxy-authorization": FieldKind.HOP_BY_HOP,
 }
 # Local names: a member of an Enum takes long to look up.
-_PLAIN, _LENGTH = Kind.PLAIN, Kind.LENGTH
+_PLAIN, _LENGTH = FieldKind.PLAIN, FieldKind.LENGTH
 
 
 class BadMessage(Exception):
@@ -76,7 +76,7 @@ class BadMessage(Exception):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Note:
+class FieldNote:
     """How the application treats a name: whether its fields pass on, and whether their values are read.
 
     find_problem: returns why a request with that value cannot be served, or None; itself None if any value will do.
@@ -87,24 +87,24 @@ class Note:
     find_problem: Callable[[bytes], str | None] | None = None
 
 
-PASSED = Note()
+PASSED = FieldNote()
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class Role:
+class FieldRole:
     """What a field means, whatever its value: the same object for all fields of a name.
 
     A Connection field has a role for the options that it names, and a field with a problem has a role of its own.
     """
 
     name: bytes
-    kind: Kind = Kind.PLAIN
-    note: Note = PASSED
+    kind: FieldKind = FieldKind.PLAIN
+    note: FieldNote = PASSED
     options: frozenset[bytes] = _NO_OPTIONS
     problem: str | None = None
 
     def __repr__(self) -> str:
-        return f"<Role {self.name.decode()} {self.kind.name}>"
+        return f"<FieldRole {self.name.decode()} {self.kind.name}>"
 
 
 class Field:
@@ -112,7 +112,7 @@ class Field:
 
     __slots__ = ("name", "value", "line", "role", "number")
 
-    def __init__(self, name: bytes, value: bytes, role: Role) -> None:
+    def __init__(self, name: bytes, value: bytes, role: FieldRole) -> None:
         self.name = name
         self.value = value
         self.line = b"%b: %b\r\n" % (name, value)
@@ -123,20 +123,20 @@ class Field:
         return f"<Field {self.name.decode()}>"
 
 
-def note_nothing(name: bytes) -> Note:
+def note_nothing(name: bytes) -> FieldNote:
     """Pass every field on."""
     return PASSED
 
 
-def make_field_table(note: Callable[[bytes], Note] = note_nothing) -> BoundedCache[bytes, Field]:
+def make_field_table(note: Callable[[bytes], FieldNote] = note_nothing) -> BoundedCache[bytes, Field]:
     """Make a cache of fields by the bytes of their lines; `table[line]` raises BadMessage.
 
     note: asked once for each name.
     """
 
-    def read_role(name: bytes) -> Role:
+    def read_role(name: bytes) -> FieldRole:
         kind = _KINDS.get(name, _PLAIN)
-        return Role(name, kind, note(name) if kind is _PLAIN else PASSED)
+        return FieldRole(name, kind, note(name) if kind is _PLAIN else PASSED)
 
     roles = BoundedCache(read_role, MAX_KEPT_NAMES, lambda name, role: len(name) <= MAX_KEPT_NAME_BYTES)
     return BoundedCache(partial(_read_field, roles), MAX_KEPT_LINES, _may_keep)
@@ -147,7 +147,7 @@ def _may_keep(line: bytes, field: Field) -> bool:
     return is_short and field.name not in _NOT_KEPT
 
 
-def _read_field(roles: BoundedCache[bytes, Role], line: bytes) -> Field:
+def _read_field(roles: BoundedCache[bytes, FieldRole], line: bytes) -> Field:
     name, colon, value = line.partition(b":")
     if not name or not colon or name.translate(None, _NAME_BYTES) or value.translate(None, _VALUE_BYTES):
         raise BadMessage(400, "Not a valid HTTP header field.")
@@ -158,25 +158,25 @@ def _read_field(roles: BoundedCache[bytes, Role], line: bytes) -> Field:
     elif role.note.find_problem is not None:
         problem = role.note.find_problem(value)
         if problem is not None:
-            role = Role(name, _PLAIN, role.note, problem=problem)
+            role = FieldRole(name, _PLAIN, role.note, problem=problem)
     return Field(name, value, role)
 
 
-def _judge(role: Role, value: bytes) -> tuple[Role, bytes]:
+def _judge(role: FieldRole, value: bytes) -> tuple[FieldRole, bytes]:
     """Check a field that frames its message or controls its connection; return its role and canonical value."""
     kind = role.kind
     if kind is _LENGTH:
         if not value.isdigit() or len(value) > 18:
             raise BadMessage(400, "Content-Length must be a number.")
         return role, b"%d" % int(value)
-    if kind is Kind.CODING and value.lower() != b"chunked":
+    if kind is FieldKind.CODING and value.lower() != b"chunked":
         if b"chunked" in [coding.strip() for coding in value.lower().split(b",")][:-1]:
             raise BadMessage(400, "Nothing can follow the transfer coding chunked.")
         raise BadMessage(501, "The only transfer coding is chunked.")
-    if kind is Kind.EXPECT and value.lower() != b"100-continue":
+    if kind is FieldKind.EXPECT and value.lower() != b"100-continue":
         raise BadMessage(417, "The only expectation is 100-continue.")
-    if kind is Kind.CONNECTION:
+    if kind is FieldKind.CONNECTION:
         options = frozenset(option.strip().lower() for option in value.split(b",")) - {b"", b"keep-alive"}
         if options:
-            role = Role(role.name, kind, options=options)
+            role = FieldRole(role.name, kind, options=options)
     return role, value

@@ -13,7 +13,15 @@ from itertools import compress
 from operator import attrgetter
 
 from torchmoor.proxy.http.bounded_cache import BoundedCache
-from torchmoor.proxy.http.fields import BadMessage, Field, Kind, Note, Role, make_field_table, note_nothing
+from torchmoor.proxy.http.fields import (
+    BadMessage,
+    Field,
+    FieldKind,
+    FieldNote,
+    FieldRole,
+    make_field_table,
+    note_nothing,
+)
 
 MAX_KEPT_LAYOUTS = 256  # of a HeadBook
 MAX_KEPT_FIELDS = 64  # a layout of more fields is not kept
@@ -21,7 +29,7 @@ MAX_KEPT_BYTES = 2048  # a layout with more bytes of names, those in Connection 
 MAX_KEPT_MASKS = 256  # of a layout
 
 _LINE: Callable[[Field], bytes] = attrgetter("line")
-_ROLE: Callable[[Field], Role] = attrgetter("role")
+_ROLE: Callable[[Field], FieldRole] = attrgetter("role")
 _NOTHING: frozenset[bytes] = frozenset()
 
 
@@ -34,7 +42,7 @@ class Layout:
     differ from the next.
     """
 
-    def __init__(self, roles: Sequence[Role]) -> None:
+    def __init__(self, roles: Sequence[FieldRole]) -> None:
         self.places: dict[bytes, int] = {}
         self.host: int | None = None
         self.length: int | None = None
@@ -45,7 +53,7 @@ class Layout:
         self.options = frozenset(option for role in roles for option in role.options)
         passed: list[bytes | None] = []
         for place, role in enumerate(roles):
-            is_plain = role.kind is Kind.PLAIN and role.name not in self.options
+            is_plain = role.kind is FieldKind.PLAIN and role.name not in self.options
             passed.append(role.name if is_plain and role.note.is_passed else None)
             if is_plain:
                 self._place(place, role)
@@ -57,7 +65,7 @@ class Layout:
         self.is_usual = self.num_hosts == 1 and not (self.options or self.is_chunked or self.is_expecting)
         self.is_sound = self.repeated is None and self.problem is None
 
-    def _place(self, place: int, role: Role) -> None:
+    def _place(self, place: int, role: FieldRole) -> None:
         if role.name not in self.places:
             self.places[role.name] = place
         elif role.note.is_read:
@@ -65,22 +73,22 @@ class Layout:
         if self.problem is None:
             self.problem = role.problem
 
-    def _read_special(self, place: int, role: Role) -> None:
+    def _read_special(self, place: int, role: FieldRole) -> None:
         kind = role.kind
-        if kind is Kind.HOST:
+        if kind is FieldKind.HOST:
             self.num_hosts += 1
             self.host = place
-        elif kind is Kind.LENGTH:
+        elif kind is FieldKind.LENGTH:
             if self.length is not None:
                 raise BadMessage(400, "A message has one Content-Length.")
             self.length = place
-        elif kind is Kind.CODING:
+        elif kind is FieldKind.CODING:
             if self.is_chunked:
                 raise BadMessage(400, "A message has one Transfer-Encoding.")
             self.is_chunked = True
-        elif kind is Kind.EXPECT:
+        elif kind is FieldKind.EXPECT:
             self.is_expecting = True
-        elif kind is Kind.UPGRADE:
+        elif kind is FieldKind.UPGRADE:
             self.is_upgrade = True
 
 
@@ -92,7 +100,7 @@ def _mask(passed: Sequence[bytes | None], held_back: frozenset[bytes]) -> tuple[
 class HeadBook:
     """Reads heads, and remembers their lines and layouts; each side of the proxy has one."""
 
-    def __init__(self, note: Callable[[bytes], Note] = note_nothing) -> None:
+    def __init__(self, note: Callable[[bytes], FieldNote] = note_nothing) -> None:
         self._read_line = make_field_table(note).__getitem__
         self.layouts = BoundedCache(Layout, MAX_KEPT_LAYOUTS, _may_keep)
 
@@ -102,7 +110,7 @@ class HeadBook:
         return fields, self.layouts[tuple(map(_ROLE, fields))]
 
 
-def _may_keep(roles: tuple[Role, ...], layout: Layout) -> bool:
+def _may_keep(roles: tuple[FieldRole, ...], layout: Layout) -> bool:
     if layout.problem is not None or len(roles) > MAX_KEPT_FIELDS:  # a field with a problem has a role of its own
         return False
     return sum(len(role.name) for role in roles) + sum(map(len, layout.options)) <= MAX_KEPT_BYTES
@@ -121,7 +129,7 @@ class Head:
     def headers(self) -> list[Field]:
         """The fields that are not the connection's own, whether they pass on or not."""
         options = self.layout.options
-        return [field for field in self.fields if field.role.kind is Kind.PLAIN and field.name not in options]
+        return [field for field in self.fields if field.role.kind is FieldKind.PLAIN and field.name not in options]
 
     def find(self, name: bytes) -> bytes | None:
         """The first value of a field that is not the connection's own."""

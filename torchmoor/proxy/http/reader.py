@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.proxy.http.chunks import ChunkedBody
-from torchmoor.proxy.http.fields import BadMessage, Note, note_nothing
+from torchmoor.proxy.http.fields import BadMessage, FieldNote, note_nothing
 from torchmoor.proxy.http.head import HeadBook, Layout
 from torchmoor.proxy.http.message import Request, RequestLine
 
@@ -62,7 +62,7 @@ class RequestCaches:
 
     def __init__(
         self,
-        note: Callable[[bytes], Note] = note_nothing,
+        note: Callable[[bytes], FieldNote] = note_nothing,
         find_handler: Callable[[bytes, bytes], Any] = _handle_nothing,
     ) -> None:
         self.lines = BoundedCache(

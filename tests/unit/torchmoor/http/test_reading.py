@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fuzz.llhttp import Requests, cut
 from tests.fuzz.requests import compare, read
 from torchmoor.proxy.http.chunks import ChunkedBody
-from torchmoor.proxy.http.fields import MAX_KEPT_LINES, MAX_KEPT_NAMES, PASSED, Note, make_field_table
+from torchmoor.proxy.http.fields import MAX_KEPT_LINES, MAX_KEPT_NAMES, PASSED, FieldNote, make_field_table
 from torchmoor.proxy.http.head import MAX_KEPT_FIELDS, MAX_KEPT_LAYOUTS, Head, HeadBook
 
 PARTS = [
@@ -160,7 +160,7 @@ def test_a_name_is_asked_for_its_note_once() -> None:
     """The application's word on a name is kept with it."""
     asked: list[bytes] = []
 
-    def note(name: bytes) -> Note:
+    def note(name: bytes) -> FieldNote:
         asked.append(name)
         return PASSED
 
