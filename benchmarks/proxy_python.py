@@ -84,7 +84,7 @@ class Stage:
         for instance in registry.instances():
             for _ in range(NUM_CLIENTS):
                 made = UpstreamConnection(
-                    instance, proxy.data.sweeper, known, max_header_bytes=65_536, idle_timeout_s=60
+                    instance, proxy.data.sweeper, known, siblings=set(), max_header_bytes=65_536, idle_timeout_s=60
                 )
                 self._upstreams.append(made)
                 instance.idle.append(made)

@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.report import parse_options, print_report
 from benchmarks.scale_fleet import ENDPOINT, EXPIRES_AT, KEYS, Fleet, Outcome, Plan
 from benchmarks.scale_journal import NUM_TURNS, JournalCost, measure_redis, measure_s3
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.requests import Caller
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire.session_ids import verify
@@ -90,7 +90,7 @@ def main() -> None:
 def time_choices(fleet: Fleet) -> dict[str, float]:
     """Processor time of what one proxy does for a request, in microseconds; nothing of it is kept."""
     proxy, ids = fleet.proxies[0], fleet.ids[:: max(1, len(fleet.ids) // 20_000)]
-    minter = SessionIds(KEYS, "llava-0")
+    minter = SessionIdMinter(KEYS, "llava-0")
     gone = [name for name in fleet.servers if int(name.rpartition("-")[2]) % 20 == 0]
     orphans = [text for text, home in zip(fleet.ids, fleet.homes, strict=True) if home in gone][:2_000]
     micros = {

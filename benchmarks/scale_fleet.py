@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from benchmarks.routing_simulation import Run, service_time
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.requests import Caller
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.metrics.invocations import InvocationMetrics
@@ -164,7 +164,7 @@ class Fleet:
         self.rng = Random(seed)
         self.proxies = [Proxy(plan, seed + number) for number in range(plan.num_proxies)]
         self.servers = {f"llava-{number}": Server(f"llava-{number}") for number in range(plan.num_instances)}
-        self._minters = {name: SessionIds(KEYS, name, random_bytes=self.rng.randbytes) for name in self.servers}
+        self._minters = {name: SessionIdMinter(KEYS, name, random_bytes=self.rng.randbytes) for name in self.servers}
         self.ids: list[str] = []
         self.homes: list[str] = []  # the instance that each id names
 

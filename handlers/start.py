@@ -10,7 +10,7 @@ import torch
 from handlers.adapter import Pump
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.compatibility import SAGEMAKER_MODEL, understand
 from handlers.device import choose_device
 from handlers.engine.engine import make_engine
@@ -50,7 +50,7 @@ def start_chat(
         engine = make_engine(model, choose_kv_bytes(settings.session, model), settings.engine)
     except OutOfMemory as exc:
         raise SettingsError(f"handler.session: {exc.message}; give it fewer kv_bytes or kv_tokens") from exc
-    ids = SessionIds.from_environment(environ)
+    ids = SessionIdMinter.from_environment(environ)
     journal = open_journal(settings.journal, settings.session.tombstone_s)
     service = ChatService(settings, model, engine, ids, ImageLoader(settings.intake), journal=journal)
     engine.start()

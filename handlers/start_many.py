@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from handlers.adapter import Pump
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.device import choose_device
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import open_registry
@@ -29,7 +29,7 @@ def start_many(
     check_batch_size(config, settings.pump)
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.tasks.threads_per_batch)
-    ids = SessionIds.from_environment(environ)
+    ids = SessionIdMinter.from_environment(environ)
     loader = CheckpointLoader(settings, device, ids, environ)
     registry = open_registry(settings.many, archive, loader, device)
     service = ManyService(registry, loader, ids.instance, str(device))

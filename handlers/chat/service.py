@@ -29,7 +29,7 @@ from handlers.chat.sessions.inspection import describe, list_sessions
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
 from handlers.chat.status import count_everything
 from handlers.chat.turns.admission import Admission
@@ -61,7 +61,7 @@ class ChatService:
         settings: HandlerSettings,
         model: TextModel,
         engine: Engine,
-        ids: SessionIds,
+        ids: SessionIdMinter,
         loader: ImageLoader,
         wall: Callable[[], float] = time.time,
         journal: Journal | None = None,

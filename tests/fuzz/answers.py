@@ -76,7 +76,9 @@ def check(data: bytes) -> None:
     """Check any bytes in any pieces, then the end of the connection."""
     pieces = data.split(CUT)
     data = b"".join(pieces)
-    connection = UpstreamConnection(Target(), Sweeper(1.0), AnswerCaches(), max_header_bytes=2_000, idle_timeout_s=1.0)
+    connection = UpstreamConnection(
+        Target(), Sweeper(1.0), AnswerCaches(), siblings=set(), max_header_bytes=2_000, idle_timeout_s=1.0
+    )
     transport = Transport()
     connection.connection_made(transport)
     receiver = Receiver(connection)

@@ -218,7 +218,7 @@ class Stage:
         assert self.proxy.data.budget.used_bytes == 0
         assert self.proxy.data.subrequests.num_running == 0
         assert not self.proxy.data.server.connections
-        self.proxy.data.gateway.dispatchers()[0].variant.pool.check_integrity()
+        self.proxy.data.dispatchers.all()[0].variant.pool.check_integrity()
 
 
 class Loop(asyncio.SelectorEventLoop):

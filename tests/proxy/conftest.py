@@ -261,21 +261,21 @@ class Stage:
         self.until(lambda: self.outstanding() == 0, "all leases released")
         self.until(lambda: self._extra_tasks() == [], f"no task left but {self._extra_tasks()}")
         assert self.proxy.data.budget.used_bytes == 0
-        assert self.proxy.data.gate is None or self.proxy.data.gate.num_held_bytes == 0
+        assert self.proxy.data.gate is None or self.proxy.data.gate.unverified.num_bytes == 0
         for instance in self.registry.instances():
             assert instance.inflight_body_bytes == 0
             for connection in instance.idle:
                 assert not connection.transport.is_closing()
                 assert connection.exchange is None
             assert len(set(map(id, instance.idle))) == len(instance.idle)
-        for dispatcher in self.proxy.data.gateway.dispatchers():
+        for dispatcher in self.proxy.data.dispatchers.all():
             dispatcher.variant.pool.check_integrity()
             assert dispatcher.num_waiting == 0
             models = dispatcher.variant.models
             if models is not None:
                 models.check_integrity()
                 assert models.num_outstanding == 0
-        assert self.proxy.data.gateway.waiting_bytes.used_bytes == 0
+        assert self.proxy.data.dispatchers.waiting_bytes.used_bytes == 0
         assert self.faults == []
 
     def _extra_tasks(self) -> list[str]:

@@ -338,28 +338,66 @@ def test_a_long_signed_body_is_refused(make_stage: MakeStage) -> None:
     assert answer.status_code == 200
 
 
-def test_what_is_held_for_verification_is_bounded(make_stage: MakeStage) -> None:
-    """Above the bound clients get a retry hint, and a client that disconnects frees its share."""
-    access = AccessSettings(max_signed_body_bytes=1000, max_unverified_bytes=1500)
-    stage = make_stage(credentials=CREDENTIALS, access=access)
-    request = signed(stage, b"x" * 1000)
-    lines = [f"POST {PATH} HTTP/1.1", f"Host: 127.0.0.1:{stage.proxy.port}", "Content-Length: 1000"]
+def head_of(stage: Stage, *, path: str = PATH, length: str = "Content-Length: 1000") -> bytes:
+    """Return the head of a signed request with a body of 1000 times x."""
+    request = signed(stage, b"x" * 1000, path=path)
+    lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{stage.proxy.port}", length]
     lines += [f"{name}: {value}" for name, value in request.headers.items() if name.lower() != "content-length"]
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+def until_held(stage: Stage, num_bytes: int) -> None:
     gate = stage.proxy.data.gate
     assert gate is not None
+    stage.until(lambda: gate.unverified.num_bytes == num_bytes, f"{num_bytes} bytes are held")
 
-    with stage.socket() as slow:
-        slow.sendall("\r\n".join((*lines, "", "x" * 10)).encode())
-        stage.until(lambda: gate.num_held_bytes == 1000, "the body is held")
-        status, code, _ = refused(stage.client(secret=SECRET), Body=b"x" * 1000)
-        assert (status, code) == (503, "ServiceUnavailable")
-        assert received(stage) == []
+
+def test_declared_lengths_lock_nobody_out(make_stage: MakeStage) -> None:
+    """Only received bytes count, and a client that disconnects frees them."""
+    access = AccessSettings(max_signed_body_bytes=1000, max_unverified_bytes=1500)
+    stage = make_stage(credentials=CREDENTIALS, access=access)
+
+    with stage.socket() as slow, stage.socket() as chunked:
+        slow.sendall(head_of(stage) + b"x" * 10)
+        chunked.sendall(head_of(stage, length="Transfer-Encoding: chunked") + b"7\r\nxxxxxxx\r\n")
+        until_held(stage, 17)
+        stage.client(secret=SECRET).invoke_endpoint(EndpointName="llava", Body=b"x" * 1000)
         slow.sendall(b"x" * 990)
         assert read_answer(slow).startswith(b"HTTP/1.1 200")
-    with stage.socket() as gone:
-        gone.sendall("\r\n".join((*lines, "", "x" * 10)).encode())
-        stage.until(lambda: gate.num_held_bytes == 1000, "the body is held")
-    stage.until(lambda: gate.num_held_bytes == 0, "the body is let go")
+        until_held(stage, 7)
+    until_held(stage, 0)
+
+
+@pytest.mark.parametrize("path", [PATH, "/endpoints/other/invocations", "/v1/chat/completions"])
+def test_bodies_that_stall_make_room_for_one_that_arrives(make_stage: MakeStage, path: str) -> None:
+    """The stalled one gets a retry hint at once; the others stay."""
+    access = AccessSettings(max_signed_body_bytes=1000, max_unverified_bytes=1500)
+    endpoints = {"a": "llava", "b": "second"}  # the model of an OpenAI request is in its body
+    stage = make_stage(credentials=CREDENTIALS, access=access, endpoints=endpoints)
+
+    with stage.socket() as stalled, stage.socket() as second, stage.socket() as third, stage.socket() as good:
+        for number, client in enumerate((stalled, second, third), 1):
+            client.sendall(head_of(stage, path=path) + b"x" * 400)
+            until_held(stage, 400 * number)
+        good.sendall(head_of(stage) + b"x" * 500)
+        until_held(stage, 1300)
+        refusal = read_answer(stalled)
+        assert refusal.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: " in refusal.lower()
+        good.sendall(b"x" * 500)
+        assert read_answer(good).startswith(b"HTTP/1.1 200")
+        until_held(stage, 800)
+
+    metrics = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    assert 'AccessDenied_total{error="ServiceUnavailable"} 1.0' in metrics
+
+
+def test_a_connection_knows_its_clients_address(guarded: Stage) -> None:
+    """Unverified bytes count for it."""
+    with socket.create_connection(("127.0.0.1", guarded.proxy.port), DEADLINE_S, ("127.0.0.2", 0)) as client:
+        client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+        read_answer(client)
+        assert [each.source for each in guarded.proxy.data.server.connections] == ["127.0.0.2"]
 
 
 def test_refusals_are_counted(guarded: Stage) -> None:

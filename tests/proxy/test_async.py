@@ -239,7 +239,7 @@ def test_clients_who_wait_go_first(tmp_path: Path, make_stage: MakeStage) -> Non
     others = [submit(stage, Body=b"other") for _ in range(3)]
     real_time = threading.Thread(target=lambda: client.invoke_endpoint(EndpointName="llava", Body=b"live"))
     real_time.start()
-    [dispatcher] = stage.proxy.data.gateway.dispatchers()
+    [dispatcher] = stage.proxy.data.dispatchers.all()
     stage.until(lambda: dispatcher.num_waiting == 1, "the client waits")
 
     gate.open()

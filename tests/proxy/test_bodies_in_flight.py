@@ -56,7 +56,7 @@ def test_instance_without_room_is_passed_over(make_stage: MakeStage) -> None:
     assert refused.startswith(b"HTTP/1.1 503")
     assert b"retry-after: 1" in refused
     assert b"All instances of the endpoint are busy" in refused
-    assert stage.proxy.data.gateway.dispatchers()[0].metrics.no_capacity == 1
+    assert stage.proxy.data.dispatchers.all()[0].metrics.no_capacity == 1
     for body in (LONG, b"1", b"2", b"z" * 30):
         held.let_go(body)
     assert [status(sock) for sock in socks] == [200] * 5
@@ -111,7 +111,7 @@ def test_long_bodies_wait_for_room(make_stage: MakeStage) -> None:
     held.let_go(b"v" * 50)
 
     assert [status(sock) for sock in socks] == [200] * 4
-    assert stage.proxy.data.gateway.waiting_bytes.used_bytes == 0
+    assert stage.proxy.data.dispatchers.waiting_bytes.used_bytes == 0
 
 
 def begin_chunked(stage: Stage, first: bytes) -> socket.socket:
@@ -195,7 +195,7 @@ def test_asynchronous_request_waits_for_room(make_stage: MakeStage, tmp_path: Pa
     held = Held(stage, stage.a)
     other = send(stage, LONG)
     until_received(stage, a=[LONG])
-    metrics = stage.proxy.data.gateway.dispatchers()[0].metrics
+    metrics = stage.proxy.data.dispatchers.all()[0].metrics
 
     answer = stage.client().invoke_endpoint_async(EndpointName="llava", Body=b"v" * 50)
     stage.until(lambda: metrics.async_repeated > 2, "the request returned to the queue")

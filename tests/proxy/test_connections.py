@@ -121,7 +121,7 @@ def test_client_that_leaves_while_connecting_costs_nothing(make_stage: Callable[
         stage.instance(name).host = "192.0.2.1"
     sock = stage.socket()
     sock.sendall(POST)
-    stage.until(lambda: stage.proxy.data.gateway.dispatchers()[0].metrics.invocations == 1, "the request taken")
+    stage.until(lambda: stage.proxy.data.dispatchers.all()[0].metrics.invocations == 1, "the request taken")
 
     sock.close()
 

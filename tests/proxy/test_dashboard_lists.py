@@ -20,7 +20,7 @@ from tests.proxy.fake_many import FakeFleet
 from tests.proxy.fake_sessions import FakeHolders, make_session
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.proxy.instances.registry import Scale
+from torchmoor.proxy.instances.registry import ScalingDecision
 
 pytestmark = pytest.mark.browser
 
@@ -268,11 +268,11 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
         headers = {"X-Amzn-SageMaker-Session-Id": make_session_id("a")} if number == 3 else {}
         connections[-1].request("POST", "/endpoints/llava/invocations", b"{}", headers)
         stage.until(lambda: stage.outstanding() == min(2, number + 1), "it is at an instance, or waits")  # noqa: B023
-    [dispatcher] = stage.proxy.data.gateway.dispatchers()
+    [dispatcher] = stage.proxy.data.dispatchers.all()
     stage.until(lambda: dispatcher.num_waiting == 2, "two wait")
 
     async def decide() -> None:
-        dispatcher.variant.scale = Scale(2, 40, "a backlog of 40 asks for 8, and MaxCapacity is 2")
+        dispatcher.variant.scale = ScalingDecision(2, 40, "a backlog of 40 asks for 8, and MaxCapacity is 2")
 
     stage.run(decide())
     with open_tab(browser, stage.proxy.admin_url) as tab:

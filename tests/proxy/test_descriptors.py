@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 
 import pytest
 import requests
 
-from tests.proxy.conftest import Stage, read_answer
+from tests.descriptors import without_free_descriptors
+from tests.proxy.conftest import Stage, make_session_id, read_answer
+from torchmoor.config.limits import LimitSettings
+from torchmoor.proxy.http.descriptors import find_limit, limit_connections
 from torchmoor.proxy.instances.instance import InstanceState
 
 PING = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
-
-
-@contextmanager
-def without_free_descriptors() -> Iterator[None]:
-    """Lower this process's limit to its highest descriptor, and use those below it."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, before[1]))
-    try:
-        with suppress(OSError):
-            while True:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        for descriptor in taken:
-            os.close(descriptor)
 
 
 def test_a_shortage_is_the_proxys_own(make_stage: Callable[..., Stage]) -> None:
@@ -70,3 +54,34 @@ def test_probes_that_find_no_descriptor_show_nothing(make_stage: Callable[..., S
             stage.until(lambda: not health.is_probing, "the probe is over")
 
     assert instance.state is InstanceState.READY
+
+
+def test_the_limit_is_raised_whatever_starts_the_proxy(make_stage: Callable[..., Stage]) -> None:
+    """To the hard limit; the number of client connections is derived from that."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (600, before[1]))
+    try:
+        stage = make_stage()
+        assert find_limit() == find_limit(is_hard=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    most, limits = stage.proxy.data.server.means.max_connections, LimitSettings()
+    expected = limit_connections(
+        limits.max_connections, descriptors=find_limit(is_hard=True), reserved=limits.reserved_descriptors
+    )
+    assert most == expected
+
+
+def test_idle_connections_make_room_for_new_ones(make_stage: Callable[..., Stage]) -> None:
+    """The pools of all instances together have as many connections as there may be clients."""
+    stage = make_stage(limits=LimitSettings(max_connections=1))
+    head, body = POST.split(b"\r\n\r\n")
+
+    with stage.socket() as client:
+        for name in ("a", "b"):
+            session = b"X-Amzn-SageMaker-Session-Id: " + make_session_id(name).encode()
+            client.sendall(b"\r\n".join((head, session, b"", body)))
+            assert read_answer(client).startswith(b"HTTP/1.1 200")
+        stage.until(lambda: len(stage.instance("b").idle) == 1, "the connection to b is idle")
+        assert not stage.instance("a").idle

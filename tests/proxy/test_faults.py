@@ -17,7 +17,7 @@ from torchmoor.config.limits import TimeoutSettings
 from torchmoor.fleet.worker_probe import MAX_TRIES
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.routing.sessions import place_of
+from torchmoor.proxy.routing.session_placement import place_of
 
 OFTEN = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=10.0)
 # Silence counts after the same 1.5 s as usual, but only a long series of late answers looks like it.
@@ -202,14 +202,14 @@ def test_retries_have_a_budget(make_stage: Callable[..., Stage]) -> None:
         assert read_answer(invoke(stage)).startswith(b"HTTP/1.1 503")
         assert len(stage.a.received + stage.b.received) == num_asked
 
-    metrics = stage.proxy.data.gateway.dispatchers()[0].metrics
+    metrics = stage.proxy.data.dispatchers.all()[0].metrics
     assert (metrics.retries, metrics.retries_refused) == (1, 2)
 
 
 def test_refused_connections_cost_no_budget(make_stage: Callable[..., Stage]) -> None:
     """Nothing was sent, so nothing is done twice."""
     stage = make_stage(are_journaled=True, recovery=RecoverySettings(retry_burst=1, retry_fraction=0.001))
-    stage.proxy.data.gateway.dispatchers()[0].retries.try_take(0)
+    stage.proxy.data.dispatchers.all()[0].retries.try_take(0)
     stage.run(stage.a.stop())
 
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "b"

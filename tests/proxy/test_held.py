@@ -286,7 +286,7 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
         VariantSettings(name="green", model="llava", scaling=LONG),
     )
     stage = make_stage(variants=variants, names=("a",), homes={"a": "blue"})
-    blue, green = stage.proxy.data.gateway.dispatchers()
+    blue, green = stage.proxy.data.dispatchers.all()
 
     async def drain(is_drained: bool) -> None:
         (stage.registry.drain if is_drained else stage.registry.resume)("a")

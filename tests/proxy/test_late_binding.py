@@ -55,7 +55,7 @@ def taken(stage: Stage) -> int:
 
 
 def waiting(stage: Stage) -> int:
-    return stage.proxy.data.gateway.dispatchers()[0].num_waiting
+    return stage.proxy.data.dispatchers.all()[0].num_waiting
 
 
 def received(fake: FakeInstance) -> list[bytes]:
@@ -86,7 +86,7 @@ def test_request_waits_and_goes_to_whichever_instance_frees_first(make_stage: Ca
     for body in (b"1", b"3"):
         held.let_go(body)
     assert {status(sock) for sock in socks.values()} == {200}
-    assert stage.proxy.data.gateway.dispatchers()[0].metrics.queue_latency.counts.count(1) == 1
+    assert stage.proxy.data.dispatchers.all()[0].metrics.queue_latency.counts.count(1) == 1
 
 
 def test_turn_waits_for_its_own_instance_and_blocks_nobody(make_stage: Callable[..., Stage]) -> None:
@@ -145,7 +145,7 @@ def test_full_queue_is_service_unavailable_at_once(make_stage: Callable[..., Sta
     held.let_go(b"1")
     held.let_go(b"2")
     assert (status(first), status(second)) == (200, 200)
-    assert stage.proxy.data.gateway.dispatchers()[0].metrics.no_capacity == 1
+    assert stage.proxy.data.dispatchers.all()[0].metrics.no_capacity == 1
 
 
 def test_waiting_bytes_are_bounded_too(make_stage: Callable[..., Stage]) -> None:
@@ -158,7 +158,7 @@ def test_waiting_bytes_are_bounded_too(make_stage: Callable[..., Stage]) -> None
     small = send(stage, b"2")
 
     assert refused.startswith(b"HTTP/1.1 503")
-    assert stage.proxy.data.gateway.waiting_bytes.used_bytes == 1
+    assert stage.proxy.data.dispatchers.waiting_bytes.used_bytes == 1
     held.let_go(b"1")
     held.let_go(b"2")
     assert status(small) == 200

@@ -309,7 +309,7 @@ def test_traffic_is_split_by_weight_and_each_variant_serves_its_own_model(make_s
     assert 48 < counts["blue", "a"] < 72
     assert {request.path for request in stage.a.received} == {"/predictions/llava"}
     assert {request.path for request in stage.b.received} == {"/predictions/llava-next"}
-    invocations = {d.variant.name: d.metrics.invocations for d in stage.proxy.data.gateway.dispatchers()}
+    invocations = {d.variant.name: d.metrics.invocations for d in stage.proxy.data.dispatchers.all()}
     assert invocations == {"blue": counts["blue", "a"], "green": counts["green", "b"]}
 
 

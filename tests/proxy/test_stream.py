@@ -172,7 +172,7 @@ def test_death_in_mid_stream_is_a_model_stream_error(stage: Stage) -> None:
     assert caught.value.response["Error"]["Code"] == "ModelStreamError"
     assert "StreamBroken" in caught.value.response["Error"]["Message"]
     assert len(stage.a.received + stage.b.received) == 1
-    assert stage.proxy.data.gateway.dispatchers()[0].metrics.mid_stream_errors == 1
+    assert stage.proxy.data.dispatchers.all()[0].metrics.mid_stream_errors == 1
 
 
 def test_silence_in_mid_stream_is_a_model_stream_error(make_stage: Callable[..., Stage]) -> None:

@@ -49,3 +49,14 @@ def test_links_lead_somewhere() -> None:
 def test_the_module_table_is_the_tree() -> None:
     """docs/modules.md lists every module; after a change: `python scripts/make_module_table.py`."""
     assert PAGE.read_text(encoding="utf-8") == make_page()
+
+
+def test_modules_that_the_architecture_names_exist() -> None:
+    """docs/architecture.md sends readers to modules that exist; a bare name may be in any folder."""
+    named = set(re.findall(r"`([\w/]+\.(?:py|js))`", (ROOT / "docs/architecture.md").read_text(encoding="utf-8")))
+    modules = [path for package in ("torchmoor", "handlers") for path in (ROOT / package).rglob("*.*")]
+    paths = [f"/{path.relative_to(ROOT)}" for path in modules]
+    missing = [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in paths)]
+
+    assert len(named) > 60
+    assert missing == []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client.core import Metric
 
 from torchmoor.admin.connections import AdminConnections
-from torchmoor.fleet.data_planes import LogCounts, VariantTraffic
+from torchmoor.fleet.data_plane_view import LogCounts, VariantTraffic
 from torchmoor.metrics.asynchronous import AsyncMetrics
 from torchmoor.metrics.table import (
     ACCESS,

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from torchmoor.errors import ApiError, ValidationError
-from torchmoor.proxy.instances.operations import OperationAnswer
+from torchmoor.proxy.instances.handler_operations import OperationAnswer
 
 MAX_DIGITS = 9  # of ?limit=, since int() raises an error of its own for thousands of digits
 

@@ -14,8 +14,8 @@ from aiohttp import web
 from torchmoor.admin.http import RequestRefused, error_message, read_status
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.errors import UnknownEndpoint, ValidationError
+from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Endpoint, Registry
 from torchmoor.wire import operations
 
@@ -34,7 +34,7 @@ class ModelsAdmin:
     that hold the model, or to the one that routing would choose for it; unpin and unload go to all.
     """
 
-    def __init__(self, registry: Registry, operations: Operations) -> None:
+    def __init__(self, registry: Registry, operations: HandlerOperations) -> None:
         self._registry = registry
         self._operations = operations
         self._statuses = RecentAnswers(FRESH_S)

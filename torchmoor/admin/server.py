@@ -27,7 +27,7 @@ from torchmoor.admin.sessions import SessionsAdmin
 from torchmoor.admin.views import describe_discovery, describe_instance, describe_scaling
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.data_planes import DataPlanes
+from torchmoor.fleet.data_plane_view import DataPlaneView
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics.host import HostCollector
 from torchmoor.proxy.access.exposure import is_loopback
@@ -51,7 +51,7 @@ class AdminServer:
     def __init__(
         self,
         registry: Registry,
-        data: DataPlanes,
+        data: DataPlaneView,
         has_asked_all: Callable[[], bool],
         settings: ProxySettings,
         *,

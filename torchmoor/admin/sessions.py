@@ -17,8 +17,8 @@ from torchmoor.admin.http import RequestRefused, error_message, read_limit, read
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.errors import ValidationError
+from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.wire import operations
 from torchmoor.wire.error_codes import INVALID_REQUEST
@@ -41,7 +41,7 @@ class SessionsAdmin:
     A session that two instances hold, after a takeover, has two rows; an action goes to both.
     """
 
-    def __init__(self, registry: Registry, operations: Operations, statuses: InstanceStatuses) -> None:
+    def __init__(self, registry: Registry, operations: HandlerOperations, statuses: InstanceStatuses) -> None:
         self._registry = registry
         self._operations = operations
         self._statuses = statuses

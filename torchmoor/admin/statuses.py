@@ -11,8 +11,8 @@ import asyncio
 from typing import Any
 
 from torchmoor.admin.http import read_status
+from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.wire import operations
 
@@ -27,7 +27,7 @@ SHOWN = ("device", "sessions", "memory", "turns", "tokens", "images", "engine")
 class InstanceStatuses:
     """Asks the handlers' operation `status`. The context cancels what is under way at its end."""
 
-    def __init__(self, registry: Registry, operations: Operations) -> None:
+    def __init__(self, registry: Registry, operations: HandlerOperations) -> None:
         self._registry = registry
         self._operations = operations
         self._known: dict[str, dict[str, Any]] = {}

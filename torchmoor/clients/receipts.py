@@ -7,30 +7,23 @@ from math import isfinite
 
 from torchmoor.wire import headers as wire
 
-FIELDS = {
+TEXT_FIELDS = {
     wire.INSTANCE: "instance",
-    wire.INVOKED_VARIANT: "variant",
+    wire.INVOKED_VARIANT: "variant",  # may be named 1
     wire.INVOKED_ROUTING_REASON: "routing_reason",
     "x-amzn-requestid": "request_id",
     wire.CACHE_TIER: "cache_tier",
-    wire.CONTEXT_TOKENS: "context_tokens",
-    wire.PREFILL_TOKENS: "prefill_tokens",
-    wire.GENERATED_TOKENS: "generated_tokens",
-    wire.QUEUE_MS: "queue_ms",
-    wire.TTFT_MS: "ttft_ms",
-    wire.REBUILT_EVENTS: "rebuilt_events",
-    wire.DROPPED_TURNS: "dropped_turns",
 }
-NAMES = frozenset(("instance", "variant", "routing_reason", "request_id", "cache_tier"))  # a variant may be named 1
+NUMBER_FIELDS = {name: name.removeprefix(wire.TORCHMOOR_PREFIX).replace("-", "_") for name in wire.RECEIPT_NUMBERS}
 MAX_DIGITS = 18
 
 
 def read_receipt(headers: Mapping[str, str]) -> dict[str, str | int | float]:
     """Return the receipt's fields; one whose number cannot be read is left out."""
     given = {name.lower(): value for name, value in headers.items()}
-    texts = {field: given[name] for name, field in FIELDS.items() if name in given}
-    found = {field: text if field in NAMES else _read_number(text) for field, text in texts.items()}
-    return {field: value for field, value in found.items() if value is not None}
+    texts = {field: given[name] for name, field in TEXT_FIELDS.items() if name in given}
+    numbers = {field: _read_number(given[name]) for name, field in NUMBER_FIELDS.items() if name in given}
+    return {**texts, **{field: number for field, number in numbers.items() if number is not None}}
 
 
 def _read_number(text: str) -> int | float | None:

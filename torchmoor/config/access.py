@@ -26,7 +26,7 @@ class AccessSettings(SettingsGroup, title="access"):
     allows_unsigned_payload: bool = Field(False, description="Accept bodies that no signature covers.")
     max_signed_body_bytes: Count = Field(6 * MIB, description="Longest signed body, buffered for verification.")
     max_unverified_bytes: Count = Field(
-        256 * MIB, description="Bodies buffered for that, over all requests, by their declared lengths."
+        256 * MIB, description="Bytes of such bodies at a time, as received; above it, slow bodies are dropped."
     )
 
     @model_validator(mode="after")

@@ -17,12 +17,12 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import find_model
 from torchmoor.container.probe_port import ProbePort
-from torchmoor.container.runtime_directory import container_launcher_settings, runtime_directory
+from torchmoor.container.runtime_directory import container_supervision_settings, runtime_directory
 from torchmoor.container.serve import endpoint_name
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.gpus import find_gpus
 from torchmoor.run.launching import SESSION_KEYS
@@ -50,10 +50,10 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         )
         async with (
             Launcher(
-                container_launcher_settings(variables, found, work), registry, found.environment, report
+                container_supervision_settings(variables, found, work), registry, found.environment, report
             ) as launcher,
             HealthChecker(registry, HealthSettings(), lambda: None),
-            Operations() as operations,
+            HandlerOperations() as operations,
             ProbePort(registry, variables.instance_name, variables.side_port, launcher.is_running) as side,
         ):
             stopping = stop_on_signals(launcher)
@@ -67,7 +67,10 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
 
 
 async def drain(
-    registry: Registry, variables: ContainerEnvironment, operations: Operations, is_running: Callable[[str], bool]
+    registry: Registry,
+    variables: ContainerEnvironment,
+    operations: HandlerOperations,
+    is_running: Callable[[str], bool],
 ) -> None:
     """Wait until no request has run for a moment after the settling time, or until the time is over.
 
@@ -88,7 +91,7 @@ async def drain(
         await asyncio.sleep(POLL_S)
 
 
-async def is_idle(instance: Instance, operations: Operations) -> bool:
+async def is_idle(instance: Instance, operations: HandlerOperations) -> bool:
     """Return True if the handler says that no request runs. A foreign handler cannot say so and gets the full time."""
     answer = await operations.ask(instance, IN_FLIGHT, {}, timeout_s=ASK_TIMEOUT_S)
     return answer is not None and answer.status == 200 and answer.content() == {"in_flight": 0}

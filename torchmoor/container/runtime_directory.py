@@ -16,9 +16,9 @@ from torchmoor.config.launcher import LaunchSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.launcher import LauncherSettings
+from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.ports import USUAL
-from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, make_launcher_settings
+from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, make_supervision_settings
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +53,12 @@ def make_home(folder: Path) -> None:
     os.environ.setdefault("USER", "torchmoor")  # torch needs a name, and Kubernetes' numeric users have none
 
 
-def container_launcher_settings(variables: ContainerEnvironment, found: FoundModel, work: Path) -> LauncherSettings:
+def container_supervision_settings(
+    variables: ContainerEnvironment, found: FoundModel, work: Path
+) -> SupervisionSettings:
     """Return how the container's instances are started."""
     launch = LaunchSettings(model_store=str(found.store), capacity=variables.capacity)
-    settings = make_launcher_settings(launch, work / "run", heap_mib=variables.heap_mib)
+    settings = make_supervision_settings(launch, work / "run", heap_mib=variables.heap_mib)
     torchserve = replace(settings.torchserve, logs_to_console=True, properties=variables.properties)
     return replace(
         settings,

@@ -23,7 +23,7 @@ from torchmoor.config.session_keys import SessionSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel, find_model
-from torchmoor.container.runtime_directory import container_launcher_settings, make_session_keys, runtime_directory
+from torchmoor.container.runtime_directory import container_supervision_settings, make_session_keys, runtime_directory
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
@@ -57,7 +57,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         if variables.is_multi_model:
             environment |= many_environment([MANY], "", os.environ)
         async with (
-            Launcher(container_launcher_settings(variables, found, work), registry, environment, report) as launcher,
+            Launcher(container_supervision_settings(variables, found, work), registry, environment, report) as launcher,
             Proxy(settings, registry) as proxy,
             HostFleet(settings, registry, launcher, proxy.data, launches, report) as fleet,
         ):

@@ -25,12 +25,12 @@ from torchmoor.async_inference.request import Backlog
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import LaunchError, TorchmoorError
-from torchmoor.fleet.data_planes import DataPlanes, VariantTraffic
+from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.scaling import Scaling, decide, explain
+from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import OperationAnswer
-from torchmoor.proxy.instances.registry import Registry, Scale, Variant
+from torchmoor.proxy.instances.registry import Registry, ScalingDecision, Variant
 from torchmoor.wire.operations import STATUS
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Autoscaler:
         groups: Sequence[ScaledVariant],
         registry: Registry,
         launcher: Launcher,
-        proxy: DataPlanes,
+        proxy: DataPlaneView,
         report: Callable[[str], None],
         *,
         are_journaled: bool,
@@ -149,7 +149,7 @@ class Autoscaler:
             now = self._clock()
             group.scaling = decide(group.settings, group.scaling, backlog=backlog, now=now)
             why = explain(group.settings, group.scaling, backlog=backlog, now=now)
-            variant.scale = Scale(group.scaling.desired, backlog, why)
+            variant.scale = ScalingDecision(group.scaling.desired, backlog, why)
             if group.scaling.desired != before:
                 self._report(f"{_name(variant)}: from {before} to {group.scaling.desired} instances, backlog {backlog}")
             await self._act(group)

@@ -20,8 +20,8 @@ from torchmoor.fleet.discovery_plan import DiscoveryPlan, DnsTarget, InstanceAdd
 from torchmoor.fleet.draining import Drainer
 from torchmoor.fleet.instance_names import InstanceNames
 from torchmoor.proxy.instances.dns_source import DnsSource
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import SERVING, Instance
-from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Discovery:
         self._rng = rng or Random()
         self._clock = clock
         self.entries: dict[str, DiscoveryEntry] = {}  # by DNS name
-        self._operations = Operations()
+        self._operations = HandlerOperations()
 
     async def __aenter__(self) -> Discovery:
         await self._operations.__aenter__()

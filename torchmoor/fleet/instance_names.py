@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Set
 from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.fleet.discovery_dns import name_of_address
 from torchmoor.fleet.discovery_plan import DnsTarget
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.instances.operations import Operations
 from torchmoor.wire import operations
 
 MAX_TRIES = 3  # of an instance that reports no name
@@ -28,7 +28,7 @@ _NOT_YET = frozenset(("ServiceUnavailableException", "ModelNotFoundException", "
 class InstanceNames:
     """Finds the names at one DNS name's addresses. make: makes an instance to ask at an address."""
 
-    def __init__(self, operations: Operations, make: Callable[[str], Instance]) -> None:
+    def __init__(self, operations: HandlerOperations, make: Callable[[str], Instance]) -> None:
         self._operations = operations
         self._make = make
         self._names: dict[str, str] = {}

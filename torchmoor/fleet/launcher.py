@@ -49,8 +49,8 @@ NUM_REMOVERS = 8  # threads that delete an instance's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherSettings:
-    """Settings for starting, watching and stopping instances."""
+class SupervisionSettings:
+    """How the processes of instances are started, watched, stopped and restarted."""
 
     torchserve: TorchServeSettings
     run_dir: Path  # parent of the instances' folders and of their shared journal
@@ -83,7 +83,7 @@ class Launcher:
 
     def __init__(
         self,
-        settings: LauncherSettings,
+        settings: SupervisionSettings,
         registry: Registry,
         environment: Mapping[str, str],
         report: Callable[[str], None],

@@ -15,25 +15,25 @@ from time import thread_time
 from typing import NamedTuple, Protocol
 
 from torchmoor.config.health import HealthSettings
+from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.routing.models import Placement, Report, Tier
+from torchmoor.proxy.routing.model_placement import ModelPlacement, ModelReport, ReportedTier
 from torchmoor.wire.operations import STATUS
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 READING_SHARE = 0.05  # of the proxy's time, at most, is spent on reading answers
-_TIERS = {tier.name.lower(): tier for tier in Tier}
+_TIERS = {tier.name.lower(): tier for tier in ReportedTier}
 _WITHOUT_MEMORY = frozenset((InstanceState.STARTING, InstanceState.DOWN))
 
 
-class InstanceStatus(NamedTuple):
-    """A handler's answer. room: free sessions; report: its models. None if unknown."""
+class RoutingStatus(NamedTuple):
+    """What routing needs of a handler's status. room: free sessions; report: its models. None if unknown."""
 
     room: int | None
-    report: Report | None
+    report: ModelReport | None
 
 
 class StatusListener(Protocol):
@@ -42,7 +42,7 @@ class StatusListener(Protocol):
     def on_asked(self, instance: Instance) -> None:
         """Handle that a question is being sent."""
 
-    def on_status(self, instance: Instance, status: InstanceStatus) -> None:
+    def on_status(self, instance: Instance, status: RoutingStatus) -> None:
         """Handle the answer to it; may be missing."""
 
 
@@ -53,7 +53,7 @@ class StatusPoller:
         self,
         registry: Registry,
         settings: HealthSettings,
-        operations: Operations,
+        operations: HandlerOperations,
         listener: StatusListener | None = None,
     ) -> None:
         self._listener = listener
@@ -135,7 +135,7 @@ class StatusPoller:
         finally:
             self._questions.pop(instance.name, None)
 
-    def _read(self, instance: Instance, answer: OperationAnswer | None, *, is_ours: bool) -> InstanceStatus:
+    def _read(self, instance: Instance, answer: OperationAnswer | None, *, is_ours: bool) -> RoutingStatus:
         if answer is None:
             return _NOTHING
         status = read_status(answer.content()) if answer.status == 200 else _NOTHING
@@ -155,7 +155,7 @@ class StatusPoller:
         forget_lost(self._registry, instance)
 
 
-def take_status(instance: Instance, status: InstanceStatus, models: Placement | None, mark: int) -> None:
+def take_status(instance: Instance, status: RoutingStatus, models: ModelPlacement | None, mark: int) -> None:
     """Apply a status to routing. mark: the placement's, from before the question."""
     instance.session_room = status.room
     if models is not None and status.report is not None:
@@ -169,12 +169,12 @@ def forget_lost(registry: Registry, instance: Instance) -> None:
         models.forget(instance.name)
 
 
-_NOTHING = InstanceStatus(None, None)
+_NOTHING = RoutingStatus(None, None)
 
 
-def read_status(content: Mapping[str, object]) -> InstanceStatus:
+def read_status(content: Mapping[str, object]) -> RoutingStatus:
     """Read a handler's status; empty if it is not one."""
-    return InstanceStatus(_read_room(content.get("sessions")), _read_report(content))
+    return RoutingStatus(_read_room(content.get("sessions")), _read_report(content))
 
 
 def _read_room(sessions: object) -> int | None:
@@ -185,12 +185,12 @@ def _read_room(sessions: object) -> int | None:
     return max(0, most - number) if isinstance(most, int) and isinstance(number, int) else None
 
 
-def _read_report(content: Mapping[str, object]) -> Report | None:
+def _read_report(content: Mapping[str, object]) -> ModelReport | None:
     """Return each model's best tier, without unknown tiers and replaced models."""
     rows = content.get("models")
     if not isinstance(rows, list):
         return None
-    models: dict[str, Tier] = {}
+    models: dict[str, ReportedTier] = {}
     for row in rows:
         if isinstance(row, dict):
             name, tier = row.get("name"), _TIERS.get(str(row.get("tier")))
@@ -201,4 +201,4 @@ def _read_report(content: Mapping[str, object]) -> Report | None:
     used, most = (device.get("used"), device.get("max")) if isinstance(device, dict) else (None, None)
     if not isinstance(used, int) or not isinstance(most, int):
         used = most = 0
-    return Report(models, used, most)
+    return ModelReport(models, used, most)

@@ -3,7 +3,7 @@
     python -I supervisor.py FOLDER PID_FILE KILL_AFTER_S COMMAND...
 
 Standard input is a pipe that the launcher holds open. When it closes, the supervisor sends SIGTERM to the JVM and,
-after KILL_AFTER_S (a field of LauncherSettings), SIGKILL to every process in the group, which the supervisor leads.
+after KILL_AFTER_S (a field of SupervisionSettings), SIGKILL to every process in the group, which the supervisor leads.
 Before a regular stop the launcher writes one byte, and then cleans up itself. Without that byte the launcher has died:
 each supervisor then removes its instance's folder, and the last one removes all that the fleet shared.
 This file runs on its own and imports only the standard library.

@@ -16,6 +16,7 @@ from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.proxy.access.credentials import SECRETS
+from torchmoor.proxy.http.descriptors import is_shortage
 
 PORTS_PER_INSTANCE = 5
 LOOPBACK = "127.0.0.1"
@@ -166,8 +167,14 @@ def find_load_failure(spec: InstanceSpec) -> str | None:
     """
     if not spec.log_file.is_file():
         return None
+    try:
+        lines = spec.log_file.read_text(errors="replace").splitlines()
+    except OSError as error:
+        if is_shortage(error):  # says nothing about the instance; a later look can read the log
+            return None
+        raise
     dead: set[str] = set()
-    for line in spec.log_file.read_text(errors="replace").splitlines():
+    for line in lines:
         match = _WORKER_LINE.search(line)
         if match is None:
             continue

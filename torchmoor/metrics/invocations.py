@@ -1,4 +1,4 @@
-"""One variant's counts, as plain numbers.
+"""One variant's counts, as plain numbers, and their metrics. A field of InvocationMetrics adds a metric.
 
 The hot path only adds to integers, because prometheus_client's own counters cost more than routing does.
 """
@@ -7,10 +7,35 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from typing import Any
 
+from torchmoor.metrics.definition import BY_VARIANT, COUNTER, HISTOGRAM, MetricDefinition, MetricType
 from torchmoor.metrics.histogram import BUCKETS, Histogram
+
+
+class CountGroup(Enum):
+    """Which variants show a count."""
+
+    REQUESTS = "requests"  # all
+    MODELS = "models"  # those with many models
+    ASYNCHRONOUS = "asynchronous"  # those of endpoints that take asynchronous requests
+
+
+REQUESTS, MODELS, ASYNCHRONOUS = CountGroup
+
+
+def _row(group: CountGroup, name: str, type: MetricType, unit: str, help: str) -> dict[str, Any]:
+    return {"group": group, "metric": MetricDefinition(name, type, BY_VARIANT, unit, help)}
+
+
+def _counter(group: CountGroup, name: str, help: str) -> Any:
+    return field(default=0, metadata=_row(group, name, COUNTER, "", help))
+
+
+def _histogram(group: CountGroup, name: str, help: str) -> Any:
+    return field(default_factory=Histogram, metadata=_row(group, name, HISTOGRAM, "seconds", help))
 
 
 class Tally:
@@ -24,40 +49,84 @@ class Tally:
 
 @dataclass(slots=True)
 class InvocationMetrics:
-    """Counts of one variant since the start. metrics/table.py names the metric that each field holds."""
+    """Counts of one variant since the start: each field with its metric's name and help."""
 
     endpoint: str
     variant: str
-    invocations: int = 0
-    client_errors: int = 0
-    server_errors: int = 0
-    model_errors: int = 0
-    mid_stream_errors: int = 0
-    no_capacity: int = 0
-    shortages: int = 0
-    retries: int = 0
-    retries_refused: int = 0
-    model_latency: Histogram = field(default_factory=Histogram)
-    overhead_latency: Histogram = field(default_factory=Histogram)
-    queue_latency: Histogram = field(default_factory=Histogram)
-    first_chunk_latency: Histogram = field(default_factory=Histogram)
-    first_chunk_model_latency: Histogram = field(default_factory=Histogram)
-    first_chunk_overhead_latency: Histogram = field(default_factory=Histogram)
-    model_invocations: int = 0
-    model_hits: int = 0
-    model_loading_wait: Histogram = field(default_factory=Histogram)
-    async_processed: int = 0
-    async_failures: int = 0
-    async_expired: int = 0
-    async_cancelled: int = 0
-    async_repeated: int = 0
-    async_download_failures: int = 0
-    async_upload_failures: int = 0
-    async_notification_failures: int = 0
-    async_time_in_backlog: Histogram = field(default_factory=Histogram)
-    async_total_time: Histogram = field(default_factory=Histogram)
-    async_download_latency: Histogram = field(default_factory=Histogram)
-    async_upload_latency: Histogram = field(default_factory=Histogram)
+    invocations: int = _counter(REQUESTS, "Invocations", "Requests sent to the endpoint.")
+    client_errors: int = _counter(REQUESTS, "Invocation4XXErrors", "Requests answered with status 4xx.")
+    server_errors: int = _counter(REQUESTS, "Invocation5XXErrors", "Requests answered with status 5xx.")
+    model_errors: int = _counter(
+        REQUESTS, "InvocationModelErrors", "Requests that the model answered with an error, or not in time."
+    )
+    mid_stream_errors: int = _counter(REQUESTS, "MidStreamErrors", "Answers that broke off after the first byte.")
+    no_capacity: int = _counter(
+        REQUESTS, "NoCapacityInvocationFailures", "Requests refused because no instance could take them."
+    )
+    shortages: int = _counter(
+        REQUESTS, "DescriptorShortages", "Requests refused because the proxy had no free file descriptor."
+    )
+    retries: int = _counter(
+        REQUESTS, "Retries", "Requests sent again, because the first instance could not take them or was lost."
+    )
+    retries_refused: int = _counter(
+        REQUESTS, "RetriesRefused", "Requests not sent again, because the retry budget was used up."
+    )
+    model_latency: Histogram = _histogram(
+        REQUESTS, "ModelLatency", "Time from sending the request to an instance until its answer has ended."
+    )
+    overhead_latency: Histogram = _histogram(
+        REQUESTS, "OverheadLatency", "Time that a request spent in the proxy, without the model's time."
+    )
+    queue_latency: Histogram = _histogram(
+        REQUESTS, "QueueLatency", "Time from a request's head until an instance was free, of requests that had to wait."
+    )
+    first_chunk_latency: Histogram = _histogram(
+        REQUESTS, "FirstChunkLatency", "Time from a request's head to the first byte of a streamed answer's body."
+    )
+    first_chunk_model_latency: Histogram = _histogram(
+        REQUESTS, "FirstChunkModelLatency", "The part of FirstChunkLatency after the request was sent to the instance."
+    )
+    first_chunk_overhead_latency: Histogram = _histogram(
+        REQUESTS,
+        "FirstChunkOverheadLatency",
+        "The part of FirstChunkLatency before the request was sent to the instance.",
+    )
+    model_invocations: int = _counter(
+        MODELS, "ModelInvocations", "Requests that named one of many models; ModelCacheHit is a part of them."
+    )
+    model_hits: int = _counter(MODELS, "ModelCacheHit", "Answered requests whose model was in the instance's memory.")
+    model_loading_wait: Histogram = _histogram(
+        MODELS, "ModelLoadingWaitTime", "Time that answered requests waited for their model to be loaded."
+    )
+    async_processed: int = _counter(
+        ASYNCHRONOUS,
+        "InvocationsProcesssed",
+        "Asynchronous requests that ended with a result. The spelling is CloudWatch's.",
+    )
+    async_failures: int = _counter(ASYNCHRONOUS, "InvocationFailures", "Asynchronous requests that failed.")
+    async_expired: int = _counter(
+        ASYNCHRONOUS, "ExpiredRequests", "Asynchronous requests whose time to live ended before an answer."
+    )
+    async_cancelled: int = _counter(ASYNCHRONOUS, "CancelledRequests", "Asynchronous requests that were cancelled.")
+    async_repeated: int = _counter(ASYNCHRONOUS, "RepeatedAttempts", "Failed attempts that were followed by another.")
+    async_download_failures: int = _counter(ASYNCHRONOUS, "RequestDownloadFailures", "Inputs that could not be read.")
+    async_upload_failures: int = _counter(ASYNCHRONOUS, "ResponseUploadFailures", "Results that could not be written.")
+    async_notification_failures: int = _counter(
+        ASYNCHRONOUS, "NotificationFailures", "Notifications that could not be delivered."
+    )
+    async_time_in_backlog: Histogram = _histogram(
+        ASYNCHRONOUS, "TimeInBacklog", "Time from an asynchronous request's arrival to its first attempt."
+    )
+    async_total_time: Histogram = _histogram(
+        ASYNCHRONOUS,
+        "TotalProcessingTime",
+        "Time from an asynchronous request's arrival to the publication of its result.",
+    )
+    async_download_latency: Histogram = _histogram(
+        ASYNCHRONOUS, "RequestDownloadLatency", "Time to the first byte of an input."
+    )
+    async_upload_latency: Histogram = _histogram(ASYNCHRONOUS, "ResponseUploadLatency", "Time to write a result.")
     decisions: dict[str, Tally] = field(default_factory=dict)  # by the reason of the choice
 
     def tally(self, reason: str) -> Tally:
@@ -119,3 +188,12 @@ class InvocationMetrics:
 
 
 _COUNTS = tuple(each.name for each in fields(InvocationMetrics) if each.name not in ("endpoint", "variant"))
+
+
+def counted(group: CountGroup) -> tuple[MetricDefinition, ...]:
+    """Return the metrics of a group's counts, in order."""
+    return tuple(
+        replace(each.metadata["metric"], field=each.name)
+        for each in fields(InvocationMetrics)
+        if each.metadata.get("group") is group
+    )

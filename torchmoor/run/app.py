@@ -16,6 +16,7 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.status_poller import StatusPoller
 from torchmoor.proxy.access.tls import make_tls, reload_tls
+from torchmoor.proxy.http.descriptors import raise_limit
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.data_plane import DataPlane
@@ -40,7 +41,11 @@ class Proxy:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """rng, wall, clock: for the data plane of one process. Raises ConfigError."""
+        """Raise this process's limit of open files, from which the data plane derives its own limits.
+
+        rng, wall, clock: for the data plane of one process. Raises ConfigError.
+        """
+        raise_limit()
         listen = settings.listen
         self.registry = registry
         self.data: DataPlane | ProcessGroup

@@ -9,11 +9,11 @@ from torchmoor.async_inference.objects.scheme_store import SchemeStore
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference, AsyncParts
 from torchmoor.config.settings import ProxySettings
-from torchmoor.fleet.data_planes import VariantTraffic
+from torchmoor.fleet.data_plane_view import VariantTraffic
 from torchmoor.metrics.asynchronous import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.async_capacity import EndpointCapacity
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.instances.registry import Endpoint, Registry
 
 
@@ -21,15 +21,15 @@ def make_async_inference(
     settings: ProxySettings,
     registry: Registry,
     counted: Iterable[VariantTraffic],
-    gateway: Gateway | None,
+    dispatchers: Dispatchers | None,
 ) -> AsyncInference | None:
     """Assemble asynchronous inference; returns None if no endpoint accepts it.
 
-    counted: the counters of all variants. gateway: None in a process that runs no requests.
+    counted: the counters of all variants. dispatchers: None in a process that runs no requests.
     Raises ConfigError if an endpoint has no location for its results.
     """
     endpoints = [
-        _make_endpoint(settings, endpoint, [each.metrics for each in counted], gateway)
+        _make_endpoint(settings, endpoint, [each.metrics for each in counted], dispatchers)
         for endpoint in registry.endpoints()
         if endpoint.settings.async_inference is not None
     ]
@@ -51,7 +51,7 @@ def make_async_inference(
 
 
 def _make_endpoint(
-    settings: ProxySettings, endpoint: Endpoint, counted: Iterable[InvocationMetrics], gateway: Gateway | None
+    settings: ProxySettings, endpoint: Endpoint, counted: Iterable[InvocationMetrics], dispatchers: Dispatchers | None
 ) -> AsyncEndpointContext:
     assert endpoint.settings.async_inference is not None
     variants: Mapping[str, InvocationMetrics] = {
@@ -60,6 +60,6 @@ def _make_endpoint(
     return AsyncEndpointContext(
         endpoint.settings.async_inference,
         AsyncMetrics(endpoint.name, variants, lambda: sum(each.is_ready for each in endpoint.instances)),
-        None if gateway is None else EndpointCapacity(gateway, endpoint),
+        None if dispatchers is None else EndpointCapacity(dispatchers, endpoint),
         root=settings.async_inference.output_root,
     )

@@ -17,15 +17,15 @@ from torchmoor.config.access import Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.data_planes import LogCounts
+from torchmoor.fleet.data_plane_view import LogCounts
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls, reload_tls
-from torchmoor.proxy.api.application import Api
+from torchmoor.proxy.api.application import DataPlaneApplication
 from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
 from torchmoor.proxy.dispatch.cancellation import Cancellations
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections
 from torchmoor.proxy.http.exchange import HttpMeans
 from torchmoor.proxy.http.outgoing import ReplayBudget
@@ -33,8 +33,8 @@ from torchmoor.proxy.http.server import HttpServer
 from torchmoor.proxy.http.subrequest import Subrequests
 from torchmoor.proxy.http.timeouts import Sweeper
 from torchmoor.proxy.http.upstream import Connector
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.recovery import Recovery
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import RequestObserver, observing
@@ -72,22 +72,24 @@ class DataPlane:
         self.budget = ReplayBudget(
             max_body_bytes=limits.max_replay_body_bytes, max_total_bytes=limits.max_replay_total_bytes
         )
+        max_connections = self._limit_connections(limits)
         connector = Connector(
             self.sweeper,
+            max_connections=max_connections,
             connect_timeout_s=timeouts.connect_timeout_s,
             idle_timeout_s=timeouts.pool_idle_timeout_s,
             max_header_bytes=4 * limits.max_header_bytes,
         )
-        self.operations = Operations()
+        self.operations = HandlerOperations()
         self.recovery = Recovery(registry, settings.recovery, clock=clock)
         self.subrequests = Subrequests(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
-        self.gateway = Gateway(
+        self.dispatchers = Dispatchers(
             settings, registry, rng or Random(), Cancellations(self.subrequests), self.recovery, suspect
         )
         means = HttpMeans(
             connector=connector,
             budget=self.budget,
-            max_connections=self._limit_connections(limits),
+            max_connections=max_connections,
             max_header_bytes=limits.max_header_bytes,
             max_error_body_bytes=limits.max_error_body_bytes,
             header_timeout_s=limits.header_timeout_s,
@@ -97,10 +99,10 @@ class DataPlane:
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = make_tls(listen.tls_certificate, listen.tls_key)
         self.async_inference = make_async_inference(
-            settings, registry, self.gateway.dispatchers(), self.gateway if has_async_workers else None
+            settings, registry, self.dispatchers.all(), self.dispatchers if has_async_workers else None
         )
-        self.api = Api(self.gateway, self.operations, self.gate, self.async_inference)
-        self.server = HttpServer(self.api, means, self.sweeper)
+        self.application = DataPlaneApplication(self.dispatchers, self.operations, self.gate, self.async_inference)
+        self.server = HttpServer(self.application, means, self.sweeper)
         self.observer: RequestObserver | None = None
         self._observe = settings.observe
         self._listen = listen
@@ -121,7 +123,7 @@ class DataPlane:
 
     def on_need(self, wake: Callable[[], None]) -> None:
         """Register a callback for when a request waits for an instance to be started."""
-        for dispatcher in self.gateway.dispatchers():
+        for dispatcher in self.dispatchers.all():
             dispatcher.on_held = wake
 
         def on_submitted(endpoint: str) -> None:
@@ -143,14 +145,14 @@ class DataPlane:
 
     def traffic(self) -> list[Dispatcher]:
         """Each variant's numbers."""
-        return self.gateway.dispatchers()
+        return self.dispatchers.all()
 
     async def refresh(self) -> None:
         """Do nothing: the numbers of one process are always up to date."""
 
     async def find_decisions(self, query: DecisionQuery) -> dict[str, Any]:
         """Return the last routing decisions."""
-        return self.gateway.decisions.describe(query)
+        return self.dispatchers.decisions.describe(query)
 
     def is_idle(self, instance: Instance) -> bool:
         """True if an instance has nothing outstanding."""
@@ -162,11 +164,11 @@ class DataPlane:
 
     def show_metrics(self, try_start: TryStart) -> None:
         """Serve the metrics page on the data plane too."""
-        self.api.metrics = MetricsApi(self.gateway, try_start)
+        self.application.metrics = MetricsApi(self.dispatchers, try_start)
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start everything but the listener. Raises ConfigError if a log cannot be written."""
-        self.observer = self.gateway.observer = await stack.enter_async_context(observing(self._observe))
+        self.observer = self.dispatchers.observer = await stack.enter_async_context(observing(self._observe))
         self.sweeper.start()
         stack.callback(self.sweeper.stop)
         stack.callback(self._close_idle)

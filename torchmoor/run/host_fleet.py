@@ -11,7 +11,7 @@ from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.autoscaler import Autoscaler, ScaledVariant
-from torchmoor.fleet.data_planes import DataPlanes
+from torchmoor.fleet.data_plane_view import DataPlaneView
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.proxy.instances.registry import Registry, name_stem
 
@@ -27,7 +27,7 @@ class HostFleet:
         settings: ProxySettings,
         registry: Registry,
         launcher: Launcher,
-        front: DataPlanes,
+        front: DataPlaneView,
         launches: Sequence[Launch],
         report: Callable[[str], None],
     ) -> None:

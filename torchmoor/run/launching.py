@@ -1,4 +1,4 @@
-"""The launcher's settings and run directory, for all commands that start instances."""
+"""How instances are supervised, and the run directory, for all commands that start instances."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, LaunchSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.launcher import LauncherSettings
+from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.torchserve import TorchServeSettings
 
 SESSION_KEYS = "TORCHMOOR_SESSION_KEYS"
@@ -23,12 +23,12 @@ def find_run_dir(launch: LaunchSettings) -> Path:
     return Path(launch.run_dir).resolve() if launch.run_dir else Path(tempfile.mkdtemp(prefix="torchmoor-"))
 
 
-def make_launcher_settings(
+def make_supervision_settings(
     launch: LaunchSettings, run_dir: Path, *, heap_mib: int = DEFAULT_HEAP_MIB, max_body_mib: int = DEFAULT_BODY_MIB
-) -> LauncherSettings:
+) -> SupervisionSettings:
     """Return how instances are started in a run directory."""
     java_home = os.environ.get(JAVA_HOME)
-    return LauncherSettings(
+    return SupervisionSettings(
         torchserve=TorchServeSettings(
             model_store=Path(launch.model_store).resolve(),
             java_home=Path(java_home) if java_home else None,

@@ -23,13 +23,12 @@ from torchmoor.fleet.draining import Drainer
 from torchmoor.fleet.launcher import Launch, Launcher, check_archives
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.proxy.access.credentials import ASYNC_QUEUE
-from torchmoor.proxy.http.descriptors import raise_limit
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import check_observing
 from torchmoor.run.app import Proxy
 from torchmoor.run.gpus import find_gpus, share_gpus
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
-from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_launcher_settings, naming_directory
+from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_supervision_settings, naming_directory
 from torchmoor.run.proxy_settings import complete
 from torchmoor.run.reload import Reloader
 from torchmoor.run.static_instances import make_registry
@@ -51,7 +50,6 @@ async def run(
     given: groups and keys that override the file's. report: receives progress of this host's instances, line by line.
     announce: receives one line of JSON with the addresses. Raises ConfigError, LaunchError, OSError if a port is taken.
     """
-    raise_limit()
     configuration = read(path, given=given, is_open=is_open)
     settings = configuration.proxy
     registry = make_registry(configuration)
@@ -103,7 +101,7 @@ def make_launcher(
     environment = share_gpus(launches, os.environ)
     if configuration.proxy.sessions.are_journaled and JOURNAL_URL not in os.environ:
         environment[JOURNAL_URL] = (run_dir / JOURNAL_FOLDER).as_uri()
-    return Launcher(make_launcher_settings(configuration.launch, run_dir), registry, environment, report)
+    return Launcher(make_supervision_settings(configuration.launch, run_dir), registry, environment, report)
 
 
 def read(path: Path, *, given: Given, is_open: bool) -> Configuration:

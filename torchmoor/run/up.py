@@ -19,13 +19,12 @@ from torchmoor.config.up import UpSettings
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.supervisor import ASYNC_FOLDER, JOURNAL_FOLDER
 from torchmoor.proxy.api.chat_page.page import PAGE
-from torchmoor.proxy.http.descriptors import raise_limit
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
 from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.gpus import find_gpus, share_gpus
 from torchmoor.run.host_fleet import HostFleet
-from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_launcher_settings
+from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_supervision_settings
 from torchmoor.run.many import MANY, many_environment, many_settings
 from torchmoor.run.proxy_settings import complete
 
@@ -43,11 +42,10 @@ async def run(
     whether an address other than loopback may go without credentials.
     Raises ConfigError, LaunchError, OSError if a port is taken.
     """
-    raise_limit()
     scaling = options.variant_scaling()
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
     run_dir = find_run_dir(options.launch)
-    launcher_settings = make_launcher_settings(
+    supervision_settings = make_supervision_settings(
         options.launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
     )
     kept = AsyncFolder(run_dir / ASYNC_FOLDER, report, more_inputs=options.async_inputs)
@@ -80,7 +78,7 @@ async def run(
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with (
         kept,
-        Launcher(launcher_settings, registry, environment, report) as launcher,
+        Launcher(supervision_settings, registry, environment, report) as launcher,
         Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
         HostFleet(settings, registry, launcher, proxy.data, launches, report) as fleet,
     ):

@@ -25,6 +25,17 @@ QUEUE_MS = "x-torchmoor-queue-ms"
 REBUILT_EVENTS = "x-torchmoor-rebuilt-events"
 TTFT_MS = "x-torchmoor-ttft-ms"
 
+# Numbers of an answer's receipt that clients show (torchmoor/clients/receipts.py)
+RECEIPT_NUMBERS = (
+    CONTEXT_TOKENS,
+    PREFILL_TOKENS,
+    GENERATED_TOKENS,
+    QUEUE_MS,
+    TTFT_MS,
+    REBUILT_EVENTS,
+    DROPPED_TURNS,
+)
+
 # From the proxy to a client
 INSTANCE = "x-torchmoor-instance"
 

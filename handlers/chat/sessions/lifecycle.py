@@ -9,7 +9,7 @@ from handlers.chat.pictures.receiver import ImageReceiver, ReceivedImage
 from handlers.chat.pictures.store import digests
 from handlers.chat.sessions.recorder import CLOSED, SessionRecorder
 from handlers.chat.sessions.session import Session
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
 from handlers.errors import HandlerError, InvalidRequest, SessionClosed, SessionLost, SessionUnknown, TurnConflict
@@ -27,7 +27,7 @@ class SessionLifecycle:
 
     def __init__(
         self,
-        ids: SessionIds,
+        ids: SessionIdMinter,
         store: SessionStore,
         recorder: SessionRecorder,
         receiver: ImageReceiver,

@@ -20,7 +20,7 @@ from typing import Any
 from handlers.chat.pictures.store import Image, ImageStore, ImageTier
 from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones, lost
 from handlers.chat.sessions.session import QueuedTurn, Session
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.kv_cache import BlockPool, SequenceCache
 from handlers.errors import (
     InvalidRequest,
@@ -45,7 +45,7 @@ class SessionStore:
     def __init__(
         self,
         settings: ChatSessionSettings,
-        ids: SessionIds,
+        ids: SessionIdMinter,
         pool: BlockPool,
         images: ImageStore,
         wall: Callable[[], float],

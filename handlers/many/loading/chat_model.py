@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.engine import make_engine
 from handlers.engine.runner import cache_shape
 from handlers.errors import ModelBroken, OutOfMemory, Overloaded, SettingsError
@@ -37,7 +37,7 @@ class ChatModel(PlacedModel):
         assembled: Assembled | None,
         device: torch.device,
         settings: HandlerSettings,
-        ids: SessionIds,
+        ids: SessionIdMinter,
         intake: ImageLoader,
     ) -> None:
         self._settings = settings.model_copy(update={"journal": JournalSettings()})

@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from handlers.chat.pictures.loader import ImageLoader
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.device import exit_worker
 from handlers.errors import ModelBroken, SettingsError
 from handlers.many.compute import Compute
@@ -82,7 +82,7 @@ class CheckpointLoader:
     """Loads folders on several threads. Owns what all models share: compute threads, readers, templates, tokenizers."""
 
     def __init__(
-        self, settings: HandlerSettings, device: torch.device, ids: SessionIds, environ: Mapping[str, str]
+        self, settings: HandlerSettings, device: torch.device, ids: SessionIdMinter, environ: Mapping[str, str]
     ) -> None:
         self._settings = settings
         self._device = device

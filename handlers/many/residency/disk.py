@@ -32,7 +32,7 @@ from handlers.errors import ModelBroken, OutOfDisk, SettingsError, SourceUnavail
 from handlers.many.folder import find_model_folder
 from handlers.many.model import DiskLease, LoadProgress
 from handlers.many.residency.memory_budget import TierBudget
-from handlers.many.sources.source import Find, Found, Replaced
+from handlers.many.sources.source import Find, Replaced, SourceModel
 from handlers.many.unpack import PIECE_BYTES, unpack_tar, unpack_zip
 from handlers.settings import ManySettings
 
@@ -129,7 +129,7 @@ class DiskCache:
         with self._lock:
             entry.num_leases -= 1
 
-    def _fill(self, found: Found, progress: LoadProgress) -> DiskLease | None:
+    def _fill(self, found: SourceModel, progress: LoadProgress) -> DiskLease | None:
         """Download and unpack a model; None if it was replaced meanwhile."""
         limit = self._settings.max_archive_bytes if found.is_archive else self._settings.max_unpacked_bytes
         if found.num_bytes > limit:
@@ -152,7 +152,7 @@ class DiskCache:
             shutil.rmtree(partial, ignore_errors=True)
             space.give_back(space.num_bytes)
 
-    def _read(self, found: Found, partial: Path, space: "_Space", progress: LoadProgress) -> None:
+    def _read(self, found: SourceModel, partial: Path, space: "_Space", progress: LoadProgress) -> None:
         """Write the source's files below partial."""
         files = partial / FILES
         if not found.is_archive:
@@ -179,7 +179,7 @@ class DiskCache:
         whole.unlink()
         space.give_back(archive.num_bytes)
 
-    def _keep(self, found: Found, partial: Path, model: Path, space: "_Space") -> DiskLease:
+    def _keep(self, found: SourceModel, partial: Path, model: Path, space: "_Space") -> DiskLease:
         marker = {"name": found.name, "version": found.version, "num_bytes": space.num_bytes, "model": str(model)}
         (partial / MARKER).write_text(json.dumps(marker))
         home = self._home / f"{_digest(found.name)}-{_digest(found.version)}"

@@ -8,20 +8,28 @@ from typing import BinaryIO
 
 from handlers.errors import ModelUnknown, SourceUnavailable
 from handlers.many.model import LoadProgress
-from handlers.many.sources.source import ARCHIVES, File, Found, Replaced, check_number_of_files, is_archive, version_of
+from handlers.many.sources.source import (
+    ARCHIVES,
+    Replaced,
+    SourceFile,
+    SourceModel,
+    check_number_of_files,
+    is_archive,
+    version_of,
+)
 
 
-def find_in(path: Path, name: str, max_files: int) -> Found:
+def find_in(path: Path, name: str, max_files: int) -> SourceModel:
     """Find the model at this path, through symbolic links: the owner of the directory chooses the models."""
     try:
         status = path.stat()
         open_file = partial(_open, path)
         if stat.S_ISREG(status.st_mode) and is_archive(path.name):
-            archive = File(path.name, status.st_size, _tag(status))
-            return Found(name, archive.tag, [archive], is_archive=True, open=open_file)
+            archive = SourceFile(path.name, status.st_size, _tag(status))
+            return SourceModel(name, archive.tag, [archive], is_archive=True, open=open_file)
         if stat.S_ISDIR(status.st_mode):
             files = _walk(path, max_files)
-            return Found(name, version_of(files), files, is_archive=False, open=open_file, folder=path)
+            return SourceModel(name, version_of(files), files, is_archive=False, open=open_file, folder=path)
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as exc:
@@ -29,7 +37,7 @@ def find_in(path: Path, name: str, max_files: int) -> Found:
     raise ModelUnknown(f"there is no model {name!r}; models are {', '.join(ARCHIVES)} files and folders")
 
 
-def _open(path: Path, file: File, progress: LoadProgress) -> BinaryIO:
+def _open(path: Path, file: SourceFile, progress: LoadProgress) -> BinaryIO:
     try:
         opened = path.open("rb")
     except OSError as exc:
@@ -44,15 +52,15 @@ def _tag(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"
 
 
-def _walk(folder: Path, max_files: int) -> list[File]:
+def _walk(folder: Path, max_files: int) -> list[SourceFile]:
     """List a folder's files without hidden ones, which editors and unfinished copies leave."""
-    files: list[File] = []
+    files: list[SourceFile] = []
     for base, folders, names in os.walk(folder):
         folders[:] = [each for each in folders if not each.startswith(".")]
         for name in names:
             if not name.startswith("."):
                 path = Path(base, name)
                 status = path.stat()
-                files.append(File(str(path.relative_to(folder)), status.st_size, _tag(status)))
+                files.append(SourceFile(str(path.relative_to(folder)), status.st_size, _tag(status)))
         check_number_of_files(len(files), max_files)
     return files

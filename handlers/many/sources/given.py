@@ -5,7 +5,7 @@ from pathlib import Path
 
 from handlers.errors import ModelUnknown
 from handlers.many.sources.directory import find_in
-from handlers.many.sources.source import Find, Found
+from handlers.many.sources.source import Find, SourceModel
 
 MAX_GIVEN = 10_000
 FILE_URL = "file://"
@@ -34,6 +34,6 @@ class GivenSource:
     def forget(self, name: str) -> None:
         self._given.pop(name, None)
 
-    def find(self, name: str) -> Found:
+    def find(self, name: str) -> SourceModel:
         path = self._given.get(name)
         return self._find(name) if path is None else find_in(path, name, self._max_files)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from handlers.errors import ModelUnknown, SettingsError
 from handlers.many.sources.directory import find_in
-from handlers.many.sources.source import Find, Found
+from handlers.many.sources.source import Find, SourceModel
 from handlers.settings import ManySettings
 
 
@@ -24,6 +24,6 @@ def open_source(settings: ManySettings, archive: Path) -> Find:
     return lambda name: find_in(root / name, name, settings.max_files)
 
 
-def _find_nothing(name: str) -> Found:
+def _find_nothing(name: str) -> SourceModel:
     """Refuse every model, for workers whose models are all given."""
     raise ModelUnknown(f"no model {name!r} has been loaded, and handler.many.source names no place to find it")

@@ -12,7 +12,15 @@ from typing import Any, BinaryIO, cast
 
 from handlers.errors import ModelUnknown, SettingsError, SourceUnavailable
 from handlers.many.model import LoadProgress
-from handlers.many.sources.source import ARCHIVES, File, Found, Replaced, check_number_of_files, is_archive, version_of
+from handlers.many.sources.source import (
+    ARCHIVES,
+    Replaced,
+    SourceFile,
+    SourceModel,
+    check_number_of_files,
+    is_archive,
+    version_of,
+)
 from handlers.s3 import PIECE_BYTES, PieceReader, S3Error, list_objects, make_client, read_object, split_url, translated
 from handlers.settings import ManySettings
 
@@ -26,7 +34,7 @@ class S3Source:
         self._prefix = prefix
         self._max_files = max_files
 
-    def find(self, name: str) -> Found:
+    def find(self, name: str) -> SourceModel:
         if is_archive(name):
             try:
                 with translated("the models' store"):
@@ -35,31 +43,31 @@ class S3Source:
                 if exc.status != 404:
                     raise SourceUnavailable(str(exc)) from exc
             else:
-                archive = File(name, head["ContentLength"], head["ETag"])
+                archive = SourceFile(name, head["ContentLength"], head["ETag"])
                 version = hashlib.sha256(archive.tag.encode()).hexdigest()[:32]
-                return Found(name, version, [archive], is_archive=True, open=partial(self._open, self._prefix))
+                return SourceModel(name, version, [archive], is_archive=True, open=partial(self._open, self._prefix))
         with _as_source_errors():
             folder = f"{self._prefix}{name}/"
             files = self._list(folder)
         if not files:
             raise ModelUnknown(f"there is no model {name!r}; models are {', '.join(ARCHIVES)} objects and folders")
-        return Found(name, version_of(files), files, is_archive=False, open=partial(self._open, folder))
+        return SourceModel(name, version_of(files), files, is_archive=False, open=partial(self._open, folder))
 
-    def _list(self, folder: str) -> list[File]:
-        files: list[File] = []
+    def _list(self, folder: str) -> list[SourceFile]:
+        files: list[SourceFile] = []
         for item in list_objects(self._client, self._bucket, folder):
             path = item["Key"].removeprefix(folder)
             if path and not any(part.startswith(".") or not part for part in path.split("/")):
-                files.append(File(path, item["Size"], item["ETag"]))
+                files.append(SourceFile(path, item["Size"], item["ETag"]))
                 check_number_of_files(len(files), self._max_files)
         return files
 
-    def _open(self, folder: str, file: File, progress: LoadProgress) -> BinaryIO:
+    def _open(self, folder: str, file: SourceFile, progress: LoadProgress) -> BinaryIO:
         place = {"Bucket": self._bucket, "Key": folder + file.path}
         reader = PieceReader(self._read(place, file, progress))
         return cast(BinaryIO, io.BufferedReader(reader, PIECE_BYTES))
 
-    def _read(self, place: dict[str, str], file: File, progress: LoadProgress) -> Generator[bytes, None, None]:
+    def _read(self, place: dict[str, str], file: SourceFile, progress: LoadProgress) -> Generator[bytes, None, None]:
         with _as_source_errors():
             yield from read_object(self._client, place, file.tag, file.num_bytes, progress.check)
 

@@ -19,7 +19,7 @@ MAX_PART_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class SourceFile:
     """One file of a model: the archive itself, or a file of its folder."""
 
     path: str  # below the model's folder; an archive's name
@@ -29,16 +29,16 @@ class File:
 
 # Opens one of the model's files for one reading from its beginning, and checks the progress while it is read. Opening
 # and reading raise Replaced if the file has changed since it was found, and SourceUnavailable.
-OpenFile = Callable[[File, LoadProgress], BinaryIO]
+OpenFile = Callable[[SourceFile, LoadProgress], BinaryIO]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceModel:
     """A model as its source has it now."""
 
     name: str
     version: str
-    files: Sequence[File]
+    files: Sequence[SourceFile]
     is_archive: bool
     open: OpenFile
     folder: Path | None = None  # set if the files can be used in place
@@ -54,7 +54,7 @@ class Replaced(ModelBroken):
 
 # Looks a model up by its name. Any thread; a call may take as long as the source's time-outs. Raises ModelUnknown,
 # SourceUnavailable, and ModelBroken if the model cannot be used.
-Find = Callable[[str], Found]
+Find = Callable[[str], SourceModel]
 
 
 def check_name(name: str) -> str:
@@ -76,7 +76,7 @@ def is_archive(name: str) -> bool:
     return name.endswith(ARCHIVES)
 
 
-def version_of(files: Sequence[File]) -> str:
+def version_of(files: Sequence[SourceFile]) -> str:
     """Return one version for all files of a folder."""
     lines = sorted(f"{file.path}\0{file.num_bytes}\0{file.tag}" for file in files)
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:32]

@@ -16,7 +16,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session import Session
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.engine import Engine
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner
@@ -286,7 +286,7 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
             settings.engine.max_rows, Pace(settings.engine.prefill_chunk, settings.engine.max_stretch)
         )
         engine = Engine(ModelRunner(model, settings.session.kv_bytes), scheduler, 1)
-        ids = SessionIds({"k0": b"k" * 32}, instance)
+        ids = SessionIdMinter({"k0": b"k" * 32}, instance)
         service = ChatService(settings, model, engine, ids, ImageLoader(settings.intake), clock, journal)
         engine.start()
         clients.append(Client(service, engine))

@@ -14,7 +14,7 @@ from handlers.chat.pictures.store import Image, ImageStore
 from handlers.chat.sessions import store as store_module
 from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones
 from handlers.chat.sessions.session import Session
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
 from handlers.engine.kv_cache import BLOCK, BlockPool, CacheShape
@@ -34,7 +34,7 @@ from torchmoor.wire.session_ids import SessionId
 
 SHAPE = CacheShape(2, 1, 4, torch.float32, torch.device("cpu"))
 FEATURES_BYTES = 5 * 4 * 4
-IDS = SessionIds({"k0": b"k" * 32}, "local")
+IDS = SessionIdMinter({"k0": b"k" * 32}, "local")
 
 
 class FakeTurn:

@@ -14,7 +14,7 @@ import pytest
 from tests.waiting import wait_until
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
-from torchmoor.proxy.dispatch.record import Record
+from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.observe.access_log import PIPE_BYTES, AccessLog, render
 
 WRITER = """
@@ -30,8 +30,8 @@ assert not log.num_dropped
 """
 
 
-def make_record(inference_id: str = "one", *, path: str = "/", **values: object) -> Record:
-    record = Record("id", "POST", path, "answered", 0.0015)
+def make_record(inference_id: str = "one", *, path: str = "/", **values: object) -> RequestRecord:
+    record = RequestRecord("id", "POST", path, "answered", 0.0015)
     record.ended_at = 1_700_000_000.25
     record.inference_id = inference_id
     record.operation = "InvokeEndpoint"

@@ -18,12 +18,12 @@ from torchmoor.config.scaling import ScalingSettings
 from torchmoor.config.session_keys import SessionSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, LaunchError
-from torchmoor.fleet.status_poller import InstanceStatus
+from torchmoor.fleet.status_poller import RoutingStatus
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.routing.models import Report, Tier
+from torchmoor.proxy.routing.model_placement import ModelReport, ReportedTier
 from torchmoor.run.app import Proxy
 from torchmoor.run.data_plane import DataPlane
 from torchmoor.run.processes.child_process import ChildProcess
@@ -255,7 +255,7 @@ def test_models_that_a_platform_loads_need_one_process() -> None:
 
 def test_status_survives_the_wire() -> None:
     """Of an instance with many models, and of one that says nothing."""
-    full = InstanceStatus(3, Report({"m": Tier.DEVICE, "n": Tier.DISK}, 10, 20))
+    full = RoutingStatus(3, ModelReport({"m": ReportedTier.DEVICE, "n": ReportedTier.DISK}, 10, 20))
 
     assert read_status(json.loads(json.dumps(write_status(full)))) == full
-    assert read_status(json.loads(json.dumps(write_status(InstanceStatus(None, None))))) == InstanceStatus(None, None)
+    assert read_status(json.loads(json.dumps(write_status(RoutingStatus(None, None))))) == RoutingStatus(None, None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from torchmoor.fleet.data_planes import VariantTraffic
+from torchmoor.fleet.data_plane_view import VariantTraffic
 from torchmoor.metrics.histogram import BUCKETS, Histogram
 
 INTERVAL_S = 2.0

@@ -17,8 +17,8 @@ from aiohttp import web
 from torchmoor.admin.dashboard.history import INTERVAL_S, VariantHistory
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.admin.views import describe_instance, describe_scaling
-from torchmoor.fleet.data_planes import VariantTraffic
-from torchmoor.proxy.instances.operations import Operations
+from torchmoor.fleet.data_plane_view import VariantTraffic
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
 
@@ -46,7 +46,7 @@ class Dashboard:
     def __init__(
         self,
         registry: Registry,
-        operations: Operations,
+        operations: HandlerOperations,
         traffic: Iterable[VariantTraffic],
         refresh: Callable[[], Awaitable[None]],
     ) -> None:

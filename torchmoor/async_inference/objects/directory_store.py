@@ -26,9 +26,9 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectError,
     ObjectMissing,
     ObjectStore,
+    ObjectTooLarge,
     ObjectUnavailable,
     StagedObject,
-    TooLarge,
     join_chunks,
 )
 from torchmoor.async_inference.objects.results_budget import TEMPORARY, ResultsBudget
@@ -204,7 +204,7 @@ def _open_file(location: _Location, max_bytes: int) -> _OpenFile:
         if not stat.S_ISREG(found.st_mode):
             raise LocationRefused(f"{location.url} is not a file")
         if found.st_size > max_bytes:
-            raise TooLarge(f"{location.url} has {found.st_size} bytes, more than {max_bytes}")
+            raise ObjectTooLarge(f"{location.url} has {found.st_size} bytes, more than {max_bytes}")
         return _OpenFile(location, fd, found.st_size)
     except BaseException:
         os.close(fd)
@@ -229,7 +229,7 @@ class _FileWriter:
                 return
             self._num_bytes += len(data)
             if self._num_bytes > self._max_bytes:
-                raise TooLarge(f"the result has more than {self._max_bytes} bytes")
+                raise ObjectTooLarge(f"the result has more than {self._max_bytes} bytes")
             if self._fd is None:
                 temporary = self._location.make_folder().with_name(f".{uuid4().hex}{TEMPORARY}")
                 self._fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

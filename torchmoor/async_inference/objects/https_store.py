@@ -16,8 +16,8 @@ from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectDenied,
     ObjectMissing,
+    ObjectTooLarge,
     ObjectUnavailable,
-    TooLarge,
 )
 from torchmoor.async_inference.objects.outbound import Outbound, Resolve, resolve
 from torchmoor.config.group import MIB
@@ -77,7 +77,9 @@ class HttpsStore(InputStore):
         if response.content_length is None or response.headers.get("Content-Encoding", "identity") != "identity":
             raise LocationRefused(f"{host} must say the object's length and send it as it is")
         if response.content_length > self._settings.max_input_bytes:
-            raise TooLarge(f"the input has {response.content_length} bytes, more than {self._settings.max_input_bytes}")
+            raise ObjectTooLarge(
+                f"the input has {response.content_length} bytes, more than {self._settings.max_input_bytes}"
+            )
         return response.content_length
 
     async def _read(self, response: aiohttp.ClientResponse, size: int, host: str | None) -> AsyncIterator[bytes]:

@@ -10,7 +10,7 @@ ObjectError
 |-- LocationRefused      the URL is malformed or not allowed here; permanent
 |-- ObjectMissing        the object, bucket or directory does not exist; permanent
 |-- ObjectDenied         the store denies access; permanent
-|-- TooLarge             the object exceeds the limit; permanent
+|-- ObjectTooLarge       the object exceeds the limit; permanent
 |-- ObjectConflict       the name belongs to another object; permanent
 `-- ObjectUnavailable    the store is down, slow or full; try again later
 """
@@ -43,7 +43,7 @@ class ObjectDenied(ObjectError):
     """Raised when the store denies access."""
 
 
-class TooLarge(ObjectError):
+class ObjectTooLarge(ObjectError):
     """Raised when an object has more bytes than the limit."""
 
 
@@ -101,7 +101,7 @@ class Download:
 async def join_chunks(chunks: AsyncIterator[bytes], size: int, max_bytes: int) -> AsyncIterator[bytes]:
     """Yield blocks of at least `size` bytes, and at the end a shorter one, which may be empty.
 
-    Raises TooLarge before the block that exceeds the limit.
+    Raises ObjectTooLarge before the block that exceeds the limit.
     """
     block: list[bytes] = []
     num_bytes = num_waiting = 0
@@ -110,7 +110,7 @@ async def join_chunks(chunks: AsyncIterator[bytes], size: int, max_bytes: int) -
         num_bytes += len(chunk)
         num_waiting += len(chunk)
         if num_bytes > max_bytes:
-            raise TooLarge(f"the result has more than {max_bytes} bytes")
+            raise ObjectTooLarge(f"the result has more than {max_bytes} bytes")
         if num_waiting >= size:
             joined = b"".join(block)
             block.clear()  # so that the data is in memory once
@@ -126,7 +126,7 @@ class InputStore(Protocol):
         """Raise LocationRefused unless this URL may be read here. Does no I/O."""
 
     async def open(self, url: str) -> Download:
-        """Open an input. Raises TooLarge before the first byte."""
+        """Open an input. Raises ObjectTooLarge before the first byte."""
 
     async def close(self) -> None:
         """Finish the clean-up of aborted uploads within the time-outs; then release connections and threads."""

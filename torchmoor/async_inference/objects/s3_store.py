@@ -29,9 +29,9 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectError,
     ObjectMissing,
     ObjectStore,
+    ObjectTooLarge,
     ObjectUnavailable,
     StagedObject,
-    TooLarge,
     join_chunks,
 )
 from torchmoor.async_inference.objects.s3_client import (
@@ -206,7 +206,7 @@ class _ObjectReader:
             self.content_type = found.get("ContentType", "")
             self._tag = found["ETag"]
         if self.size > self._settings.max_input_bytes:
-            raise TooLarge(f"{self._url} has {self.size} bytes, more than {self._settings.max_input_bytes}")
+            raise ObjectTooLarge(f"{self._url} has {self.size} bytes, more than {self._settings.max_input_bytes}")
 
     def read(self) -> bytes:
         with self._lock, translated(self._url):

@@ -1,7 +1,8 @@
 """Authentication of every request, before anything else reads it.
 
 A bearer token is checked with the head alone. A signature covers the body, so the request gets a `BodyCheck` and is not
-sent on before that has seen the whole body. The bytes that wait for their check are limited over all requests.
+sent on before that has seen the whole body. The bytes that wait for their check are limited over all requests
+(torchmoor.proxy.access.unverified).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b, sha256
+from time import monotonic
 
 from torchmoor.config.access import AccessSettings, Credentials
 from torchmoor.errors import (
@@ -21,6 +23,7 @@ from torchmoor.errors import (
     ValidationError,
 )
 from torchmoor.proxy.access.sigv4 import ALGORITHM, EMPTY_HASH, UNSIGNED_PAYLOAD, Signed, SigV4, is_presigned
+from torchmoor.proxy.access.unverified import UnverifiedBodies, UnverifiedBody, source_of
 from torchmoor.proxy.http.message import Request
 
 BEARER = b"bearer "
@@ -29,15 +32,24 @@ BEARER = b"bearer "
 class SignedBody:
     """Checks the body of a signed request; its BodyCheck."""
 
-    __slots__ = ("max_body_bytes", "_gate", "_signed", "_num_bytes")
+    __slots__ = ("max_body_bytes", "_gate", "_signed", "_principal", "_unverified")
 
-    def __init__(self, gate: Gate, signed: Signed, *, max_body_bytes: int, num_bytes: int) -> None:
-        """num_bytes: counted until `release`."""
+    def __init__(self, gate: Gate, signed: Signed, principal: str, *, max_body_bytes: int) -> None:
         self.max_body_bytes = max_body_bytes
         self._gate = gate
         self._signed = signed
-        self._num_bytes = num_bytes
-        gate.num_held_bytes += num_bytes
+        self._principal = principal
+        self._unverified: UnverifiedBody | None = None  # until the first bytes are held
+
+    def hold(self, num_bytes: int, address: str, drop: Callable[[], None]) -> None:
+        """Count what was received for the client's address, or for the caller if the head's signature was verified."""
+        if not num_bytes:
+            return
+        body = self._unverified
+        if body is None:
+            is_verified = self._signed.declared_hash is not None
+            body = self._unverified = UnverifiedBody(self._principal if is_verified else source_of(address), drop)
+        self._gate.unverified.add(body, num_bytes - body.num_bytes)
 
     def verify(self, body: bytes) -> None:
         """Raise AccessDenied unless this is the body that was signed."""
@@ -55,20 +67,23 @@ class SignedBody:
 
     def release(self) -> None:
         """Stop counting the body's bytes; further calls do nothing."""
-        self._gate.num_held_bytes -= self._num_bytes
-        self._num_bytes = 0
+        body, self._unverified = self._unverified, None
+        if body is not None:
+            self._gate.unverified.remove(body)
 
 
 class Gate:
     """Checks requests against the configured keys and tokens.
 
-    num_held_bytes: declared lengths of the bodies that wait for their check. num_denied: requests refused for their
-    credentials, by kind of error.
+    unverified: the bodies that wait for their check. num_denied: requests refused for their credentials, by kind of
+    error; ServiceUnavailable for those that were dropped before their signature could be checked.
     """
 
     def __init__(self, settings: AccessSettings, credentials: Credentials, *, wall: Callable[[], float]) -> None:
         """wall: seconds since 1970."""
-        self.num_held_bytes = 0
+        self.unverified = UnverifiedBodies(
+            settings.max_unverified_bytes, clock=monotonic, on_dropped=self._count_dropped
+        )
         self.num_denied: Counter[str] = Counter()
         self._settings = settings
         self._wall = wall
@@ -128,16 +143,15 @@ class Gate:
         limit = settings.max_signed_body_bytes
         if length is not None and length > limit:
             raise ValidationError(f"A signed body may have up to {limit} bytes; send a longer one with a bearer token.")
-        num_bytes = limit if request.is_chunked else length or 0
-        if self.num_held_bytes + num_bytes > settings.max_unverified_bytes:
-            raise ServiceUnavailable("Too many signed bodies are being received. Try again later.")
-        check = SignedBody(self, signed, max_body_bytes=limit, num_bytes=num_bytes)
-        if num_bytes:
-            request.body_check = check
+        if request.is_chunked or length:
+            request.body_check = SignedBody(self, signed, request.principal, max_body_bytes=limit)
         elif declared is None:
             signed.verify(EMPTY_HASH)
         elif declared != EMPTY_HASH:
             raise InvalidSignature("The provided 'x-amz-content-sha256' header does not match what was computed.")
+
+    def _count_dropped(self) -> None:
+        self.num_denied[ServiceUnavailable.kind] += 1
 
     def count(self, error: AccessDenied) -> None:
         """Count a refused access."""

@@ -20,39 +20,41 @@ from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error
 from torchmoor.proxy.api.runtime import RuntimeApi
 from torchmoor.proxy.api.torchserve import TorchServeApi
 from torchmoor.proxy.api.validation import make_note
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Call
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.instances.operations import Operations
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 
 logger = logging.getLogger(__name__)
 
 _INVOKING = frozenset((b"POST", b"PUT", b"GET"))
 
 
-class Api:
+class DataPlaneApplication:
     """Every dialect on one port, behind one gate."""
 
     def __init__(
         self,
-        gateway: Gateway,
-        operations: Operations,
+        dispatchers: Dispatchers,
+        operations: HandlerOperations,
         gate: Gate | None = None,
         async_inference: AsyncInference | None = None,
     ) -> None:
         """gate: None admits every caller. async_inference: None if no endpoint has it."""
-        self._gateway = gateway
+        self._dispatchers = dispatchers
         self._gate = gate
-        pass_through = PassThrough(gateway)
-        self._openai = OpenAIApi(gateway)
-        self._runtime = RuntimeApi(gateway, async_inference)
-        self._container = ContainerApi(gateway, pass_through)
+        pass_through = PassThrough(dispatchers)
+        self._openai = OpenAIApi(dispatchers)
+        self._runtime = RuntimeApi(dispatchers, async_inference)
+        self._container = ContainerApi(dispatchers, pass_through)
         self._models = (
-            ContainerModelsApi(gateway, pass_through, operations) if gateway.settings.container.serves_models else None
+            ContainerModelsApi(dispatchers, pass_through, operations)
+            if dispatchers.settings.container.serves_models
+            else None
         )
-        self._torchserve = TorchServeApi(gateway, pass_through)
-        settings = gateway.settings
-        self._page = ChatPage(gateway.registry, settings) if settings.chat_page.is_on else None
+        self._torchserve = TorchServeApi(dispatchers, pass_through)
+        settings = dispatchers.settings
+        self._page = ChatPage(dispatchers.registry, settings) if settings.chat_page.is_on else None
         # A load balancer has no credentials; a browser has none before it has the page that asks for them.
         self._open_paths = frozenset((container.PING, *(() if self._page is None else self._page.open_paths)))
         self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
@@ -79,7 +81,7 @@ class Api:
 
     def handle(self, request: Request) -> Call | Reply:
         """Pass the request to its dialect. A fault of the proxy is a 500 that has an id and no details."""
-        request_id = self._gateway.new_request_id()
+        request_id = self._dispatchers.new_request_id()
         try:
             if self._gate is not None and request.path not in self._open_paths:
                 self._gate.admit(request)
@@ -96,7 +98,7 @@ class Api:
             fault = InternalFailure(f"The proxy failed. Request id {request_id.decode()}.")
             decision = runtime_error(fault, request_id)
         if isinstance(decision, Reply):
-            self._gateway.tell(request, request_id, decision)
+            self._dispatchers.observe_reply(request, request_id, decision)
         return decision
 
     def _after_verification(self, request: Request, request_id: bytes, reply: Reply, max_body_bytes: int) -> Call:
@@ -105,7 +107,7 @@ class Api:
             request,
             lambda deferred, body: deferred.end(reply),
             say=lambda error: self._error(request, error, request_id),
-            tell=lambda reply: self._gateway.tell(request, request_id, reply),
+            tell=lambda reply: self._dispatchers.observe_reply(request, request_id, reply),
             too_large=ValidationError(f"A signed body may have up to {max_body_bytes} bytes."),
             max_body_bytes=max_body_bytes,
         )
@@ -116,7 +118,7 @@ class Api:
         return say(error, request_id)
 
     def refuse(self, status: int, message: str) -> Reply:
-        return refusal(status, message, self._gateway.new_request_id())
+        return refusal(status, message, self._dispatchers.new_request_id())
 
 
 def _refuse(request: Request, request_id: bytes) -> Reply:

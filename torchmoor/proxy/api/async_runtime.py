@@ -29,7 +29,7 @@ from torchmoor.proxy.api.validation import (
     check_members,
     not_there,
 )
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
@@ -47,8 +47,8 @@ SUBMIT_TIMEOUT_S = 30.0  # the queue's own comes first
 class AsyncOperation:
     """InvokeEndpointAsync of one endpoint."""
 
-    def __init__(self, gateway: Gateway, endpoint: Endpoint, service: AsyncInference) -> None:
-        self.gateway = gateway
+    def __init__(self, dispatchers: Dispatchers, endpoint: Endpoint, service: AsyncInference) -> None:
+        self.dispatchers = dispatchers
         self.endpoint = endpoint
         self._service = service
 
@@ -67,7 +67,7 @@ class AsyncOperation:
             request,
             partial(self._submit, request, request_id),
             say=lambda error: self._refuse(error, request_id),
-            tell=lambda reply: self.gateway.tell(request, request_id, reply),
+            tell=lambda reply: self.dispatchers.observe_reply(request, request_id, reply),
             too_large=body_too_long(),
             max_body_bytes=MAX_BODY_BYTES,
             timeout_s=SUBMIT_TIMEOUT_S,
@@ -76,7 +76,7 @@ class AsyncOperation:
 
     def _refuse(self, error: ApiError, request_id: bytes) -> Reply:
         """Render an error, and count it."""
-        self.gateway.count_without_invocation(self.endpoint, error.status)
+        self.dispatchers.count_without_invocation(self.endpoint, error.status)
         return runtime_error(error, request_id)
 
     def _read(self, request: Request, body: bytes) -> AsyncRequest:
@@ -129,7 +129,7 @@ class AsyncOperation:
             raise ServiceUnavailable("Too many requests are being queued. Try again later.")
 
     def _accept(self, stored: AsyncRequest, request_id: bytes) -> Reply:
-        self.gateway.count_without_invocation(self.endpoint, 202)
+        self.dispatchers.count_without_invocation(self.endpoint, 202)
         headers = (
             (b"x-amzn-requestid", request_id),
             (_OUTPUT_LOCATION, stored.output_location.encode()),

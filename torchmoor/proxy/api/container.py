@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 
 PING = b"/ping"
@@ -17,8 +17,8 @@ _UNHEALTHY = Reply(503)
 class ContainerApi:
     """Presents this proxy and its instances as one container."""
 
-    def __init__(self, gateway: Gateway, pass_through: PassThrough) -> None:
-        self._endpoint = gateway.registry.endpoints()[0]
+    def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough) -> None:
+        self._endpoint = dispatchers.registry.endpoints()[0]
         self._pass_through = pass_through
 
     def ping(self, request: Request, request_id: bytes) -> Reply:

@@ -26,10 +26,10 @@ from torchmoor.proxy.api.invocation import ERROR_HEADER, Invocation
 from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect, defer
 from torchmoor.proxy.api.replies import container_error, json_reply, unknown_operation
 from torchmoor.proxy.api.validation import TARGET_MODEL
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.wire import operations
 
 PATH = b"/models"
@@ -47,7 +47,7 @@ class ModelNotLoaded(ApiError):
     kind = "ModelNotFoundException"
 
 
-class ModelIsLoading(ApiError):
+class ModelBusy(ApiError):
     """Raised while another request loads or unloads the model."""
 
     status = 409
@@ -73,15 +73,15 @@ class LoadedModel:
 class ContainerModelsApi:
     """Maps the platform's operations to the handlers' `models` operation."""
 
-    def __init__(self, gateway: Gateway, pass_through: PassThrough, operations: Operations) -> None:
-        self._gateway = gateway
-        self._settings = gateway.settings.container
-        self._endpoint = gateway.registry.endpoints()[0]
+    def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough, operations: HandlerOperations) -> None:
+        self._dispatchers = dispatchers
+        self._settings = dispatchers.settings.container
+        self._endpoint = dispatchers.registry.endpoints()[0]
         self._pass_through = pass_through
         self._operations = operations
         self._operation = pass_through.make_operation(self._endpoint, LoadedModelDialect())
         self._models: dict[str, LoadedModel] = {}
-        gateway.registry.listen(self._on_change)
+        dispatchers.registry.listen(self._on_change)
 
     @staticmethod
     def serves(path: bytes) -> bool:
@@ -139,22 +139,22 @@ class ContainerModelsApi:
     # Loading and unloading
 
     def _order(self, request: Request, request_id: bytes, begin: Begin) -> DeferredReply:
-        return defer(self._gateway, request, request_id, begin, timeout_s=self._settings.load_timeout_s)
+        return defer(self._dispatchers, request, request_id, begin, timeout_s=self._settings.load_timeout_s)
 
     def _load(self, order: DeferredReply, body: bytes) -> None:
         """Start to load a model. Raises ApiError."""
         name, url = _read_load(body)
         known = self._models.get(name)
         if known is not None and not known.is_ready:
-            raise ModelIsLoading(f"Model {name} is being loaded or unloaded already.")
+            raise ModelBusy(f"Model {name} is being loaded or unloaded already.")
         if known is None and len(self._models) >= self._settings.max_models:
             raise TooManyModels(f"{self._settings.max_models} models are loaded; unload some first.")
         # The instance of a loaded model answers 409, or loads the model again if it has lost it.
-        home = None if known is None else self._gateway.registry.find(known.instance)
+        home = None if known is None else self._dispatchers.registry.find(known.instance)
         self._load_at(order, name, url, home or self._choose(name, frozenset()), frozenset())
 
     def _choose(self, name: str, tried: frozenset[str]) -> Instance:
-        dispatcher = self._gateway.first_dispatcher(self._endpoint)
+        dispatcher = self._dispatchers.first(self._endpoint)
         models, pool = dispatcher.variant.models, dispatcher.variant.pool
         assert models is not None  # checked by the settings
         pick = models.choose(name, pool, tried)
@@ -186,7 +186,7 @@ class ContainerModelsApi:
     def _unload(self, order: DeferredReply, name: str) -> None:
         """Start to unload a model. Raises ApiError."""
         model = self._get(name)
-        instance = self._gateway.registry.find(model.instance)
+        instance = self._dispatchers.registry.find(model.instance)
         assert instance is not None  # otherwise the model would be forgotten
         model.is_ready = False
 
@@ -218,7 +218,7 @@ class ContainerModelsApi:
 
     def _on_change(self, instance: Instance) -> None:
         """Forget the models of an instance that has lost its memory."""
-        if self._gateway.registry.find(instance.name) is not instance or instance.state in _WITHOUT_MEMORY:
+        if self._dispatchers.registry.find(instance.name) is not instance or instance.state in _WITHOUT_MEMORY:
             for name in [name for name, model in self._models.items() if model.instance == instance.name]:
                 del self._models[name]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
+from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Deadlines, Outcome, Placement, Waiter
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -74,6 +75,9 @@ class DeferredReply:
 
     def on_body_too_large(self) -> Reply:
         return self._told(self._say(self._too_large))
+
+    def on_body_dropped(self) -> Reply:
+        return self._told(self._say(unavailable.body_dropped()))
 
     def on_body_growth(self, num_bytes: int) -> Reply | None:
         """Accept more: no instance is to hold it."""

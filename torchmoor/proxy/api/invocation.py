@@ -22,10 +22,10 @@ from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.assignment import Assignment
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
-from torchmoor.proxy.dispatch.gateway import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.dispatch.observer import TRACEPARENT
-from torchmoor.proxy.dispatch.record import Record, begin_record
+from torchmoor.proxy.dispatch.record import RequestRecord, begin_record
+from torchmoor.proxy.dispatch.request_sessions import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.http.answer import Answer, Loss
 from torchmoor.proxy.http.call import (
     NOTHING,
@@ -95,12 +95,12 @@ class Invocation:
         self.request_id = request_id
         self.deadlines = operation.deadlines
         self.max_body_bytes = operation.max_body_bytes
-        self._gateway = operation.gateway
+        self._dispatchers = operation.dispatchers
         self._dialect = operation.dialect
         self._metrics = dispatcher.metrics
         self._path = path or dispatcher.path
         use = None if model is None else ModelUse(dispatcher, model)
-        self.assignment = Assignment(self._gateway, request, dispatcher, session, use)
+        self.assignment = Assignment(self._dispatchers, request, dispatcher, session, use)
         if session is None:
             self.assignment.opens_session = request.find(SESSION_ID) == NEW_SESSION
             self.body_need = self._decide_body_need()
@@ -108,8 +108,8 @@ class Invocation:
             self.body_need = WHOLE_BODY
             self.max_body_bytes = min(self.max_body_bytes, request.body_check.max_body_bytes)
         self._metrics.invocations += 1
-        if self._gateway.observer is not None:
-            self._observation = Observation(self._gateway.observer, request)
+        if self._dispatchers.observer is not None:
+            self._observation = Observation(self._dispatchers.observer, request)
 
     def _decide_body_need(self) -> BodyNeed:
         if self._may_name_session():
@@ -164,10 +164,10 @@ class Invocation:
 
     def _find_session(self, body: bytes) -> None:
         endpoint = self.operation.endpoint
-        session = self._gateway.find_session_in(endpoint, self.request.principal, body)
+        session = self._dispatchers.sessions.find_in_body(endpoint, self.request.principal, body)
         if session is None:
             return
-        drawn, dispatcher = self.assignment.dispatcher, self._gateway.dispatcher_for(endpoint, session, None)
+        drawn, dispatcher = self.assignment.dispatcher, self._dispatchers.choose(endpoint, session, None)
         self.assignment.join(session, dispatcher)
         if self._path == drawn.path:
             self._path = dispatcher.path
@@ -185,6 +185,9 @@ class Invocation:
     def on_body_too_large(self) -> Reply:
         return self.fail(BodyTooLarge(self.max_body_bytes))
 
+    def on_body_dropped(self) -> Reply:
+        return self.fail(unavailable.body_dropped())
+
     def on_body_growth(self, num_bytes: int) -> Reply | None:
         try:
             self.assignment.count_body(num_bytes)
@@ -196,7 +199,7 @@ class Invocation:
         """Release what is held, then count and record the invocation."""
         now = monotonic()
         record = self._record(outcome, now)
-        self._gateway.decisions.note(record, now)
+        self._dispatchers.decisions.note(record, now)
         if self._observation is not None:
             upstream_s = now - self._sent_at if self._sent_at else None
             self._observation.end(record, self._waiter, self.assignment, upstream_s)
@@ -256,7 +259,7 @@ class Invocation:
     def on_abandoned(self) -> None:
         """Cancel the request at the instance, which notices a closed connection only when it sends something."""
         path = self._path.partition(b"?")[0]
-        self._gateway.cancellations.cancel(self.chosen.instance, path, self.request_id)
+        self._dispatchers.cancellations.cancel(self.chosen.instance, path, self.request_id)
 
     def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Judgement:
         """Deliver the answer, or go elsewhere if the instance could not take the request."""
@@ -290,9 +293,9 @@ class Invocation:
         if assignment.opens_session:
             opened = head.find(NEW_SESSION_ID) or head.find(SESSION_ID)
             if opened and head.status < 300:
-                self._gateway.on_opened(endpoint, principal, opened, self.chosen.instance)
+                self._dispatchers.sessions.on_opened(endpoint, principal, opened, self.chosen.instance)
         elif assignment.session is not None and CLOSED_SESSION_ID in head.layout.places:
-            self._gateway.on_closed(endpoint, principal, assignment.session)
+            self._dispatchers.sessions.on_closed(endpoint, principal, assignment.session)
 
     def _try_abler(self, head: AnswerHead) -> bool:
         """Assign another instance if this one's refusal says that it cannot serve the request now.
@@ -307,7 +310,7 @@ class Invocation:
         elif code is None and status == WORKER_DIED:
             # If the handler itself answers so, the instance is well and the next one will answer the same.
             is_without_worker = True
-            self._gateway.suspect(self.chosen.instance)
+            self._dispatchers.suspect(self.chosen.instance)
         if (is_without_worker and assignment.is_repeatable) or (code in REFUSED_FOR_NOW and assignment.session is None):
             return assignment.try_reassign(self._resume, is_counted=True)
         return False
@@ -333,7 +336,7 @@ class Invocation:
             assignment.note_failure(is_dead=False)
             return self.fail(self._timeout_error())
         if loss is Loss.UNREACHABLE:
-            self._gateway.report_unreachable(instance)
+            self._dispatchers.report_unreachable(instance)
         else:
             # A reset alone does not condemn the instance: it may concern one worker, one request or one lost packet.
             # A probe finds out.
@@ -368,7 +371,7 @@ class Invocation:
 
     # The record
 
-    def _record(self, outcome: Outcome, now: float) -> Record:
+    def _record(self, outcome: Outcome, now: float) -> RequestRecord:
         record = begin_record(self.request, self.request_id, outcome, now)
         assignment = self.assignment
         variant = assignment.dispatcher.variant

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torchmoor.errors import InternalFailure, ServiceUnavailable
 from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.passthrough import defer
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 
 PATH = b"/metrics"
@@ -22,12 +22,12 @@ TryStart = Callable[[Callable[[bytes | None], None]], bool]
 class MetricsApi:
     """try_start: starts to render the page."""
 
-    def __init__(self, gateway: Gateway, try_start: TryStart) -> None:
-        self._gateway = gateway
+    def __init__(self, dispatchers: Dispatchers, try_start: TryStart) -> None:
+        self._dispatchers = dispatchers
         self._try_start = try_start
 
     def handle(self, request: Request, request_id: bytes) -> DeferredReply:
-        return defer(self._gateway, request, request_id, self._begin, timeout_s=TIMEOUT_S)
+        return defer(self._dispatchers, request, request_id, self._begin, timeout_s=TIMEOUT_S)
 
     def _begin(self, order: DeferredReply, body: bytes) -> None:
         def on_made(page: bytes | None) -> None:

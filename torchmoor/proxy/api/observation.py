@@ -8,7 +8,7 @@ from copy import copy
 from torchmoor.proxy.api.validation import INFERENCE_ID, SESSION_ID, TARGET_MODEL
 from torchmoor.proxy.dispatch.assignment import Assignment
 from torchmoor.proxy.dispatch.observer import Observer
-from torchmoor.proxy.dispatch.record import Record
+from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.answer import Answer, WatchedAnswer
 from torchmoor.proxy.http.call import Waiter
 from torchmoor.proxy.http.message import AnswerHead, Request
@@ -45,7 +45,9 @@ class Observation:
         self._answer = WatchedAnswer(answer)
         return self._answer
 
-    def end(self, record: Record, waiter: Waiter | None, assignment: Assignment, upstream_s: float | None) -> None:
+    def end(
+        self, record: RequestRecord, waiter: Waiter | None, assignment: Assignment, upstream_s: float | None
+    ) -> None:
         """Complete a copy of the record, and hand it to the observer. The routing decisions keep the record itself.
 
         A failure of either is logged: the request still has to release what it holds.
@@ -58,7 +60,7 @@ class Observation:
             logger.exception("request not recorded request_id=%s", record.request_id)
 
     def _complete(
-        self, record: Record, waiter: Waiter | None, assignment: Assignment, upstream_s: float | None
+        self, record: RequestRecord, waiter: Waiter | None, assignment: Assignment, upstream_s: float | None
     ) -> None:
         record.model = assignment.dispatcher.variant.settings.model
         record.upstream_s = upstream_s
@@ -77,7 +79,7 @@ class Observation:
         if self.answer_head is not None:
             self._read_answer(record, self.answer_head, opens_session=assignment.opens_session)
 
-    def _read_answer(self, record: Record, head: AnswerHead, *, opens_session: bool) -> None:
+    def _read_answer(self, record: RequestRecord, head: AnswerHead, *, opens_session: bool) -> None:
         opened = (head.find(_NEW_SESSION_ID) or head.find(SESSION_ID)) if opens_session else None
         if opened:
             record.session = session_hash(opened.partition(b";")[0].strip())

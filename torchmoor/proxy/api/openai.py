@@ -25,15 +25,15 @@ from torchmoor.errors import (
     UnknownModel,
     WrongModel,
 )
-from torchmoor.proxy.api.by_model import ByModel
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation
+from torchmoor.proxy.api.openai_by_model import OpenAIByModel
 from torchmoor.proxy.api.operation import Operation, find_target_model
 from torchmoor.proxy.api.replies import LOOKING, json_reply, unknown_operation
 from torchmoor.proxy.api.streaming import EventPassEncoder
 from torchmoor.proxy.api.validation import TARGET_MODEL, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.choice import Choice
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.call import Call, Deadlines
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
@@ -54,17 +54,17 @@ _TOLD_AS = {507: 503}
 class OpenAIApi:
     """Reads the path of a request and makes its call."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        settings = gateway.settings
+    def __init__(self, dispatchers: Dispatchers) -> None:
+        self._dispatchers = dispatchers
+        settings = dispatchers.settings
         timeouts = settings.timeouts
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
         self._deadlines = Deadlines(
             timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s
         )
         self._operations = {
-            endpoint.name: Operation(gateway, endpoint, OpenAIDialect(), self._deadlines, self._max_body_bytes)
-            for endpoint in gateway.registry.endpoints()
+            endpoint.name: Operation(dispatchers, endpoint, OpenAIDialect(), self._deadlines, self._max_body_bytes)
+            for endpoint in dispatchers.registry.endpoints()
         }
 
     @staticmethod
@@ -79,7 +79,9 @@ class OpenAIApi:
             prefix, _, operation = request.path.partition(INFIX)
             name = prefix[len(b"/endpoints/") :].decode("latin-1")
         try:
-            endpoints = self._gateway.registry.endpoints() if name is None else [self._gateway.get_endpoint(name)]
+            endpoints = (
+                self._dispatchers.registry.endpoints() if name is None else [self._dispatchers.get_endpoint(name)]
+            )
             if operation == _CHAT and request.method == b"POST":
                 return self._choose(request, request_id, endpoints)
             if request.method in LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
@@ -103,11 +105,11 @@ class OpenAIApi:
 
         def say(error: ApiError) -> Reply:
             reply = openai_error(error, request_id)
-            self._gateway.tell(request, request_id, reply)
+            self._dispatchers.observe_reply(request, request_id, reply)
             return reply
 
-        return ByModel(
-            self._gateway,
+        return OpenAIByModel(
+            self._dispatchers,
             request,
             max_body_bytes=self._max_body_bytes,
             deadlines=self._deadlines,
@@ -121,9 +123,9 @@ class OpenAIApi:
             self._check_length(request)
             if TARGET_MODEL in request.layout.places and endpoint.settings.multi_model is None:
                 raise UnexpectedTargetModel(endpoint.name)
-            dispatcher = self._gateway.dispatcher_for(endpoint, None, request.find(TARGET_VARIANT))
+            dispatcher = self._dispatchers.choose(endpoint, None, request.find(TARGET_VARIANT))
         except ApiError as error:
-            self._gateway.count_without_invocation(endpoint, error.status)
+            self._dispatchers.count_without_invocation(endpoint, error.status)
             raise
         return Invocation(
             self._operations[endpoint.name],
@@ -146,7 +148,7 @@ class OpenAIDialect(ApiDialect):
     names_sessions_in_body = False
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
-        """Render OpenAI's error object; a time-out is the gateway's here, and has its status."""
+        """Render OpenAI's error object; a time-out is the proxy's here, and has its status."""
         return openai_error(_with_status(error, _TIMED_OUT) if isinstance(error, ModelError) else error, request_id)
 
     def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchmoor.proxy.api.dialect import ApiDialect
 from torchmoor.proxy.api.validation import TARGET_MODEL
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Deadlines
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.registry import Endpoint
@@ -18,14 +18,19 @@ class Operation:
     """Holds what all requests for one operation of an endpoint share."""
 
     def __init__(
-        self, gateway: Gateway, endpoint: Endpoint, dialect: ApiDialect, deadlines: Deadlines, max_body_bytes: int
+        self,
+        dispatchers: Dispatchers,
+        endpoint: Endpoint,
+        dialect: ApiDialect,
+        deadlines: Deadlines,
+        max_body_bytes: int,
     ) -> None:
-        self.gateway = gateway
+        self.dispatchers = dispatchers
         self.endpoint = endpoint
         self.dialect = dialect
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
-        self.max_session_body_bytes = gateway.settings.limits.max_session_body_bytes
+        self.max_session_body_bytes = dispatchers.settings.limits.max_session_body_bytes
         self.endpoint_line = b"%b%b\r\n" % (_ENDPOINT_LINE, endpoint.name.encode())
         self.timeout_line = timeout_line(deadlines.total_s)
 

@@ -10,7 +10,7 @@ from torchmoor.proxy.api.operation import Operation, find_target_model
 from torchmoor.proxy.api.replies import container_error
 from torchmoor.proxy.api.validation import SESSION_ID, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.choice import Choice
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.call import Deadlines
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
@@ -32,7 +32,7 @@ class PassThroughDialect(ApiDialect):
     operation_name = "PassThrough"
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
-        """Render the handlers' error form; a time-out is the gateway's, not the model's."""
+        """Render the handlers' error form; a time-out is the proxy's, not the model's."""
         status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
         return container_error(error, request_id, status=status)
 
@@ -41,7 +41,9 @@ class PassThroughDialect(ApiDialect):
         return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, choice.answer_lines))
 
 
-def defer(gateway: Gateway, request: Request, request_id: bytes, begin: Begin, *, timeout_s: float) -> DeferredReply:
+def defer(
+    dispatchers: Dispatchers, request: Request, request_id: bytes, begin: Begin, *, timeout_s: float
+) -> DeferredReply:
     """Make the call of a container's own operation. timeout_s: of the operation."""
     too_large = ValidationError(f"The body may have up to {MAX_OPERATION_BYTES} bytes.")
     too_large.status = TOO_LARGE_STATUS
@@ -49,7 +51,7 @@ def defer(gateway: Gateway, request: Request, request_id: bytes, begin: Begin, *
         request,
         begin,
         say=lambda error: container_error(error, request_id),
-        tell=lambda reply: gateway.tell(request, request_id, reply),
+        tell=lambda reply: dispatchers.observe_reply(request, request_id, reply),
         too_large=too_large,
         max_body_bytes=MAX_OPERATION_BYTES,
         timeout_s=timeout_s + GRACE_S,
@@ -59,21 +61,21 @@ def defer(gateway: Gateway, request: Request, request_id: bytes, begin: Begin, *
 class PassThrough:
     """Makes the invocations of the dialects that pass through."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        settings = gateway.settings
+    def __init__(self, dispatchers: Dispatchers) -> None:
+        self._dispatchers = dispatchers
+        settings = dispatchers.settings
         timeouts = settings.timeouts
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
         deadlines = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
         self._deadlines = deadlines
         self._operations = {
             endpoint.name: self.make_operation(endpoint, PassThroughDialect())
-            for endpoint in gateway.registry.endpoints()
+            for endpoint in dispatchers.registry.endpoints()
         }
 
     def make_operation(self, endpoint: Endpoint, dialect: PassThroughDialect) -> Operation:
         """Make an operation of an endpoint with a dialect of its own."""
-        return Operation(self._gateway, endpoint, dialect, self._deadlines, self._max_body_bytes)
+        return Operation(self._dispatchers, endpoint, dialect, self._deadlines, self._max_body_bytes)
 
     def invoke(
         self,
@@ -92,8 +94,8 @@ class PassThrough:
         """
         try:
             check_members(request.layout)
-            session = self._gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
-            dispatcher = self._gateway.dispatcher_for(endpoint, session, variant or request.find(TARGET_VARIANT))
+            session = self._dispatchers.sessions.get(endpoint, request.principal, request.find(SESSION_ID))
+            dispatcher = self._dispatchers.choose(endpoint, session, variant or request.find(TARGET_VARIANT))
             if (request.content_length or 0) > self._max_body_bytes:
                 return container_error(BodyTooLarge(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)
         except ApiError as error:

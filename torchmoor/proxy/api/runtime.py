@@ -42,7 +42,7 @@ from torchmoor.proxy.api.validation import (
     not_there,
 )
 from torchmoor.proxy.dispatch.choice import Choice
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.call import Deadlines
@@ -78,25 +78,25 @@ _STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
 class RuntimeApi:
     """Finds the operation of the runtime API that a request is for."""
 
-    def __init__(self, gateway: Gateway, service: AsyncInference | None = None) -> None:
+    def __init__(self, dispatchers: Dispatchers, service: AsyncInference | None = None) -> None:
         """service: None if no endpoint takes asynchronous requests."""
-        self._gateway = gateway
-        timeouts = gateway.settings.timeouts
-        max_body_bytes = gateway.settings.limits.max_body_bytes
+        self._dispatchers = dispatchers
+        timeouts = dispatchers.settings.timeouts
+        max_body_bytes = dispatchers.settings.limits.max_body_bytes
         whole = Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
         streamed = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
-        account_id = gateway.settings.account_id
+        account_id = dispatchers.settings.account_id
         self._operations: dict[bytes, RuntimeOperation | AsyncOperation] = {}
-        for endpoint in gateway.registry.endpoints():
+        for endpoint in dispatchers.registry.endpoints():
             path = b"%b%b/" % (PREFIX, endpoint.name.encode())
             self._operations[path + _WHOLE] = RuntimeOperation(
-                gateway, endpoint, RuntimeDialect(account_id), whole, max_body_bytes
+                dispatchers, endpoint, RuntimeDialect(account_id), whole, max_body_bytes
             )
             self._operations[path + _STREAMED] = RuntimeOperation(
-                gateway, endpoint, StreamDialect(account_id), streamed, max_body_bytes
+                dispatchers, endpoint, StreamDialect(account_id), streamed, max_body_bytes
             )
             if service is not None and endpoint.name in service.endpoints:
-                self._operations[path + _ASYNC] = AsyncOperation(gateway, endpoint, service)
+                self._operations[path + _ASYNC] = AsyncOperation(dispatchers, endpoint, service)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
         operation = self._operations.get(path)
@@ -108,7 +108,7 @@ class RuntimeApi:
         name = request.path[len(PREFIX) :]
         try:
             ENDPOINT_NAME.check(name)
-            return describe_endpoint(self._gateway.get_endpoint(name.decode("ascii")))
+            return describe_endpoint(self._dispatchers.get_endpoint(name.decode("ascii")))
         except ApiError as error:
             return runtime_error(error, request_id)
 
@@ -120,7 +120,7 @@ class RuntimeApi:
         else:
             try:
                 ENDPOINT_NAME.check(name)
-                self._gateway.get_endpoint(name.decode("ascii"))
+                self._dispatchers.get_endpoint(name.decode("ascii"))
                 error = ValidationError(
                     f"Endpoint {name.decode('ascii')} is not an asynchronous endpoint: its EndpointConfig has no "
                     "AsyncInferenceConfig."
@@ -129,7 +129,7 @@ class RuntimeApi:
                 error = unknown
         known = self._operations.get(request.path)
         if isinstance(known, RuntimeOperation):
-            self._gateway.count_without_invocation(known.endpoint, error.status)
+            self._dispatchers.count_without_invocation(known.endpoint, error.status)
         return runtime_error(error, request_id)
 
 
@@ -137,7 +137,7 @@ class RuntimeOperation(Operation):
     """One operation of one endpoint: reads its requests, and makes their invocations."""
 
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
-        gateway, endpoint = self.gateway, self.endpoint
+        dispatchers, endpoint = self.dispatchers, self.endpoint
         try:
             places = request.layout.places
             check_members(request.layout)
@@ -150,11 +150,11 @@ class RuntimeOperation(Operation):
                 if has_many:
                     raise MissingTargetModel(endpoint.name, request_id.decode())
                 raise UnexpectedTargetModel(endpoint.name)
-            session = gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
+            session = dispatchers.sessions.get(endpoint, request.principal, request.find(SESSION_ID))
             variant = request.find(TARGET_VARIANT) if TARGET_VARIANT in places else None
-            dispatcher = gateway.dispatcher_for(endpoint, session, variant)
+            dispatcher = dispatchers.choose(endpoint, session, variant)
         except ApiError as error:
-            gateway.count_without_invocation(endpoint, error.status)
+            dispatchers.count_without_invocation(endpoint, error.status)
             return runtime_error(error, request_id)
         model = find_target_model(request, endpoint) if has_many else None
         return Invocation(self, request, request_id=request_id, dispatcher=dispatcher, session=session, model=model)

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.api.replies import json_reply
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 
 PREFIX = b"/predictions/"
@@ -16,8 +16,8 @@ PREFIX = b"/predictions/"
 class TorchServeApi:
     """Finds the variant that serves the model in the path."""
 
-    def __init__(self, gateway: Gateway, pass_through: PassThrough) -> None:
-        self._registry = gateway.registry
+    def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough) -> None:
+        self._registry = dispatchers.registry
         self._pass_through = pass_through
 
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:

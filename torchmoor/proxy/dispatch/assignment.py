@@ -13,7 +13,7 @@ from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import Lease
@@ -49,7 +49,7 @@ class Assignment:
 
     def __init__(
         self,
-        gateway: Gateway,
+        dispatchers: Dispatchers,
         request: Request,
         dispatcher: Dispatcher,
         session: SessionId | None,
@@ -63,7 +63,7 @@ class Assignment:
         self.target_model = None if model is None else model.name
         self.metrics = dispatcher.metrics
         self.num_body_bytes = request.content_length or 0
-        self._gateway = gateway
+        self._dispatchers = dispatchers
 
     # Choosing
 
@@ -176,22 +176,22 @@ class Assignment:
         A turn is recorded under its invocation id, so an instance that shares the journal answers from there.
         """
         session = self.session
-        return session is None or (self._gateway.settings.sessions.are_journaled and not session.is_foreign)
+        return session is None or (self._dispatchers.settings.sessions.are_journaled and not session.is_foreign)
 
     def note_failure(self, *, is_dead: bool) -> None:
         """Count a failure of the chosen instance. is_dead: it may be gone or without a worker, so it is probed."""
         assert self.choice is not None
         instance = self.choice.instance
         self.has_failed = True
-        self._gateway.recovery.on_failed(instance)
+        self._dispatchers.recovery.on_failed(instance)
         if is_dead:
-            self._gateway.suspect(instance)
+            self._dispatchers.suspect(instance)
 
     def note_answer(self) -> None:
         """End the chosen instance's row of failures, unless it has failed this request."""
         choice = self.choice
         if choice is not None and not self.has_failed and choice.instance.breaker.num_failures:
-            self._gateway.recovery.on_answered(choice.instance)
+            self._dispatchers.recovery.on_answered(choice.instance)
 
     # DispatchRequest: called by the dispatcher
 

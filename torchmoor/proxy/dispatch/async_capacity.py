@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.instances.instance import Instance, Lease
 from torchmoor.proxy.instances.registry import Endpoint
 
@@ -40,36 +40,36 @@ class InstanceCapacityLease:
 
     def on_answered(self) -> None:
         if self._instance.breaker.num_failures:
-            self._capacity.gateway.recovery.on_answered(self._instance)
+            self._capacity.dispatchers.recovery.on_answered(self._instance)
 
     def on_failed(self, *, is_dead: bool) -> None:
-        self._capacity.gateway.recovery.on_failed(self._instance)
+        self._capacity.dispatchers.recovery.on_failed(self._instance)
         if is_dead:
-            self._capacity.gateway.suspect(self._instance)
+            self._capacity.dispatchers.suspect(self._instance)
 
     def on_unreachable(self) -> None:
-        self._capacity.gateway.report_unreachable(self._instance)
+        self._capacity.dispatchers.report_unreachable(self._instance)
 
     def abandon(self, request_id: str) -> None:
-        self._capacity.gateway.cancellations.cancel(self._instance, self._dispatcher.path, request_id.encode())
+        self._capacity.dispatchers.cancellations.cancel(self._instance, self._dispatcher.path, request_id.encode())
 
 
 class EndpointCapacity:
     """The Capacity (see torchmoor.async_inference.workers.capacity) of one endpoint."""
 
-    def __init__(self, gateway: Gateway, endpoint: Endpoint) -> None:
-        self.gateway = gateway
+    def __init__(self, dispatchers: Dispatchers, endpoint: Endpoint) -> None:
+        self.dispatchers = dispatchers
         self._endpoint = endpoint
         settings = endpoint.settings.async_inference
         self._most = None if settings is None else settings.max_concurrent_per_instance
         self._held: Counter[str] = Counter()  # by instance
         self._wake: list[Callable[[], None]] = []
-        gateway.registry.listen(self._on_change)
+        dispatchers.registry.listen(self._on_change)
 
     def try_take(self) -> InstanceCapacityLease | None:
         """Lease the least loaded instance of a variant by weight; of another variant if that one is full."""
-        chosen = self.gateway.dispatcher_for(self._endpoint, None, None)
-        others = [each for each in self.gateway.dispatchers_of(self._endpoint) if each is not chosen]
+        chosen = self.dispatchers.choose(self._endpoint, None, None)
+        others = [each for each in self.dispatchers.of(self._endpoint) if each is not chosen]
         for dispatcher in (chosen, *others):
             if dispatcher.num_waiting or not dispatcher.variant.settings.weight:
                 continue

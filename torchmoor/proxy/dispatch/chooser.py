@@ -16,7 +16,7 @@ from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Variant
 from torchmoor.proxy.routing.kv_aware import Expectation, KvAware
 from torchmoor.proxy.routing.reasons import SESSION, SESSION_FAILOVER, SESSION_ROOM
-from torchmoor.proxy.routing.sessions import find_roomiest, place_of, rendezvous
+from torchmoor.proxy.routing.session_placement import find_roomiest, place_of, rendezvous
 from torchmoor.proxy.routing.strategy import StrategyRequest
 from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torchmoor.proxy.dispatch.record import Record
+from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.call import Outcome
 
 DEFAULT_SHOWN = 200
@@ -38,12 +38,12 @@ class Decisions:
 
     def __init__(self, max_kept: int, max_per_s: int) -> None:
         self.num_left_out = 0
-        self._kept: deque[Record] = deque(maxlen=max_kept)
+        self._kept: deque[RequestRecord] = deque(maxlen=max_kept)
         self._max_per_s = max_per_s
         self._num_left = 0
         self._second_ends = self._full_until = 0.0  # in monotonic seconds
 
-    def note(self, record: Record, now: float) -> None:
+    def note(self, record: RequestRecord, now: float) -> None:
         """Keep a finished request. now: in monotonic seconds."""
         if now < self._full_until:
             is_usual = record.outcome == _ANSWERED and (record.status or 0) < 400 and not record.num_retries
@@ -69,7 +69,7 @@ class Decisions:
         oldest = self._kept[0].ended_at if self._kept else None
         return {"decisions": rows, "left_out": self.num_left_out, "oldest": oldest}
 
-    def _find(self, query: DecisionQuery) -> Iterator[Record]:
+    def _find(self, query: DecisionQuery) -> Iterator[RequestRecord]:
         for record in reversed(self._kept):
             if record.ended_at <= query.since:
                 return
@@ -77,7 +77,7 @@ class Decisions:
                 yield record
 
 
-def _describe(record: Record) -> dict[str, Any]:
+def _describe(record: RequestRecord) -> dict[str, Any]:
     return {
         "time": round(record.ended_at, 3),
         "request_id": record.request_id,

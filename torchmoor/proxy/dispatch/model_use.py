@@ -1,7 +1,7 @@
 """The use of one of an endpoint's many models by one request.
 
-Instances are chosen by the models that they hold (torchmoor.proxy.routing.models), so that bookkeeping learns where
-each request is sent and what its answer says of the model.
+Instances are chosen by the models that they hold (torchmoor.proxy.routing.model_placement), so that bookkeeping learns
+where each request is sent and what its answer says of the model.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from torchmoor.proxy.dispatch.record import Record
+from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.message import Reply, Request
 
 TRACEPARENT = b"traceparent"  # W3C Trace Context
@@ -26,7 +26,7 @@ class Observer(Protocol):
         """Begin to trace an invocation; None if it is not sampled."""
         ...
 
-    def on_end(self, record: Record, trace: Trace | None) -> None:
+    def on_end(self, record: RequestRecord, trace: Trace | None) -> None:
         """Observe the end of an invocation."""
         ...
 

@@ -14,7 +14,7 @@ _ERROR_HEADER = headers.ERROR.encode()
 _WORDS = {outcome: outcome.value for outcome in Outcome}
 
 
-class Record:
+class RequestRecord:
     """One finished request, without prompt, answer, credential or session id. None means "did not happen".
 
     ended_at: seconds since 1970. inference_id: the client's, or the request id, which the proxy assigns.
@@ -58,9 +58,9 @@ class Record:
         self.error_type: str | None = None
 
 
-def begin_record(request: Request, request_id: bytes, outcome: Outcome, now: float) -> Record:
+def begin_record(request: Request, request_id: bytes, outcome: Outcome, now: float) -> RequestRecord:
     """Record what the request's head says. now: monotonic seconds."""
-    record = Record(
+    record = RequestRecord(
         request_id.decode(),
         request.method.decode("latin-1"),
         request.path.decode("latin-1")[:MAX_PATH],
@@ -72,7 +72,7 @@ def begin_record(request: Request, request_id: bytes, outcome: Outcome, now: flo
     return record
 
 
-def record_reply(request: Request, request_id: bytes, reply: Reply, now: float) -> Record:
+def record_reply(request: Request, request_id: bytes, reply: Reply, now: float) -> RequestRecord:
     """Record a request that the proxy answers itself. now: monotonic seconds."""
     record = begin_record(request, request_id, Outcome.ANSWERED, now)
     fields = dict(reply.headers)

@@ -50,6 +50,11 @@ def none_started_in_time(variant: Variant) -> ServiceUnavailable:
     )
 
 
+def body_dropped() -> ServiceUnavailable:
+    """Return the answer to a request whose unverified body makes room for others."""
+    return ServiceUnavailable("Too many signed bodies are being received. Try again later.")
+
+
 def no_descriptor() -> ServiceUnavailable:
     """Return the answer where the proxy has no file descriptor for a connection to an instance."""
     return ServiceUnavailable("The proxy has too many open connections. Try again later.")

@@ -134,6 +134,10 @@ class Call(Protocol):
         """Answer a request whose body is longer than max_body_bytes."""
         ...
 
+    def on_body_dropped(self) -> Reply:
+        """Answer a request whose unverified body makes room for others."""
+        ...
+
     def on_body_growth(self, num_bytes: int) -> Reply | None:
         """Count a body without a declared length as it arrives; num_bytes of it are there.
 

@@ -25,7 +25,7 @@ def find_limit(*, is_hard: bool = False) -> float:
 def limit_connections(most: int, *, descriptors: float, reserved: int) -> int:
     """Return how many client connections fit into the descriptors beside the reserve; 0 if none does.
 
-    Each counts twice: its request may need a connection to an instance.
+    Each counts twice: there are as many connections to instances.
     """
     return int(max(0, min(most, (descriptors - reserved) // 2)))
 

@@ -122,6 +122,11 @@ class Exchange:
         if outgoing.is_complete or outgoing.num_body_bytes >= self.call.body_need.num_bytes:
             self._is_gathering = False
             self._follow(self.call.route(outgoing.gathered(), self))
+        elif self.request.body_check is not None:
+            self.request.body_check.hold(outgoing.num_body_bytes, self.client.source, self._drop)
+
+    def _drop(self) -> None:
+        self._reply(self.call.on_body_dropped())
 
     def _follow(self, placement: Placement) -> None:
         """Send the request, answer it, or keep it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -16,6 +17,13 @@ class BodyCheck(Protocol):
     """Verifies a request's body before any of it is used."""
 
     max_body_bytes: int
+
+    def hold(self, num_bytes: int, address: str, drop: Callable[[], None]) -> None:
+        """Count the body's num_bytes that were received so far, from a client at this address.
+
+        May call `drop`, now or later, to make room: answers the request at once and frees its body.
+        """
+        ...
 
     def verify(self, body: bytes) -> None:
         """Raise the application's error if this is not the body that the head promised. Called at most once."""

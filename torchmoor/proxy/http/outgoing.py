@@ -91,7 +91,8 @@ class OutgoingRequest:
         self._has_begun = self._has_ended = False  # as the instance sees it
         # Bytes of the pieces that are counted as kept; None once the beginning is gone.
         is_small = (request.content_length or num_bytes) <= budget.max_body_bytes
-        self._num_kept = num_bytes if is_small and budget.try_take(num_bytes) else None
+        self._is_checked = request.body_check is not None  # at its end; it takes nothing of the budget before
+        self._num_kept = num_bytes if is_small and not self._is_checked and budget.try_take(num_bytes) else None
 
     @property
     def can_repeat(self) -> bool:
@@ -121,6 +122,9 @@ class OutgoingRequest:
 
     def end(self) -> None:
         self.is_complete = True
+        num_bytes, budget = self.num_body_bytes, self._budget
+        if self._is_checked and num_bytes <= budget.max_body_bytes and budget.try_take(num_bytes):
+            self._num_kept = num_bytes
 
     def take(self) -> bytes:
         """Return what is to be written now, in one piece; b"" for nothing."""

@@ -53,6 +53,11 @@ class ClientConnection(asyncio.Protocol):
     def is_idle(self) -> bool:
         return self._reader.is_in_head and not self._reader.has_begun
 
+    @property
+    def source(self) -> str:
+        address: str = (self.transport.get_extra_info("peername") or ("",))[0]
+        return address
+
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -79,9 +79,11 @@ class UpstreamConnection(asyncio.Protocol):
         sweeper: Sweeper,
         caches: AnswerCaches,
         *,
+        siblings: set[UpstreamConnection],
         max_header_bytes: int,
         idle_timeout_s: float,
     ) -> None:
+        """siblings: contains this connection while it is open."""
         self.target = target
         self.exchange: AnswerReceiver | None = None
         self.deadline = NEVER
@@ -89,6 +91,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._max_header_bytes = max_header_bytes
         self._idle_timeout_s = idle_timeout_s
         self._sweeper = sweeper
+        self._siblings = siblings
         self._lines = caches.lines
         self._heads = caches.heads
         self._is_reading_paused = False
@@ -142,6 +145,7 @@ class UpstreamConnection(asyncio.Protocol):
         # If the client has left meanwhile, the connection is never taken.
         self.deadline = monotonic() + self._idle_timeout_s
         self._sweeper.watch(self)
+        self._siblings.add(self)
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -235,6 +239,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._sweeper.forget(self)
+        self._siblings.discard(self)
         if self.exchange is not None:
             self._lose()
         elif self in self.target.idle:
@@ -260,11 +265,19 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class Connector:
-    """Opens connections to instances."""
+    """Opens connections to instances. At max_connections it closes idle ones for new ones; busy ones stay."""
 
     def __init__(
-        self, sweeper: Sweeper, *, connect_timeout_s: float, idle_timeout_s: float, max_header_bytes: int
+        self,
+        sweeper: Sweeper,
+        *,
+        max_connections: int,
+        connect_timeout_s: float,
+        idle_timeout_s: float,
+        max_header_bytes: int,
     ) -> None:
+        self._open: set[UpstreamConnection] = set()
+        self._max_connections = max_connections
         self._sweeper = sweeper
         self._caches = AnswerCaches()
         self._connect_timeout_s = connect_timeout_s
@@ -273,6 +286,8 @@ class Connector:
 
     async def connect(self, target: Target) -> UpstreamConnection:
         """Open a connection. Raises OSError (TimeoutError is one)."""
+        if len(self._open) >= self._max_connections:
+            self._close_idle()
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_timeout_s):
             _, connection = await loop.create_connection(
@@ -280,6 +295,7 @@ class Connector:
                     target,
                     self._sweeper,
                     self._caches,
+                    siblings=self._open,
                     max_header_bytes=self._max_header_bytes,
                     idle_timeout_s=self._idle_timeout_s,
                 ),
@@ -287,3 +303,11 @@ class Connector:
                 target.port,
             )
         return connection
+
+    def _close_idle(self) -> None:
+        """Close the connections that have been idle for longest: a 16th of all, so that a search for them is rare."""
+        idle = [each for each in self._open if each.exchange is None and each.is_reused]
+        idle.sort(key=lambda each: each.deadline)
+        for connection in idle[: 1 + self._max_connections // 16]:
+            self._open.discard(connection)  # not counted again before the loop has closed it
+            connection.close()

@@ -13,14 +13,14 @@ from torchmoor.config.routing import EndpointSettings, MultiModelSettings, Varia
 from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance, UnknownVariant
 from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.routing.models import Placement
+from torchmoor.proxy.routing.model_placement import ModelPlacement
 from torchmoor.proxy.routing.pool import Pool
 from torchmoor.proxy.routing.strategies import STRATEGIES
 
 logger = logging.getLogger(__name__)
 
 
-class Scale(NamedTuple):
+class ScalingDecision(NamedTuple):
     """The autoscaler's last decision on a variant: the desired instances, the backlog and the reason."""
 
     desired: int
@@ -51,10 +51,10 @@ class Variant:
         self.pool: Pool[Instance] = Pool()
         self.opens_sessions = False
         self.last_start_s: float | None = None
-        self.scale: Scale | None = None
-        self.models: Placement | None = None
+        self.scale: ScalingDecision | None = None
+        self.models: ModelPlacement | None = None
         if multi_model is not None:
-            self.models = Placement(
+            self.models = ModelPlacement(
                 hot_outstanding=multi_model.hot_outstanding,
                 max_models=multi_model.max_models,
                 is_cached=multi_model.is_cached,

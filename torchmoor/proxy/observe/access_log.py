@@ -17,7 +17,7 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quote
 
 from torchmoor.errors import ConfigError
-from torchmoor.proxy.dispatch.record import Record
+from torchmoor.proxy.dispatch.record import RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class AccessLog:
         self._is_reopening = True
         self._news.set()
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RequestRecord) -> None:
         """Add a line; never waits."""
         line = render(record)
         num_waiting = self._num_bytes_in - self._num_bytes_out + len(line)
@@ -160,7 +160,7 @@ def _place(*values: str | None) -> str:
     return "".join(f'"{name}":{quote(value)},' for name, value in zip(names, values, strict=True) if value is not None)
 
 
-def render(record: Record) -> bytes:
+def render(record: RequestRecord) -> bytes:
     """Return the line; None values are left out. Written by hand, because json.dumps takes three times as long."""
     r = record
     place = _place(r.endpoint, r.variant, r.operation, r.instance, r.routing_reason)

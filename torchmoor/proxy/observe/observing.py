@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.dispatch.observer import Trace
-from torchmoor.proxy.dispatch.record import Record, record_reply
+from torchmoor.proxy.dispatch.record import RequestRecord, record_reply
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.observe.access_log import STDERR, AccessLog
 
@@ -40,7 +40,7 @@ class RequestObserver:
             logger.exception("request not traced")
             return None
 
-    def on_end(self, record: Record, trace: Trace | None) -> None:
+    def on_end(self, record: RequestRecord, trace: Trace | None) -> None:
         if trace is not None and self._tracing is not None:
             self._tracing.end(trace, record)
         if self.log is not None:

@@ -22,7 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from torchmoor.proxy.dispatch.observer import TRACEPARENT, Trace
-from torchmoor.proxy.dispatch.record import Record
+from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.message import Request
 
 EXPORT_TIMEOUT_S = 5.0
@@ -89,7 +89,7 @@ class Tracing:
         name = request.method.decode("latin-1")
         return SpanTrace(self._tracer.start_span(name, context, kind=SpanKind.SERVER, start_time=began))
 
-    def end(self, trace: Trace, record: Record) -> None:
+    def end(self, trace: Trace, record: RequestRecord) -> None:
         """Close the span with the request's result."""
         if not isinstance(trace, SpanTrace):
             return
@@ -109,7 +109,7 @@ class Tracing:
         span.end(ended_ns)
 
 
-def attributes_of(record: Record, route: str) -> dict[str, AttributeValue]:
+def attributes_of(record: RequestRecord, route: str) -> dict[str, AttributeValue]:
     """Return a span's attributes without those that are None."""
     found: dict[str, AttributeValue | None] = {
         "http.request.method": record.method,

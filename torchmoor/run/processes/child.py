@@ -77,7 +77,7 @@ class ChildProxy:
             case "report":
                 self._report()
             case "decisions":
-                found = self._plane.gateway.decisions.describe(DecisionQuery(**message["query"]))
+                found = self._plane.dispatchers.decisions.describe(DecisionQuery(**message["query"]))
                 self._link.send("decisions", round=message["round"], found=found)
             case "credentials":
                 self._plane.take_credentials(from_text(message["credentials"]))

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmoor.config.settings import ProxySettings
-from torchmoor.fleet.status_poller import InstanceStatus
+from torchmoor.fleet.status_poller import RoutingStatus
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.routing.models import Report, Tier
+from torchmoor.proxy.routing.model_placement import ModelReport, ReportedTier
 
 Message = dict[str, Any]
 MAX_MESSAGE_BYTES = 32 << 20  # a status of 10,000 models takes about 1 MB
@@ -97,7 +97,7 @@ def describe(instance: Instance) -> Message:
     return facts
 
 
-def write_status(status: InstanceStatus) -> Message:
+def write_status(status: RoutingStatus) -> Message:
     """Encode an instance's status for a child."""
     report = status.report
     if report is None:
@@ -106,10 +106,10 @@ def write_status(status: InstanceStatus) -> Message:
     return {"room": status.room, "models": models, "used": report.used_bytes, "max": report.max_bytes}
 
 
-def read_status(message: Message) -> InstanceStatus:
+def read_status(message: Message) -> RoutingStatus:
     """Decode the result of write_status."""
     models = message["models"]
     if models is None:
-        return InstanceStatus(message["room"], None)
-    report = Report({model: Tier(tier) for model, tier in models.items()}, message["used"], message["max"])
-    return InstanceStatus(message["room"], report)
+        return RoutingStatus(message["room"], None)
+    report = ModelReport({model: ReportedTier(tier) for model, tier in models.items()}, message["used"], message["max"])
+    return RoutingStatus(message["room"], report)

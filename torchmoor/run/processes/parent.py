@@ -16,11 +16,11 @@ from typing import Any
 from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.status_poller import InstanceStatus
+from torchmoor.fleet.status_poller import RoutingStatus
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.dispatch.decisions import DecisionQuery, join_decisions
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
-from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.async_parts import make_async_inference
 from torchmoor.run.processes.child_process import ChildProcess
@@ -47,7 +47,7 @@ class ProcessGroup:
         self.registry = registry
         self.port = settings.listen.port
         self.children: list[ChildProcess] = []
-        self.operations = Operations()
+        self.operations = HandlerOperations()
         self._totals = Totals(registry)
         self.async_inference = make_async_inference(settings, registry, self._totals.variants, None)
         self._settings = settings
@@ -180,7 +180,7 @@ class ProcessGroup:
         """Announce a status question: its answer does not know what a child notes from now on."""
         self._send_all("asked", name=instance.name)
 
-    def on_status(self, instance: Instance, status: InstanceStatus) -> None:
+    def on_status(self, instance: Instance, status: RoutingStatus) -> None:
         """Send on an instance's answer to a status question."""
         message = self._statuses[instance.name] = {"name": instance.name, **write_status(status)}
         self._send_all("status", **message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torchmoor.fleet.data_planes import LogCounts
+from torchmoor.fleet.data_plane_view import LogCounts
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.instances.breaker import BreakerState

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import ClientGone, HandlerError
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import ModelRegistry, open_registry
@@ -29,7 +29,7 @@ class Worker:
     def __init__(self, folder: Path) -> None:
         many = ManySettings(source=str(folder / "models"), cache_dir=str(folder / "cache"))
         settings = HandlerSettings(many=many)
-        loader = CheckpointLoader(settings, CPU, SessionIds.from_environment({}), {})
+        loader = CheckpointLoader(settings, CPU, SessionIdMinter.from_environment({}), {})
         self.registry: ModelRegistry = open_registry(many, folder, loader, CPU)
         self.service = ManyService(self.registry, loader, "local", "cpu")
 

@@ -14,7 +14,7 @@ import torch
 import transformers as hf
 from PIL import Image
 
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import ModelBroken
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.model import LoadProgress, ResidentModel
@@ -35,7 +35,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
     made: list[tuple[CheckpointLoader, ResidentModel]] = []
 
     def make(folder: Path, **settings: Any) -> ResidentModel:
-        device, ids = torch.device("cpu"), SessionIds.from_environment({})
+        device, ids = torch.device("cpu"), SessionIdMinter.from_environment({})
         loader = CheckpointLoader(HandlerSettings(**settings), device, ids, {})
         try:
             made.append((loader, loader(folder, LoadProgress())))

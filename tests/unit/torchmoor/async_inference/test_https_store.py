@@ -22,8 +22,8 @@ from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectDenied,
     ObjectMissing,
+    ObjectTooLarge,
     ObjectUnavailable,
-    TooLarge,
 )
 from torchmoor.async_inference.objects.s3_store import S3Store
 from torchmoor.async_inference.objects.scheme_store import SchemeStore
@@ -251,7 +251,7 @@ def head(status: str, *lines: str) -> bytes:
         (head("200 OK", "Transfer-Encoding: chunked") + b"1\r\nx\r\n0\r\n\r\n", LocationRefused),
         (head("200 OK", "Content-Length: 3", "Content-Encoding: gzip") + b"abc", LocationRefused),
         (head("200 OK", "Content-Length: 5") + b"abc", ObjectUnavailable),
-        (head("200 OK", f"Content-Length: {MIB + 1}"), TooLarge),
+        (head("200 OK", f"Content-Length: {MIB + 1}"), ObjectTooLarge),
         (b"nonsense\r\n\r\n", ObjectUnavailable),
         (b"", ObjectUnavailable),
     ],

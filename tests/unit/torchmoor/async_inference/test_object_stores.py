@@ -16,7 +16,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectConflict,
     ObjectMissing,
     ObjectStore,
-    TooLarge,
+    ObjectTooLarge,
 )
 from torchmoor.async_inference.objects.scheme_store import SchemeStore
 from torchmoor.config.objects import ObjectSettings
@@ -224,7 +224,7 @@ def test_an_answer_above_the_limit_is_refused(place: Place) -> None:
     """As soon as it is seen, and nothing stays."""
 
     async def test(store: ObjectStore) -> None:
-        with pytest.raises(TooLarge, match=str(MAX_BYTES)):
+        with pytest.raises(ObjectTooLarge, match=str(MAX_BYTES)):
             await store.upload(f"{place.url}/id", repeat(b"x" * MIB, MAX_BYTES // MIB + 1))
 
     place.run(test)
@@ -238,7 +238,7 @@ def test_an_input_above_the_limit_is_refused_unread(place: Place) -> None:
     place.settings = place.settings.replace(max_input_bytes=6 * MIB - 1)
 
     async def test(store: ObjectStore) -> None:
-        with pytest.raises(TooLarge, match=str(6 * MIB - 1)):
+        with pytest.raises(ObjectTooLarge, match=str(6 * MIB - 1)):
             await store.open(url)
 
     place.run(test)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from torchmoor.clients.receipts import read_receipt
+from torchmoor.wire.headers import RECEIPT_NUMBERS
 
 
 def test_numbers_are_numbers_and_names_are_names() -> None:
@@ -20,6 +21,14 @@ def test_numbers_are_numbers_and_names_are_names() -> None:
     }
 
     assert read_receipt(told) == {"instance": "inf", "variant": "1", "context_tokens": 59, "queue_ms": 3.5}
+
+
+def test_every_number_that_wire_lists_is_a_field() -> None:
+    """A number that a handler adds to its receipt needs no line in the clients."""
+    found = read_receipt(dict.fromkeys(RECEIPT_NUMBERS, "1"))
+
+    assert len(RECEIPT_NUMBERS) == len(found) == 7
+    assert found["rebuilt_events"] == found["ttft_ms"] == 1
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "many", "", "9" * 5000, "1e999"])

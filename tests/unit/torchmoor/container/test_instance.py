@@ -12,8 +12,8 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container import instance
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.instance import drain
+from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.instances.operations import OperationAnswer
 from torchmoor.proxy.instances.registry import Registry
 
 

@@ -19,8 +19,8 @@ from torchmoor.errors import LaunchError, QueueUnavailable
 from torchmoor.fleet import autoscaler as autoscaler_module
 from torchmoor.fleet.autoscaler import Autoscaler, Phase, ScaledVariant, read_open_sessions
 from torchmoor.fleet.launcher import Launch
+from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
-from torchmoor.proxy.instances.operations import OperationAnswer
 from torchmoor.proxy.instances.registry import Registry, Variant
 
 DEADLINE_S = 60.0

@@ -18,8 +18,8 @@ from torchmoor.fleet.discovery_dns import DnsAnswer
 from torchmoor.fleet.discovery_plan import DnsTarget
 from torchmoor.fleet.draining import Drainer
 from torchmoor.fleet.instance_names import InstanceNames
+from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import OperationAnswer
 from torchmoor.proxy.instances.registry import Registry
 
 NAME = "_inference._tcp.llava.zone.test"

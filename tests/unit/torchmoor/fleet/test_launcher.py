@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
-from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings, remove_folder
+from torchmoor.fleet.launcher import Launch, Launcher, SupervisionSettings, remove_folder
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -69,7 +69,7 @@ class Host:
         health = asyncio.create_task(self._probe(registry))
         try:
             async with Launcher(
-                LauncherSettings(torchserve=torchserve, **values), registry, {}, self.reports.append
+                SupervisionSettings(torchserve=torchserve, **values), registry, {}, self.reports.append
             ) as launcher:
                 yield launcher, registry
         finally:

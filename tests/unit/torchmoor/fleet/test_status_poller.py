@@ -14,11 +14,11 @@ from aiohttp.test_utils import TestServer
 from tests.waiting import DEADLINE_S
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
-from torchmoor.fleet.status_poller import InstanceStatus, StatusPoller, read_status
+from torchmoor.fleet.status_poller import RoutingStatus, StatusPoller, read_status
+from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.routing.models import Report, Tier
+from torchmoor.proxy.routing.model_placement import ModelReport, ReportedTier
 
 SETTINGS = HealthSettings(status_interval_s=5, max_status_per_s=1000)
 STATUS = {"sessions": {"open": 3, "max": 10}}
@@ -42,7 +42,7 @@ class Told:
 class Driver:
     """Asks what is due at the times that a test names; as a StatusListener, it sees questions and answers."""
 
-    def __init__(self, registry: Registry, settings: HealthSettings, operations: Operations) -> None:
+    def __init__(self, registry: Registry, settings: HealthSettings, operations: HandlerOperations) -> None:
         self._poller = StatusPoller(registry, settings, operations, self)
         self._asked: list[str] = []
         self._num_answered = asyncio.Semaphore(0)
@@ -50,7 +50,7 @@ class Driver:
     def on_asked(self, instance: Instance) -> None:
         self._asked.append(instance.name)
 
-    def on_status(self, instance: Instance, status: InstanceStatus) -> None:
+    def on_status(self, instance: Instance, status: RoutingStatus) -> None:
         self._num_answered.release()
 
     async def wait_for_answer(self) -> None:
@@ -93,7 +93,7 @@ def with_instances(
                         state=InstanceState.READY,
                     )
                 )
-            async with Operations() as operations:
+            async with HandlerOperations() as operations:
                 await work(registry, Driver(registry, settings, operations))
 
     asyncio.run(run())
@@ -226,7 +226,7 @@ def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
 
     report = read_status(status).report
 
-    assert report == Report({"a": Tier.DEVICE, "b": Tier.DISK, "c": Tier.LOADING}, 7, 10)
+    assert report == ModelReport({"a": ReportedTier.DEVICE, "b": ReportedTier.DISK, "c": ReportedTier.LOADING}, 7, 10)
 
 
 @pytest.mark.parametrize("budgets", [None, {}, {"device": 3}, {"device": {"used": "7", "max": 10}}])
@@ -234,7 +234,7 @@ def test_report_without_a_budget_is_one(budgets: object) -> None:
     """It is for spreading only."""
     status = {"models": [{"name": "a", "tier": "host"}], "budgets": budgets}
 
-    assert read_status(status).report == Report({"a": Tier.HOST}, 0, 0)
+    assert read_status(status).report == ModelReport({"a": ReportedTier.HOST}, 0, 0)
 
 
 def test_instances_with_many_models_are_asked_for_them() -> None:
@@ -281,7 +281,7 @@ def test_poller_asks_by_itself() -> None:
     told = Told(lambda: web.json_response(STATUS))
 
     async def work(registry: Registry, driver: Driver) -> None:
-        async with Operations() as operations, StatusPoller(registry, SETTINGS, operations, driver):
+        async with HandlerOperations() as operations, StatusPoller(registry, SETTINGS, operations, driver):
             await driver.wait_for_answer()
         assert room(registry) == 7
 

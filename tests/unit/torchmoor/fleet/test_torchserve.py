@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.descriptors import without_free_descriptors
 from torchmoor.errors import LaunchError
 from torchmoor.fleet.torchserve import (
     MAX_TMPDIR_CHARS,
@@ -205,3 +206,15 @@ def test_why_a_model_cannot_be_loaded(tmp_path: Path, lines: list[str], reason: 
     spec.log_file.write_text("".join(f"2026-11-21T19:53:10,263 [INFO ] {line}\n" for line in lines))
 
     assert find_load_failure(spec) == reason
+
+
+def test_a_log_that_cannot_be_opened_is_no_failure(tmp_path: Path) -> None:
+    """The proxy is short of descriptors; the instance may be sound. A later look finds the failure."""
+    spec = make_spec(tmp_path)
+    spec.logs.mkdir()
+    spec.log_file.write_text("".join(f"2026-11-21T19:53:10,263 [INFO ] {line}\n" for line in DEATH))
+
+    with without_free_descriptors():
+        assert find_load_failure(spec) is None
+
+    assert find_load_failure(spec) is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.heads import make_request
@@ -65,3 +67,30 @@ def test_pieces_that_come_after_the_first_write_are_written_behind_it() -> None:
     outgoing.begin(b"two ")
 
     assert [*written, outgoing.take()] == [b"one ab", b"cdef", b"two abcdef"]
+
+
+class Check:
+    """A body's check that accepts everything."""
+
+    max_body_bytes = 100
+
+    def hold(self, num_bytes: int, address: str, drop: Callable[[], None]) -> None: ...
+
+    def verify(self, body: bytes) -> None: ...
+
+    def release(self) -> None: ...
+
+
+def test_a_body_that_must_be_verified_takes_of_the_budget_at_its_end() -> None:
+    """Before that, its signature may be forged."""
+    budget = budget_of()
+    request = make_request(b"POST", b"/x", fields=[(b"content-length", b"6")])
+    request.body_check = Check()
+    outgoing = OutgoingRequest(request, budget, BODY[:2])
+    outgoing.add(BODY[2:])
+    assert (outgoing.can_repeat, budget.used_bytes) == (True, 0)
+
+    outgoing.end()
+    outgoing.begin(b"one ")
+
+    assert (outgoing.take(), outgoing.can_repeat, budget.used_bytes) == (b"one abcdef", True, 6)

@@ -14,7 +14,7 @@ from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
 from torchmoor.proxy.routing.pool import Pool
 from torchmoor.proxy.routing.prefix_aware import MAX_WALKED, PrefixAware
 from torchmoor.proxy.routing.random import RandomChoice, choose_weighted
-from torchmoor.proxy.routing.sessions import find_roomiest, rendezvous
+from torchmoor.proxy.routing.session_placement import find_roomiest, rendezvous
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, Strategy, StrategyRequest
 
 NOBODY = frozenset[str]()

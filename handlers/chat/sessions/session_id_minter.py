@@ -17,7 +17,7 @@ from torchmoor.wire.session_ids import (
 )
 
 
-class SessionIds:
+class SessionIdMinter:
     """Mints and verifies ids. The first of the keys signs."""
 
     def __init__(
@@ -28,7 +28,7 @@ class SessionIds:
         self.instance = instance
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> "SessionIds":
+    def from_environment(cls, environ: Mapping[str, str]) -> "SessionIdMinter":
         """Read the keys and the name that the launcher gives; without keys, make one for this process alone.
 
         Raises SettingsError if a variable has another form.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.unit.torchmoor.routing.candidates import FakeCandidate, change, named, pool_of
-from torchmoor.proxy.routing.models import Placement, Report, Tier
+from torchmoor.proxy.routing.model_placement import ModelPlacement, ModelReport, ReportedTier
 from torchmoor.proxy.routing.pool import Pool
 from torchmoor.proxy.routing.reasons import (
     MODEL_COLD,
@@ -22,17 +22,17 @@ HOT = 3
 
 
 @pytest.fixture
-def placement() -> Placement:
-    return Placement(hot_outstanding=HOT, max_models=100)
+def placement() -> ModelPlacement:
+    return ModelPlacement(hot_outstanding=HOT, max_models=100)
 
 
-def hold(placement: Placement, name: str, *, used: int = 0, most: int = 0, **tiers: Tier) -> None:
+def hold(placement: ModelPlacement, name: str, *, used: int = 0, most: int = 0, **tiers: ReportedTier) -> None:
     """An instance reports these models and no others."""
-    placement.report(name, Report(tiers, used, most), placement.mark())
+    placement.report(name, ModelReport(tiers, used, most), placement.mark())
 
 
 def sent_to(
-    placement: Placement, pool: Pool[FakeCandidate], model: str, *, excluded: str = ""
+    placement: ModelPlacement, pool: Pool[FakeCandidate], model: str, *, excluded: str = ""
 ) -> tuple[str, str] | None:
     """Where a request goes and why, and it goes there."""
     pick = placement.choose(model, pool, frozenset(excluded.split()))
@@ -43,19 +43,19 @@ def sent_to(
     return pick.instance.name, pick.reason
 
 
-def test_holder_is_preferred_by_tier(placement: Placement) -> None:
+def test_holder_is_preferred_by_tier(placement: ModelPlacement) -> None:
     """The device before host memory, host memory before a disk, a disk before nothing."""
     pool = pool_of(*named(4))
-    hold(placement, "i2", m=Tier.DISK)
+    hold(placement, "i2", m=ReportedTier.DISK)
     assert sent_to(placement, pool, "m") == ("i2", MODEL_UNPACKED)
     placement.failed("m", "i2")
-    hold(placement, "i1", m=Tier.HOST)
+    hold(placement, "i1", m=ReportedTier.HOST)
     assert sent_to(placement, pool, "m") == ("i1", MODEL_RESIDENT)
-    hold(placement, "i3", m=Tier.DEVICE)
+    hold(placement, "i3", m=ReportedTier.DEVICE)
     assert sent_to(placement, pool, "m") == ("i3", MODEL_RESIDENT)
 
 
-def test_burst_for_a_cold_model_makes_one_load(placement: Placement) -> None:
+def test_burst_for_a_cold_model_makes_one_load(placement: ModelPlacement) -> None:
     """The first request is noted; the others follow it, however many more than hot they are."""
     pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(8)))
     first = sent_to(placement, pool, "m")
@@ -66,10 +66,10 @@ def test_burst_for_a_cold_model_makes_one_load(placement: Placement) -> None:
     assert (first[1], others) == (MODEL_COLD, {(first[0], MODEL_LOADING)})
 
 
-def test_hot_holder_gets_one_copy_at_a_time(placement: Placement) -> None:
+def test_hot_holder_gets_one_copy_at_a_time(placement: ModelPlacement) -> None:
     """While the copy is loading, requests stay where the model is; then they spread; then there is another."""
     pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(4)))
-    hold(placement, "i0", m=Tier.DEVICE)
+    hold(placement, "i0", m=ReportedTier.DEVICE)
     assert [sent_to(placement, pool, "m") for _ in range(HOT)] == [("i0", MODEL_RESIDENT)] * HOT
 
     copy = sent_to(placement, pool, "m")
@@ -86,35 +86,35 @@ def test_hot_holder_gets_one_copy_at_a_time(placement: Placement) -> None:
     assert third[1] == MODEL_COPY
 
 
-def test_model_that_everybody_holds_goes_to_the_least_busy(placement: Placement) -> None:
+def test_model_that_everybody_holds_goes_to_the_least_busy(placement: ModelPlacement) -> None:
     """However many hold it, equal load spreads."""
     pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(20)))
     for index in range(20):
-        hold(placement, f"i{index}", m=Tier.DEVICE)
+        hold(placement, f"i{index}", m=ReportedTier.DEVICE)
 
     sent = [sent_to(placement, pool, "m") for _ in range(40)]
 
     assert sorted(sent, key=str) == sorted([(f"i{n}", MODEL_RESIDENT) for n in range(20)] * 2, key=str)
 
 
-def test_copy_goes_only_where_there_is_less_to_do(placement: Placement) -> None:
+def test_copy_goes_only_where_there_is_less_to_do(placement: ModelPlacement) -> None:
     """When everybody is as busy, a copy would cost a load and win nothing."""
     pool = pool_of(FakeCandidate("i0", capacity=100), FakeCandidate("i1", outstanding=50, capacity=100))
-    hold(placement, "i0", m=Tier.DEVICE)
+    hold(placement, "i0", m=ReportedTier.DEVICE)
 
     assert {sent_to(placement, pool, "m") for _ in range(3 * HOT)} == {("i0", MODEL_RESIDENT)}
 
 
-def test_full_holder_is_passed_by(placement: Placement) -> None:
+def test_full_holder_is_passed_by(placement: ModelPlacement) -> None:
     """An instance at its capacity is not chosen; if all are full, the result is None."""
     pool = pool_of(FakeCandidate("i0", outstanding=4, capacity=4), FakeCandidate("i1", capacity=1))
-    hold(placement, "i0", m=Tier.DEVICE)
+    hold(placement, "i0", m=ReportedTier.DEVICE)
 
     assert sent_to(placement, pool, "m") == ("i1", MODEL_COPY)
     assert sent_to(placement, pool, "m") is None
 
 
-def test_refusing_instance_is_passed_by(placement: Placement) -> None:
+def test_refusing_instance_is_passed_by(placement: ModelPlacement) -> None:
     """An instance that had no room for the model is not tried again for the request, nor for the next."""
     pool = pool_of(*named(2))
     first = sent_to(placement, pool, "m")
@@ -130,11 +130,11 @@ def test_refusing_instance_is_passed_by(placement: Placement) -> None:
     assert sent_to(placement, pool, "m") == (second[0], MODEL_RESIDENT)
 
 
-def test_instance_that_is_not_ready_holds_nothing(placement: Placement) -> None:
+def test_instance_that_is_not_ready_holds_nothing(placement: ModelPlacement) -> None:
     """Its models go elsewhere while it is away, and it counts again when it is back with its memory."""
     one, other = named(2)
     pool = pool_of(one, other)
-    hold(placement, "i0", m=Tier.DEVICE)
+    hold(placement, "i0", m=ReportedTier.DEVICE)
     change(pool, one, is_ready=False)
 
     assert sent_to(placement, pool, "m") == ("i1", MODEL_COLD)
@@ -143,7 +143,7 @@ def test_instance_that_is_not_ready_holds_nothing(placement: Placement) -> None:
     assert sent_to(placement, pool, "m") == ("i0", MODEL_RESIDENT)
 
 
-def test_cold_models_spread_over_idle_instances_and_stay_put(placement: Placement) -> None:
+def test_cold_models_spread_over_idle_instances_and_stay_put(placement: ModelPlacement) -> None:
     """By rendezvous hashing: about equal shares, and the same instance again when a model has been evicted."""
     pool = pool_of(*named(4))
     homes = {f"m{n}": placement.choose(f"m{n}", pool) for n in range(400)}
@@ -158,11 +158,11 @@ def test_cold_models_spread_over_idle_instances_and_stay_put(placement: Placemen
     assert all(pick is not None and pick.instance is gone for m in moved if (pick := homes[m]))
 
 
-def test_cold_model_goes_where_memory_is_free(placement: Placement) -> None:
+def test_cold_model_goes_where_memory_is_free(placement: ModelPlacement) -> None:
     """Of equally busy instances; what is on its way counts as much as what is there."""
     pool = pool_of(*named(2))
-    hold(placement, "i0", used=90, most=100, a=Tier.DEVICE)
-    hold(placement, "i1", used=40, most=100, b=Tier.DEVICE, c=Tier.DEVICE)
+    hold(placement, "i0", used=90, most=100, a=ReportedTier.DEVICE)
+    hold(placement, "i1", used=40, most=100, b=ReportedTier.DEVICE, c=ReportedTier.DEVICE)
     assert {pick.instance.name for n in range(20) if (pick := placement.choose(f"m{n}", pool))} == {"i1"}
 
     placement.begin("x", "i1")
@@ -172,10 +172,10 @@ def test_cold_model_goes_where_memory_is_free(placement: Placement) -> None:
     assert {pick.instance.name for n in range(40) if (pick := placement.choose(f"m{n}", pool))} == {"i0", "i1"}
 
 
-def test_busy_instance_gets_no_cold_model_although_it_has_it_on_disk(placement: Placement) -> None:
+def test_busy_instance_gets_no_cold_model_although_it_has_it_on_disk(placement: ModelPlacement) -> None:
     """Loading from a disk is quicker, but not by so much."""
     pool = pool_of(FakeCandidate("i0", outstanding=3, capacity=100), FakeCandidate("i1", capacity=100))
-    hold(placement, "i0", m=Tier.DISK)
+    hold(placement, "i0", m=ReportedTier.DISK)
     assert placement.choose("m", pool) == (pool.find("i0"), MODEL_UNPACKED)
 
     busy = pool.find("i0")
@@ -185,10 +185,10 @@ def test_busy_instance_gets_no_cold_model_although_it_has_it_on_disk(placement: 
     assert placement.choose("m", pool) == (pool.find("i1"), MODEL_COLD)
 
 
-def test_report_without_a_model_forgets_it(placement: Placement) -> None:
+def test_report_without_a_model_forgets_it(placement: ModelPlacement) -> None:
     """It was evicted."""
     pool = pool_of(*named(3))
-    hold(placement, "i0", m=Tier.DEVICE)
+    hold(placement, "i0", m=ReportedTier.DEVICE)
     hold(placement, "i0")
 
     assert not placement.is_held("m", "i0")
@@ -197,13 +197,13 @@ def test_report_without_a_model_forgets_it(placement: Placement) -> None:
     assert pick.reason == MODEL_COLD
 
 
-def test_note_outlives_a_report_that_was_asked_for_before_it(placement: Placement) -> None:
+def test_note_outlives_a_report_that_was_asked_for_before_it(placement: ModelPlacement) -> None:
     """And one that came while its request is running; after that, what no report names is gone."""
     pool = pool_of(*named(3))
     mark = placement.mark()
     sent = sent_to(placement, pool, "m")
     assert sent is not None
-    placement.report(sent[0], Report({}), mark)
+    placement.report(sent[0], ModelReport({}), mark)
     assert sent_to(placement, pool, "m") == (sent[0], MODEL_LOADING)
     hold(placement, sent[0])
     assert sent_to(placement, pool, "m") == (sent[0], MODEL_LOADING)
@@ -219,10 +219,10 @@ def test_note_outlives_a_report_that_was_asked_for_before_it(placement: Placemen
     assert pick.reason == MODEL_COLD
 
 
-def test_restarted_instance_is_forgotten(placement: Placement) -> None:
+def test_restarted_instance_is_forgotten(placement: ModelPlacement) -> None:
     """With what it held and what was on its way; requests that ran there still end."""
     pool = pool_of(*named(2))
-    hold(placement, "i0", m=Tier.DEVICE)
+    hold(placement, "i0", m=ReportedTier.DEVICE)
     placement.begin("m", "i0")
     placement.begin("n", "i0")
 
@@ -237,7 +237,7 @@ def test_restarted_instance_is_forgotten(placement: Placement) -> None:
 
 def test_without_cache_nothing_is_held_after_its_last_request() -> None:
     """ModelCacheSetting=Disabled: requests that come together share a load, a later one does not."""
-    placement = Placement(hot_outstanding=HOT, max_models=100, is_cached=False)
+    placement = ModelPlacement(hot_outstanding=HOT, max_models=100, is_cached=False)
     pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(4)))
     first = sent_to(placement, pool, "m")
     assert first is not None
@@ -253,8 +253,8 @@ def test_without_cache_nothing_is_held_after_its_last_request() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     """The number of models per report and of notes is bounded, whatever names clients send."""
-    placement = Placement(hot_outstanding=HOT, max_models=10)
-    placement.report("i0", Report({f"m{n}": Tier.DEVICE for n in range(1000)}), placement.mark())
+    placement = ModelPlacement(hot_outstanding=HOT, max_models=10)
+    placement.report("i0", ModelReport({f"m{n}": ReportedTier.DEVICE for n in range(1000)}), placement.mark())
     for number in range(5000):
         placement.begin(f"made-up-{number}", "i0")
         placement.end(f"made-up-{number}", "i0")
@@ -274,7 +274,7 @@ class PlacementMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.placement = Placement(hot_outstanding=2, max_models=3)
+        self.placement = ModelPlacement(hot_outstanding=2, max_models=3)
         self.pool = pool_of(*named(3))
         self.running: list[tuple[str, str]] = []
         self.marks: dict[str, int] = {}
@@ -308,11 +308,11 @@ class PlacementMachine(RuleBasedStateMachine):
         """A question is on its way."""
         self.marks[name] = self.placement.mark()
 
-    @rule(name=names, tiers=st.dictionaries(models, st.sampled_from(list(Tier)), max_size=4))
-    def report(self, name: str, tiers: dict[str, Tier]) -> None:
+    @rule(name=names, tiers=st.dictionaries(models, st.sampled_from(list(ReportedTier)), max_size=4))
+    def report(self, name: str, tiers: dict[str, ReportedTier]) -> None:
         """Its answer."""
         if name in self.marks:
-            self.placement.report(name, Report(tiers, 5, 10), self.marks.pop(name))
+            self.placement.report(name, ModelReport(tiers, 5, 10), self.marks.pop(name))
 
     @rule(name=names)
     def restart(self, name: str) -> None:

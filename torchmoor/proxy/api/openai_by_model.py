@@ -1,7 +1,8 @@
 """OpenAI's paths without an endpoint: with several endpoints, the body's `model` names the one that is meant.
 
 OpenAI's own client writes `model` after `messages`, so the body is kept until it is whole or the limit is reached; the
-instance could not begin with less of it anyway. Kept bytes count as waiting (limits.max_waiting_bytes).
+instance could not begin with less of it anyway. Kept bytes count as waiting (limits.max_waiting_bytes), those of a
+signed body as unverified (access.max_unverified_bytes).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import re
 from collections.abc import Callable
 
 from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable, WrongModel
-from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch import unavailable
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import WHOLE_BODY, BodyNeed, Call, Deadlines, Outcome, Placement, Waiter
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -88,12 +90,12 @@ def _try_read(text: bytes) -> str | None:
         return None
 
 
-class ByModel:
+class OpenAIByModel:
     """A Call that finds its endpoint in the body, and then leaves the request to that endpoint's call."""
 
     def __init__(
         self,
-        gateway: Gateway,
+        dispatchers: Dispatchers,
         request: Request,
         *,
         max_body_bytes: int,
@@ -108,7 +110,7 @@ class ByModel:
         check = request.body_check
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
-        num_bytes = self._num_read = gateway.settings.limits.max_unrouted_body_bytes
+        num_bytes = self._num_read = dispatchers.settings.limits.max_unrouted_body_bytes
         self.body_need = BodyNeed(num_bytes)
         if check is not None:
             self.max_body_bytes = min(max_body_bytes, check.max_body_bytes)
@@ -117,13 +119,13 @@ class ByModel:
         self._make = make
         self._say = say
         self._call: Call | None = None
-        self._waiting = gateway.waiting_bytes
+        self._waiting = dispatchers.waiting_bytes
         length = num_bytes if request.is_chunked else request.content_length or 0
-        self._num_held = min(length, num_bytes)
+        self._num_held = min(length, num_bytes) if check is None else 0
         if self._waiting.used_bytes + self._num_held > self._waiting.max_bytes:
             raise ServiceUnavailable("Too many requests are being received. Try again later.")
         self._waiting.used_bytes += self._num_held
-        self._check, request.body_check = check, None  # verified here, before the name is used, and not again
+        self._request = request
 
     @property
     def wait_ends_at(self) -> float:
@@ -134,8 +136,9 @@ class ByModel:
         """Find the endpoint, and let its call place the request."""
         self._let_go()
         try:
-            if self._check is not None:
-                self._check.verify(body)
+            check, self._request.body_check = self._request.body_check, None
+            if check is not None:  # verified here, before the name is used, and not again
+                check.verify(body)
             model = find_model(body)
             if model is None:
                 raise WrongModel(
@@ -164,13 +167,16 @@ class ByModel:
         error.status = 413  # HTTP's own status for it
         return self._say(error)
 
+    def on_body_dropped(self) -> Reply:
+        return self._say(unavailable.body_dropped())
+
     def on_body_growth(self, num_bytes: int) -> Reply | None:
         return None if self._call is None else self._call.on_body_growth(num_bytes)
 
     def finish(self, outcome: Outcome) -> None:
         """Free everything, whether or not an endpoint was found."""
         self._let_go()
-        if self._check is not None:
-            self._check.release()
+        if self._request.body_check is not None:
+            self._request.body_check.release()
         if self._call is not None:
             self._call.finish(outcome)

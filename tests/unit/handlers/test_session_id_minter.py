@@ -5,7 +5,7 @@ import string
 
 import pytest
 
-from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import SettingsError
 from handlers.requests import Caller
 from torchmoor.wire.session_ids import SessionId, verify
@@ -15,11 +15,11 @@ KEYS = {"k1": b"1" * 32, "k2": b"2" * 16}
 
 
 @pytest.fixture
-def ids() -> SessionIds:
-    return SessionIds(KEYS, "node-1")
+def ids() -> SessionIdMinter:
+    return SessionIdMinter(KEYS, "node-1")
 
 
-def test_minted_id_has_the_documented_form(ids: SessionIds) -> None:
+def test_minted_id_has_the_documented_form(ids: SessionIdMinter) -> None:
     """An id consists of prefix, nonce, expiry in hex, instance, key id and MAC, in this order."""
     sid = ids.mint(EXPIRES_AT, Caller("llava", "alice"))
 
@@ -29,9 +29,9 @@ def test_minted_id_has_the_documented_form(ids: SessionIds) -> None:
     assert sid == SessionId(sid.text, "node-1", EXPIRES_AT, "k1")
 
 
-def test_id_fits_the_session_header_with_its_expiry(ids: SessionIds) -> None:
+def test_id_fits_the_session_header_with_its_expiry(ids: SessionIdMinter) -> None:
     """The header's value is at most 256 characters, even with the longest instance name."""
-    longest = SessionIds(KEYS, "a" * 63)
+    longest = SessionIdMinter(KEYS, "a" * 63)
 
     text = longest.mint(EXPIRES_AT, Caller("llava", "")).text
 
@@ -39,12 +39,12 @@ def test_id_fits_the_session_header_with_its_expiry(ids: SessionIds) -> None:
     assert re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", text)
 
 
-def test_ids_do_not_repeat(ids: SessionIds) -> None:
+def test_ids_do_not_repeat(ids: SessionIdMinter) -> None:
     """Two openings in the same second get different ids."""
     assert len({ids.mint(EXPIRES_AT, Caller()).text for _ in range(100)}) == 100
 
 
-def test_minted_id_verifies(ids: SessionIds) -> None:
+def test_minted_id_verifies(ids: SessionIdMinter) -> None:
     """For its own endpoint and caller, an id contains its expiry and instance."""
     sid = ids.mint(EXPIRES_AT, Caller("llava", "alice"))
 
@@ -54,7 +54,7 @@ def test_minted_id_verifies(ids: SessionIds) -> None:
 @pytest.mark.parametrize("instance", ["a", "node-1", "a-b-c", "k0", "local", "x" * 63])
 def test_instance_names_survive(instance: str) -> None:
     """An instance's name may contain hyphens without making the id ambiguous."""
-    ids = SessionIds(KEYS, instance)
+    ids = SessionIdMinter(KEYS, instance)
 
     verified = ids.verify(ids.mint(EXPIRES_AT, Caller("e", "p")).text, Caller("e", "p"))
 
@@ -65,14 +65,14 @@ def test_instance_names_survive(instance: str) -> None:
 @pytest.mark.parametrize(
     ("endpoint", "principal"), [("other", "alice"), ("llava", "bob"), ("", ""), ("llava", ""), ("llava\nalice", "")]
 )
-def test_another_endpoint_or_caller_is_refused(ids: SessionIds, endpoint: str, principal: str) -> None:
+def test_another_endpoint_or_caller_is_refused(ids: SessionIdMinter, endpoint: str, principal: str) -> None:
     """An id is valid for its own caller and endpoint only."""
     sid = ids.mint(EXPIRES_AT, Caller("llava", "alice"))
 
     assert ids.verify(sid.text, Caller(endpoint, principal)) is None
 
 
-def test_every_single_character_change_is_refused(ids: SessionIds) -> None:
+def test_every_single_character_change_is_refused(ids: SessionIdMinter) -> None:
     """No one-character edit, insertion or deletion of an id is another valid id."""
     text = ids.mint(EXPIRES_AT, Caller("llava", "")).text
     edits = set()
@@ -90,30 +90,30 @@ def test_every_single_character_change_is_refused(ids: SessionIds) -> None:
 @pytest.mark.parametrize(
     "text", ["", "ts-seq-", "NEW_SESSION", "ts-seq-\u0661", "é" * 90, " ", "\n", "a" * 100_000, "a-" * 50_000, "\ud800"]
 )
-def test_nonsense_is_refused(ids: SessionIds, text: str) -> None:
+def test_nonsense_is_refused(ids: SessionIdMinter, text: str) -> None:
     """Any other text from a client gives None at once."""
     assert ids.verify(text, Caller()) is None
 
 
-def test_canonical_form_only(ids: SessionIds) -> None:
+def test_canonical_form_only(ids: SessionIdMinter) -> None:
     """White space around an id, or a line feed after it, makes it invalid."""
     text = ids.mint(EXPIRES_AT, Caller()).text
 
     assert [ids.verify(edit, Caller()) for edit in (text + "\n", " " + text, text + " ")] == [None] * 3
 
 
-def test_wrong_key_is_refused(ids: SessionIds) -> None:
+def test_wrong_key_is_refused(ids: SessionIdMinter) -> None:
     """Ids of a fleet with other keys under the same key id are forgeries."""
-    other = SessionIds({"k1": b"x" * 32}, "node-1")
+    other = SessionIdMinter({"k1": b"x" * 32}, "node-1")
 
     assert ids.verify(other.mint(EXPIRES_AT, Caller()).text, Caller()) is None
 
 
-def test_keys_rotate(ids: SessionIds) -> None:
+def test_keys_rotate(ids: SessionIdMinter) -> None:
     """After the signing key changed, ids of the old key stay valid while that key is known."""
     old = ids.mint(EXPIRES_AT, Caller())
-    rotated = SessionIds({"k3": b"3" * 32, **KEYS}, "node-1")
-    retired = SessionIds({"k3": b"3" * 32}, "node-1")
+    rotated = SessionIdMinter({"k3": b"3" * 32, **KEYS}, "node-1")
+    retired = SessionIdMinter({"k3": b"3" * 32}, "node-1")
 
     assert rotated.mint(EXPIRES_AT, Caller()).text[-28:-26] == "k3"
     assert rotated.verify(old.text, Caller()) == old
@@ -127,18 +127,20 @@ def test_environment_gives_keys_and_name() -> None:
         "TORCHMOOR_SESSION_KEYS": f"aa:{'01' * 16}, bb:{'02' * 32}",
     }
 
-    ids = SessionIds.from_environment(environ)
+    ids = SessionIdMinter.from_environment(environ)
     sid = ids.mint(EXPIRES_AT, Caller())
 
     assert ids.instance == "n-7"
     assert sid.text[-28:-26] == "aa"
     assert verify(sid.text, {"aa": b"\x01" * 16}, endpoint="") is not None
-    assert ids.verify(SessionIds({"bb": b"\x02" * 32}, "n-7").mint(EXPIRES_AT, Caller()).text, Caller()) is not None
+    assert (
+        ids.verify(SessionIdMinter({"bb": b"\x02" * 32}, "n-7").mint(EXPIRES_AT, Caller()).text, Caller()) is not None
+    )
 
 
 def test_without_environment_each_process_has_its_own_key() -> None:
     """A handler alone under TorchServe generates its own key, so its ids are valid there only."""
-    one, other = SessionIds.from_environment({}), SessionIds.from_environment({})
+    one, other = SessionIdMinter.from_environment({}), SessionIdMinter.from_environment({})
 
     sid = one.mint(EXPIRES_AT, Caller())
 
@@ -165,13 +167,13 @@ def test_without_environment_each_process_has_its_own_key() -> None:
 def test_malformed_keys_stop_the_worker(keys: str) -> None:
     """A missing, short, duplicate or non-hexadecimal key is a SettingsError that names the variable."""
     with pytest.raises(SettingsError, match="TORCHMOOR_SESSION_KEYS"):
-        SessionIds.from_environment({"TORCHMOOR_SESSION_KEYS": keys})
+        SessionIdMinter.from_environment({"TORCHMOOR_SESSION_KEYS": keys})
 
 
 def test_key_errors_do_not_tell_the_key() -> None:
     """The error message does not contain the key."""
     with pytest.raises(SettingsError) as caught:
-        SessionIds.from_environment({"TORCHMOOR_SESSION_KEYS": "k1:5ec2e7"})
+        SessionIdMinter.from_environment({"TORCHMOOR_SESSION_KEYS": "k1:5ec2e7"})
 
     assert "5ec2e7" not in str(caught.value)
 
@@ -180,4 +182,4 @@ def test_key_errors_do_not_tell_the_key() -> None:
 def test_malformed_instance_names_stop_the_worker(name: str) -> None:
     """A name that does not fit the id's form is a SettingsError that names the variable."""
     with pytest.raises(SettingsError, match="TORCHMOOR_INSTANCE"):
-        SessionIds.from_environment({"TORCHMOOR_INSTANCE": name})
+        SessionIdMinter.from_environment({"TORCHMOOR_INSTANCE": name})

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Variant
 
 
@@ -41,10 +41,10 @@ class LogCounts(Protocol):
         ...
 
 
-class DataPlanes(Protocol):
-    """The data plane of all processes."""
+class DataPlaneView(Protocol):
+    """The data plane of one process or of several, for the admin plane, the autoscaler and the fleet."""
 
-    operations: Operations
+    operations: HandlerOperations
     async_inference: AsyncInference | None  # None if no endpoint takes asynchronous requests
 
     @property

@@ -36,7 +36,7 @@ MANY_HOLDERS = 8  # above it they are compared only if the least busy instance i
 FREE_PARTS = 8  # free memory is compared in eighths of the whole
 
 
-class Tier(IntEnum):
+class ReportedTier(IntEnum):
     """Where an instance has a model; a lower value is better."""
 
     DEVICE = 0
@@ -46,15 +46,15 @@ class Tier(IntEnum):
     BROKEN = 4  # the instance could not load it
 
 
-_IN_MEMORY = frozenset((Tier.DEVICE, Tier.HOST))
+_IN_MEMORY = frozenset((ReportedTier.DEVICE, ReportedTier.HOST))
 # How much busier than others, in doublings of load, an instance may be and still get a model that it has on disk.
-_WORTH = {Tier.DISK: 2, Tier.BROKEN: 1}
+_WORTH = {ReportedTier.DISK: 2, ReportedTier.BROKEN: 1}
 
 
-class Report(NamedTuple):
+class ModelReport(NamedTuple):
     """An instance's models. used_bytes, max_bytes: of its device's budget; 0 if it does not report them."""
 
-    models: Mapping[str, Tier]
+    models: Mapping[str, ReportedTier]
     used_bytes: int = 0
     max_bytes: int = 0
 
@@ -70,7 +70,7 @@ class _Memory(NamedTuple):
 _FRESH = _Memory(0, 0, 0)
 
 
-class Placement:
+class ModelPlacement:
     """The models of one variant's instances.
 
     hot_outstanding: requests for a model at each of its holders; from then on it gets another copy. max_models: per
@@ -82,9 +82,11 @@ class Placement:
         self._hot = hot_outstanding
         self._max_models = max_models
         self._is_cached = is_cached
-        self._memory: dict[str, dict[str, Tier]] = {}  # by model: instances that have it in memory, or will
-        self._others: dict[str, dict[str, Tier]] = {}  # by model: instances with it on disk, or that could not load it
-        self._reported: dict[str, dict[str, Tier]] = {}  # by instance
+        self._memory: dict[str, dict[str, ReportedTier]] = {}  # by model: instances that have it in memory, or will
+        self._others: dict[
+            str, dict[str, ReportedTier]
+        ] = {}  # by model: those with it on disk, or that failed to load it
+        self._reported: dict[str, dict[str, ReportedTier]] = {}  # by instance
         self._notes: dict[str, dict[str, int]] = {}  # by instance: models that it will load, and when they were noted
         self._outstanding: dict[str, dict[str, int]] = {}  # by model, then instance
         self._reported_memory: dict[str, _Memory] = {}
@@ -98,7 +100,8 @@ class Placement:
         queued = self._outstanding.get(model, _NONE)
         if len(holders) > MANY_HOLDERS:  # the least busy instance is most likely one of them
             least = pool.find_least_outstanding(excluded)
-            if least is not None and holders.get(least.name) is Tier.DEVICE and queued.get(least.name, 0) < self._hot:
+            is_held = least is not None and holders.get(least.name) is ReportedTier.DEVICE
+            if least is not None and is_held and queued.get(least.name, 0) < self._hot:
                 return Pick(least, MODEL_RESIDENT)
         ready = [
             (instance, tier)
@@ -106,19 +109,19 @@ class Placement:
             if name not in excluded and (instance := pool.find(name)) is not None and instance.is_ready
         ]
         free = [holder for holder in ready if holder[0].outstanding < holder[0].capacity]
-        resident = [holder for holder in free if holder[1] is not Tier.LOADING]
+        resident = [holder for holder in free if holder[1] is not ReportedTier.LOADING]
 
-        def by_load(holder: tuple[C, Tier]) -> tuple[int, int]:
+        def by_load(holder: tuple[C, ReportedTier]) -> tuple[int, int]:
             return (holder[1], holder[0].load)
 
-        def by_queue(holder: tuple[C, Tier]) -> tuple[int, int, int]:
+        def by_queue(holder: tuple[C, ReportedTier]) -> tuple[int, int, int]:
             return (queued.get(holder[0].name, 0), *by_load(holder))
 
         below_hot = [holder for holder in resident if queued.get(holder[0].name, 0) < self._hot]
         if below_hot:
             return Pick(min(below_hot, key=by_load)[0], MODEL_RESIDENT)
         best = min(resident, key=by_queue)[0] if resident else None
-        if best is not None and any(tier is Tier.LOADING for _, tier in ready):
+        if best is not None and any(tier is ReportedTier.LOADING for _, tier in ready):
             return Pick(best, MODEL_RESIDENT)  # another copy is on its way
         if best is None and free:
             return Pick(min(free, key=by_queue)[0], MODEL_LOADING)
@@ -130,7 +133,8 @@ class Placement:
         if ready:
             return Pick(fresh, MODEL_COPY)  # its holders have too much to do
         return Pick(
-            fresh, MODEL_UNPACKED if self._others.get(model, _NOWHERE).get(fresh.name) is Tier.DISK else MODEL_COLD
+            fresh,
+            MODEL_UNPACKED if self._others.get(model, _NOWHERE).get(fresh.name) is ReportedTier.DISK else MODEL_COLD,
         )
 
     def _choose_cold(self, model: str, pool: Pool[C], excluded: frozenset[str]) -> C | None:
@@ -148,7 +152,7 @@ class Placement:
             if name in excluded or name in holders:
                 continue
             tier = others.get(name)
-            pressure = instance.load.bit_length() - (_WORTH[Tier(tier)] if tier is not None else 0)
+            pressure = instance.load.bit_length() - (_WORTH[ReportedTier(tier)] if tier is not None else 0)
             key = (pressure, -self._free_parts(name))
             if least is None or key < least:
                 least, equal = key, [instance]
@@ -201,8 +205,8 @@ class Placement:
     def loaded(self, model: str, name: str) -> None:
         """Take the model as loaded: the instance has answered with it, ahead of its next report."""
         holders = self._memory.get(model)
-        if holders is not None and holders.get(name) is Tier.LOADING and self._is_cached:
-            holders[name] = Tier.DEVICE
+        if holders is not None and holders.get(name) is ReportedTier.LOADING and self._is_cached:
+            holders[name] = ReportedTier.DEVICE
 
     def failed(self, model: str, name: str) -> None:
         """Forget the note: the instance does not have the model, or no memory for it."""
@@ -221,7 +225,7 @@ class Placement:
         """Return a mark to take before a status question and to pass with its report."""
         return self._now
 
-    def report(self, name: str, report: Report, mark: int) -> None:
+    def report(self, name: str, report: ModelReport, mark: int) -> None:
         """Replace what is known of an instance by its report."""
         old = self._reported.get(name, {})
         new = {sys.intern(model): tier for model, tier in islice(report.models.items(), self._max_models)}
@@ -230,7 +234,9 @@ class Placement:
             model
             for model, noted_at in self._notes.get(name, _NONE).items()
             if noted_at <= mark
-            and (new.get(model, Tier.DISK) < Tier.DISK or name not in self._outstanding.get(model, _NONE))
+            and (
+                new.get(model, ReportedTier.DISK) < ReportedTier.DISK or name not in self._outstanding.get(model, _NONE)
+            )
         ]
         for model in done:
             del self._notes[name][model]
@@ -254,10 +260,10 @@ class Placement:
     def _show(self, model: str, name: str) -> None:
         """Index a pair by what reports and notes say."""
         tier = self._reported.get(name, {}).get(model)
-        if model in self._notes.get(name, _NONE) and (tier is None or tier >= Tier.DISK):
-            tier = Tier.LOADING
-        _put(self._memory, model, name, tier if tier is not None and tier < Tier.DISK else None)
-        _put(self._others, model, name, tier if tier is not None and tier >= Tier.DISK else None)
+        if model in self._notes.get(name, _NONE) and (tier is None or tier >= ReportedTier.DISK):
+            tier = ReportedTier.LOADING
+        _put(self._memory, model, name, tier if tier is not None and tier < ReportedTier.DISK else None)
+        _put(self._others, model, name, tier if tier is not None and tier >= ReportedTier.DISK else None)
 
     # Questions
 
@@ -289,18 +295,18 @@ class Placement:
         return sum(number for counts in self._outstanding.values() for number in counts.values())
 
     def __repr__(self) -> str:
-        return f"<Placement {len(self._memory)} models in memory, {self.num_outstanding} outstanding>"
+        return f"<ModelPlacement {len(self._memory)} models in memory, {self.num_outstanding} outstanding>"
 
 
 _NONE: dict[str, int] = {}
-_NOWHERE: dict[str, Tier] = {}
+_NOWHERE: dict[str, ReportedTier] = {}
 
 
 def _ignore(model: str, name: str) -> None:
     """Do nothing: no other process uses these notes."""
 
 
-def _put(index: dict[str, dict[str, Tier]], model: str, name: str, tier: Tier | None) -> None:
+def _put(index: dict[str, dict[str, ReportedTier]], model: str, name: str, tier: ReportedTier | None) -> None:
     """Set or remove one pair; drop a model with its last instance."""
     if tier is not None:
         index.setdefault(model, {})[name] = tier

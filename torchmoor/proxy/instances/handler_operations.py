@@ -39,14 +39,14 @@ class OperationAnswer(NamedTuple):
         return content if isinstance(content, dict) else {}
 
 
-class Operations:
+class HandlerOperations:
     """Sends operations while the context lasts."""
 
     def __init__(self) -> None:
         self._client: aiohttp.ClientSession | None = None
         self._started: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Operations:
+    async def __aenter__(self) -> HandlerOperations:
         # No kept connections: they may lead to a process that is gone.
         self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0))
         return self

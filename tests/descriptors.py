@@ -1,0 +1,25 @@
+"""A process without a free file descriptor."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def without_free_descriptors() -> Iterator[None]:
+    """Lower this process's limit to its highest descriptor, and use those below it."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, before[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in taken:
+            os.close(descriptor)

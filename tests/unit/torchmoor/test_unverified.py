@@ -1,0 +1,106 @@
+"""Bodies that wait for their signature's check: which of them make room."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmoor.proxy.access.unverified import MANY, UnverifiedBodies, UnverifiedBody, source_of
+
+
+class Account:
+    """An account at a time that the test sets, and the names of the bodies that it dropped."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.now = 0.0
+        self.num_dropped = 0
+        self.dropped: list[str] = []
+        self.bodies = UnverifiedBodies(max_bytes, clock=lambda: self.now, on_dropped=self._count)
+
+    def _count(self) -> None:
+        self.num_dropped += 1
+
+    def receive(self, name: str, num_bytes: int, source: str = "10.0.0.1") -> UnverifiedBody:
+        body = UnverifiedBody(source, lambda: self.dropped.append(name))
+        self.bodies.add(body, num_bytes)
+        return body
+
+
+def test_a_stalled_body_makes_room_for_one_that_arrives() -> None:
+    """Of one source, the body with the lowest rate goes, however many bytes it has."""
+    account = Account(1000)
+    account.receive("stalled", 700)
+    account.now = 60.0
+    arriving = account.receive("arriving", 100)
+    account.now = 61.0
+
+    account.bodies.add(arriving, 300)
+
+    assert (account.dropped, account.num_dropped, account.bodies.num_bytes) == (["stalled"], 1, 400)
+
+
+def test_a_source_with_many_bytes_gives_way_to_others() -> None:
+    """A slow body is kept, because the rest of its source is small."""
+    account = Account(1000)
+    slow = account.receive("slow", 50, source="10.0.0.2")
+    account.now = 10.0
+    for number in range(9):
+        account.receive(f"fast {number}", 100)
+    account.now = 15.0
+
+    account.bodies.add(slow, 200)
+
+    assert account.dropped == ["fast 0", "fast 1"]
+    assert account.bodies.num_bytes == 950
+
+
+def test_a_body_that_arrives_can_be_the_one_that_goes() -> None:
+    """Of two sources with one body each, the older body goes."""
+    account = Account(1000)
+    older = account.receive("older", 500)
+    account.now = 1.0
+    account.receive("newer", 300, source="10.0.0.2")
+    account.now = 2.0
+
+    account.bodies.add(older, 300)
+
+    assert (account.dropped, account.bodies.num_bytes) == (["older"], 300)
+
+
+def test_among_many_bodies_one_search_frees_a_16th() -> None:
+    """So that a search through thousands of small bodies is rare."""
+    account = Account(16 * (MANY + 1))
+    for number in range(MANY + 1):
+        account.receive(str(number), 16)
+    account.now = 1.0
+
+    account.receive("last", 16)
+
+    assert account.bodies.num_bytes <= 15 * (MANY + 1)
+    assert account.dropped == [str(number) for number in range(len(account.dropped))]
+
+
+def test_a_body_is_removed_once() -> None:
+    """Nothing is left of it."""
+    account = Account(1000)
+    body = account.receive("one", 10)
+
+    account.bodies.remove(body)
+    account.bodies.remove(body)
+
+    assert (account.bodies.num_bytes, account.dropped) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("host", "source"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("", ""),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2::1", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+    ],
+)
+def test_an_ipv6_client_has_a_network(host: str, source: str) -> None:
+    """An IPv4 client has one address."""
+    assert source_of(host) == source

@@ -1,0 +1,84 @@
+"""The session of a request: verified by the id's MAC, or known because it was opened here.
+
+For the event loop's thread only. Does not select instances.
+"""
+
+from __future__ import annotations
+
+import json
+
+from torchmoor.config.session_keys import SessionSettings
+from torchmoor.errors import ValidationError
+from torchmoor.proxy.dispatch.members import SESSION_ID_MEMBER
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.routing.foreign_sessions import ForeignSessions
+from torchmoor.wire import headers
+from torchmoor.wire.session_ids import SessionId, verify
+
+NEW_SESSION = headers.NEW_SESSION.encode()
+SESSION_KEY = b'"session_id"'  # in the body of a turn that has no header for it
+MAX_REMEMBERED_IDS = 4096
+
+
+class RequestSessions:
+    """Finds the session of a request of any dialect. Remembers ids that it has verified."""
+
+    def __init__(self, settings: SessionSettings, max_foreign_sessions: int) -> None:
+        self._keys = settings.keys
+        self._foreign = ForeignSessions(max_foreign_sessions)
+        self._verified: dict[tuple[str, str, bytes], SessionId] = {}
+
+    def get(self, endpoint: Endpoint, principal: str, raw: bytes | None) -> SessionId | None:
+        """Return the session that a request belongs to; None if it has none or opens one.
+
+        Raises ValidationError for an id that breaks the pattern, or was neither made for this endpoint and principal
+        with a known key nor seen here when another handler opened a session with it.
+        """
+        if not raw or raw == NEW_SESSION:
+            return None
+        known = self._verified.get((endpoint.name, principal, raw))
+        if known is not None:
+            return known
+        SESSION_ID_MEMBER.check(raw)
+        text = raw.decode("ascii")
+        session = verify(text, self._keys, endpoint=endpoint.name, principal=principal)
+        if session is None:
+            session = self._foreign.find(text, endpoint=endpoint.name, principal=principal)
+            if session is None:
+                raise ValidationError("The session id is not valid: it was not issued by this endpoint.")
+            return session
+        if len(self._verified) >= MAX_REMEMBERED_IDS:
+            del self._verified[next(iter(self._verified))]
+        self._verified[endpoint.name, principal, raw] = session
+        return session
+
+    def find_in_body(self, endpoint: Endpoint, principal: str, body: bytes) -> SessionId | None:
+        """Return the session that a JSON body names, if it belongs to this endpoint and principal.
+
+        The instance reports what is wrong with a body or an id.
+        """
+        try:
+            content = json.loads(body)
+            named = content.get("session_id") if isinstance(content, dict) else None
+            return self.get(endpoint, principal, named.encode("ascii")) if isinstance(named, str) else None
+        except (ValueError, RecursionError, ValidationError):
+            return None
+
+    def on_opened(self, endpoint: Endpoint, principal: str, raw: bytes, instance: Instance) -> None:
+        """Remember the id of a session that an instance has opened, if the id proves nothing by itself.
+
+        raw: `<id>; Expires=...`.
+        """
+        text = raw.partition(b";")[0].strip()
+        try:
+            SESSION_ID_MEMBER.check(text)
+        except ValidationError:
+            return  # no client could send it
+        session_id = text.decode("ascii")
+        if text != NEW_SESSION and verify(session_id, self._keys, endpoint=endpoint.name, principal=principal) is None:
+            self._foreign.add(session_id, instance.name, endpoint=endpoint.name, principal=principal)
+
+    def on_closed(self, endpoint: Endpoint, principal: str, session: SessionId) -> None:
+        if session.is_foreign:
+            self._foreign.remove(session.text, endpoint=endpoint.name, principal=principal)
