@@ -21,7 +21,7 @@ def choose_device(gpu_id: int | None) -> torch.device:
     if not torch.cuda.is_available():
         raise SettingsError(
             f"TorchServe assigned GPU {gpu_id}, but torch {torch.__version__} ({_cuda_build()}) cannot use it: the "
-            f"NVIDIA driver is {driver_version() or 'unknown'}. Install a driver or a build of torch that match "
+            f"NVIDIA driver is {driver_version() or 'unknown'}. Install a driver and a build of torch that match "
             "(docs/gpu.md), or set number_of_gpu=0 in config.properties to serve on the CPU"
         )
     if gpu_id >= torch.cuda.device_count():

@@ -94,7 +94,7 @@ class BlockPool:
         return self.capacity * self.shape.block_bytes
 
     def close(self) -> None:
-        """Free the storage's memory, whoever still refers to the pool. No step may follow."""
+        """Free the storage's memory although others still refer to the pool. No step may follow."""
         self.storage = self.storage.new_empty(0)
 
     def pin(self, cache: "SequenceCache") -> None:

@@ -15,7 +15,7 @@ LENGTHS = (1, 15, 16, 17, 200, 64, 65, 130)
 CASES: tuple[tuple[int, int, int, int | None, float | None], ...] = (
     (4, 4, 64, None, None),
     (6, 2, 64, None, 0.3),
-    (4, 1, 80, None, None),  # a head size that is no power of two
+    (4, 1, 80, None, None),  # a head size beside the powers of two
     (2, 2, 16, 20, None),
     (17, 1, 16, 100, None),  # more heads than the smallest matrix has rows
 )
