@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from handlers.errors import HandlerError, InternalError, InvalidRequest, Overloaded
-from handlers.reply import PendingReply, Pieces, Whole
+from handlers.reply import PendingReply, ReplyPieces, WholeReply
 from handlers.requests import Incoming
 from handlers.settings import PumpSettings
 from torchmoor.wire import headers as wire
@@ -185,22 +185,22 @@ class Pump:
         reply = self._replies.get(request_id)
         limit = self._settings.max_response_bytes
         said = reply.take(limit) if reply is not None else _error(InternalError("the request could not be handled"))
-        if isinstance(said, Whole) and len(said.body) > limit:
+        if isinstance(said, WholeReply) and len(said.body) > limit:
             said = _error(InternalError(f"the answer has more than {limit} bytes, the most that this worker may send"))
         if said is None:
             del context.request_ids[index]
             return
-        is_over = isinstance(said, Whole) or said.is_end
+        is_over = isinstance(said, WholeReply) or said.is_end
         self._put(index, bodies, context, said)
         if is_over:
             self._replies.pop(request_id, None)
             if reply is not None and reply.error is not None:
                 _log_failure(reply, reply.error)
 
-    def _put(self, index: int, bodies: list[bytes], context: Any, said: Whole | Pieces) -> None:
+    def _put(self, index: int, bodies: list[bytes], context: Any, said: WholeReply | ReplyPieces) -> None:
         for name, value in (said.headers or {}).items():
             context.set_response_header(index, name, value)
-        if isinstance(said, Whole):
+        if isinstance(said, WholeReply):
             context.set_response_status(said.status, "", index)
             bodies[index] = said.body
             context.stopping_criteria[index] = _whole
@@ -275,5 +275,5 @@ def _size(row: dict[str, Any]) -> int:
     return 0
 
 
-def _error(error: HandlerError) -> Whole:
-    return Whole(error.status, error.headers(), error.body())
+def _error(error: HandlerError) -> WholeReply:
+    return WholeReply(error.status, error.headers(), error.body())

@@ -21,7 +21,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeReply:
     """A complete answer."""
 
     status: int
@@ -30,7 +30,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class ReplyPieces:
     """The bytes of a stream since the last `take`. Only the first pieces have `headers`."""
 
     data: bytes
@@ -64,7 +64,7 @@ class PendingReply:
         self._deadline = math.inf
         self._wake = wake
         self._lock = threading.Lock()
-        self._whole: Whole | None = None
+        self._whole: WholeReply | None = None
         self._stream: _Stream | None = None
         self._on_cancel: list[Callable[[HandlerError], None]] = []
         self._on_end: list[Callable[[], None]] = []
@@ -155,7 +155,7 @@ class PendingReply:
                     stream.is_ended = True
             else:
                 self._stream = None
-                self._whole = Whole(reason.status, reason.headers(), reason.body())
+                self._whole = WholeReply(reason.status, reason.headers(), reason.body())
         self._wake()
         for action in actions:
             action(reason)
@@ -171,7 +171,7 @@ class PendingReply:
             if self._cancelled is not None:
                 return
             assert self._stream is None
-            self._whole = Whole(status, {**headers, **self.receipts}, body)
+            self._whole = WholeReply(status, {**headers, **self.receipts}, body)
         self._wake()
         self._tell_end()
 
@@ -234,7 +234,7 @@ class PendingReply:
                 stream is not None and (bool(stream.buffer) or stream.is_ended or not stream.is_begun)
             )
 
-    def take(self, max_bytes: int) -> Whole | Pieces | None:
+    def take(self, max_bytes: int) -> WholeReply | ReplyPieces | None:
         """Return what is ready, or None; at most `max_bytes` of a stream. Pump only.
 
         The end of a stream is never returned with its headers.
@@ -249,5 +249,5 @@ class PendingReply:
             del stream.buffer[:max_bytes]
             if not stream.is_begun:
                 stream.is_begun = True
-                return Pieces(data, False, stream.headers)
-            return Pieces(data, stream.is_ended and not stream.buffer)
+                return ReplyPieces(data, False, stream.headers)
+            return ReplyPieces(data, stream.is_ended and not stream.buffer)

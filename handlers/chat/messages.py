@@ -8,7 +8,7 @@ ImageReference = bytes | str  # an image's own bytes, an http(s) address, a data
 
 MARKDOWN_IMAGE = "![]("  # Text Generation Inference's way to put an image into a prompt; its address and `)` follow
 _MAX_HOST_CHARS = 512  # of an address: its scheme and host are within them
-_SCHEMES = ("http://", "https://", "data:image/")
+_MARKDOWN_SCHEMES = ("http://", "https://", "data:image/")  # TGI's; other texts in parentheses stay text
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,4 +92,4 @@ def _find_closing(prompt: str, start: int) -> int | None:
 
 
 def _is_address(text: str) -> bool:
-    return text.startswith(_SCHEMES) and not any(space in text for space in " \t\r\n")
+    return text.startswith(_MARKDOWN_SCHEMES) and not any(space in text for space in " \t\r\n")

@@ -28,7 +28,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ConversationPlan:
     """The form of each conversation."""
 
     url: str
@@ -44,7 +44,7 @@ class Plan:
 class LoadClient:
     """Runs conversations, one after another or concurrently."""
 
-    def __init__(self, http: aiohttp.ClientSession, signer: Signer, plan: Plan) -> None:
+    def __init__(self, http: aiohttp.ClientSession, signer: Signer, plan: ConversationPlan) -> None:
         self._http = http
         self._signer = signer
         self._plan = plan

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from torchmoor.bench.client import LoadClient, Plan
+from torchmoor.bench.client import ConversationPlan, LoadClient
 from torchmoor.bench.load import Load, LoadOutcome, LoadSettings
 from torchmoor.bench.summary import summarize
 from torchmoor.clients.errors import CredentialsRefused, EndpointError, EndpointUnreachable
@@ -26,7 +26,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)  # after both, sessions are closed
 
 
 async def run(
-    plan: Plan, settings: LoadSettings, login: Login, timeout_s: float, report: Callable[[str], None]
+    plan: ConversationPlan, settings: LoadSettings, login: Login, timeout_s: float, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Run a load and return its results. report: called every second with the progress.
 
@@ -72,7 +72,7 @@ def _trusted() -> ssl.SSLContext | bool:
         raise EndpointError(f"AWS_CA_BUNDLE: {ca_file} has no certificates that can be read: {error}") from error
 
 
-async def _check(http: aiohttp.ClientSession, signer: Signer, plan: Plan) -> None:
+async def _check(http: aiohttp.ClientSession, signer: Signer, plan: ConversationPlan) -> None:
     url = f"{plan.url.rstrip('/')}/endpoints/{plan.endpoint}"
     try:
         async with http.get(url, headers=signer.sign("GET", url, {})) as answer:

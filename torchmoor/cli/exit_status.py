@@ -14,7 +14,7 @@ from torchmoor.clients.errors import AdminRefused, AdminUnreachable, CallFailed,
 from torchmoor.errors import TorchmoorError
 
 
-class Exit(IntEnum):
+class ExitStatus(IntEnum):
     """Statuses besides 0, success, and 2, which click returns for a wrong option or argument."""
 
     FAILED = 1
@@ -25,7 +25,7 @@ class Exit(IntEnum):
 
 
 @contextmanager
-def told_by_exit_status() -> Iterator[None]:
+def reported_by_exit_status() -> Iterator[None]:
     """Turn our errors into one message and a status. Ctrl-C and a closed output end a command quietly."""
     try:
         yield
@@ -35,19 +35,19 @@ def told_by_exit_status() -> Iterator[None]:
         raise failure from error
     except BrokenPipeError:
         _forget_output()
-        raise click.exceptions.Exit(Exit.BROKEN_PIPE) from None
+        raise click.exceptions.Exit(ExitStatus.BROKEN_PIPE) from None
     except (KeyboardInterrupt, click.Abort):
         click.echo(err=True)  # the terminal has shown ^C
-        raise click.exceptions.Exit(Exit.INTERRUPTED) from None
+        raise click.exceptions.Exit(ExitStatus.INTERRUPTED) from None
 
 
-def status_of(error: Exception) -> Exit:
+def status_of(error: Exception) -> ExitStatus:
     """Return the status of an error's class."""
     if isinstance(error, (AdminUnreachable, EndpointUnreachable)):
-        return Exit.UNREACHABLE
+        return ExitStatus.UNREACHABLE
     if isinstance(error, (AdminRefused, CredentialsRefused)):
-        return Exit.REFUSED
-    return Exit.FAILED
+        return ExitStatus.REFUSED
+    return ExitStatus.FAILED
 
 
 def _forget_output() -> None:

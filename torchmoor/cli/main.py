@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from torchmoor.cli.exit_status import told_by_exit_status
+from torchmoor.cli.exit_status import reported_by_exit_status
 
 # Summaries are here, so that `torchmoor --help` and completion do not import all commands.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -53,7 +53,7 @@ class Commands(click.Group):
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with told_by_exit_status():
+        with reported_by_exit_status():
             return super().invoke(ctx)
 
 

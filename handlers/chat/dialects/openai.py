@@ -9,6 +9,7 @@ from handlers.chat.commands import Generate
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.messages import ImagePart, Message, Part, TextPart
 from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter
+from handlers.chat.pictures.addresses import is_address
 from handlers.errors import ContextTooLong, HandlerError, InvalidRequest, UnsupportedMedia
 from handlers.requests import Caller, Incoming
 from handlers.settings import RequestSettings
@@ -158,7 +159,7 @@ def _part(given: Any, role: str, where: str) -> Part:
         raise InvalidRequest(f"{where}: only a user's message may have images", param=where)
     image = given.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
-    if not isinstance(url, str) or not url[:8].lower().startswith(("http://", "https://", "s3://", "data:")):
+    if not isinstance(url, str) or not is_address(url):
         where += ".image_url.url"
         raise InvalidRequest(f"{where} must be an http(s) or s3 address or a data URL", param=where)
     return ImagePart(url)

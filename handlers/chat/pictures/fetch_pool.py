@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from handlers.chat.messages import ImageReference
+from handlers.chat.pictures.addresses import is_fetched
 from handlers.errors import InternalError
 from handlers.reply import PendingReply
 from handlers.requests import Caller
 from handlers.settings import IntakeSettings
 
 TIME_SHARE = 2 / 3  # of a request's time, for its fetches; the rest is for its answer
-_FETCHED = ("http:", "https:", "s3:")
-_MAX_SCHEME = max(map(len, _FETCHED))
 
 
 def find_line(caller: Caller, references: Sequence[ImageReference]) -> str | None:
@@ -31,7 +30,7 @@ def find_line(caller: Caller, references: Sequence[ImageReference]) -> str | Non
     Without a name of the caller it is the line of the first address's host.
     """
     for reference in references:
-        if isinstance(reference, str) and reference.lstrip()[:_MAX_SCHEME].lower().startswith(_FETCHED):
+        if isinstance(reference, str) and is_fetched(reference):
             return caller.scope if caller.principal else _host_of(reference.strip())
     return None
 

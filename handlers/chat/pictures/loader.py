@@ -9,7 +9,6 @@ import base64
 import binascii
 import contextlib
 import ipaddress
-import re
 import socket
 import threading
 import time
@@ -25,6 +24,7 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
 from handlers.chat.pictures import image_decoding
+from handlers.chat.pictures.addresses import DATA, HTTP, S3, SCHEMES, find_scheme
 from handlers.chat.pictures.decoding_budget import DecodingBudget
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, Overloaded
 from handlers.reply import PendingReply
@@ -136,15 +136,15 @@ class ImageLoader:
         if isinstance(reference, bytes | bytearray):
             return self._within_limit(bytes(reference))
         text = reference.strip()
-        scheme = text.partition(":")[0].lower() if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text) else ""
-        if scheme == "data":
+        scheme = find_scheme(text)
+        if scheme == DATA:
             return self._within_limit(_decode_data_url(text, self._settings.max_bytes))
-        if scheme in ("http", "https"):
+        if scheme in HTTP:
             return self._fetch(text, reply)
-        if scheme == "s3":
+        if scheme == S3:
             return self._fetch_from_s3(text, reply)
         if scheme:
-            raise ImageUrlForbidden(f"an image address must be http, https, s3 or data, not {scheme[:20]}")
+            raise ImageUrlForbidden(f"an image address must be {SCHEMES}, not {scheme[:20]}")
         if len(text) > self._settings.max_bytes * 4 // 3 + 4:
             raise ImageTooLarge(f"the image is larger than {self._settings.max_bytes} bytes")
         return self._within_limit(_decode_base64(text))
@@ -250,7 +250,7 @@ class ImageLoader:
             host, port = parts.hostname, parts.port
         except ValueError as exc:
             raise ImageUrlForbidden("the image's address is not a valid URL") from exc
-        if parts.scheme.lower() not in ("http", "https") or not host:
+        if parts.scheme.lower() not in HTTP or not host:
             raise ImageUrlForbidden("an image address must be http or https and name a host")
         if parts.username is not None or parts.password is not None:
             raise ImageUrlForbidden("an image address must not carry a user name or password")

@@ -38,7 +38,7 @@ MAX_NAMED = 5  # keys that an error names
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class UnloadedModel:
     """A model without weights.
 
     keys: the names of its weights. renamings: from their names in files, by transformers.
@@ -86,7 +86,7 @@ def load_model(
     return _assemble(template, renamed, weights.is_mapped, kind, unread)
 
 
-def _make_template(folder: Path, auto: Any, weights: Weights) -> Template:
+def _make_template(folder: Path, auto: Any, weights: Weights) -> UnloadedModel:
     try:
         check_config(read_json(folder, CONFIG))
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -104,7 +104,7 @@ def _make_template(folder: Path, auto: Any, weights: Weights) -> Template:
     model.eval().requires_grad_(False)
     # Checkpoints that need other transforms than renaming are converted.
     renamings = tuple(each for each in get_model_conversion_mapping(model) if type(each) is WeightRenaming)
-    return Template(model, frozenset(model.state_dict()), renamings)
+    return UnloadedModel(model, frozenset(model.state_dict()), renamings)
 
 
 def _compute_buffers(model: Any) -> None:
@@ -122,7 +122,7 @@ def _stored_type(weights: Weights) -> torch.dtype | None:
     return next((t.dtype for t in weights.tensors.values() if t.is_floating_point()), None)
 
 
-def _match(tensors: Mapping[str, Tensor], template: Template) -> tuple[dict[str, Tensor], set[str], list[str]]:
+def _match(tensors: Mapping[str, Tensor], template: UnloadedModel) -> tuple[dict[str, Tensor], set[str], list[str]]:
     """Return the tensors by the model's names, the names without a tensor, and the unused names of files."""
     found: dict[str, Tensor] = {}
     unread = []
@@ -146,7 +146,7 @@ def _needs_conversion(model: Any, missing: set[str], unread: list[str], dtype: t
 
 
 def _assemble(
-    template: Template, found: dict[str, Tensor], is_mapped: bool, dtype: torch.dtype | None, unread: list[str]
+    template: UnloadedModel, found: dict[str, Tensor], is_mapped: bool, dtype: torch.dtype | None, unread: list[str]
 ) -> Assembled:
     mapped = frozenset(tensor.data_ptr() for tensor in found.values()) if is_mapped else frozenset()
     model = copy_module(template.model, {})
@@ -196,7 +196,7 @@ def copy_module(module: Any, memo: dict[int, Any]) -> Any:
     return copied
 
 
-def _convert(folder: Path, template: Template, dtype: torch.dtype | None, weights: Weights) -> Any:
+def _convert(folder: Path, template: UnloadedModel, dtype: torch.dtype | None, weights: Weights) -> Any:
     """Load by from_pretrained, for weights that are stored in another form."""
     made = template.model
     config = copy.deepcopy(made.config)
@@ -218,7 +218,7 @@ def _convert(folder: Path, template: Template, dtype: torch.dtype | None, weight
     return model.eval().requires_grad_(False)
 
 
-def _check_complete(template: Template, model: Any, missing: set[str], unread: list[str]) -> None:
+def _check_complete(template: UnloadedModel, model: Any, missing: set[str], unread: list[str]) -> None:
     """Raise ModelBroken if weights are missing, or if the files have more layers than the configuration.
 
     Parts that the task does not use, such as another task's head, stay unread, as in transformers.

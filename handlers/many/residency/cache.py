@@ -26,7 +26,7 @@ from handlers.errors import HandlerError, ModelBroken, ModelLoading, ModelUnknow
 from handlers.many.model import DiskLease, LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency import eviction
 from handlers.many.residency.entries import Entries
-from handlers.many.residency.entry import RESIDENT, ModelEntry, ModelState, OnDone, Step
+from handlers.many.residency.entry import RESIDENT, LoaderStep, ModelEntry, ModelState, OnDone
 from handlers.many.residency.load_history import BrokenModel, LoadHistory
 from handlers.many.residency.memory_budget import MemoryBudget
 from handlers.many.residency.ticket import ModelTicket
@@ -57,7 +57,7 @@ class ModelCache:
         self.entries = Entries()
         self.history = LoadHistory()
         self.counters = Counters()
-        self.todo: list[Callable[[], None] | tuple[Step, ModelEntry]] = []
+        self.todo: list[Callable[[], None] | tuple[LoaderStep, ModelEntry]] = []
         self._settings = settings
         self._on_release = on_release
         self._clock = clock
@@ -80,7 +80,7 @@ class ModelCache:
             return
         if entry is None:
             entry = self.entries.current[name] = ModelEntry(name, LoadProgress(self._clock))
-            self.todo.append((Step.FETCH, entry))
+            self.todo.append((LoaderStep.FETCH, entry))
         entry.tickets[ticket] = now
         if entry.state is ModelState.ON_HOST:
             self._promote(entry, now)
@@ -294,13 +294,13 @@ class ModelCache:
         """Begin to make room on the device. Returns False if no model can leave it now."""
         steps = eviction.plan_eviction(self.entries, self.budget)
         for work, entry in steps:
-            if work is Step.CLOSE:
+            if work is LoaderStep.CLOSE:
                 self.counters.add("evictions")
                 self._close(entry)
             else:
                 self.budget.count_host(entry, self.budget.after_demotion(entry))
                 self.entries.move(entry, ModelState.DEMOTING)
-                self.todo.append((Step.DEMOTE, entry))
+                self.todo.append((LoaderStep.DEMOTE, entry))
         return bool(steps)
 
     def _admit(self, entry: ModelEntry, now: float) -> None:
@@ -309,10 +309,10 @@ class ModelCache:
         entry.need_bytes = 0
         if entry.state is ModelState.FETCHED:
             self.entries.move(entry, ModelState.LOADING)
-            self.todo.append((Step.LOAD, entry))
+            self.todo.append((LoaderStep.LOAD, entry))
         elif entry.state is ModelState.AWAITING:
             self.entries.move(entry, ModelState.PROMOTING)
-            self.todo.append((Step.PROMOTE, entry))
+            self.todo.append((LoaderStep.PROMOTE, entry))
         else:
             self._make_ready(entry, now)
 
@@ -361,7 +361,7 @@ class ModelCache:
     def _close(self, entry: ModelEntry) -> None:
         self.entries.withdraw(entry)
         self.entries.move(entry, ModelState.CLOSING)
-        self.todo.append((Step.CLOSE, entry))
+        self.todo.append((LoaderStep.CLOSE, entry))
 
     def _refuse_room(self, entry: ModelEntry, now: float, why: str) -> None:
         """Take an entry out of the queue and fail its tickets."""

@@ -30,7 +30,7 @@ RESIDENT = (ModelState.READY, ModelState.ON_HOST)
 LEAVING = (ModelState.CLOSING, ModelState.DEMOTING)  # give back device memory
 
 
-class Step(Enum):
+class LoaderStep(Enum):
     """A step that a loader thread does with an entry, and reports."""
 
     FETCH = "fetch"

@@ -8,7 +8,7 @@ of on_device.
 from collections.abc import Iterator
 
 from handlers.many.residency.entries import Entries
-from handlers.many.residency.entry import LEAVING, ModelEntry, ModelState, Step
+from handlers.many.residency.entry import LEAVING, LoaderStep, ModelEntry, ModelState
 from handlers.many.residency.memory_budget import MemoryBudget
 
 
@@ -17,7 +17,7 @@ def device_victims(entries: Entries) -> Iterator[ModelEntry]:
     return (each for each in entries.on_device if not each.num_leases and not entries.is_pinned(each))
 
 
-def plan_eviction(entries: Entries, budget: MemoryBudget) -> list[tuple[Step, ModelEntry]]:
+def plan_eviction(entries: Entries, budget: MemoryBudget) -> list[tuple[LoaderStep, ModelEntry]]:
     """Choose what to demote or close so that the device gets room; empty if nothing can leave it now.
 
     The victim goes to the host if others can make room for it there, and is closed otherwise.
@@ -26,19 +26,19 @@ def plan_eviction(entries: Entries, budget: MemoryBudget) -> list[tuple[Step, Mo
     if victim is None:
         return []
     if budget.is_unified:
-        return [(Step.CLOSE, victim)]
+        return [(LoaderStep.CLOSE, victim)]
     num_bytes, host = budget.after_demotion(victim), budget.host
-    steps: list[tuple[Step, ModelEntry]] = []
+    steps: list[tuple[LoaderStep, ModelEntry]] = []
     leaving = sum(each.host_bytes for each in entries.others if each.state is ModelState.CLOSING)
     for each in entries.on_host:
         if num_bytes > host.max_bytes or host.has_room(num_bytes - leaving):
             break
-        steps.append((Step.CLOSE, each))
+        steps.append((LoaderStep.CLOSE, each))
         leaving += each.host_bytes
     if not host.has_room(num_bytes - leaving):
-        steps.append((Step.CLOSE, victim))
+        steps.append((LoaderStep.CLOSE, victim))
     elif host.has_room(num_bytes):
-        steps.append((Step.DEMOTE, victim))
+        steps.append((LoaderStep.DEMOTE, victim))
     return steps
 
 

@@ -17,7 +17,7 @@ from handlers.errors import HandlerError, ModelBroken, ModelUnknown, OutOfMemory
 from handlers.many.model import Loader
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.disk import DiskCache
-from handlers.many.residency.entry import ModelEntry, Step
+from handlers.many.residency.entry import LoaderStep, ModelEntry
 from handlers.process_memory import release_memory
 from handlers.settings import ManySettings
 
@@ -48,14 +48,14 @@ class LoaderThreads:
         leaving = ThreadPoolExecutor(1, "many-evict")
         self._pools = (downloads, loaders, leaving)
         self._actions = {
-            Step.FETCH: (downloads, self._fetch),
-            Step.LOAD: (loaders, self._load_model),
-            Step.PROMOTE: (loaders, self._promote),
-            Step.DEMOTE: (leaving, self._demote),
-            Step.CLOSE: (leaving, self._close),
+            LoaderStep.FETCH: (downloads, self._fetch),
+            LoaderStep.LOAD: (loaders, self._load_model),
+            LoaderStep.PROMOTE: (loaders, self._promote),
+            LoaderStep.DEMOTE: (leaving, self._demote),
+            LoaderStep.CLOSE: (leaving, self._close),
         }
 
-    def do(self, work: Step, entry: ModelEntry) -> None:
+    def do(self, work: LoaderStep, entry: ModelEntry) -> None:
         pool, action = self._actions[work]
         try:
             pool.submit(self._attempt, action, entry)

@@ -25,7 +25,7 @@ from handlers.errors import InternalError
 from handlers.journal.journal import Journal
 from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
-from handlers.reply import PendingReply, Pieces, Whole
+from handlers.reply import PendingReply, ReplyPieces, WholeReply
 from handlers.requests import Incoming
 from handlers.settings import (
     ChatSessionSettings,
@@ -101,9 +101,9 @@ class Exchange:
         """Read the available output."""
         while not self.is_over and self.reply.has_news():
             said = self.reply.take(1 << 20)
-            if isinstance(said, Whole):
+            if isinstance(said, WholeReply):
                 self.status, self.headers, self.body, self.is_over = said.status, dict(said.headers), said.body, True
-            elif isinstance(said, Pieces):
+            elif isinstance(said, ReplyPieces):
                 if said.headers is not None:
                     assert not said.is_end
                     self.status, self.headers = 200, dict(said.headers)

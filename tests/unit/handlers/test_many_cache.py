@@ -22,7 +22,7 @@ from handlers.errors import (
 )
 from handlers.many.model import DiskLease, ModelLease, ModelTier, ResidentModel
 from handlers.many.residency.cache import ModelCache
-from handlers.many.residency.entry import ModelEntry, ModelState, Step
+from handlers.many.residency.entry import LoaderStep, ModelEntry, ModelState
 from handlers.many.residency.ticket import ModelTicket
 from handlers.settings import ManySettings
 
@@ -66,7 +66,7 @@ class Bench:
         self.now = 1000.0
         self.settings = ManySettings(host_bytes=host, **limits)
         self.cache = ModelCache(self.settings, device, self._give_back, is_unified=is_unified, clock=lambda: self.now)
-        self.work: list[tuple[Step, ModelEntry]] = []
+        self.work: list[tuple[LoaderStep, ModelEntry]] = []
         self.models: list[FakeLoaded] = []
         self.disk_leases: list[FakeDiskLease] = []
         self.leases: list[ModelLease] = []
@@ -119,13 +119,13 @@ class Bench:
         self.pump()
         return done
 
-    def finish(self, index: int = 0, *, num_bytes: int = 30, error: HandlerError | None = None) -> Step:
+    def finish(self, index: int = 0, *, num_bytes: int = 30, error: HandlerError | None = None) -> LoaderStep:
         """Complete one piece of pending work, with success or an error."""
         work, entry = self.work.pop(index % len(self.work))
         cache = self.cache
-        if work is Step.FETCH and not cache.begin_fetch(entry, self.now):
+        if work is LoaderStep.FETCH and not cache.begin_fetch(entry, self.now):
             pass
-        elif work is Step.CLOSE:
+        elif work is LoaderStep.CLOSE:
             assert entry.model is not None
             model = cast(FakeLoaded, entry.model)
             assert entry.num_leases == 0
@@ -135,21 +135,21 @@ class Bench:
             cache.closed(entry, self.now)
         elif error is not None:
             cache.failed(entry, error, self.now)
-        elif work is Step.FETCH:
+        elif work is LoaderStep.FETCH:
             self.num_versions += 1
             lease = FakeDiskLease(f"v{self.num_versions}")
             self.disk_leases.append(lease)
             cache.fetched(entry, cast(DiskLease, lease), num_bytes, self.now)
-        elif work is Step.LOAD:
+        elif work is LoaderStep.LOAD:
             self.models.append(FakeLoaded(num_bytes))
             cache.loaded(entry, cast(ResidentModel, self.models[-1]), self.now)
         else:
-            cast(FakeLoaded, entry.model).is_on_device = work is Step.PROMOTE
-            (cache.promoted if work is Step.PROMOTE else cache.demoted)(entry, self.now)
+            cast(FakeLoaded, entry.model).is_on_device = work is LoaderStep.PROMOTE
+            (cache.promoted if work is LoaderStep.PROMOTE else cache.demoted)(entry, self.now)
         self.pump()
         return work
 
-    def finish_all(self, num_bytes: int = 30) -> list[Step]:
+    def finish_all(self, num_bytes: int = 30) -> list[LoaderStep]:
         done = []
         while self.work:
             done.append(self.finish(num_bytes=num_bytes))
@@ -335,7 +335,7 @@ def test_many_who_want_a_model_share_one_load() -> None:
     tickets = [bench.want("a") for _ in range(5)]
     done = bench.finish_all()
 
-    assert done == [Step.FETCH, Step.LOAD]
+    assert done == [LoaderStep.FETCH, LoaderStep.LOAD]
     assert len({id(cast(ModelLease, bench.heard[ticket][0]).model) for ticket in tickets}) == 1
     bench.check_end()
 
@@ -363,11 +363,11 @@ def test_an_evicted_model_is_told_as_leaving_while_it_still_takes_memory() -> No
     bench.release(bench.load("a"))
 
     bench.want("b")
-    assert Step.FETCH is bench.finish()
+    assert LoaderStep.FETCH is bench.finish()
 
     (leaving,) = bench.cache.entries.others
     assert (leaving.name, leaving.tier, leaving.device_bytes) == ("a", ModelTier.LEAVING, 30)
-    assert Step.CLOSE is bench.finish()
+    assert LoaderStep.CLOSE is bench.finish()
     assert not bench.cache.entries.others
     bench.finish_all()
     bench.check()
@@ -381,7 +381,7 @@ def test_a_model_on_the_host_comes_back_without_being_read_again() -> None:
 
     bench.want("a")
 
-    assert Step.LOAD not in bench.finish_all()
+    assert LoaderStep.LOAD not in bench.finish_all()
     assert bench.leases[0].found == "host"
     assert bench.load("a").found == "hit"
     assert bench.tiers() == {"a": ModelState.READY, "b": ModelState.ON_HOST}
@@ -437,7 +437,7 @@ def test_a_model_larger_than_the_budget_is_measured_once_and_then_refused_at_onc
     done = bench.finish_all()
 
     assert [type(bench.heard[each][0]) for each in (ticket, again)] == [OutOfMemory, OutOfMemory]
-    assert done == [Step.FETCH]
+    assert done == [LoaderStep.FETCH]
     assert bench.tiers() == {"a": ModelState.READY}
     bench.check_end()
 
@@ -481,7 +481,7 @@ def test_who_waits_for_a_model_that_is_replaced_on_its_way_to_the_host_gets_it()
     bench.release(bench.load("a"))
     bench.want("b")
     bench.finish()
-    assert [work for work, _ in bench.work] == [Step.DEMOTE]
+    assert [work for work, _ in bench.work] == [LoaderStep.DEMOTE]
 
     ticket = bench.want("a")
     bench.unload("a")
@@ -506,7 +506,7 @@ def test_a_broken_model_is_remembered_for_a_while() -> None:
     bench.want("a")
 
     assert [type(each) for each in bench.heard[again]] == [ModelBroken]
-    assert [work for work, _ in bench.work] == [Step.FETCH]
+    assert [work for work, _ in bench.work] == [LoaderStep.FETCH]
     bench.check_end()
 
 
@@ -551,7 +551,7 @@ def test_a_load_that_nobody_waits_for_any_more_is_not_begun() -> None:
     bench.cancel(ticket)
     done = bench.finish_all()
 
-    assert done == [Step.FETCH]
+    assert done == [LoaderStep.FETCH]
     assert bench.tiers() == {}
     bench.check_end()
 

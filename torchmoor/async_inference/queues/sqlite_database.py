@@ -55,7 +55,7 @@ class _Job:
             self.future.set_exception(self.error)
 
 
-class Database:
+class SqliteDatabase:
     """Runs jobs in transactions. path: created for this user if missing. timeout_s: to wait for other processes."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:

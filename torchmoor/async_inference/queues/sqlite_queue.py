@@ -18,7 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 from torchmoor.async_inference.queues.queue import Queue
-from torchmoor.async_inference.queues.sqlite_database import Database
+from torchmoor.async_inference.queues.sqlite_database import SqliteDatabase
 from torchmoor.async_inference.queues.sqlite_schema import ENDED, TAKEABLE, UNDECIDED
 from torchmoor.async_inference.request import (
     CANCELLED,
@@ -51,7 +51,7 @@ class SqliteQueue(Queue):
         self._settings = settings
         self._clock = clock
         self._folder = path.parent
-        self._database = Database(path, settings.timeout_s)
+        self._database = SqliteDatabase(path, settings.timeout_s)
 
     async def submit(self, request: AsyncRequest, *, refusal: ApiError | None = None) -> AsyncRequest:
         return await self._database.run(partial(self._submit, request, refusal), is_durable=True)

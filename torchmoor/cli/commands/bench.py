@@ -12,7 +12,7 @@ import click
 from torchmoor.bench.load import DURATION_S, OPEN_USERS, USERS, LoadSettings
 from torchmoor.cli.chat_options import target_options
 from torchmoor.cli.conversation import ChatTarget, image_reference
-from torchmoor.cli.exit_status import Exit
+from torchmoor.cli.exit_status import ExitStatus
 from torchmoor.cli.options import Number
 from torchmoor.cli.setting_option import given_settings, setting
 
@@ -80,7 +80,7 @@ def bench(
       torchmoor bench --users 32 --duration 60 --max-new-tokens 128
       torchmoor bench --rate 5 --requests 500 --stateless --json > stateless.json
     """
-    from torchmoor.bench.client import Plan
+    from torchmoor.bench.client import ConversationPlan
     from torchmoor.bench.run import run
     from torchmoor.bench.summary import describe
 
@@ -89,7 +89,7 @@ def bench(
     users = OPEN_USERS if "rate" in given else USERS
     seed = int(target.parameters.get("seed", 0))
     settings = LoadSettings.read({"users": users, **limit, "seed": seed, **given})
-    plan = Plan(
+    plan = ConversationPlan(
         url=target.url,
         endpoint=target.endpoint,
         questions=questions or QUESTIONS,
@@ -123,6 +123,6 @@ def bench(
         for line in describe(found):
             click.echo(line)
     if found["is_interrupted"]:
-        raise click.exceptions.Exit(Exit.INTERRUPTED)
+        raise click.exceptions.Exit(ExitStatus.INTERRUPTED)
     if not found["completed"]:
-        raise click.exceptions.Exit(Exit.FAILED)
+        raise click.exceptions.Exit(ExitStatus.FAILED)

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from torchmoor.cli.exit_status import Exit
+from torchmoor.cli.exit_status import ExitStatus
 from torchmoor.cli.options import admin_keys_option, admin_url_option, default_store, find_admin_token, url_option
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
@@ -105,4 +105,4 @@ def doctor(
     else:
         click.echo(f"{levels.count('problem')} problems, {levels.count('warning')} warnings, {levels.count('ok')} ok")
     if "problem" in levels:
-        raise click.exceptions.Exit(Exit.FAILED)
+        raise click.exceptions.Exit(ExitStatus.FAILED)

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import click
 
-from torchmoor.cli.exit_status import Exit
+from torchmoor.cli.exit_status import ExitStatus
 from torchmoor.cli.options import admin_options, json_option, show
 from torchmoor.cli.tables import format_table, in_bytes, in_time, terminal_width
 from torchmoor.clients.admin import AdminClient
@@ -91,7 +91,7 @@ def _add(action: str, summary: str) -> None:
             as_json=as_json,
         )
         if failed:
-            raise click.exceptions.Exit(Exit.FAILED)
+            raise click.exceptions.Exit(ExitStatus.FAILED)
 
 
 _add("pin", "Keep MODEL in memory until it is unpinned; load it if needed.")

@@ -31,7 +31,7 @@ def chain(body: bytes, block_bytes: int) -> list[int]:
     return hashes
 
 
-class Held(NamedTuple):
+class HeldBlocks(NamedTuple):
     """The blocks of a chain that an instance was taken to have. used_at: the count of requests at their last use."""
 
     num_blocks: int
@@ -62,15 +62,15 @@ class PrefixIndex:
                     break
         return found
 
-    def record(self, name: str, hashes: list[int]) -> Held | None:
+    def record(self, name: str, hashes: list[int]) -> HeldBlocks | None:
         """Note a chain that an instance was sent. Returns the part that it had before, or None."""
         blocks = self._blocks.setdefault(name, OrderedDict())
         self._now += 1
-        held: Held | None = None
+        held: HeldBlocks | None = None
         for number in range(len(hashes), 0, -1):
             value = hashes[number - 1]
             if value in blocks:
-                held = held or Held(number, blocks[value])
+                held = held or HeldBlocks(number, blocks[value])
             else:
                 self._holders.setdefault(value, {})[name] = None
             blocks[value] = self._now

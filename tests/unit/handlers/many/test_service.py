@@ -13,7 +13,7 @@ from handlers.errors import ClientGone, HandlerError
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import ModelRegistry, open_registry
 from handlers.many.service import ManyService
-from handlers.reply import PendingReply, Pieces, Whole
+from handlers.reply import PendingReply, ReplyPieces, WholeReply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, ManySettings
 from tests.unit.handlers.many.tiny import save_checkpoint
@@ -54,10 +54,10 @@ def said(reply: PendingReply) -> tuple[int, dict[str, Any]]:
     return whole(reply).status, json.loads(whole(reply).body)
 
 
-def whole(reply: PendingReply) -> Whole:
+def whole(reply: PendingReply) -> WholeReply:
     wait_until(reply.has_news, "there is an answer")
     found = reply.take(1 << 30)
-    assert isinstance(found, Whole)
+    assert isinstance(found, WholeReply)
     return found
 
 
@@ -94,7 +94,7 @@ def test_a_lease_lasts_as_long_as_the_answer(worker: Worker) -> None:
     stream = worker.ask("write", body)
     wait_until(stream.has_news, "the stream begins")
     head = stream.take(1 << 20)
-    assert isinstance(head, Pieces)
+    assert isinstance(head, ReplyPieces)
     assert head.headers is not None
     assert head.headers["x-torchmoor-model-cache"]
 

@@ -18,7 +18,7 @@ from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import ModelBroken
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.model import LoadProgress, ResidentModel
-from handlers.reply import PendingReply, Whole
+from handlers.reply import PendingReply, WholeReply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, IntakeSettings, ManySettings, ModelSettings, TaskSettings
 from tests.unit.handlers.many.tiny import save_checkpoint
@@ -57,10 +57,10 @@ def send(model: ResidentModel, body: Any, headers: dict[str, str] = JSON) -> Pen
     return reply
 
 
-def whole(reply: PendingReply) -> Whole:
+def whole(reply: PendingReply) -> WholeReply:
     wait_until(reply.has_news, "there is an answer")
     said = reply.take(1 << 30)
-    assert isinstance(said, Whole)
+    assert isinstance(said, WholeReply)
     return said
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, ended, request, result
-from torchmoor.async_inference.queues.sqlite_database import Database
+from torchmoor.async_inference.queues.sqlite_database import SqliteDatabase
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
 from torchmoor.config.asynchronous import AsyncQueueSettings
 from torchmoor.errors import ConfigError, QueueUnavailable
@@ -103,7 +103,7 @@ def test_a_file_that_is_locked_for_long_refuses(store: Store) -> None:
 
 def test_what_fails_is_undone_alone(store: Store) -> None:
     """Operations that share a transaction do not share their fate."""
-    database = Database(file_of(store), timeout_s=60)
+    database = SqliteDatabase(file_of(store), timeout_s=60)
 
     def write(db: sqlite3.Connection) -> int:
         return db.execute("INSERT INTO inputs VALUES (NULL, 'x')").rowcount

@@ -1,0 +1,32 @@
+"""Addresses of pictures: which schemes are read, and which of them are fetched.
+
+A scheme belongs here first: the dialects accept it, its requests wait in the fetch pool, and the loader reads it.
+"""
+
+import re
+
+HTTP = frozenset(("http", "https"))
+S3 = "s3"
+DATA = "data"
+SCHEMES = "http, https, s3 or data"  # in messages
+
+_FETCHED = tuple(f"{scheme}:" for scheme in (*sorted(HTTP), S3))
+_BEGINNINGS = (*(f"{scheme}//" for scheme in _FETCHED), f"{DATA}:")
+_LONGEST = max(map(len, _BEGINNINGS))
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+
+
+def find_scheme(reference: str) -> str:
+    """Return the scheme of an address in lower case; "" for base64 text."""
+    found = _SCHEME.match(reference)
+    return "" if found is None else found[1].lower()
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text begins like an address of a picture."""
+    return text[:_LONGEST].lower().startswith(_BEGINNINGS)
+
+
+def is_fetched(reference: bytes | str) -> bool:
+    """Return whether a reference is an address whose picture must be fetched."""
+    return isinstance(reference, str) and reference.lstrip()[:_LONGEST].lower().startswith(_FETCHED)
