@@ -3,6 +3,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# What torch's CUDA build requires. Its CPU build comes without; a slow test interprets the GPU's kernel with it.
+TRITON := 3.7.1
 TORCH  := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
 # Where PyTorch publishes its CPU builds; asked only if pip's own sources have none.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -10,7 +12,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(shell for file in benchmarks/*.py; do name=$$(basename $$file .py); grep -q "make bench NAME=$$name" $$file && echo $$name; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients demo test test-slow test-all test-repeat test-gpu fuzz check bench report archives clean
+.PHONY: help setup clients demo test test-slow test-all test-repeat test-gpu gpu-report fuzz check bench report archives clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -64,10 +66,14 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 test: setup archives  ## everything a user relies on, in PYTEST_WORKERS processes; 0: in this one
 	$(PYTEST) -m "not slow and not long and not gpu" $(ARGS)
 
-test-slow: setup archives  ## image, AWS emulation, network namespaces, 200 models: as root, with the packages of .ci/run
+$(VENV)/.triton: $(VENV)/.ready
+	$(BIN)/pip install -q --disable-pip-version-check triton==$(TRITON)
+	@touch $@
+
+test-slow: setup archives $(VENV)/.triton  ## image, AWS emulation, network namespaces, 200 models: as root, with the packages of .ci/run
 	$(PYTEST) -m "slow and not long and not gpu" $(ARGS)
 
-test-all: setup archives  ## both, and what CI does not run: pods, SageMaker's local mode, 1000 sessions, all benchmarks
+test-all: setup archives $(VENV)/.triton  ## both, and what CI does not run: pods, SageMaker's local mode, 1000 sessions, all benchmarks
 	$(PYTEST) -m "not gpu" $(ARGS)
 
 N ?= 10
@@ -79,6 +85,11 @@ test-gpu: setup  ## the GPU tests, on a machine with a GPU and torch's CUDA buil
 	@$(BIN)/python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
 	  || { echo "make: torch finds no GPU; its CUDA build: $(BIN)/pip install --force-reinstall --index-url https://download.pytorch.org/whl/cu130 torch==$(TORCH)" >&2; exit 1; }
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+# Without `setup`, so that it runs with the torch and transformers that a borrowed GPU machine has.
+PYTHON_GPU ?= $(shell test -x $(BIN)/python && echo $(BIN)/python || echo python3)
+gpu-report:  ## the engine on this machine's GPU, in at most 9 minutes: make gpu-report [ARGS="--minutes 4 --only decode"]
+	$(PYTHON_GPU) -m benchmarks.gpu_report $(ARGS)
 
 SECONDS ?= 60
 fuzz: setup  ## look for bytes that the HTTP parts misunderstand: make fuzz [SECONDS=60], for each of three targets

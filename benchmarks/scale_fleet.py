@@ -66,6 +66,7 @@ class Request:
     session: SessionId | None = None
     opens_session: bool = False
     target_model: str | None = None
+    num_body_bytes = 0
     strategy_request = FIRST_ATTEMPT
     head = HEAD
 

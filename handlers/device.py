@@ -1,15 +1,62 @@
 """The worker's device: the choice of it, and the end of the worker when it fails."""
 
 import os
+import re
+from pathlib import Path
 
 import torch
 
+from handlers.errors import SettingsError
+
+DRIVER = Path("/proc/driver/nvidia/version")
+
 
 def choose_device(gpu_id: int | None) -> torch.device:
-    """Return the GPU that TorchServe assigned, or the CPU."""
-    if gpu_id is not None and torch.cuda.is_available():
-        return torch.device(f"cuda:{gpu_id}")
-    return torch.device("cpu")
+    """Return the GPU that TorchServe assigned, or the CPU if it assigned none.
+
+    Raises SettingsError if torch cannot use that GPU: a model for a GPU would else be served by the CPU, unnoticed.
+    """
+    if gpu_id is None:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SettingsError(
+            f"TorchServe assigned GPU {gpu_id}, but torch {torch.__version__} ({_cuda_build()}) cannot use it: the "
+            f"NVIDIA driver is {driver_version() or 'unknown'}. Install a driver and a build of torch that match "
+            "(docs/gpu.md), or set number_of_gpu=0 in config.properties to serve on the CPU"
+        )
+    if gpu_id >= torch.cuda.device_count():
+        raise SettingsError(f"TorchServe assigned GPU {gpu_id}, but torch sees {torch.cuda.device_count()} GPUs")
+    # cuDNN's attention builds a plan for each new shape, and a conversation's shape changes with each token.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return torch.device(f"cuda:{gpu_id}")
+
+
+def driver_version() -> str | None:
+    """Return the NVIDIA driver's version, None if the kernel has none."""
+    try:
+        found = re.search(r"(\d+\.\d+(\.\d+)?)", DRIVER.read_text())
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def describe_gpu(device: torch.device) -> dict[str, object]:
+    """Return name, memory in bytes, compute capability and driver of a GPU; of a CPU its type only."""
+    if device.type != "cuda":
+        return {"type": device.type}
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "type": "cuda",
+        "name": found.name,
+        "bytes": found.total_memory,
+        "capability": f"{found.major}.{found.minor}",
+        "processors": found.multi_processor_count,
+        "driver": driver_version(),
+    }
+
+
+def _cuda_build() -> str:
+    return f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
 
 
 def exit_worker() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from handlers.device import exit_worker
 from handlers.engine.kv_cache import BLOCK
 from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner
+from handlers.engine.runner import ModelRunner, StepResult
 from handlers.engine.sampler import Sampler, choose_tokens
 from handlers.engine.scheduler import Scheduler, Work
 from handlers.engine.sequence import FinishReason, Sequence, TokenEvent
@@ -63,11 +63,13 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; sequences still running end with an error."""
+        """End the thread and free the KV cache; sequences still running end with an error."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
         self._thread.join(timeout=30)
+        if not self._thread.is_alive():  # else a step still reads it
+            self.runner.close()
 
     def submit(self, sequence: Sequence) -> None:
         """Begin to generate when there is room; its events arrive on the engine thread."""
@@ -149,33 +151,31 @@ class Engine:
 
     def _commit(self, batch: list[Work]) -> None:
         try:
-            logits = self.runner.run(batch)
+            result = self.runner.run(batch)
         except Exception as exc:
             self._isolate(batch, exc)
             return
         self.num_steps += 1
-        for sequence, token, logprob in self._choose(batch, logits):
+        for sequence, token, logprob in self._choose(batch, result):
             try:
                 self._deliver(sequence, token, logprob)
             except Exception as exc:
                 self._fail(sequence, exc)
 
-    def _choose(self, batch: list[Work], logits: Tensor) -> list[tuple[Sequence, int, float]]:
+    def _choose(self, batch: list[Work], result: StepResult) -> list[tuple[Sequence, int, float]]:
         """Return the next token of each sequence that has its prompt's last one behind it, and its log probability."""
-        greedy = logits.argmax(dim=-1).tolist()
-        norms = logits.logsumexp(dim=-1).tolist()
         chosen: list[tuple[Sequence, int, float]] = []
         sampled: list[tuple[int, Sequence]] = []
         for row, work in enumerate(batch):
             if not work.is_last:
                 continue
-            if not math.isfinite(norms[row]):
+            if not math.isfinite(result.logprobs[row]):
                 self._fail(work.sequence, ArithmeticError("the model's logits are not finite"))
             elif self._samplers[work.sequence].is_plain_greedy:
-                chosen.append((work.sequence, greedy[row], float(logits[row, greedy[row]]) - norms[row]))
+                chosen.append((work.sequence, result.greedy[row], result.logprobs[row]))
             else:
                 sampled.append((row, work.sequence))
-        return chosen + self._sample(sampled, logits) if sampled else chosen
+        return chosen + self._sample(sampled, result.logits) if sampled else chosen
 
     def _sample(self, rows: list[tuple[int, Sequence]], logits: Tensor) -> list[tuple[Sequence, int, float]]:
         """Sample these rows of the logits. A failure is followed by a try of each row alone."""
@@ -196,17 +196,25 @@ class Engine:
         return chosen
 
     def _isolate(self, batch: list[Work], error: Exception) -> None:
-        """A step failed: find whose fault it was by running its parts alone, so that the others go on."""
-        is_lost = is_device_lost(self.runner.model.device)
+        """A step failed: find whose fault it was by running its halves alone, so that the others go on."""
+        device = self.runner.model.device
+        is_lost = is_device_lost(device)
         if is_lost:
             logger.critical("device lost error=%s", error)
             self._guard(self._on_device_lost)
         if is_lost or len(batch) == 1:
             for work in batch:
                 self._fail(work.sequence, error)
+            return
+        if isinstance(error, torch.OutOfMemoryError):
+            self.scheduler.pace.halve()
+            logger.warning("device out of memory in a step parts=%s, next steps take fewer prompt tokens", len(batch))
+            torch.cuda.empty_cache()
         else:
-            for work in batch:
-                self._commit([work])
+            logger.warning("step failed and is repeated in halves parts=%s error=%s", len(batch), error)
+        middle = len(batch) // 2
+        self._commit(batch[:middle])
+        self._commit(batch[middle:])
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """This sequence cannot go on; the reason is in the log."""
@@ -277,8 +285,9 @@ class Engine:
 
 def make_engine(model: TextModel, kv_bytes: int, settings: EngineSettings) -> Engine:
     """Assemble an engine that ends the worker if its device is lost. Raises OutOfMemory."""
+    runner = ModelRunner(model, kv_bytes, settings.max_rows)
     scheduler = Scheduler(settings.max_rows, Pace(settings.prefill_chunk, settings.max_stretch))
-    return Engine(ModelRunner(model, kv_bytes), scheduler, settings.num_threads, on_device_lost=exit_worker)
+    return Engine(runner, scheduler, settings.num_threads, on_device_lost=exit_worker)
 
 
 def is_device_lost(device: torch.device) -> bool:

@@ -57,13 +57,15 @@ class _Block:
 class BlockPool:
     """All methods may be called from any thread; the tensors are read and written by the engine's only.
 
-    max_bytes: what the storage may take; Raises OutOfMemory if the device has not that much.
+    max_bytes: what the storage may take. Raises OutOfMemory if the device does not have it.
+    num_spare: blocks behind the others in storage that no cache gets.
     """
 
-    def __init__(self, shape: CacheShape, max_bytes: int) -> None:
+    def __init__(self, shape: CacheShape, max_bytes: int, num_spare: int = 0) -> None:
         self.shape = shape
-        self.capacity = max_bytes // shape.block_bytes
-        size = (shape.num_layers, 2, shape.num_kv_heads, self.capacity * BLOCK, shape.head_size)
+        self.capacity = max_bytes // shape.block_bytes - num_spare
+        num_slots = (self.capacity + num_spare) * BLOCK
+        size = (shape.num_layers, 2, shape.num_kv_heads, num_slots, shape.head_size)
         try:
             self.storage = torch.empty(size, dtype=shape.dtype, device=shape.device)
         except RuntimeError as exc:  # torch.OutOfMemoryError on a GPU, a plain one from the CPU's allocator
@@ -90,6 +92,10 @@ class BlockPool:
     @property
     def capacity_bytes(self) -> int:
         return self.capacity * self.shape.block_bytes
+
+    def close(self) -> None:
+        """Free the storage's memory although others still refer to the pool. No step may follow."""
+        self.storage = self.storage.new_empty(0)
 
     def pin(self, cache: "SequenceCache") -> None:
         """A turn begins to use this cache."""
@@ -210,7 +216,7 @@ class SequenceCache:
     scope: caches share blocks only within a scope.
     """
 
-    __slots__ = ("_names", "_slots", "pool", "run", "scope", "table", "tokens")
+    __slots__ = ("_blocks", "_names", "_slots", "pool", "run", "scope", "table", "tokens")
 
     def __init__(self, pool: BlockPool, scope: str = "") -> None:
         self.pool = pool
@@ -219,6 +225,7 @@ class SequenceCache:
         self.table: list[int] = []  # its blocks in order
         self.run: int | None = None  # where in storage it begins, if its blocks lie side by side
         self._names: list[object] = []  # of its full blocks' beginnings
+        self._blocks: Tensor | None = None  # its table on the device
         self._slots: Tensor | None = None  # where in storage each position is, up to capacity
 
     def __repr__(self) -> str:
@@ -238,10 +245,17 @@ class SequenceCache:
         return len(self.table) * self.pool.shape.block_bytes
 
     @property
+    def blocks(self) -> Tensor:
+        """(blocks,) int32 on the device: its table; another tensor after each change. Engine thread only."""
+        if self._blocks is None:
+            self._blocks = torch.tensor(self.table, dtype=torch.int32, device=self.pool.shape.device)
+        return self._blocks
+
+    @property
     def slots(self) -> Tensor:
         """(capacity,) int64 on the device: where in storage each position is. Engine thread only."""
         if self._slots is None:
-            starts = torch.tensor(self.table, dtype=torch.int64, device=self.pool.shape.device)[:, None] * BLOCK
+            starts = self.blocks.long()[:, None] * BLOCK
             self._slots = (starts + torch.arange(BLOCK, device=starts.device)).flatten()
         return self._slots
 
@@ -300,7 +314,7 @@ class SequenceCache:
     def _changed(self) -> None:
         first = self.table[0] if self.table else 0
         self.run = first * BLOCK if self.table == list(range(first, first + len(self.table))) else None
-        self._slots = None
+        self._blocks = self._slots = None
 
     def advance(self, tokens: Sequence[int]) -> None:
         """The step that stored these has succeeded."""

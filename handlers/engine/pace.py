@@ -6,6 +6,7 @@ since they differ between a laptop and a GPU by factors of a thousand.
 
 WEIGHT = 0.2  # of the newest measurement in the running mean
 MIN_CHUNK = 8  # prompt tokens; fewer would leave long prompts waiting for ever
+NUM_GOOD_STEPS = 1000  # with prompt tokens, before a chunk that was halved is doubled again
 
 
 class Pace:
@@ -16,6 +17,8 @@ class Pace:
 
     def __init__(self, max_chunk: int, max_stretch: float) -> None:
         self.max_chunk = max_chunk
+        self._full_chunk = max_chunk
+        self._num_good_steps = 0
         self._max_stretch = max_stretch
         self._step_s: float | None = None  # of a step with decoding rows only
         self._token_s: float | None = None  # of a prompt token
@@ -30,8 +33,18 @@ class Pace:
         room_s = (self._max_stretch - 1) * self._step_s
         return min(self.max_chunk, max(MIN_CHUNK, int(room_s / max(self._token_s, 1e-9))))
 
+    def halve(self) -> None:
+        """The device had no room for a step: take fewer prompt tokens for a while."""
+        self.max_chunk = max(min(MIN_CHUNK, self._full_chunk), self.max_chunk // 2)
+        self._num_good_steps = 0
+
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """A step of this many rows and prompt tokens took so long."""
+        if num_prompt_tokens and self.max_chunk < self._full_chunk:
+            self._num_good_steps += 1
+            if self._num_good_steps >= NUM_GOOD_STEPS:
+                self.max_chunk = min(self._full_chunk, 2 * self.max_chunk)
+                self._num_good_steps = 0
         if not num_prompt_tokens:
             self._step_s = _mean(self._step_s, seconds)
         elif num_decoding and self._step_s is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface
@@ -45,13 +46,14 @@ def in_place(storage: Tensor, first: int, length: int) -> Sequence[Tensor]:
 class Rows:
     """Sequences of one token each, computed in one call.
 
-    slots: (rows, longest) int64, their positions in storage; shorter rows are padded with their own first slot, because
-    unused storage may hold NaN.
-    mask: (rows, 1, 1, longest) bool, True at the row's own positions.
+    table: (rows, blocks) int32, where each row's blocks of `block` positions are, in order; entries behind them are not
+    read.
+    lengths: (rows,) int32, each row's stored positions, at least 1.
     """
 
-    slots: Tensor
-    mask: Tensor
+    table: Tensor
+    lengths: Tensor
+    block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def ragged_attention(
     values.index_copy_(1, batch.slots, value[0])
     outputs = []
     if batch.rows is not None:
-        num_rows = len(batch.rows.slots)
+        num_rows = len(batch.rows.lengths)
         outputs.append(_attend_rows(query[:, :, :num_rows], keys, values, batch.rows, scaling, sliding_window))
         query = query[:, :, num_rows:]
     for part, own in zip(batch.parts, query.split([part.num_tokens for part in batch.parts], dim=2), strict=True):
@@ -127,24 +129,38 @@ def ragged_attention(
 def _attend_rows(
     query: Tensor, keys: Tensor, values: Tensor, rows: Rows, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
-    """Compute one token per row, all rows at once. query: (1, heads, rows, d); keys, values: (kv heads, slots, d).
+    """Compute one token per row, all rows at once. query: (1, heads, rows, d); keys, values: (kv heads, slots, d)."""
+    folded = query[0].transpose(0, 1)
+    if query.is_cuda:
+        from handlers.models import paged_attention  # needs Triton, which comes with torch's CUDA builds
 
-    Gathers the stored positions, so it moves more memory than `_attend`, but its number of calls is constant, which is
-    faster where launching a kernel costs more than running it.
-    """
-    num_rows, longest = rows.slots.shape
-    num_heads, kv_heads, size = query.shape[1], keys.shape[0], query.shape[3]
-    gathered = [
-        stored.index_select(1, rows.slots.flatten()).view(kv_heads, num_rows, longest, size).transpose(0, 1)
+        attended = paged_attention.attend(
+            folded, keys, values, rows.table, rows.lengths, rows.block, scaling, sliding_window
+        )
+    else:
+        attended = _gather_rows(folded, keys, values, rows, scaling, sliding_window)
+    return attended.transpose(0, 1)[None]
+
+
+def _gather_rows(
+    query: Tensor, keys: Tensor, values: Tensor, rows: Rows, scaling: float | None, sliding_window: int | None
+) -> Tensor:
+    """Return what paged_attention.attend returns, on any device. Pads all rows to the longest."""
+    num_rows, num_heads, size = query.shape
+    kv_heads = keys.shape[0]
+    positions = torch.arange(int(rows.lengths.max()), device=query.device)
+    is_own = positions < rows.lengths[:, None]
+    slots = rows.table.long()[:, positions // rows.block] * rows.block + positions % rows.block
+    slots = torch.where(is_own, slots, slots[:, :1])  # unused storage may hold NaN
+    if sliding_window:
+        is_own &= positions >= rows.lengths[:, None] - sliding_window
+    keys, values = (
+        stored.index_select(1, slots.flatten()).view(kv_heads, num_rows, -1, size).transpose(0, 1)
         for stored in (keys, values)
-    ]
-    mask = rows.mask
-    if sliding_window and longest > sliding_window:
-        lengths = mask.sum(dim=-1, keepdim=True)
-        mask = mask & (torch.arange(longest, device=mask.device) >= lengths - sliding_window)
-    folded = query[0].transpose(0, 1).reshape(num_rows, kv_heads, num_heads // kv_heads, size)
-    attended = F.scaled_dot_product_attention(folded, gathered[0], gathered[1], attn_mask=mask, scale=scaling)
-    return attended.reshape(num_rows, num_heads, size).transpose(0, 1)[None]
+    )
+    folded = query.reshape(num_rows, kv_heads, num_heads // kv_heads, size)
+    mask = is_own[:, None, None]
+    return F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling).reshape(query.shape)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, sliding_window: int | None) -> Tensor:
@@ -154,15 +170,17 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, 
     if num_tokens == 1:  # one query sees every key: fold its head groups into the query length, without a mask
         folded = query.view(1, kv_heads, num_heads // kv_heads, -1)
         return F.scaled_dot_product_attention(folded, keys, values, scale=scaling).view(1, num_heads, 1, -1)
-    mask = None
-    if length > num_tokens or sliding_window:
+    mask: Tensor | None = None
+    if length > num_tokens and query.is_cuda and not sliding_window:
+        mask = causal_lower_right(num_tokens, length)  # FlashAttention's own, which takes no memory
+    elif length > num_tokens or sliding_window:
         rows = torch.arange(length - num_tokens, length, device=query.device)[:, None]
         columns = torch.arange(length, device=query.device)[None]
         mask = columns <= rows
         if sliding_window:
             mask &= columns > rows - sliding_window
     is_grouped = num_heads > kv_heads
-    if is_grouped and mask is not None and query.is_cuda:  # no fused CUDA kernel supports groups with a mask
+    if is_grouped and query.is_cuda and (sliding_window or query.dtype is torch.float32):  # no fused kernel for these
         keys = keys.repeat_interleave(num_heads // kv_heads, dim=1)
         values = values.repeat_interleave(num_heads // kv_heads, dim=1)
         is_grouped = False

@@ -1,5 +1,6 @@
 """The engine on a CUDA device: the same answers as on the CPU, and a correct memory budget."""
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from handlers.device import choose_device
 from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import SequenceCache
 from handlers.engine.pace import Pace
@@ -32,6 +34,7 @@ def exact() -> Iterator[None]:
     """Compute products in full float32, as on the CPU."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
+    choose_device(0)
     yield
     torch.backends.cuda.matmul.allow_tf32 = before
 
@@ -67,12 +70,12 @@ def random_prompts() -> list[list[int]]:
     return [torch.randint(10, 256, (n,), generator=generator).tolist() for n in (3, 40, 17, 80, 9)]
 
 
-@pytest.mark.parametrize("is_row_batched", [True, False])
-def test_answers_are_those_of_the_cpu(is_row_batched: bool) -> None:
-    """Greedy float32 answers in a batch are the CPU's, token for token, with joint and with per-row attention."""
+@pytest.mark.parametrize("options", [{}, {"has_graphs": False}, {"is_row_batched": False}], ids=str)
+def test_answers_are_those_of_the_cpu(options: dict[str, bool]) -> None:
+    """Greedy float32 answers in a batch are the CPU's, token for token, with graphs, without, and row by row."""
     expected = answer(torch.device("cpu"), random_prompts())
 
-    assert answer(CUDA, random_prompts(), is_row_batched=is_row_batched) == expected
+    assert answer(CUDA, random_prompts(), **options) == expected
 
 
 def test_pictures_are_seen_as_on_the_cpu() -> None:
@@ -94,6 +97,44 @@ def test_kv_cache_takes_its_part_of_the_device() -> None:
     used = torch.cuda.memory_reserved(CUDA) + settings.features_bytes
     assert 0.45 * total < used <= 0.5 * total
     del runner
+
+
+def test_cudnn_attention_is_off() -> None:
+    """It builds a plan for each new shape, and the shape of a conversation changes with each token."""
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_memory_is_released_when_the_engine_stops() -> None:
+    """The KV cache and the graphs are freed even while others still refer to the engine."""
+    model = load_model(CHECKPOINT, CUDA, "float32")
+    before = torch.cuda.memory_allocated()
+    engine = Engine(ModelRunner(model, 1 << 30), Scheduler(8, Pace(32, 2.0)), 1)
+    engine.start()
+    assert torch.cuda.memory_allocated() >= before + (1 << 30)
+
+    engine.stop()
+
+    assert torch.cuda.memory_allocated() <= before + (16 << 20)
+
+
+def test_step_waits_for_the_device_once() -> None:
+    """A decoding step of greedy rows has one transfer from the device, and none that waits to the device."""
+    model = load_model(CHECKPOINT, CUDA, "float32")
+    runner = ModelRunner(model, KV_BYTES)
+    engine = Engine(runner, Scheduler(8, Pace(512, 2.0)), 1)
+    for prompt in random_prompts():
+        params = SamplingParams(max_new_tokens=40)
+        engine.admit(Sequence(prompt, [], SequenceCache(runner.pool), params, float("inf"), lambda event: True))
+    for _ in range(8):
+        engine.step()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        engine.step()
+        torch.cuda.set_sync_debug_mode("default")
+
+    assert len([each for each in caught if "synchron" in str(each.message)]) == 1
 
 
 def test_cache_that_the_device_cannot_hold_is_out_of_memory() -> None:

@@ -24,7 +24,7 @@ from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.run.gpus import find_gpus
+from torchmoor.run.gpus import usable_gpus
 from torchmoor.run.launching import SESSION_KEYS
 from torchmoor.run.up import has_started, stop_on_signals
 from torchmoor.wire.operations import IN_FLIGHT
@@ -44,7 +44,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         found = find_model(variables, work, os.environ)
         name = endpoint_name(found.name)
         registry = Registry((EndpointSettings(name=name, variants=(VariantSettings(model=found.name),)),))
-        gpu = next(iter(find_gpus(os.environ)), None)
+        gpu = next(iter(usable_gpus(os.environ)), None)
         launch = Launch(
             variables.instance_name, name, found.archive, gpu, host="0.0.0.0", port=variables.inference_port
         )

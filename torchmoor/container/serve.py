@@ -30,7 +30,7 @@ from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.proxy.access.credentials import KEYS_FILE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
-from torchmoor.run.gpus import find_gpus, share_gpus
+from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS
 from torchmoor.run.many import MANY, many_environment, many_settings
@@ -47,7 +47,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         keys = make_session_keys(os.environ)
         settings = make_settings(variables, found, keys)
         registry = Registry(settings.endpoints)
-        launches = plan(variables, found, settings.endpoints[0].name, find_gpus(os.environ))
+        launches = plan(variables, found, settings.endpoints[0].name, usable_gpus(os.environ))
         environment = {
             SESSION_KEYS: keys,
             JOURNAL_URL: os.environ.get(JOURNAL_URL) or (work / "run" / JOURNAL_FOLDER).as_uri(),

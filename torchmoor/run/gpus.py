@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from torchmoor.fleet.launcher import Launch
 
@@ -30,6 +31,29 @@ def find_gpus(environ: Mapping[str, str]) -> list[str]:
         logger.warning("nvidia-smi does not answer; going on without a GPU")
         return []
     return [str(i) for i in range(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()))]
+
+
+def usable_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Return the GPUs to use; none, with a warning, if the installed torch is a build for the CPU."""
+    gpus = find_gpus(environ)
+    build = _torch_build()
+    if gpus and build is not None and build.endswith("+cpu"):
+        logger.warning(
+            "torch %s is built for the CPU, so the %d GPUs are not used; with them: "
+            "pip install --force-reinstall torch==%s",
+            build,
+            len(gpus),
+            build.removesuffix("+cpu"),
+        )
+        return []
+    return gpus
+
+
+def _torch_build() -> str | None:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
 
 
 def share_gpus(launches: Sequence[Launch], environ: Mapping[str, str]) -> dict[str, str]:

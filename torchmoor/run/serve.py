@@ -26,7 +26,7 @@ from torchmoor.proxy.access.credentials import ASYNC_QUEUE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import check_observing
 from torchmoor.run.app import Proxy
-from torchmoor.run.gpus import find_gpus, share_gpus
+from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
 from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_supervision_settings, naming_directory
 from torchmoor.run.proxy_settings import complete
@@ -53,7 +53,7 @@ async def run(
     configuration = read(path, given=given, is_open=is_open)
     settings = configuration.proxy
     registry = make_registry(configuration)
-    launches = plan_scaled(settings.endpoints, find_gpus(os.environ))
+    launches = plan_scaled(settings.endpoints, usable_gpus(os.environ))
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

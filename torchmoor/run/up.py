@@ -22,7 +22,7 @@ from torchmoor.proxy.api.chat_page.page import PAGE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
 from torchmoor.run.async_folder import AsyncFolder
-from torchmoor.run.gpus import find_gpus, share_gpus
+from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_supervision_settings
 from torchmoor.run.many import MANY, many_environment, many_settings
@@ -72,7 +72,7 @@ async def run(
     settings = complete(settings, os.environ, is_open=is_open)
     registry = Registry(settings.endpoints)
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
-    launches = plan(options.endpoints, options.most_instances, find_gpus(os.environ))
+    launches = plan(options.endpoints, options.most_instances, usable_gpus(os.environ))
     environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **share_gpus(launches, os.environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)

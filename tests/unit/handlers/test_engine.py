@@ -756,6 +756,95 @@ def test_failure_on_a_sound_device_is_no_loss(still_engine: EngineFactory, model
     assert not lost
 
 
+@pytest.mark.parametrize("is_row_batched", [False, True])
+def test_step_without_memory_is_repeated_in_halves(
+    still_engine: EngineFactory, model: Any, caplog: pytest.LogCaptureFixture, is_row_batched: bool
+) -> None:
+    """All rows go on, the log says why, and the next prompts are taken in smaller chunks."""
+    engine = still_engine(is_row_batched=is_row_batched, prefill_chunk=64)
+    texts = prompts(4)
+    expected = []
+    for text in texts:
+        generation = Generation(engine, text)
+        admit(engine, generation)
+        run_to_the_end(engine)
+        expected.append(generation.tokens)
+
+    def fail_large_steps(embeds: torch.Tensor, batch: PackedBatch) -> None:
+        if len(embeds) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    generations = [Generation(engine, text) for text in texts]
+    admit(engine, *generations)
+    while any(generation.sequence.is_prefilling for generation in generations):
+        engine.step()
+    model.before_step = fail_large_steps
+    engine.step()
+    model.before_step = lambda embeds, batch: None
+    run_to_the_end(engine)
+
+    assert [generation.tokens for generation in generations] == expected
+    assert engine.scheduler.pace.max_chunk < 64
+    assert "device out of memory in a step" in caplog.text
+
+
+def test_failure_that_shows_when_results_are_read_leaves_no_trace(still_engine: EngineFactory, model: Any) -> None:
+    """A device reports an error of a step only when its result is read: nothing has been stored by then."""
+    engine = still_engine()
+    generation = Generation(engine, prompts(1)[0])
+    admit(engine, generation)
+    engine.step()
+    length = generation.cache.length
+    lengths: list[int] = []
+
+    def spoil(logits: torch.Tensor) -> torch.Tensor:
+        lengths.append(generation.cache.length)
+        return logits[:, :0]  # which has no largest one
+
+    model.after_step = spoil
+    engine.step()
+
+    assert lengths == [length]
+    assert isinstance(generation.error, InternalError)
+
+
+def test_kv_cache_is_freed_when_the_engine_stops(model: Any) -> None:
+    """Also while others still refer to the engine and its pool."""
+    engine = make_engine(model)
+    engine.start()
+    pool = engine.runner.pool
+    assert pool.storage.nbytes == pool.capacity_bytes
+
+    engine.stop()
+
+    assert pool.storage.nbytes == 0
+
+
+def test_rows_that_join_and_leave_write_to_their_own_blocks(still_engine: EngineFactory) -> None:
+    """Steps have a fixed number of rows; those without a sequence touch nothing that a conversation has stored."""
+    engine = still_engine(max_rows=8, is_row_batched=True, num_tokens=64 * BLOCK)
+    texts = prompts(6)
+    expected = []
+    for text in texts:
+        generation = Generation(engine, text)
+        admit(engine, generation)
+        run_to_the_end(engine)
+        expected.append(generation.tokens)
+    stays = Generation(engine, texts[0], max_new_tokens=30)
+    admit(engine, stays)
+    engine.step()
+
+    for first in range(1, 6):
+        generations = [Generation(engine, text) for text in texts[first:]]
+        admit(engine, *generations)
+        while not all(generation.is_over for generation in generations):
+            engine.step()
+        assert [generation.tokens for generation in generations] == expected[first:]
+    run_to_the_end(engine)
+
+    assert stays.tokens[:12] == expected[0]
+
+
 def test_calls_take_turns_with_steps(model: Any) -> None:
     """Several queued pictures delay an answer by at most one of them per step."""
     engine = make_engine(model)

@@ -134,10 +134,16 @@ def test_settings_are_frozen() -> None:
 
 
 def test_device_is_the_assigned_one() -> None:
-    """Without an accelerator, or without one assigned, the device is the CPU."""
+    """Without one assigned, the device is the CPU."""
     assert choose_device(None) == torch.device("cpu")
-    if not torch.cuda.is_available():
-        assert choose_device(0) == torch.device("cpu")
+
+
+def test_gpu_that_torch_cannot_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker does not serve from the CPU instead, which would be slow for no visible reason."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(SettingsError, match=r"assigned GPU 1, but torch .* cannot use it: the NVIDIA driver is"):
+        choose_device(1)
 
 
 @pytest.mark.parametrize(

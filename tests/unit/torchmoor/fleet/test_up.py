@@ -20,7 +20,7 @@ from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.run import up
-from torchmoor.run.gpus import DEVICE_FRACTION, find_gpus, share_gpus
+from torchmoor.run.gpus import DEVICE_FRACTION, find_gpus, share_gpus, usable_gpus
 from torchmoor.run.up import plan, run
 
 DEADLINE_S = 60.0
@@ -56,7 +56,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
 
     monkeypatch.setattr(launcher_module, "prepare", stub)
     monkeypatch.setattr(HealthChecker, "ask", ask)
-    monkeypatch.setattr(up, "find_gpus", lambda environ: [])
+    monkeypatch.setattr(up, "usable_gpus", lambda environ: [])
     monkeypatch.delenv(up.SESSION_KEYS, raising=False)
     return given
 
@@ -214,6 +214,18 @@ def test_gpus_are_counted_as_nvidias_tool_lists_them(tmp_path: Path, monkeypatch
     fake_nvidia_smi(tmp_path, f"printf '{lines}'", monkeypatch)
 
     assert find_gpus({}) == ["0", "1"]
+
+
+@pytest.mark.parametrize(("build", "gpus"), [("2.13.0+cpu", []), ("2.13.0", ["0"]), ("2.13.0+cu126", ["0"])])
+def test_a_build_of_torch_for_the_cpu_uses_no_gpu(
+    build: str, gpus: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that got a GPU from TorchServe would refuse to start; the warning says what to install."""
+    monkeypatch.setattr("torchmoor.run.gpus.version", lambda name: build)
+
+    assert usable_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == gpus
+
+    assert ("pip install --force-reinstall torch==2.13.0" in caplog.text) == (gpus == [])
 
 
 def test_a_tool_without_a_driver_means_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

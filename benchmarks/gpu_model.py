@@ -1,0 +1,103 @@
+"""A LLaVA with random weights, made on the device: what it says is noise, what it costs is not."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoTokenizer, CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+from transformers.initialization import no_init_weights
+
+from benchmarks.report import ROOT
+from handlers.engine.kv_cache import BLOCK
+from handlers.models.llava import LlavaModel
+from handlers.models.probe import Probe
+from handlers.models.processor import Processor
+
+TINY = ROOT / "models" / "tiny-llava"  # its tokenizer and chat template; the shapes below are what costs time
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """hidden, layers, heads, kv_heads, feed_forward: of the language model; vision_*: of the vision tower."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    vocabulary: int
+    vision_hidden: int
+    vision_layers: int
+    image_size: int
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("llava-1.5-7b", 4096, 32, 32, 32, 11008, 32064, 1024, 24, 336),
+        Shape("llama-3-8b", 4096, 32, 32, 8, 14336, 128256, 1024, 24, 336),
+        Shape("tiny", 64, 2, 4, 2, 128, 512, 32, 2, 56),
+    )
+}
+
+
+@torch.inference_mode()
+def build_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> LlavaModel:
+    """Return the model, checked against transformers as in a load."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY, local_files_only=True)
+    image_token_id = tokenizer.convert_tokens_to_ids("<image>")
+    vision = CLIPVisionConfig(
+        hidden_size=shape.vision_hidden,
+        intermediate_size=4 * shape.vision_hidden,
+        num_hidden_layers=shape.vision_layers,
+        num_attention_heads=shape.vision_hidden // 16 if shape.name == "tiny" else shape.vision_hidden // 64,
+        image_size=shape.image_size,
+        patch_size=14,
+    )
+    text = LlamaConfig(
+        vocab_size=max(shape.vocabulary, len(tokenizer)),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.feed_forward,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=8192,
+    )
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=image_token_id)
+    config.vision_feature_layer = -2
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with no_init_weights(), device:
+            model = LlavaForConditionalGeneration(config).eval().requires_grad_(False)
+    finally:
+        torch.set_default_dtype(before)
+    generator = torch.Generator(device).manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+    model.generation_config.eos_token_id = None
+    probe = Probe(model)
+    loaded = LlavaModel(model, Processor.load(TINY, image_token_id))
+    loaded.eos_token_ids = frozenset()  # so that each answer has the length that was asked for
+    probe.check(loaded)
+    return loaded
+
+
+def weight_bytes(model: LlavaModel) -> int:
+    """Return the bytes that a decoding step reads of the language model's weights."""
+    head = model.model.get_output_embeddings()
+    weights = [*model.decoder.layers.parameters(), *model.decoder.norm.parameters(), *head.parameters()]
+    return sum(weight.nbytes for weight in weights)
+
+
+def kv_token_bytes(model: LlavaModel) -> int:
+    """Return the bytes of one position's keys and values."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_size * model.dtype.itemsize
+
+
+def kv_bytes(model: LlavaModel, num_tokens: int) -> int:
+    """Return the bytes of a KV cache with this many positions and its spare block."""
+    return kv_token_bytes(model) * (-(-num_tokens // BLOCK) + 1) * BLOCK

@@ -1,0 +1,370 @@
+"""The phases of gpu_report.py: each measures one thing with the product's engine and returns its figures."""
+
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.gpu_model import Shape, build_model, kv_bytes, kv_token_bytes, weight_bytes
+from benchmarks.report import ROOT
+from handlers.device import describe_gpu
+from handlers.engine.engine import Engine
+from handlers.engine.kv_cache import SequenceCache
+from handlers.engine.pace import Pace
+from handlers.engine.runner import ModelRunner
+from handlers.engine.scheduler import Scheduler
+from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
+from handlers.models.llava import LlavaModel
+
+ROWS = (1, 8, 64)
+FOREVER = float("inf")
+
+
+@dataclass(slots=True)
+class Answer:
+    """A sequence's tokens as they come."""
+
+    tokens: list[int] = field(default_factory=list)
+    error: Exception | None = None
+    first_s: float | None = None
+
+    def on_event(self, event: TokenEvent) -> bool:
+        if event.token_id is not None:
+            self.tokens.append(event.token_id)
+            self.first_s = self.first_s or time.perf_counter()
+        self.error = event.error
+        return True
+
+
+class Bench:
+    """A model, an engine without a thread, and conversations of random tokens."""
+
+    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, *, is_quick: bool) -> None:
+        self.device, self.dtype, self.shape = device, dtype, shape
+        self.context = 64 if is_quick else 1000
+        self.num_steps = 4 if is_quick else 50
+        self.rows = (1, 4) if is_quick else ROWS
+        self.question = 8 if is_quick else 50
+        self.long_context = 512 if is_quick else 8000
+        self.generator = torch.Generator().manual_seed(0)
+        self._model: LlavaModel | None = None
+        self._engine: Engine | None = None
+        self.bandwidth = 0.0  # bytes/s, read and written
+
+    @property
+    def model(self) -> LlavaModel:
+        if self._model is None:
+            self._model = build_model(self.shape, self.device, self.dtype)
+        return self._model
+
+    def engine(self, **options: Any) -> Engine:
+        """Return the engine for this report's rows, or one of its own with other options."""
+        if options:
+            return self._make_engine(**options)
+        if self._engine is None:
+            self._engine = self._make_engine()
+        return self._engine
+
+    def _make_engine(self, num_tokens: int | None = None, chunk: int = 512, **options: Any) -> Engine:
+        max_rows = self.rows[-1]
+        num_tokens = num_tokens or max_rows * (self.context + 256) + self.long_context + 256
+        runner = ModelRunner(self.model, kv_bytes(self.model, num_tokens), max_rows, **options)
+        return Engine(runner, Scheduler(max_rows, Pace(chunk, 1e9)), 1)
+
+    def close(self, engine: Engine) -> None:
+        """Free an engine that had options."""
+        engine.runner.close()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def prompt(self, length: int) -> list[int]:
+        vocabulary = self.shape.vocabulary
+        return torch.randint(300, vocabulary, (length,), generator=self.generator).tolist()
+
+    def submit(
+        self, engine: Engine, prompt: list[int], num_new: int, images: list[ImageSpan] | None = None, **params: Any
+    ) -> tuple[Answer, Sequence]:
+        answer, cache = Answer(), SequenceCache(engine.runner.pool)
+        settings = SamplingParams(max_new_tokens=num_new, **params)
+        sequence = Sequence(prompt, images or [], cache, settings, FOREVER, answer.on_event)
+        engine.admit(sequence)
+        return answer, sequence
+
+    def finish(self, engine: Engine, *caches: SequenceCache) -> None:
+        while engine.scheduler.all():
+            engine.step()
+        for cache in caches:
+            cache.drop()
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def environment(bench: Bench) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "device": describe_gpu(bench.device),
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__},
+        "sdpa": {
+            "flash": torch.backends.cuda.flash_sdp_enabled(),
+            "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
+            "cudnn": torch.backends.cuda.cudnn_sdp_enabled(),
+        },
+    }
+    size = (2 << 30) if bench.device.type == "cuda" else (64 << 20)
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=bench.device)
+    target = torch.empty_like(source)
+    times = [_time(bench, lambda: target.copy_(source)) for _ in range(8)][2:]
+    bench.bandwidth = 2 * size / statistics.median(times)
+    return found | {"copy_bytes_per_s": bench.bandwidth}
+
+
+def tests(bench: Bench) -> dict[str, Any]:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "--noconftest", "-o", "addopts=", "tests/gpu"]
+    command += ["-W", "ignore", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    lines = done.stdout.strip().splitlines()
+    passed = done.returncode == 0 or (bench.device.type == "cpu" and done.returncode == 5)
+    return {"passed": passed, "summary": lines[-1] if lines else "", "failures": [] if passed else lines[-40:]}
+
+
+def decode(bench: Bench) -> dict[str, Any]:
+    bandwidth = bench.bandwidth or environment(bench)["copy_bytes_per_s"]
+    rows = []
+    for name, options, params in (
+        ("greedy", {}, {}),
+        ("sampled", {}, {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 1}),
+        ("without graphs", {"has_graphs": False}, {}),
+    ):
+        engine = bench.engine(**options)
+        for num_rows in bench.rows:
+            step = _decode(bench, engine, num_rows, params)
+            read = weight_bytes(bench.model) + num_rows * bench.context * kv_token_bytes(bench.model)
+            rows.append(
+                {
+                    "arm": name,
+                    "rows": num_rows,
+                    "tokens_per_s": num_rows / step["step_s"],
+                    "of_bandwidth_limit": read / bandwidth / step["step_s"],
+                    **step,
+                }
+            )
+        if options:
+            bench.close(engine)
+    return {"context": bench.context, "limit_tokens_per_s": _limits(bench, bandwidth), "rows": rows}
+
+
+def _limits(bench: Bench, bandwidth: float) -> dict[str, float]:
+    """Tokens/s if a step took as long as reading the weights and the caches once."""
+    weights, token = weight_bytes(bench.model), kv_token_bytes(bench.model)
+    return {str(n): n * bandwidth / (weights + n * bench.context * token) for n in bench.rows}
+
+
+def _decode(bench: Bench, engine: Engine, num_rows: int, params: dict[str, Any]) -> dict[str, Any]:
+    num_new = 2 * bench.num_steps + 16
+    pairs = [bench.submit(engine, bench.prompt(bench.context), num_new, **params) for _ in range(num_rows)]
+    while any(sequence.is_prefilling or not answer.tokens for answer, sequence in pairs):
+        engine.step()
+    for _ in range(3):
+        engine.step()
+    times = [_time(bench, engine.step) for _ in range(bench.num_steps)]
+    counts = _count_launches(bench, engine)
+    errors = [answer.error for answer, _ in pairs if answer.error is not None]
+    bench.finish(engine, *(sequence.cache for _, sequence in pairs))
+    if errors:
+        raise errors[0]
+    times.sort()
+    return {"step_s": statistics.median(times), "step_p90_s": times[int(0.9 * len(times))], **counts}
+
+
+def _count_launches(bench: Bench, engine: Engine) -> dict[str, int | None]:
+    """Launches of kernels and graphs, and waits for the device, in one step."""
+    if bench.device.type != "cuda":
+        return {"launches": None, "waits": None}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        engine.step()
+    names = [event.name for event in profile.events()]
+    launches = sum(
+        name in ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
+        for name in names
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        engine.step()
+        torch.cuda.set_sync_debug_mode("default")
+    return {"launches": launches, "waits": sum("synchron" in str(each.message) for each in caught)}
+
+
+def uneven(bench: Bench) -> dict[str, Any]:
+    """A step of short contexts, and the same with one long context among them."""
+    engine, num_short = bench.engine(), bench.rows[-1] // 2
+    found = {}
+    for name, lengths in (
+        ("short", [bench.question] * num_short),
+        ("with_long", [*[bench.question] * (num_short - 1), bench.long_context]),
+    ):
+        pairs = [bench.submit(engine, bench.prompt(length), 2 * bench.num_steps) for length in lengths]
+        while any(sequence.is_prefilling for _, sequence in pairs):
+            engine.step()
+        found[f"{name}_step_s"] = statistics.median([_time(bench, engine.step) for _ in range(bench.num_steps)])
+        bench.finish(engine, *(sequence.cache for _, sequence in pairs))
+    return {
+        "rows": num_short,
+        "long": bench.long_context,
+        "ratio": found["with_long_step_s"] / found["short_step_s"],
+        **found,
+    }
+
+
+def ttft(bench: Bench) -> dict[str, Any]:
+    engine, size = bench.engine(), bench.shape.image_size
+    figures: dict[str, list[float]] = {"encode": [], "new_picture": [], "follow_up": [], "rebuilt": []}
+    for turn in range(3 if bench.device.type == "cpu" else 8):
+        pixels = torch.randn(1, 3, size, size, generator=bench.generator)
+        bench.wait()
+        begin = time.perf_counter()
+        features = engine.runner.encode_image(pixels)
+        bench.wait()
+        figures["encode"].append(time.perf_counter() - begin)
+        spans = [ImageSpan(0, features)]
+        picture = [-7 - turn] * len(features)
+        first = picture + bench.prompt(bench.question)
+        answer, sequence = bench.submit(engine, first, bench.question, spans)
+        bench.finish(engine)
+        figures["new_picture"].append(_since(answer, begin))
+        second = first + answer.tokens + bench.prompt(bench.question)
+        begin = time.perf_counter()
+        sequence.cache.match(second)
+        follow = Answer()
+        params = SamplingParams(max_new_tokens=4)
+        engine.admit(Sequence(second, [], sequence.cache, params, FOREVER, follow.on_event))
+        bench.finish(engine, sequence.cache)
+        figures["follow_up"].append(_since(follow, begin))
+        begin = time.perf_counter()
+        again, sequence = bench.submit(engine, second, 4, spans)
+        bench.finish(engine, sequence.cache)
+        figures["rebuilt"].append(_since(again, begin))
+    middle = {f"{name}_s": statistics.median(values[1:]) for name, values in figures.items()}
+    return {
+        "image_tokens": len(features),
+        "follow_up_vs_rebuilt": middle["follow_up_s"] / middle["rebuilt_s"],
+        **middle,
+    }
+
+
+def _since(answer: Answer, begin: float) -> float:
+    if answer.first_s is None:
+        raise RuntimeError(f"no answer: {answer.error}")
+    return answer.first_s - begin
+
+
+def parked(bench: Bench) -> dict[str, Any]:
+    engine = bench.engine()
+    prompt = bench.prompt(bench.context)
+    begin = time.perf_counter()
+    answer, sequence = bench.submit(engine, prompt, 1)
+    bench.finish(engine)
+    computed_s = _since(answer, begin)
+    storage, slots = engine.runner.pool.storage, sequence.cache.slots[: bench.context]
+    host = torch.empty_like(storage[:, :, :, : bench.context], device="cpu", pin_memory=bench.device.type == "cuda")
+    out = [_time(bench, lambda: host.copy_(storage.index_select(3, slots), non_blocking=True)) for _ in range(5)]
+    back = [
+        _time(bench, lambda: storage.index_copy_(3, slots, host.to(bench.device, non_blocking=True))) for _ in range(5)
+    ]
+    sequence.cache.drop()
+    out_s, back_s = statistics.median(out), statistics.median(back)
+    return {
+        "bytes": host.nbytes,
+        "store_s": out_s,
+        "load_s": back_s,
+        "compute_s": computed_s,
+        "load_vs_compute": back_s / computed_s,
+    }
+
+
+def out_of_memory(bench: Bench) -> dict[str, Any]:
+    """Answers go on beside a prompt for which the device has no room, and the next prompt is answered."""
+    if bench.device.type != "cuda":
+        return {"skipped": "the CPU's memory is not exhausted on purpose"}
+    engine = bench.engine(num_tokens=4 * bench.long_context, chunk=8192)
+    running, first = bench.submit(engine, bench.prompt(bench.question), 400)
+    while not running.tokens:
+        engine.step()
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(bench.device)
+    ballast = torch.empty(max(0, free - (96 << 20)), dtype=torch.uint8, device=bench.device)
+    prompts = [bench.submit(engine, bench.prompt(bench.long_context // 2), 4) for _ in range(2)]
+    bench.finish(engine, first.cache, *(sequence.cache for _, sequence in prompts))
+    chunk = engine.scheduler.pace.max_chunk
+    del ballast
+    after, last = bench.submit(engine, bench.prompt(bench.question), 4)
+    bench.finish(engine, last.cache)
+    bench.close(engine)
+    return {
+        "running_answer_tokens": len(running.tokens),
+        "errors": [type(answer.error).__name__ for answer, _ in prompts if answer.error],
+        "chunk_after": chunk,
+        "next_answer_tokens": len(after.tokens),
+        "passed": len(running.tokens) == 400 and len(after.tokens) == 4,
+    }
+
+
+def soak(bench: Bench, seconds: float) -> dict[str, Any]:
+    engine = bench.engine()
+    end = time.monotonic() + seconds
+    live: list[tuple[Answer, Sequence]] = []
+    num_done = num_tokens = num_errors = 0
+    used: list[int] = []
+    while time.monotonic() < end:
+        while len(live) < bench.rows[-1]:
+            length, num_new = (int(torch.randint(1, n, (), generator=bench.generator)) for n in (bench.context, 128))
+            is_sampled = len(live) % 2 == 0
+            live.append(bench.submit(engine, bench.prompt(length), num_new, do_sample=is_sampled))
+        engine.step()
+        going = set(engine.scheduler.all())
+        for answer, sequence in [pair for pair in live if pair[1] not in going]:
+            num_done += 1
+            num_tokens += len(answer.tokens)
+            num_errors += answer.error is not None
+            sequence.cache.drop()
+        live = [pair for pair in live if pair[1] in going]
+        used.append(torch.cuda.memory_reserved() if bench.device.type == "cuda" else 0)
+    bench.finish(engine, *(sequence.cache for _, sequence in live))
+    engine.check_integrity()
+    engine.runner.pool.check_integrity([])
+    middle = used[len(used) // 2] or 1
+    return {
+        "seconds": seconds,
+        "answers": num_done,
+        "tokens_per_s": num_tokens / seconds,
+        "errors": num_errors,
+        "reserved_growth": used[-1] / middle,
+        "passed": num_errors == 0,
+    }
+
+
+def _time(bench: Bench, action: Callable[[], object]) -> float:
+    bench.wait()
+    begin = time.perf_counter()
+    action()
+    bench.wait()
+    return time.perf_counter() - begin
+
+
+PHASES: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "environment": environment,
+    "tests": tests,
+    "decode": decode,
+    "uneven": uneven,
+    "ttft": ttft,
+    "parked": parked,
+    "out_of_memory": out_of_memory,
+}

@@ -1,0 +1,32 @@
+"""The GPU's attention kernel, run on the CPU by Triton's interpreter."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tools import missing
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.slow  # for the package triton, 690 MB, which only `make test-slow` installs
+
+
+def test_kernel_computes_attention() -> None:
+    """With groups of heads, windows, any head size, scattered blocks, and contexts in one part or many."""
+    if importlib.util.find_spec("triton") is None:
+        missing("the package triton is not installed; make test-slow installs it")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.handlers.paged_attention_cases"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+    assert done.stdout == "equal\n", done.stderr
