@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from handlers import compatibility
-from handlers.compatibility import understand
+from handlers import tgi_lmi_settings
 from handlers.errors import SettingsError
 from handlers.settings import HandlerSettings, load_settings
+from handlers.tgi_lmi_settings import understand
 
 
 @pytest.fixture(autouse=True)
 def sagemaker_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create a replacement for /opt/ml/model, without the folder itself."""
     folder = tmp_path / "opt-ml-model"
-    monkeypatch.setattr(compatibility, "SAGEMAKER_MODEL", folder)
+    monkeypatch.setattr(tgi_lmi_settings, "SAGEMAKER_MODEL", folder)
     return folder
 
 
@@ -180,7 +180,7 @@ def test_unknown_options_are_ignored_aloud(tmp_path: Path, caplog: pytest.LogCap
     """Settings of other engines are ignored, and the log names them."""
     folder = properties(tmp_path, "option.rolling_batch=vllm", "option.model_id=/weights")
 
-    with caplog.at_level(logging.WARNING, logger="handlers.compatibility"):
+    with caplog.at_level(logging.WARNING, logger="handlers.tgi_lmi_settings"):
         found = settings({"OPTION_GPU_MEMORY_UTILIZATION": "0.9"}, folder)
 
     assert found.model.path == "/weights"
