@@ -66,7 +66,7 @@ def _off(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerSetting:
+class ForeignSetting:
     """One setting of these containers: its names, the handler's setting that it becomes, and how to parse it."""
 
     setting: str | None  # group.key; None: only checked
@@ -76,20 +76,20 @@ class ContainerSetting:
 
 
 FOREIGN = (
-    ContainerSetting("model.path", _checkpoint, ("HF_MODEL_ID",), ("model_id",)),
-    ContainerSetting("model.revision", str, ("HF_MODEL_REVISION", "REVISION"), ("revision",)),
-    ContainerSetting("model.dtype", _one_of(_DTYPES), ("DTYPE",), ("dtype",)),
-    ContainerSetting("model.tensor_parallel", _degree, ("SM_NUM_GPUS", "NUM_SHARD"), ("tensor_parallel_degree",)),
-    ContainerSetting("engine.max_prompt_tokens", _whole, ("MAX_INPUT_LENGTH", "MAX_INPUT_TOKENS")),
-    ContainerSetting("engine.max_context_tokens", _whole, ("MAX_TOTAL_TOKENS",), ("max_model_len",)),
-    ContainerSetting("engine.max_rows", _whole, ("MAX_BATCH_SIZE",), ("max_rolling_batch_size",)),
-    ContainerSetting("session.kv_tokens", _whole, ("MAX_BATCH_TOTAL_TOKENS",)),
-    ContainerSetting("pump.max_in_flight", _whole, ("MAX_CONCURRENT_REQUESTS",)),
-    ContainerSetting("request.inputs_form", _one_of(_FORMATS), (), ("output_formatter",)),
-    ContainerSetting(None, _off, ("QUANTIZE", "HF_MODEL_QUANTIZE"), ("quantize",)),
-    ContainerSetting(None, _off, ("TRUST_REMOTE_CODE", "HF_MODEL_TRUST_REMOTE_CODE"), ("trust_remote_code",)),
-    ContainerSetting(None, _off, ("LORA_ADAPTERS",), ("enable_lora", "adapters")),
-    ContainerSetting(None, _off, ("ROPE_SCALING",), ("rope_scaling",)),
+    ForeignSetting("model.path", _checkpoint, ("HF_MODEL_ID",), ("model_id",)),
+    ForeignSetting("model.revision", str, ("HF_MODEL_REVISION", "REVISION"), ("revision",)),
+    ForeignSetting("model.dtype", _one_of(_DTYPES), ("DTYPE",), ("dtype",)),
+    ForeignSetting("model.tensor_parallel", _degree, ("SM_NUM_GPUS", "NUM_SHARD"), ("tensor_parallel_degree",)),
+    ForeignSetting("engine.max_prompt_tokens", _whole, ("MAX_INPUT_LENGTH", "MAX_INPUT_TOKENS")),
+    ForeignSetting("engine.max_context_tokens", _whole, ("MAX_TOTAL_TOKENS",), ("max_model_len",)),
+    ForeignSetting("engine.max_rows", _whole, ("MAX_BATCH_SIZE",), ("max_rolling_batch_size",)),
+    ForeignSetting("session.kv_tokens", _whole, ("MAX_BATCH_TOTAL_TOKENS",)),
+    ForeignSetting("pump.max_in_flight", _whole, ("MAX_CONCURRENT_REQUESTS",)),
+    ForeignSetting("request.inputs_form", _one_of(_FORMATS), (), ("output_formatter",)),
+    ForeignSetting(None, _off, ("QUANTIZE", "HF_MODEL_QUANTIZE"), ("quantize",)),
+    ForeignSetting(None, _off, ("TRUST_REMOTE_CODE", "HF_MODEL_TRUST_REMOTE_CODE"), ("trust_remote_code",)),
+    ForeignSetting(None, _off, ("LORA_ADAPTERS",), ("enable_lora", "adapters")),
+    ForeignSetting(None, _off, ("ROPE_SCALING",), ("rope_scaling",)),
 )
 
 
@@ -139,7 +139,7 @@ def understand(
     return merged
 
 
-def _agreed(foreign: ContainerSetting, said: Sequence[_Said]) -> _Said | None:
+def _agreed(foreign: ForeignSetting, said: Sequence[_Said]) -> _Said | None:
     """Return the value that one source gives a setting under all of its names. Raises SettingsError if they differ."""
     read = [_parse(foreign, each) for each in said]
     for other in read[1:]:
@@ -148,7 +148,7 @@ def _agreed(foreign: ContainerSetting, said: Sequence[_Said]) -> _Said | None:
     return read[0] if read else None
 
 
-def _parse(foreign: ContainerSetting, said: _Said) -> _Said:
+def _parse(foreign: ForeignSetting, said: _Said) -> _Said:
     try:
         return _Said(said.name, foreign.parse(said.value.strip()))
     except ValueError as exc:
