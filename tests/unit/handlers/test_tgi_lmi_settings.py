@@ -88,11 +88,12 @@ def test_options_of_the_environment_are_understood() -> None:
     assert found.engine.max_rows == 8
 
 
-def test_the_streams_form_is_lmis_where_lmi_is_configured(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("formatter", "form"), [("jsonlines", "lmi"), ("json", "lmi-json"), ("sse", "tgi")])
+def test_the_streams_form_is_lmis_where_lmi_is_configured(tmp_path: Path, formatter: str, form: str) -> None:
     """option.output_formatter selects the form of answers to `inputs`."""
-    found = understand({}, {}, [properties(tmp_path, "option.output_formatter=jsonlines")])
+    found = understand({}, {}, [properties(tmp_path, f"option.output_formatter={formatter}")])
 
-    assert found["request"]["inputs_form"] == "lmi"
+    assert found["request"]["inputs_form"] == form
 
 
 def test_the_stronger_source_wins(tmp_path: Path, sagemaker_model: Path) -> None:
