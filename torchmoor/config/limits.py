@@ -1,6 +1,8 @@
-"""Settings of what one client may use, and of how long an instance may take."""
+"""Settings of what one client and one caller may use, and of how long an instance may take."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import Field
 
@@ -45,6 +47,19 @@ class LimitSettings(SettingsGroup, title="limits"):
     body_timeout_s: Positive = Field(60.0, description="From the end of a request's head to the end of its body.")
     keep_alive_timeout_s: Positive = Field(
         75.0, description="An idle connection of a client or operator is closed after it."
+    )
+
+
+class CallerSettings(SettingsGroup, title="callers"):
+    """What one caller may use at a time. Each key and token is a caller; without them, each client address is one."""
+
+    limited: Literal["with-keys", "always", "never"] = Field(
+        "with-keys",
+        description="When these limits apply: if there are access keys or tokens, always (without them by client "
+        "address), or never.",
+    )
+    max_requests: Count = Field(
+        512, description="Requests of one caller that wait for an instance or are being answered; more get 429."
     )
 
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 CHAT = "chat"  # the archive with the chat handler and no checkpoint
 MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
-# Variables that name the chat handler's checkpoint (handlers/compatibility.py).
+# Variables that name the chat handler's checkpoint (handlers/tgi_lmi_settings.py).
 CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")
 PROPERTIES = "serving.properties"
 MANIFEST = Path("MAR-INF") / "MANIFEST.json"

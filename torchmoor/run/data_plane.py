@@ -147,6 +147,12 @@ class DataPlane:
         return {} if self.gate is None else self.gate.num_denied
 
     @property
+    def num_limited(self) -> dict[str, int]:
+        """Requests refused for a caller's limit, by its setting."""
+        callers = self.dispatchers.callers
+        return {} if callers is None else callers.num_refused
+
+    @property
     def log_counts(self) -> LogCounts | None:
         """The access log's numbers; None without a log."""
         return None if self.observer is None else self.observer.log

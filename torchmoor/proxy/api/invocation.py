@@ -141,11 +141,13 @@ class Invocation:
         return self.assignment.wait_ends_at
 
     def route(self, body: bytes, waiter: Waiter) -> Placement:
-        """Check the body, find its session, and assign an instance."""
+        """Check the body, find its session, count the request for its caller, and assign an instance."""
         self._waiter = waiter
         try:
             if self.body_need is not NOTHING:
                 self._read_body(body)
+            if self._dispatchers.callers is not None:  # a signature is verified by now
+                self.assignment.enter(self._dispatchers.callers, waiter.source)
             if self.request.is_chunked:
                 self.assignment.count_body(waiter.num_bytes_in)
             self.assignment.assign(self._resume)

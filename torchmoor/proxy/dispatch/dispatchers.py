@@ -12,6 +12,7 @@ from random import Random
 
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import UnknownEndpoint, UnknownVariant
+from torchmoor.proxy.dispatch.callers import Callers
 from torchmoor.proxy.dispatch.decisions import Decisions
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.id_operations import IdOperations
@@ -54,6 +55,7 @@ class Dispatchers:
         self.observer: Observer | None = None  # notified of each request's end
         self.waiting_bytes = WaitingBytes(settings.limits.max_waiting_bytes)
         self.sessions = RequestSessions(settings.sessions, settings.limits.max_foreign_sessions)
+        self.callers = Callers(settings.callers) if settings.limits_callers else None
         self._rng = rng
         self._by_endpoint = {
             endpoint.name: [
