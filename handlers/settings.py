@@ -179,8 +179,10 @@ class RequestSettings(HandlerGroup, title="request"):
     """Requests that contain their whole conversation or prompt."""
 
     max_messages: Count = 512
-    inputs_form: Literal["tgi", "lmi", "lmi-outputs"] = Field(
-        "tgi", description="Form of the answers to `inputs` unless Accept says another; lmi-outputs: LMI's older lines."
+    inputs_form: Literal["tgi", "lmi", "lmi-json", "lmi-outputs"] = Field(
+        "tgi",
+        description="Form of the answers to `inputs` unless Accept says another; lmi-json and lmi-outputs: those of "
+        "LMI 0.25.",
     )
 
 

@@ -11,7 +11,6 @@ from handlers.adapter import Pump
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.compatibility import SAGEMAKER_MODEL, understand
 from handlers.device import choose_device
 from handlers.engine.engine import make_engine
 from handlers.engine.runner import cache_shape
@@ -23,6 +22,7 @@ from handlers.models.loader import load_model
 from handlers.models.text import TextModel
 from handlers.process_memory import keep_no_large_blocks
 from handlers.settings import ChatSessionSettings, PumpSettings, load_settings
+from handlers.tgi_lmi_settings import SAGEMAKER_MODEL, understand
 
 logger = logging.getLogger(__name__)
 MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"

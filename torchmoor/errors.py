@@ -26,6 +26,7 @@ TorchmoorError
     |   `-- InvalidSignature
     |-- ModelError           424, with what the model answered
     |-- ModelNotReady        429, with Retry-After
+    |-- CallerLimited        429, with Retry-After
     |-- InternalFailure      500
     `-- ServiceUnavailable   503, with Retry-After
         |-- QueueFull            of asynchronous requests
@@ -230,6 +231,19 @@ class ModelNotReady(ApiError):
 
     def __init__(self, message: str, *, retry_after_s: int = START_RETRY_S) -> None:
         super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class CallerLimited(ApiError):
+    """The caller uses as much as one caller may. setting: of the group `callers`."""
+
+    status = 429
+    kind = "ThrottlingException"  # AWS's name; boto3 tries again in each of its retry modes
+
+    def __init__(self, used: str, setting: str, limit: int, *, retry_after_s: int = BUSY_RETRY_S) -> None:
+        """used: what the caller has, such as "512 requests in flight"."""
+        super().__init__(f"The caller has {used}, and callers.{setting} is {limit}. Try again in {retry_after_s} s.")
+        self.setting = setting
         self.retry_after_s = retry_after_s
 
 

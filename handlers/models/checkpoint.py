@@ -28,6 +28,8 @@ UNNEEDED = ("*/*", "consolidated*.safetensors")  # the second: copies of the wei
 MAX_FILES = 1000
 PROGRESS_INTERVAL_S = 10.0
 MAX_ATTEMPTS = 6
+PARTIAL = ".partial-"  # begins the name of a folder that is being downloaded
+SPARE_BYTES = 64 << 20  # stay free on the disk
 S3 = "s3://"
 HUB = "hf://"
 _HUB_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
@@ -119,6 +121,8 @@ def _from_s3(settings: ModelSettings) -> Path:
         target = home / _digest(*(f"{each.name} {each.size} {each.tag}" for each in objects))
         with _locked(home / "lock"):
             if not target.is_dir():
+                for killed in home.glob(f"{PARTIAL}*"):  # the remains of a worker that was killed
+                    shutil.rmtree(killed, ignore_errors=True)
                 with translated("the store"):
                     _download(client, bucket, objects, target)
                 for older in home.iterdir():  # running workers have theirs open
@@ -159,10 +163,10 @@ def _download(client: Any, bucket: str, objects: Sequence[_Object], target: Path
     """Download all files into a folder, renamed when complete. Raises OSError if the disk has no room."""
     total = sum(each.size for each in objects)
     free = shutil.disk_usage(target.parent).free
-    if total > free:
-        raise OSError(f"it has {total} bytes, but the disk has only {free} left")
+    if total + SPARE_BYTES > free:
+        raise OSError(f"it has {total} bytes, but the disk has only {free} left, {SPARE_BYTES} of which stay free")
     progress = _DownloadLog(total)
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=target.parent) as temporary:
+    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=target.parent) as temporary:
         folder = Path(temporary) / "checkpoint"
         folder.mkdir()
         for each in objects:

@@ -25,7 +25,7 @@ from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceS
 from torchmoor.config.dialects import ChatPageSettings, ContainerSettings
 from torchmoor.config.health import HealthSettings, RecoverySettings
 from torchmoor.config.launcher import DEFAULT_INFLIGHT_BODY_BYTES
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import CallerSettings, LimitSettings, TimeoutSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.observe import ObserveSettings
@@ -76,6 +76,7 @@ class Stage:
         self,
         *,
         limits: LimitSettings | None = None,
+        callers: CallerSettings | None = None,
         timeouts: TimeoutSettings | None = None,
         health: HealthSettings = NO_PROBES,
         recovery: RecoverySettings | None = None,
@@ -119,6 +120,7 @@ class Stage:
             ),
             listen=listen,
             limits=limits or LimitSettings(),
+            callers=callers or CallerSettings(),
             timeouts=timeouts or TimeoutSettings(sweep_interval_s=0.02),
             health=health,
             recovery=recovery or RecoverySettings(),
@@ -262,6 +264,8 @@ class Stage:
         self.until(lambda: self._extra_tasks() == [], f"no task left but {self._extra_tasks()}")
         assert self.proxy.data.budget.used_bytes == 0
         assert self.proxy.data.gate is None or self.proxy.data.gate.unverified.num_bytes == 0
+        callers = self.proxy.data.dispatchers.callers
+        assert callers is None or not callers.num_requests
         for instance in self.registry.instances():
             assert instance.inflight_body_bytes == 0
             for connection in instance.idle:

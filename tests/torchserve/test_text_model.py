@@ -29,7 +29,8 @@ def two_endpoints(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         missing("there is no llm.mar: make archives downloads SmolLM2 for it")
     folder = tmp_path_factory.mktemp("two-endpoints")
     arguments = ("--endpoint", "llava", "--endpoint", "llm", "--capacity", "1", "--late-binding")
-    with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log") as running:
+    lmi = {"OPTION_OUTPUT_FORMATTER": "json"}
+    with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log", environment=lmi) as running:
         yield running
 
 
@@ -106,6 +107,21 @@ def test_openai_client_reaches_both_models_by_their_names(two_endpoints: Fleet) 
     assert unknown.value.code == "model_not_found"
 
 
+def test_older_lmi_streams_one_object_without_being_asked(two_endpoints: Fleet) -> None:
+    """With LMI 0.25's output_formatter=json, a client that sends no `stream` can print the text as it comes."""
+    body = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 40}}
+
+    answer = two_endpoints.client().invoke_endpoint_with_response_stream(
+        EndpointName="llm", ContentType="application/json", Body=json.dumps(body)
+    )
+    pieces = [event["PayloadPart"]["Bytes"] for event in answer["Body"]]
+
+    assert answer["ContentType"] == "application/json"
+    assert pieces[0].startswith(b'{"generated_text": "')
+    assert len(pieces) > 10
+    assert "Paris" in json.loads(b"".join(pieces))["generated_text"]
+
+
 def test_requests_beyond_the_capacity_wait_for_the_instance(two_endpoints: Fleet) -> None:
     """Requests beyond the capacity wait and are all answered, as the command line configures."""
     body = json.dumps({"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}})
@@ -114,7 +130,7 @@ def test_requests_beyond_the_capacity_wait_for_the_instance(two_endpoints: Fleet
     def ask_once(client: Any) -> Any:
         together.wait(60)
         answer = client.invoke_endpoint(EndpointName="llm", ContentType="application/json", Body=body)
-        return json.loads(answer["Body"].read())[0]["generated_text"]
+        return json.loads(answer["Body"].read())["generated_text"]
 
     with ThreadPoolExecutor(6) as threads:
         answers = list(threads.map(ask_once, [two_endpoints.client() for _ in range(6)]))

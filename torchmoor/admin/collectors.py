@@ -47,15 +47,22 @@ class InstanceAverage:
 class MetricsCollector:
     """Collects invocations, instances, access and discovery.
 
-    denied: requests refused for their credentials, by error type. log: the access log; None without one.
+    denied: requests refused for their credentials, by error type. limited: requests refused for their caller's limit,
+    by its setting. log: the access log; None without one.
     """
 
     def __init__(
-        self, registry: Registry, traffic: Iterable[VariantTraffic], denied: Mapping[str, int], log: LogCounts | None
+        self,
+        registry: Registry,
+        traffic: Iterable[VariantTraffic],
+        denied: Mapping[str, int],
+        limited: Mapping[str, int],
+        log: LogCounts | None,
     ) -> None:
         self._registry = registry
         self._traffic = list(traffic)
         self._denied = denied
+        self._limited = limited
         self._log = log
         self._averages = [InstanceAverage() for _ in self._traffic]
 
@@ -81,6 +88,8 @@ class MetricsCollector:
             families.add("InstanceShare", labels, instance.share)
         for error, count in list(self._denied.items()):
             families.add("AccessDenied", (error,), count)
+        for setting, count in list(self._limited.items()):
+            families.add("CallerLimited", (setting,), count)
         if self._log is not None:
             families.add("AccessLogLines", (), self._log.num_lines)
             families.add("AccessLogDropped", (), self._log.num_dropped)

@@ -71,7 +71,7 @@ class AdminServer:
         self._scraper = MetricsScraper(registry)
         self._dashboard = Dashboard(registry, operations, traffic, data.refresh)
         self._metrics = CollectorRegistry(auto_describe=False)
-        self._metrics.register(MetricsCollector(registry, traffic, data.num_denied, data.log_counts))
+        self._metrics.register(MetricsCollector(registry, traffic, data.num_denied, data.num_limited, data.log_counts))
         self._metrics.register(ModelMetricsCollector(traffic))
         self._metrics.register(AdminCollector(self.connections))
         self._metrics.register(HostCollector())

@@ -7,6 +7,7 @@ entries to AWS.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from torchmoor.config.aws import check_input, input_shape
 from torchmoor.config.group import read_list, read_mapping
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 SERVICE = "application-autoscaling"
 NAMESPACE = "sagemaker"
@@ -70,6 +73,14 @@ def _read_entry(values: Mapping[str, Any], where: str, initial_count: int | None
     own["InitialInstanceCount"] = values["MinCapacity"] if initial_count is None else initial_count
     if "ScalingPolicies" in values:
         own |= _read_policies(values, where)
+        if own["MinCapacity"] == 0 and own["tracking"] is not None and own["step"] is None:
+            own["step"] = StepScaling()
+            logger.info(
+                "%s: MinCapacity 0 has no StepScaling policy on %s; one that starts an instance is assumed, because "
+                "target tracking has no metric while there is no instance",
+                where,
+                STEP_METRIC,
+            )
     return ScalingSettings.read(own, where)
 
 

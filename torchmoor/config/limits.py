@@ -1,6 +1,8 @@
-"""Settings of what one client may use, and of how long an instance may take."""
+"""Settings of what one client and one caller may use, and of how long an instance may take."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import Field
 
@@ -48,6 +50,19 @@ class LimitSettings(SettingsGroup, title="limits"):
     )
 
 
+class CallerSettings(SettingsGroup, title="callers"):
+    """What one caller may use at a time. Each key and token is a caller; without them, each client address is one."""
+
+    limited: Literal["with-keys", "always", "never"] = Field(
+        "with-keys",
+        description="When these limits apply: if there are access keys or tokens, always (without them by client "
+        "address), or never.",
+    )
+    max_requests: Count = Field(
+        512, description="Requests of one caller that wait for an instance or are being answered; more get 429."
+    )
+
+
 class TimeoutSettings(SettingsGroup, title="timeouts"):
     """How long an instance may take."""
 
@@ -56,6 +71,9 @@ class TimeoutSettings(SettingsGroup, title="timeouts"):
     stream_idle_timeout_s: Positive = Field(60.0, description="Between two pieces of a stream.")
     stream_total_timeout_s: Positive = Field(480.0, description="To a stream's end.")
     sweep_interval_s: Positive = Field(0.25, description="How late a passed deadline may be noticed.")
-    cancel_timeout_s: Positive = Field(5.0, description="An operation that cancels requests at an instance.")
+    cancel_timeout_s: Positive = Field(
+        5.0,
+        description="An operation that cancels requests at an instance, or ends sessions closed elsewhere.",
+    )
     pool_idle_timeout_s: Positive = Field(60.0, description="Closes an unused connection to an instance.")
     stop_grace_s: Positive = Field(5.0, description="Running requests may take this long once the proxy stops.")

@@ -74,7 +74,7 @@ class ScalingSettings(SettingsGroup, title="Autoscaling", validate_by_name=True,
         if least == 0 and self.step is None:
             raise refusal(
                 "ScalingPolicies",
-                "are not enough: MinCapacity 0 needs a StepScaling policy on HasBacklogWithoutCapacity, because a "
-                "backlog per instance starts no instance where there is none",
+                "are not enough: MinCapacity 0 needs a StepScaling policy on HasBacklogWithoutCapacity, or target "
+                "tracking, because otherwise nothing starts an instance",
             )
         return self

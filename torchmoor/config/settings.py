@@ -13,7 +13,7 @@ from torchmoor.config.group import SettingsGroup, groups_of, refusal
 from torchmoor.config.health import HealthSettings, RecoverySettings
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import CallerSettings, LimitSettings, TimeoutSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.notifications import NotificationSettings
 from torchmoor.config.objects import ObjectSettings
@@ -28,6 +28,7 @@ class ProxySettings(SettingsGroup):
     endpoints: tuple[EndpointSettings, ...]
     listen: ListenSettings = ListenSettings()
     limits: LimitSettings = LimitSettings()
+    callers: CallerSettings = CallerSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     health: HealthSettings = HealthSettings()
     recovery: RecoverySettings = RecoverySettings()
@@ -54,6 +55,12 @@ class ProxySettings(SettingsGroup):
         if self.container.serves_models and self.endpoints[0].multi_model is None:
             raise refusal("container.serves_models", f"needs a multi-model endpoint, and {names[0]!r} has one model")
         return self
+
+    @property
+    def limits_callers(self) -> bool:
+        """True if `callers` applies."""
+        limited = self.callers.limited
+        return limited == "always" or (limited == "with-keys" and self.credentials.guards_data)
 
     def _check_async(self, endpoint: EndpointSettings, config: AsyncEndpointSettings) -> None:
         if endpoint.multi_model is not None:

@@ -53,6 +53,11 @@ class DataPlaneView(Protocol):
         ...
 
     @property
+    def num_limited(self) -> Mapping[str, int]:
+        """Requests refused for a caller's limit, by its setting."""
+        ...
+
+    @property
     def log_counts(self) -> LogCounts | None:
         """The access log's counts; None without one."""
         ...

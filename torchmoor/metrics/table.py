@@ -45,6 +45,7 @@ ACCESS = (
         "Requests refused for their credentials, or (ServiceUnavailable) dropped before their signature was checked.",
         labels=("error",),
     ),
+    _counter("CallerLimited", "Requests refused because their caller is at a limit of `callers`.", labels=("setting",)),
 )
 ACCESS_LOG = (
     _counter("AccessLogLines", "Lines of the access log.", labels=()),

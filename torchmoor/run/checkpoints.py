@@ -13,7 +13,7 @@ from torchmoor.errors import ConfigError
 from torchmoor.run.many import MANY
 
 MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
-# Variables that name the chat handler's checkpoint (handlers/compatibility.py).
+# Variables that name the chat handler's checkpoint (handlers/tgi_lmi_settings.py).
 CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")
 MAX_NAME = 58  # an instance's name has a hyphen and a number after it
 S3 = "s3://"

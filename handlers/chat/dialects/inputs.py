@@ -1,5 +1,6 @@
 """The dialect of TGI and LMI: bodies `{"inputs": ..., "parameters": {...}, "stream": ...}`, and their answers."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,17 +26,19 @@ def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSett
     if not is_unicode(prompt):
         raise InvalidRequest("'inputs' must be valid Unicode: it has one half of a surrogate pair", param="inputs")
     is_streaming = body.get("stream")
-    is_streaming = False if is_streaming is None else is_streaming
-    if not isinstance(is_streaming, bool):
+    if not isinstance(is_streaming, bool | None):
         raise InvalidRequest("'stream' must be true or false", param="stream")
     parameters = parse_parameters(body.get("parameters"))
+    form = _form(incoming, parameters, prompt, settings.inputs_form)
+    if is_streaming is None:
+        is_streaming = isinstance(form, LmiJsonForm)  # whose clients send no `stream`
     return Generate(
         caller=incoming.caller,
         prompt=prompt,
         messages=(),
         parameters=parameters,
         invocation_id=incoming.invocation_id,
-        form=_form(incoming, parameters, prompt, settings.inputs_form),
+        form=form,
         is_streaming=is_streaming,
     )
 
@@ -49,6 +52,8 @@ def _form(incoming: Incoming, parameters: Parameters, prompt: str, default: str)
         is_lmi = False
     else:
         is_lmi = default != "tgi"
+    if is_lmi and default == "lmi-json" and not incoming.accepts(LmiForm.content_type):
+        return LmiJsonForm(text_before=text_before, has_details=parameters.details)
     if is_lmi:
         are_outputs = default == "lmi-outputs"
         return LmiForm(text_before=text_before, has_details=parameters.details, are_outputs=are_outputs)
@@ -121,6 +126,43 @@ class LmiForm:
         if self.has_details:
             body["details"] = {**summary.details(), "tokens": [_lmi_token(token) for token in summary.tokens]}
         return encode(body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmiJsonForm:
+    """Encodes LMI 0.25's `json`: one object whose only text is written as it is generated.
+
+    The bytes are those of DJL's formatter: `{"generated_text": "` with a space, the escaped text, `"}`.
+    """
+
+    text_before: str = ""
+    has_details: bool = False
+
+    content_type = "application/json"
+
+    def begin(self) -> bytes:
+        return b'{"generated_text": "' + _escape(self.text_before)
+
+    def token(self, token: Token, summary: Summary | None) -> bytes:
+        text = _escape(token.text)
+        if summary is None:
+            return text
+        details = b', "details": ' + encode(summary.details()) if self.has_details else b""
+        return text + b'"' + details + b"}"
+
+    def error(self, error: HandlerError) -> bytes:
+        return b'", "error": ' + encode(error.message) + b', "code": %d}' % error.status
+
+    def whole(self, summary: Summary) -> bytes:
+        body: dict[str, object] = {"generated_text": self.text_before + summary.text}
+        if self.has_details:
+            body["details"] = summary.details()
+        return json.dumps(body, ensure_ascii=False).encode()
+
+
+def _escape(text: str) -> bytes:
+    """Return the inside of a JSON string."""
+    return encode(text)[1:-1]
 
 
 def _event(value: Any) -> bytes:

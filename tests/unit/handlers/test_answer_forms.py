@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.chat.dialects.inputs import LmiForm, TgiForm
+from handlers.chat.dialects.inputs import LmiForm, LmiJsonForm, TgiForm
 from handlers.chat.dialects.openai import OpenAIForm
 from handlers.chat.dialects.session import SessionForm
 from handlers.chat.forms import AnswerForm, Summary, Token
-from handlers.errors import HandlerError, InvalidRequest, Overloaded, TurnTimedOut
+from handlers.errors import HandlerError, InvalidRequest, OutOfMemory, Overloaded, TurnTimedOut
 
 TEXTS = ["Grün", "", " 🟢", "\n\n", ' "data:{}" ', "です", ""]
 OPENAI = OpenAIForm(id="chatcmpl-1", created=7, model="llava")
@@ -105,6 +105,20 @@ def test_older_lmi_stream_is_read_through_any_cut() -> None:
         assert "".join(line["outputs"][0] for line in found) == "".join(TEXTS)
 
 
+def test_json_of_older_lmi_is_one_object() -> None:
+    """Its beginning has the published client's space, and each token is its text alone."""
+    raw = stream(LmiJsonForm())
+
+    assert raw.startswith(b'{"generated_text": "')
+    assert raw.endswith(b'"}')
+    assert json.loads(raw) == {"generated_text": "".join(TEXTS)}
+    assert [json.loads(b'"' + LmiJsonForm().token(token, None) + b'"') for token in tokens_of(TEXTS)] == TEXTS
+    assert json.loads(stream(LmiJsonForm(has_details=True)))["details"]["finish_reason"] == "eos_token"
+    broken = LmiJsonForm().begin() + LmiJsonForm().token(tokens_of(["ab"])[0], None)
+    broken += LmiJsonForm().error(OutOfMemory("no room"))
+    assert json.loads(broken) == {"generated_text": "ab", "error": "no room", "code": 507}
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=6), st.data())
 def test_any_text_passes_every_line_reader(texts: list[str], data: st.DataObject) -> None:
@@ -119,13 +133,14 @@ def test_any_text_passes_every_line_reader(texts: list[str], data: st.DataObject
 
         shown = [line[key]["text"] if key == "token" else line[key][0] for line in found]
         assert "".join(shown) == "".join(texts)
+    assert json.loads(stream(LmiJsonForm(), texts)) == {"generated_text": "".join(texts)}
     chunks = [c for c in read_openai(stream(OPENAI, texts)) if c["choices"]]
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "".join(texts)
 
 
 def test_no_piece_of_a_stream_ends_within_a_character() -> None:
     """Each piece of every form is valid UTF-8 by itself."""
-    for form in (SessionForm(), TgiForm(), LmiForm(), LmiForm(are_outputs=True), OPENAI):
+    for form in (SessionForm(), TgiForm(), LmiForm(), LmiForm(are_outputs=True), LmiJsonForm(), OPENAI):
         for token in tokens_of(TEXTS):
             form.token(token, None).decode()
 
@@ -211,6 +226,12 @@ def test_text_before_comes_once() -> None:
     assert json.loads(SessionForm(text_before="Q: ").whole(summary))["response_text"] == text
     assert json.loads(TgiForm(text_before="Q: ").whole(summary))[0]["generated_text"] == text
     assert json.loads(LmiForm(text_before="Q: ").whole(summary))["generated_text"] == text
+    older_json = LmiJsonForm(text_before="Q: ")
+    assert (
+        stream(older_json)
+        == older_json.whole(summary)
+        == json.dumps({"generated_text": text}, ensure_ascii=False).encode()
+    )
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,31 @@ def test_new_content_is_downloaded_again(bucket: Any, tmp_path: Path) -> None:
     assert [path for path in new.parent.iterdir() if path.is_dir()] == [new]
 
 
+def test_a_killed_download_takes_no_room_from_the_next(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its remains are deleted before the free room is looked at; 64 MiB of it stay free."""
+    bucket.put_object(Bucket=BUCKET, Key="killed/config.json", Body=b"{}")
+    where = settings(tmp_path, f"s3://{BUCKET}/killed")
+    has_room = False
+    usage = shutil.disk_usage(tmp_path)
+
+    def measure(path: Path) -> Any:
+        is_clean = not list(Path(path).glob(".partial-*"))
+        return usage._replace(free=(64 << 20) + 2 if is_clean and has_room else (64 << 20) + 1)
+
+    monkeypatch.setattr(shutil, "disk_usage", measure)
+    with pytest.raises(SettingsError, match="the disk has only"):
+        find_checkpoint(where, tmp_path, {})
+    (home,) = (tmp_path / "cache").iterdir()
+    (home / ".partial-killed").mkdir()
+    (home / ".partial-killed" / "model.safetensors").write_bytes(b"half")
+
+    has_room = True
+
+    assert (find_checkpoint(where, tmp_path, {}) / "config.json").read_bytes() == b"{}"
+
+
 def test_a_download_that_fails_leaves_nothing(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of the cache is complete or absent; the next start downloads again."""
     bucket.put_object(Bucket=BUCKET, Key="broken/config.json", Body=b"{}")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handlers.chat.commands import Generate
-from handlers.chat.dialects.inputs import LmiForm, TgiForm
+from handlers.chat.dialects.inputs import LmiForm, LmiJsonForm, TgiForm
 from handlers.chat.dialects.openai import OpenAIForm
 from handlers.chat.dialects.table import parse
 from handlers.chat.forms import AnswerForm
@@ -63,6 +63,9 @@ def test_inputs_are_taken_as_they_are() -> None:
         ("*/*", "lmi", LmiForm()),
         ("", "lmi-outputs", LmiForm(are_outputs=True)),
         ("application/jsonlines", "lmi-outputs", LmiForm(are_outputs=True)),
+        ("", "lmi-json", LmiJsonForm()),
+        ("application/json", "lmi-json", LmiJsonForm()),
+        ("application/jsonlines", "lmi-json", LmiForm()),
     ],
 )
 @pytest.mark.parametrize("is_streaming", [True, False])
@@ -73,6 +76,12 @@ def test_form_of_inputs_is_by_accept_then_by_setting(
     found = command({"inputs": "x", "stream": is_streaming}, {"accept": accept}, inputs_form=setting)
 
     assert (found.form, found.is_streaming) == (form, is_streaming)
+
+
+@pytest.mark.parametrize(("setting", "is_streaming"), [("lmi-json", True), ("lmi", False), ("tgi", False)])
+def test_only_lmi_json_streams_without_being_asked(setting: str, is_streaming: bool) -> None:
+    """LMI 0.25's clients send no `stream` and print what arrives."""
+    assert command({"inputs": "x"}, inputs_form=setting).is_streaming is is_streaming
 
 
 def test_full_text_and_details_are_the_forms_business() -> None:

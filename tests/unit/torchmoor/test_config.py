@@ -357,6 +357,19 @@ def test_autoscaling_has_the_published_policies_unless_it_says_others() -> None:
     )
 
 
+def test_published_policy_alone_wakes_an_endpoint_at_zero(caplog: pytest.LogCaptureFixture) -> None:
+    """Target tracking with MinCapacity 0, as published: the step out of zero is assumed, and the log says so once."""
+    policy = {"PolicyType": "TargetTrackingScaling", "TargetTrackingScalingPolicyConfiguration": TRACKING}
+
+    with caplog.at_level(logging.INFO):
+        (variant,) = parse(scaled(MinCapacity=0, ScalingPolicies=[policy])).proxy.endpoints[0].variants
+
+    assert variant.scaling is not None
+    assert variant.scaling.step == StepScaling(num_instances=1)
+    assert variant.scaling.tracking is not None
+    assert len([record for record in caplog.records if "is assumed" in record.message]) == 1
+
+
 @pytest.mark.parametrize(("given", "least", "count"), [(0, 0, 0), (None, 0, 0), (2, 0, 2), (None, 1, 1)])
 def test_initial_instance_count_may_be_none(given: int | None, least: int, count: int) -> None:
     """0, which the service's own model refuses, starts with no instance; left out, it is MinCapacity."""

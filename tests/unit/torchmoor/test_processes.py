@@ -51,6 +51,7 @@ def report(
     return {
         "variants": [{"metrics": metrics.snapshot(), "num_waiting": waiting, "turns": {"chat-0": waiting}}],
         "denied": {"InvalidSignature": invocations},
+        "limited": {"max_requests": 2 * invocations},
         "log": {"lines": invocations, "dropped": 1},
         "instances": {
             "chat-0": {
@@ -74,6 +75,7 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
     (variant,), (instance,) = totals.variants, registry.instances()
 
     assert (variant.metrics.invocations, variant.num_waiting, totals.denied) == (5, 7, {"InvalidSignature": 5})
+    assert totals.limited == {"max_requests": 10}
     assert variant.waiting_turns == {"chat-0": 7}
     assert (variant.metrics.model_latency.sum, sum(variant.metrics.model_latency.counts)) == (pytest.approx(0.3), 2)
     assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (5, 5, 2)
@@ -87,6 +89,7 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
     totals.compute()
 
     assert (variant.metrics.invocations, variant.num_waiting, totals.denied) == (25, 3, {"InvalidSignature": 25})
+    assert totals.limited == {"max_requests": 50}
     assert sum(variant.metrics.model_latency.counts) == 4
     assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (25, 25, 4)
     assert (instance.breaker.state, instance.share) == (BreakerState.CLOSED, 1.0)

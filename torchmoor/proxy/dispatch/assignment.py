@@ -1,6 +1,7 @@
 """The assignment of one request: the instance that is chosen and leased for it, waited for, and replaced.
 
-An assignment has a lease of the chosen instance, or a place in the queue, or neither; `release` gives both back.
+An assignment has a lease of the chosen instance, or a place in the queue, or neither, and its caller's lease if
+callers are limited; `release` gives them back.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import replace
 from time import monotonic
 
 from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable
+from torchmoor.proxy.dispatch.callers import CallerLease, Callers
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
@@ -18,7 +20,7 @@ from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.routing.kv_aware import Expectation
-from torchmoor.proxy.routing.reasons import RETRY
+from torchmoor.proxy.routing.reasons import RETRY, SESSION_FAILOVER
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
 from torchmoor.wire.session_ids import SessionId
@@ -46,6 +48,7 @@ class Assignment:
     _resume: Resume | None = None
     ticket: Ticket[DispatchRequest] | None = None
     _lease: Lease | None = None
+    _caller_lease: CallerLease | None = None
 
     def __init__(
         self,
@@ -79,6 +82,10 @@ class Assignment:
         """Assign the request as a turn of a session. It stays counted with the variant that was drawn before."""
         self.session = session
         self.dispatcher = dispatcher
+
+    def enter(self, callers: Callers, address: str) -> None:
+        """Count the request for its caller until `release`. Raises CallerLimited."""
+        self._caller_lease = callers.lease_request(self.head.principal, address)
 
     def assign(self, resume: Resume) -> None:
         """Choose and lease an instance, or wait for one. Raises BodyTooLarge or ServiceUnavailable if it cannot."""
@@ -143,6 +150,8 @@ class Assignment:
             self._return(before)
         if self.session is None:
             self.expected = self.dispatcher.chooser.on_sent(self, choice.instance)
+        elif choice.reason is SESSION_FAILOVER:
+            self._dispatchers.moved_sessions.note(self.session, choice.instance)
 
     def release(self) -> None:
         """Give back the lease or the place in the queue. May be called again."""
@@ -153,6 +162,8 @@ class Assignment:
         lease, self._lease = self._lease, None
         if lease is not None:
             self._return(lease)
+        if self._caller_lease is not None:
+            self._caller_lease.release()
 
     def _return(self, lease: Lease) -> None:
         if self.model is not None:

@@ -12,9 +12,11 @@ from random import Random
 
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import UnknownEndpoint, UnknownVariant
-from torchmoor.proxy.dispatch.cancellation import Cancellations
+from torchmoor.proxy.dispatch.callers import Callers
 from torchmoor.proxy.dispatch.decisions import Decisions
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
+from torchmoor.proxy.dispatch.id_operations import IdOperations
+from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
 from torchmoor.proxy.dispatch.observer import Observer
 from torchmoor.proxy.dispatch.request_sessions import RequestSessions
 from torchmoor.proxy.http.message import Reply, Request
@@ -38,19 +40,22 @@ class Dispatchers:
         settings: ProxySettings,
         registry: Registry,
         rng: Random,
-        cancellations: Cancellations,
+        cancellations: IdOperations,
+        moved_sessions: MovedSessions,
         recovery: Recovery,
         suspect: Callable[[Instance], None],
     ) -> None:
         self.settings = settings
         self.registry = registry
         self.cancellations = cancellations
+        self.moved_sessions = moved_sessions
         self.recovery = recovery
         self.suspect = suspect
         self.decisions = Decisions(settings.observe.max_decisions, settings.observe.max_decisions_per_s)
         self.observer: Observer | None = None  # notified of each request's end
         self.waiting_bytes = WaitingBytes(settings.limits.max_waiting_bytes)
         self.sessions = RequestSessions(settings.sessions, settings.limits.max_foreign_sessions)
+        self.callers = Callers(settings.callers) if settings.limits_callers else None
         self._rng = rng
         self._by_endpoint = {
             endpoint.name: [

@@ -90,6 +90,11 @@ class Waiter(Protocol):
         """Return how much of the request's body was received."""
         ...
 
+    @property
+    def source(self) -> str:
+        """Return the client's address."""
+        ...
+
     def resume(self, placement: Placement) -> None:
         """End the wait. Not to be called again, or after the call's end."""
         ...

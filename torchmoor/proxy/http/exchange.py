@@ -89,6 +89,10 @@ class Exchange:
         return self._outgoing.num_body_bytes
 
     @property
+    def source(self) -> str:
+        return self.client.source
+
+    @property
     def _can_replay(self) -> bool:
         return not self.is_answered and self._outgoing.can_repeat
 

@@ -160,7 +160,7 @@ class ChildProxy:
 
     def _report(self) -> None:
         plane = self._plane
-        report = make_report(self.registry, plane.traffic(), plane.num_denied, plane.log_counts)
+        report = make_report(self.registry, plane.traffic(), plane.num_denied, plane.num_limited, plane.log_counts)
         self._link.send("report", report=report)
 
     async def _tick(self) -> None:

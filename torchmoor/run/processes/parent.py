@@ -123,6 +123,11 @@ class ProcessGroup:
         return self._totals.denied
 
     @property
+    def num_limited(self) -> dict[str, int]:
+        """Requests refused for a caller's limit, by its setting."""
+        return self._totals.limited
+
+    @property
     def log_counts(self) -> LogTotal | None:
         """The access log's numbers; None without a log."""
         return self._totals.log if self._settings.observe.access_log else None

@@ -54,6 +54,7 @@ class Totals:
         self._registry = registry
         self.variants = [VariantTotal(variant) for endpoint in registry.endpoints() for variant in endpoint.variants]
         self.denied: dict[str, int] = {}
+        self.limited: dict[str, int] = {}
         self.log = LogTotal()
         self._running: dict[int, Report] = {}
         self._ended: list[Report] = []
@@ -72,9 +73,9 @@ class Totals:
         for old in self._ended:
             for total, given in zip(variants, old["variants"], strict=True):
                 total.metrics.add(given["metrics"])
-        denied, log = _sum(old["denied"] for old in self._ended), _sum(old["log"] for old in self._ended)
+        counts = {key: _sum(old[key] for old in self._ended) for key in ("denied", "limited", "log")}
         kept = [{"metrics": total.metrics.snapshot(), "num_waiting": 0, "turns": {}} for total in variants]
-        self._ended = [{"variants": kept, "denied": denied, "log": log, "instances": {}}]
+        self._ended = [{"variants": kept, **counts, "instances": {}}]
 
     def is_in_use(self, name: str) -> bool:
         """True unless each running child reports that it sends an instance nothing new and has nothing outstanding."""
@@ -83,7 +84,7 @@ class Totals:
         return any(found is None or found["outstanding"] or found["state"] == ready for found in reports)
 
     def compute(self) -> None:
-        """Update `variants`, `denied`, `log` and the registry's instances."""
+        """Update `variants`, `denied`, `limited`, `log` and the registry's instances."""
         reports = [*self._ended, *self._running.values()]
         for number, total in enumerate(self.variants):
             total.metrics.reset()
@@ -94,6 +95,8 @@ class Totals:
             total.waiting_turns = _sum(report["variants"][number]["turns"] for report in reports)
         self.denied.clear()
         self.denied.update(_sum(report["denied"] for report in reports))
+        self.limited.clear()
+        self.limited.update(_sum(report["limited"] for report in reports))
         log = _sum(report["log"] for report in reports)
         self.log.num_lines, self.log.num_dropped = log.get("lines", 0), log.get("dropped", 0)
         self.show_instances()
@@ -113,7 +116,11 @@ class Totals:
 
 
 def make_report(
-    registry: Registry, dispatchers: Iterable[Dispatcher], denied: dict[str, int], log: LogCounts | None
+    registry: Registry,
+    dispatchers: Iterable[Dispatcher],
+    denied: dict[str, int],
+    limited: dict[str, int],
+    log: LogCounts | None,
 ) -> Report:
     """Return what a child has counted since its start, and how it sees the instances."""
     return {
@@ -126,6 +133,7 @@ def make_report(
             for dispatcher in dispatchers
         ],
         "denied": dict(denied),
+        "limited": dict(limited),
         "log": {} if log is None else {"lines": log.num_lines, "dropped": log.num_dropped},
         "instances": {
             instance.name: {

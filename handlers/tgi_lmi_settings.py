@@ -27,7 +27,7 @@ _DTYPES = {
     **dict.fromkeys(("fp16", "float16", "half"), "float16"),
     **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
 }
-_FORMATS = {"json": "lmi", "jsonlines": "lmi", "sse": "tgi", "tgi": "tgi"}
+_FORMATS = {"json": "lmi-json", "jsonlines": "lmi", "sse": "tgi", "tgi": "tgi"}
 
 
 def _whole(text: str) -> int:

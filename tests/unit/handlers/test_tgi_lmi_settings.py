@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from handlers import compatibility
-from handlers.compatibility import understand
+from handlers import tgi_lmi_settings
 from handlers.errors import SettingsError
 from handlers.settings import HandlerSettings, load_settings
+from handlers.tgi_lmi_settings import understand
 
 
 @pytest.fixture(autouse=True)
 def sagemaker_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create a replacement for /opt/ml/model, without the folder itself."""
     folder = tmp_path / "opt-ml-model"
-    monkeypatch.setattr(compatibility, "SAGEMAKER_MODEL", folder)
+    monkeypatch.setattr(tgi_lmi_settings, "SAGEMAKER_MODEL", folder)
     return folder
 
 
@@ -88,11 +88,12 @@ def test_options_of_the_environment_are_understood() -> None:
     assert found.engine.max_rows == 8
 
 
-def test_the_streams_form_is_lmis_where_lmi_is_configured(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("formatter", "form"), [("jsonlines", "lmi"), ("json", "lmi-json"), ("sse", "tgi")])
+def test_the_streams_form_is_lmis_where_lmi_is_configured(tmp_path: Path, formatter: str, form: str) -> None:
     """option.output_formatter selects the form of answers to `inputs`."""
-    found = understand({}, {}, [properties(tmp_path, "option.output_formatter=jsonlines")])
+    found = understand({}, {}, [properties(tmp_path, f"option.output_formatter={formatter}")])
 
-    assert found["request"]["inputs_form"] == "lmi"
+    assert found["request"]["inputs_form"] == form
 
 
 def test_the_stronger_source_wins(tmp_path: Path, sagemaker_model: Path) -> None:
@@ -180,7 +181,7 @@ def test_unknown_options_are_ignored_aloud(tmp_path: Path, caplog: pytest.LogCap
     """Settings of other engines are ignored, and the log names them."""
     folder = properties(tmp_path, "option.rolling_batch=vllm", "option.model_id=/weights")
 
-    with caplog.at_level(logging.WARNING, logger="handlers.compatibility"):
+    with caplog.at_level(logging.WARNING, logger="handlers.tgi_lmi_settings"):
         found = settings({"OPTION_GPU_MEMORY_UTILIZATION": "0.9"}, folder)
 
     assert found.model.path == "/weights"
