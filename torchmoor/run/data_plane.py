@@ -22,10 +22,11 @@ from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.api.application import DataPlaneApplication
 from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
-from torchmoor.proxy.dispatch.cancellation import Cancellations
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.dispatch.id_operations import IdOperations
+from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections
 from torchmoor.proxy.http.exchange import HttpMeans
 from torchmoor.proxy.http.outgoing import ReplayBudget
@@ -39,6 +40,7 @@ from torchmoor.proxy.instances.recovery import Recovery
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import RequestObserver, observing
 from torchmoor.run.async_parts import make_async_inference
+from torchmoor.wire import operations
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +86,13 @@ class DataPlane:
         self.recovery = Recovery(registry, settings.recovery, clock=clock)
         self.subrequests = Subrequests(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
         self.dispatchers = Dispatchers(
-            settings, registry, rng or Random(), Cancellations(self.subrequests), self.recovery, suspect
+            settings,
+            registry,
+            rng or Random(),
+            IdOperations(self.subrequests, operations.CANCEL, operations.REQUEST_IDS),
+            MovedSessions(registry, IdOperations(self.subrequests, operations.END_CLOSED, operations.SESSION_IDS)),
+            self.recovery,
+            suspect,
         )
         means = HttpMeans(
             connector=connector,

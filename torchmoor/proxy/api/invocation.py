@@ -261,7 +261,7 @@ class Invocation:
     def on_abandoned(self) -> None:
         """Cancel the request at the instance, which notices a closed connection only when it sends something."""
         path = self._path.partition(b"?")[0]
-        self._dispatchers.cancellations.cancel(self.chosen.instance, path, self.request_id)
+        self._dispatchers.cancellations.send(self.chosen.instance, path, self.request_id.decode())
 
     def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Judgement:
         """Deliver the answer, or go elsewhere if the instance could not take the request."""
@@ -298,6 +298,7 @@ class Invocation:
                 self._dispatchers.sessions.on_opened(endpoint, principal, opened, self.chosen.instance)
         elif assignment.session is not None and CLOSED_SESSION_ID in head.layout.places:
             self._dispatchers.sessions.on_closed(endpoint, principal, assignment.session)
+            self._dispatchers.moved_sessions.on_closed(assignment.session, self.chosen.instance)
 
     def _try_abler(self, head: AnswerHead) -> bool:
         """Assign another instance if this one's refusal says that it cannot serve the request now.

@@ -20,7 +20,7 @@ from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.routing.kv_aware import Expectation
-from torchmoor.proxy.routing.reasons import RETRY
+from torchmoor.proxy.routing.reasons import RETRY, SESSION_FAILOVER
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
 from torchmoor.wire.session_ids import SessionId
@@ -150,6 +150,8 @@ class Assignment:
             self._return(before)
         if self.session is None:
             self.expected = self.dispatcher.chooser.on_sent(self, choice.instance)
+        elif choice.reason is SESSION_FAILOVER:
+            self._dispatchers.moved_sessions.note(self.session, choice.instance)
 
     def release(self) -> None:
         """Give back the lease or the place in the queue. May be called again."""
