@@ -87,4 +87,13 @@ class ActOnSession:
     session: str
 
 
-Command = OpenSession | AddImages | Ask | Generate | CloseSession | ReportStatus | ListSessions | ActOnSession
+@dataclass(frozen=True, slots=True)
+class EndClosed:
+    """End the sessions of these ids that another instance has closed: an operation for the proxy."""
+
+    session_ids: tuple[str, ...]
+
+
+Command = (
+    OpenSession | AddImages | Ask | Generate | CloseSession | ReportStatus | ListSessions | ActOnSession | EndClosed
+)

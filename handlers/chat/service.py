@@ -14,6 +14,7 @@ from handlers.chat.commands import (
     Ask,
     CloseSession,
     Command,
+    EndClosed,
     Generate,
     ListSessions,
     OpenSession,
@@ -46,6 +47,7 @@ from handlers.reply import PendingReply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings
 from torchmoor.wire import headers as wire
+from torchmoor.wire import operations
 
 MAX_LISTED_SESSIONS = 1000
 
@@ -156,7 +158,7 @@ class ChatService:
         Turn(self._parts, self.store, self.recorder, session, command, reply).start()
 
     def _change_session(
-        self, command: OpenSession | AddImages | CloseSession | ActOnSession, reply: PendingReply
+        self, command: OpenSession | AddImages | CloseSession | ActOnSession | EndClosed, reply: PendingReply
     ) -> None:
         match command:
             case OpenSession():
@@ -170,6 +172,8 @@ class ChatService:
             case ActOnSession():
                 session = self._sessions.act(command)
                 reply.finish_json(describe(self.store, session))
+            case EndClosed():
+                reply.finish_json({operations.NUM_ENDED: self._sessions.end_closed(command)})
 
     def _open(self, command: OpenSession, reply: PendingReply) -> None:
         ttl_s = self._sessions.choose_ttl_s(command)

@@ -128,7 +128,8 @@ class Gate:
 class FakeInstance:
     """Answers with `behave`, records the requests, and counts their connections.
 
-    A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names. Other operations
+    A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names, and an end-closed
+    operation with `on_end_closed`. Other operations
     are answered with `on_operation` if it is set. Otherwise `on_status` answers the status operation; by default it
     answers as a model that does not know the operation.
     """
@@ -139,6 +140,8 @@ class FakeInstance:
     cancels: list[Received] = field(default_factory=list)  # cancel operations, which are not among `received`
     cancelled: list[str] = field(default_factory=list)  # the ids that they named
     on_cancel: Behaviour = field(default_factory=lambda: answering(body=b'{"cancelled": 1}'))
+    ended: list[list[str]] = field(default_factory=list)  # the session ids of each end-closed operation
+    on_end_closed: Behaviour = field(default_factory=lambda: answering(body=b'{"ended": 1}'))
     on_operation: Behaviour | None = None
     on_status: Behaviour = field(default_factory=lambda: answering(404))
     num_connections: int = 0
@@ -183,6 +186,10 @@ class FakeInstance:
                     self.cancelled += json.loads(request.body)["request_ids"]
                     self.cancels.append(request)
                     await self.on_cancel(request, Wire(reader, writer))
+                    continue
+                if request.headers.get("x-torchmoor-operation") == "end-closed":
+                    self.ended.append(json.loads(request.body)["session_ids"])
+                    await self.on_end_closed(request, Wire(reader, writer))
                     continue
                 if self.on_operation is not None and "x-torchmoor-operation" in request.headers:
                     await self.on_operation(request, Wire(reader, writer))

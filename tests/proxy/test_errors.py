@@ -72,7 +72,8 @@ def test_other_errors_are_model_errors(stage: Stage, operation: str, status: int
     assert (status_of(error), error.response["Error"]["Code"]) == (424, "ModelError")
     assert status == error.response["OriginalStatusCode"]
     assert "the cause" in error.response["OriginalMessage"]
-    assert error.response["LogStreamArn"].startswith("arn:")
+    arn = "arn:aws:logs:us-east-1:000000000000:log-group:/aws/sagemaker/Endpoints/llava"
+    assert error.response["LogStreamArn"] == arn
     expected = f"Received {whose} error ({status}) from primary with message"
     assert error.response["Error"]["Message"].startswith(expected)
     assert len(stage.a.received + stage.b.received) == 1

@@ -193,6 +193,29 @@ def test_hanging_worker_is_gone_around(three: Three) -> None:
     assert "blue" in ask_until_answered(chat, "What color is the square?")
 
 
+def test_close_frees_every_instance_that_has_served_the_session(three: Three) -> None:
+    """While the session's worker is stopped, another instance takes the session over; a close then frees both."""
+    fleet = three.fleet
+    wait_until(lambda: all(i["share"] == 1.0 for i in fleet.instances()), "all instances at work", **PATIENTLY)
+    chat = open_session(fleet.client(), image=data_url(draw("square", "blue")))
+    (home,) = fleet.holders(chat.id)
+    workers = worker_pids(three.run_dir, home)
+    try:
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        assert "blue" in chat.ask("What color is the square?")
+        wait_until(lambda: home not in ready_instances(fleet), "the hanging worker is noticed", **PATIENTLY)
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: home in ready_instances(fleet), "the worker is back", **PATIENTLY)
+    assert len(fleet.holders(chat.id)) == 2
+
+    chat.close()
+
+    wait_until(lambda: fleet.holders(chat.id) == [], "no instance holds the session")
+
+
 def test_killed_and_hanging_instances_lose_nothing(three: Three) -> None:
     """kill -9 of one TorchServe during conversations, then SIGSTOP of another, lose no session.
 

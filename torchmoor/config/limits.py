@@ -74,6 +74,9 @@ class TimeoutSettings(SettingsGroup, title="timeouts"):
     stream_idle_timeout_s: Positive = Field(60.0, description="Between two pieces of a stream.")
     stream_total_timeout_s: Positive = Field(480.0, description="To a stream's end.")
     sweep_interval_s: Positive = Field(0.25, description="How late a passed deadline may be noticed.")
-    cancel_timeout_s: Positive = Field(5.0, description="An operation that cancels requests at an instance.")
+    cancel_timeout_s: Positive = Field(
+        5.0,
+        description="An operation that cancels requests at an instance, or ends sessions closed elsewhere.",
+    )
     pool_idle_timeout_s: Positive = Field(60.0, description="Closes an unused connection to an instance.")
     stop_grace_s: Positive = Field(5.0, description="Running requests may take this long once the proxy stops.")

@@ -23,10 +23,11 @@ from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.api.application import DataPlaneApplication
 from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
 from torchmoor.proxy.dispatch.callers import Callers
-from torchmoor.proxy.dispatch.cancellation import Cancellations
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.dispatch.id_operations import IdOperations
+from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections
 from torchmoor.proxy.http.exchange import HttpMeans
 from torchmoor.proxy.http.outgoing import ReplayBudget
@@ -40,6 +41,7 @@ from torchmoor.proxy.instances.recovery import Recovery
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import RequestObserver, observing
 from torchmoor.run.async_parts import make_async_inference
+from torchmoor.wire import operations
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +89,14 @@ class DataPlane:
         self.subrequests = Subrequests(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
         callers = Callers(settings.callers, wall=wall) if settings.limits_callers else None
         self.dispatchers = Dispatchers(
-            settings, registry, rng or Random(), Cancellations(self.subrequests), self.recovery, suspect, callers
+            settings,
+            registry,
+            rng or Random(),
+            IdOperations(self.subrequests, operations.CANCEL, operations.REQUEST_IDS),
+            MovedSessions(registry, IdOperations(self.subrequests, operations.END_CLOSED, operations.SESSION_IDS)),
+            self.recovery,
+            suspect,
+            callers,
         )
         means = HttpMeans(
             connector=connector,

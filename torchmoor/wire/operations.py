@@ -2,6 +2,7 @@
 
 # Names
 CANCEL = "cancel"
+END_CLOSED = "end-closed"
 IN_FLIGHT = "in-flight"
 MODELS = "models"
 SESSIONS = "sessions"
@@ -12,6 +13,11 @@ REQUEST_IDS = "request_ids"
 NUM_CANCELLED = "cancelled"
 NUM_IN_FLIGHT = "in_flight"
 MAX_CANCELLED = 1000  # ids in one cancel operation
+
+# Keys of end-closed
+SESSION_IDS = "session_ids"
+NUM_ENDED = "ended"
+MAX_ENDED = 1000  # ids in one operation
 
 # Actions of sessions
 CLOSE, PIN, UNPIN = "close", "pin", "unpin"

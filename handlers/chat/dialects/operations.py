@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from handlers.chat.checks import names
-from handlers.chat.commands import ActOnSession, Command, ListSessions, ReportStatus
+from handlers.chat.commands import ActOnSession, Command, EndClosed, ListSessions, ReportStatus
 from handlers.errors import InvalidRequest
 from torchmoor.wire import operations
-from torchmoor.wire.operations import MAX_SESSIONS, SESSION_ACTIONS
+from torchmoor.wire.operations import MAX_ENDED, MAX_SESSIONS, SESSION_ACTIONS
 from torchmoor.wire.session_hash import SESSION_HASH, SESSION_HASH_PREFIX
 
 
@@ -18,6 +18,8 @@ def parse_operation(operation: str, read_body: Callable[[], dict[str, Any]]) -> 
             return ReportStatus()
         case operations.SESSIONS:
             return _parse_sessions(read_body())
+        case operations.END_CLOSED:
+            return _parse_closed(read_body())
         case _:
             raise InvalidRequest(f"there is no operation {names([operation])}")
 
@@ -45,7 +47,16 @@ def _parse_sessions(body: Mapping[str, Any]) -> ListSessions | ActOnSession:
     return ListSessions(after=after, prefix=prefix, limit=limit)
 
 
+def _parse_closed(body: Mapping[str, Any]) -> EndClosed:
+    """Read an end-closed operation: {"session_ids": [ID, ...]}."""
+    _refuse_others(body, (operations.SESSION_IDS,))
+    ids = body.get(operations.SESSION_IDS)
+    if not isinstance(ids, list) or not all(isinstance(i, str) for i in ids) or len(ids) > MAX_ENDED:
+        raise InvalidRequest(f"'session_ids' must be a list of at most {MAX_ENDED} ids", param=operations.SESSION_IDS)
+    return EndClosed(tuple(ids))
+
+
 def _refuse_others(body: Mapping[str, Any], known: tuple[str, ...]) -> None:
     others = body.keys() - set(known)
     if others:
-        raise InvalidRequest(f"a sessions operation has {', '.join(known)}, not {names(others)}")
+        raise InvalidRequest(f"this operation has {', '.join(known)}, not {names(others)}")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 
-from handlers.chat.commands import ActOnSession, AddImages, Ask, CloseSession, OpenSession
+from handlers.chat.commands import ActOnSession, AddImages, Ask, CloseSession, EndClosed, OpenSession
 from handlers.chat.pictures.receiver import ImageReceiver, ReceivedImage
 from handlers.chat.pictures.store import digests
 from handlers.chat.sessions.recorder import CLOSED, SessionRecorder
@@ -182,6 +182,23 @@ class SessionLifecycle:
         if is_first:
             self._counters.add("sessions_closed")
         return is_first
+
+    def end_closed(self, command: EndClosed) -> int:
+        """Free the memory of sessions that another instance has closed. Return how many this worker held.
+
+        The journal decides: a session that is still open stays. Raises JournalUnavailable.
+        """
+        held = [session for session in map(self._store.find, command.session_ids) if session is not None]
+        num_ended = 0
+        for session in held:
+            try:
+                self._recorder.is_known(session.id.text)
+            except SessionClosed:
+                self._store.close(session)
+                num_ended += 1
+            except SessionLost:  # its journal is damaged, so it has ended
+                num_ended += 1
+        return num_ended
 
     def act(self, command: ActOnSession) -> Session:
         """Close, pin or unpin a session that this worker holds, for an operator. Raises SessionUnknown."""

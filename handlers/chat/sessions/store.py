@@ -92,6 +92,10 @@ class SessionStore:
         with self._lock:
             return list(self._sessions.values())
 
+    def find(self, text: str) -> Session | None:
+        with self._lock:
+            return self._sessions.get(text)
+
     def find_by_hash(self, name: str) -> Session | None:
         """Return the open session with this hash; None if there is none, or more than one."""
         found = [session for session in self.snapshot() if session.hash == name]

@@ -258,7 +258,7 @@ class Invocation:
     def on_abandoned(self) -> None:
         """Cancel the request at the instance, which notices a closed connection only when it sends something."""
         path = self._path.partition(b"?")[0]
-        self._dispatchers.cancellations.cancel(self.chosen.instance, path, self.request_id)
+        self._dispatchers.cancellations.send(self.chosen.instance, path, self.request_id.decode())
 
     def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Judgement:
         """Deliver the answer, or go elsewhere if the instance could not take the request."""

@@ -67,6 +67,7 @@ _CLIENT_CODES = frozenset(
         error_codes.MODEL_UNKNOWN,
     )
 )
+DEFAULT_REGION = "us-east-1"  # where access.region accepts any
 _CONTENT_TYPE = b"content-type"
 _REQUEST_ID = b"x-amzn-requestid"
 _DROPPED_FIELDS = frozenset((b"ts_stream_next", b"x-request-id", _REQUEST_ID, SESSION_ID, NEW_SESSION_ID, ERROR_HEADER))
@@ -86,15 +87,16 @@ class RuntimeApi:
         max_body_bytes = dispatchers.settings.limits.max_body_bytes
         whole = Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
         streamed = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
-        account_id = dispatchers.settings.account_id
+        region = dispatchers.settings.access.region or DEFAULT_REGION
+        log_groups = f"arn:aws:logs:{region}:{dispatchers.settings.account_id}:log-group:/aws/sagemaker/Endpoints/"
         self._operations: dict[bytes, RuntimeOperation | AsyncOperation] = {}
         for endpoint in dispatchers.registry.endpoints():
             path = b"%b%b/" % (PREFIX, endpoint.name.encode())
             self._operations[path + _WHOLE] = RuntimeOperation(
-                dispatchers, endpoint, RuntimeDialect(account_id), whole, max_body_bytes
+                dispatchers, endpoint, RuntimeDialect(log_groups), whole, max_body_bytes
             )
             self._operations[path + _STREAMED] = RuntimeOperation(
-                dispatchers, endpoint, StreamDialect(account_id), streamed, max_body_bytes
+                dispatchers, endpoint, StreamDialect(log_groups), streamed, max_body_bytes
             )
             if service is not None and endpoint.name in service.endpoints:
                 self._operations[path + _ASYNC] = AsyncOperation(dispatchers, endpoint, service)
@@ -167,14 +169,13 @@ class RuntimeDialect(ApiDialect):
     operation_name = "InvokeEndpoint"
     too_large_status = ValidationError.status
 
-    def __init__(self, account_id: str) -> None:
-        self._account_id = account_id
+    def __init__(self, log_groups: str) -> None:
+        """log_groups: the ARN of the endpoints' log groups, without an endpoint's name."""
+        self._log_groups = log_groups
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
         if isinstance(error, ModelError):
-            error.log_stream_arn = (
-                f"arn:aws:logs:local:{self._account_id}:log-group:/torchmoor/endpoints/{endpoint.name}"
-            )
+            error.log_stream_arn = self._log_groups + endpoint.name
         return runtime_error(error, request_id)
 
     def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:

@@ -22,7 +22,7 @@ from torchmoor.proxy.http.message import AnswerHead, Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.kv_aware import Expectation
-from torchmoor.proxy.routing.reasons import RETRY
+from torchmoor.proxy.routing.reasons import RETRY, SESSION_FAILOVER
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
 from torchmoor.wire import error_codes, headers
@@ -167,6 +167,8 @@ class Assignment:
             self._return(before)
         if self.session is None:
             self.expected = self.dispatcher.chooser.on_sent(self, choice.instance)
+        elif choice.reason is SESSION_FAILOVER:
+            self._dispatchers.moved_sessions.note(self.session, choice.instance)
 
     def release(self) -> None:
         """Give back the lease or the place in the queue. May be called again."""
@@ -229,7 +231,9 @@ class Assignment:
             if opened and head.status < 300:
                 self._note_opened(endpoint, opened)
         elif head.status < 300 and CLOSED_SESSION_ID in head.layout.places:
+            assert self.choice is not None
             self._dispatchers.sessions.on_closed(endpoint, self.head.principal, session)
+            self._dispatchers.moved_sessions.on_closed(session, self.choice.instance)
             if self._caller_lease is not None:
                 self._caller_lease.on_closed((endpoint.name, session.text), session.expires_at)
         elif self._caller_lease is not None:

@@ -51,7 +51,7 @@ class InstanceCapacityLease:
         self._capacity.dispatchers.report_unreachable(self._instance)
 
     def abandon(self, request_id: str) -> None:
-        self._capacity.dispatchers.cancellations.cancel(self._instance, self._dispatcher.path, request_id.encode())
+        self._capacity.dispatchers.cancellations.send(self._instance, self._dispatcher.path, request_id)
 
 
 class EndpointCapacity:

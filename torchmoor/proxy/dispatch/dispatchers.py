@@ -13,9 +13,10 @@ from random import Random
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import UnknownEndpoint, UnknownVariant
 from torchmoor.proxy.dispatch.callers import Callers
-from torchmoor.proxy.dispatch.cancellation import Cancellations
 from torchmoor.proxy.dispatch.decisions import Decisions
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
+from torchmoor.proxy.dispatch.id_operations import IdOperations
+from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
 from torchmoor.proxy.dispatch.observer import Observer
 from torchmoor.proxy.dispatch.request_sessions import RequestSessions
 from torchmoor.proxy.http.message import Reply, Request
@@ -40,7 +41,8 @@ class Dispatchers:
         settings: ProxySettings,
         registry: Registry,
         rng: Random,
-        cancellations: Cancellations,
+        cancellations: IdOperations,
+        moved_sessions: MovedSessions,
         recovery: Recovery,
         suspect: Callable[[Instance], None],
         callers: Callers | None = None,
@@ -48,6 +50,7 @@ class Dispatchers:
         self.settings = settings
         self.registry = registry
         self.cancellations = cancellations
+        self.moved_sessions = moved_sessions
         self.recovery = recovery
         self.suspect = suspect
         self.decisions = Decisions(settings.observe.max_decisions, settings.observe.max_decisions_per_s)

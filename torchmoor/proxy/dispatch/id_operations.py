@@ -1,4 +1,4 @@
-"""Cancellation of requests whose clients have left.
+"""Operations of handlers that name ids: requests whose clients have left, and sessions that were closed elsewhere.
 
 TorchServe notices a closed connection only when it answers the request in a step, and a request without output yet is
 not answered. So the proxy sends the handler an operation of its own (docs/instance-protocol.md).
@@ -11,40 +11,44 @@ import logging
 
 from torchmoor.proxy.http.subrequest import Subrequests
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.wire import headers, operations
+from torchmoor.wire import headers
 
 logger = logging.getLogger(__name__)
 
 MAX_IDS = 500  # per operation
 MAX_WAITING = 5_000  # ids for one instance while an operation runs
 MAX_UNDER_WAY = 256  # running operations over all instances
-_OPERATION_LINE = f"{headers.OPERATION}: {operations.CANCEL}\r\n".encode()
 
 
-class Cancellations:
+class IdOperations:
     """Sends an instance one operation at a time; ids that arrive meanwhile are sent together with the next.
 
     A thousand clients that leave at once cost an instance a few small requests, and never its last rows.
     """
 
-    def __init__(self, subrequests: Subrequests) -> None:
+    def __init__(self, subrequests: Subrequests, operation: str, key: str) -> None:
+        """key: of the ids in the operation's body."""
         self._subrequests = subrequests
+        self._operation = operation
+        self._operation_line = f"{headers.OPERATION}: {operation}\r\n".encode()
+        self._key = key
         self._waiting: dict[tuple[str, bytes], list[str]] = {}  # by instance and path, where one is under way
 
-    def cancel(self, instance: Instance, path: bytes, request_id: bytes) -> None:
-        """Send the id soon, without a guarantee: every turn has a deadline too."""
+    def send(self, instance: Instance, path: bytes, text: str) -> None:
+        """Send an id soon, without a guarantee: what it names ends by itself, too."""
         key = (instance.name, path)
         waiting = self._waiting.get(key)
         if waiting is not None:
             if len(waiting) < MAX_WAITING:
-                waiting.append(request_id.decode())
+                waiting.append(text)
             else:
-                logger.warning("cancellation dropped instance=%s waiting=%d", instance.name, len(waiting))
+                logger.warning("%s dropped instance=%s waiting=%d", self._operation, instance.name, len(waiting))
         elif len(self._waiting) < MAX_UNDER_WAY:
-            self._waiting[key] = [request_id.decode()]
+            self._waiting[key] = [text]
             self._send_next(instance, path)
         else:
-            logger.warning("cancellation dropped instance=%s under_way=%d", instance.name, len(self._waiting))
+            under_way = len(self._waiting)
+            logger.warning("%s dropped instance=%s under_way=%d", self._operation, instance.name, under_way)
 
     def _send_next(self, instance: Instance, path: bytes) -> None:
         """Send the gathered ids; forget the instance if there are none."""
@@ -54,8 +58,8 @@ class Cancellations:
             del self._waiting[key]
             return
         self._waiting[key] = ids[MAX_IDS:]
-        body = json.dumps({operations.REQUEST_IDS: ids[:MAX_IDS]}).encode()
+        body = json.dumps({self._key: ids[:MAX_IDS]}).encode()
         head = (
             b"POST %b HTTP/1.1\r\nhost: %b:%d\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
-        ) % (path, instance.host.encode(), instance.port, _OPERATION_LINE, len(body))
+        ) % (path, instance.host.encode(), instance.port, self._operation_line, len(body))
         self._subrequests.send(instance, head + body, lambda: self._send_next(instance, path))

@@ -1,0 +1,77 @@
+"""Sessions that more than one instance may hold, because another instance served them for some time.
+
+The instance that answers a client's close ends the session. The others keep its memory until it expires, unless the
+proxy passes the close on. An instance reads the session's journal before it ends the session, so a session that is
+still open stays.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from torchmoor.proxy.dispatch.id_operations import IdOperations
+from torchmoor.proxy.instances.instance import SERVING, Instance
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.wire.session_ids import SessionId
+
+logger = logging.getLogger(__name__)
+
+MAX_SESSIONS = 20_000  # moved ones that are remembered
+MAX_HOLDERS = 4  # of one session, besides the instance that opened it
+MAX_UNSENT = 5_000  # closed sessions, over all instances that do not answer
+
+
+class MovedSessions:
+    """Passes a client's close on to the instances that held the session. For the event loop's thread only.
+
+    An instance that is down at the time is sent the close when it answers again. A proxy process that has not moved
+    the session itself knows only the instance that opened it.
+    """
+
+    def __init__(self, registry: Registry, closings: IdOperations) -> None:
+        self._registry = registry
+        self._closings = closings
+        self._holders: dict[str, tuple[str, ...]] = {}  # names, by session; the least recently used session first
+        self._unsent: dict[str, list[str]] = {}  # sessions, by instance
+        self._num_unsent = 0
+        registry.listen(self._on_change)
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def note(self, session: SessionId, instance: Instance) -> None:
+        """Remember that a request of the session goes to this instance, which has not opened it."""
+        others = self._holders.pop(session.text, ())
+        if len(self._holders) >= MAX_SESSIONS:
+            del self._holders[next(iter(self._holders))]
+        names = others if instance.name in others else (*others, instance.name)
+        self._holders[session.text] = names[-MAX_HOLDERS:]
+
+    def on_closed(self, session: SessionId, closer: Instance) -> None:
+        """Pass a close that has succeeded on to the other instances that may hold the session."""
+        holders = {session.instance, *self._holders.pop(session.text, ())} - {closer.name}
+        for name in sorted(holders):
+            instance = self._registry.find(name)
+            if instance is None:
+                continue
+            if instance.state in SERVING:
+                self._send(instance, session.text)
+            elif self._num_unsent < MAX_UNSENT:
+                self._unsent.setdefault(name, []).append(session.text)
+                self._num_unsent += 1
+            else:
+                logger.warning("closed session not passed on instance=%s unsent=%d", name, self._num_unsent)
+
+    def _send(self, instance: Instance, session_id: str) -> None:
+        self._closings.send(instance, b"/predictions/" + instance.model.encode(), session_id)
+
+    def _on_change(self, instance: Instance) -> None:
+        """Send what waits for an instance that answers again; forget it with an instance that is gone."""
+        is_known = self._registry.find(instance.name) is instance
+        if is_known and instance.state not in SERVING:
+            return
+        ids = self._unsent.pop(instance.name, [])
+        self._num_unsent -= len(ids)
+        if is_known:
+            for session_id in ids:
+                self._send(instance, session_id)
