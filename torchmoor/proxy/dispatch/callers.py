@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from math import ceil
 
+from torchmoor.async_inference.request import CallerShare
 from torchmoor.config.limits import CallerSettings
 from torchmoor.errors import BUSY_RETRY_S, CallerLimited
 from torchmoor.proxy.access.unverified import source_of
@@ -80,6 +81,10 @@ class Callers:
             raise self._sessions_limited(caller)
         self.num_requests[caller] += 1
         return CallerLease(self, caller, opens_session=opens_session)
+
+    def async_share(self, caller: str) -> CallerShare:
+        """Return what a caller may have pending in the queue of asynchronous requests."""
+        return CallerShare(caller, self._settings.max_async_requests, self._settings.max_async_bytes)
 
     def _sessions_limited(self, caller: str) -> CallerLimited:
         self.num_refused["max_sessions"] += 1
