@@ -70,7 +70,7 @@ $(VENV)/.triton: $(VENV)/.ready
 	$(BIN)/pip install -q --disable-pip-version-check triton==$(TRITON)
 	@touch $@
 
-test-slow: setup archives $(VENV)/.triton  ## image, AWS emulation, network namespaces, 200 models: as root, with the packages of .ci/run
+test-slow: setup archives $(VENV)/.triton  ## faults and memory under load, image, AWS emulation, namespaces, 200 models: as root, after .ci/run's apt-get
 	$(PYTEST) -m "slow and not long and not gpu" $(ARGS)
 
 test-all: setup archives $(VENV)/.triton  ## both, and what CI does not run: pods, SageMaker's local mode, 1000 sessions, all benchmarks

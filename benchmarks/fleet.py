@@ -115,6 +115,7 @@ def running_fleet(
     command = [
         *(sys.executable, "-m", "torchmoor", "up", "--port", "0", "--admin-port", "0"),
         *("--instances", str(num_instances), "--model-store", str(ROOT / "model_store")),
+        *(() if "--endpoint" in arguments else ("--endpoint", "llava")),
         *arguments,
     ]
     process = subprocess.Popen(

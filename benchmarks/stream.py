@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.fleet import Fleet, Spent, running_fleet
 from benchmarks.report import ROOT, median, parse_options, print_report
 from benchmarks.stream_load import Counted, run_load
-from scripts.build_archives import Archive, build, contents
+from torchmoor.fleet.archives import make_contents, write_archive
 
 CHECKPOINT = ROOT / "models" / "tiny-llava"
 STREAMS = (8, 64)
@@ -49,8 +49,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="torchmoor-stream-") as folder:
         store = Path(folder)
-        archive = Archive("llava", "../benchmarks/stream_handler.py", "chat.yaml", "tiny-llava")
-        build(archive, contents(archive, CHECKPOINT), store)
+        contents = make_contents("../benchmarks/stream_handler.py", "chat.yaml", CHECKPOINT)
+        write_archive(contents, "llava", store / "llava.mar")
         for arm, settings in ARMS.items():
             arguments = ("--journal", "off", *(("--model-store", str(store)) if arm == FREE else ()))
             with running_fleet(CHECKPOINT, arguments=arguments, **settings) as fleet:

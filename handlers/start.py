@@ -25,6 +25,7 @@ from handlers.settings import ChatSessionSettings, PumpSettings, load_settings
 from handlers.tgi_lmi_settings import SAGEMAKER_MODEL, understand
 
 logger = logging.getLogger(__name__)
+MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
 DEFAULT_CPU_KV_BYTES = 1 << 30
 
 
@@ -37,7 +38,7 @@ def start_chat(
     Raises RuntimeError (SettingsError) if a setting or the checkpoint is wrong.
     """
     keep_no_large_blocks()
-    groups = understand(config.get("handler") or {}, environ, (SAGEMAKER_MODEL, archive))
+    groups = understand(config.get("handler") or {}, environ, property_folders(archive, environ))
     settings = load_settings(groups, environ)
     check_batch_size(config, settings.pump)
     device = choose_device(gpu_id)
@@ -55,6 +56,16 @@ def start_chat(
     service = ChatService(settings, model, engine, ids, ImageLoader(settings.intake), journal=journal)
     engine.start()
     return service, Pump(settings.pump, service.start)
+
+
+def property_folders(archive: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the folders that may have a serving.properties: SageMaker's, the checkpoint's own, and the archive's.
+
+    The checkpoint's is the directory that `torchmoor up` names, or the archive's folder `model`.
+    """
+    named = environ.get(MODEL_PATH, "")
+    own = Path(named) if named.startswith("/") else archive / "model"
+    return SAGEMAKER_MODEL, own, archive
 
 
 def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:

@@ -5,17 +5,15 @@ python scripts/build_archives.py --only llava    one of them
 """
 
 import argparse
-import os
-import subprocess
 import sys
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchmoor.fleet import archives
+from torchmoor.fleet.archives import ArchiveContents
+
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = ROOT / "torchmoor" / "wire"  # what handlers and proxy share
-NOT_SERVED = {"samples", "README.md"}  # what a checkpoint's folder has beside the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +21,11 @@ class Archive:
     """What goes into one .mar: an entry file, a model-config, a checkpoint directory if it serves only one."""
 
     name: str
-    entry: str
+    entry: str  # in handlers
     config: str  # in handlers/configs
     checkpoint: str | None  # below the models directory
     made_by: str | None = None  # the script that makes the checkpoint, where it is not in the repository
     is_usual: bool = True  # False: built only when it is asked for
-
-    @property
-    def entry_file(self) -> Path:
-        return ROOT / "handlers" / self.entry
-
-    @property
-    def config_file(self) -> Path:
-        return ROOT / "handlers" / "configs" / self.config
 
 
 ARCHIVES = (
@@ -46,52 +36,18 @@ ARCHIVES = (
 )
 
 
-def contents(archive: Archive, checkpoint: Path | None) -> dict[str, Path]:
-    """The files that keep their folders inside the archive, by their names there."""
-    sources = [*(ROOT / "handlers").rglob("*"), ROOT / "torchmoor" / "__init__.py", *SHARED.rglob("*")]
-    code = {
-        path.relative_to(ROOT).as_posix(): path
-        for path in sources
-        if path.is_file() and not {"__pycache__", "configs"} & set(path.parts) and path != archive.entry_file
-    }
-    given = [] if checkpoint is None else checkpoint.iterdir()
-    weights = {f"model/{path.name}": path for path in given if path.name not in NOT_SERVED}
-    return {**code, **weights}
-
-
-def is_current(archive: Archive, files: dict[str, Path], target: Path) -> bool:
-    """Whether the archive has exactly these files and none of them, nor this script, has changed since."""
-    sources = [*files.values(), archive.entry_file, archive.config_file, Path(__file__)]
+def is_current(contents: ArchiveContents, target: Path) -> bool:
+    """Whether the archive has exactly these files and none of them, nor the code that writes it, has changed since."""
+    files = contents.names()
     try:
         built = target.stat().st_mtime
         with zipfile.ZipFile(target) as packed:
-            names = {name for name in packed.namelist() if name.startswith(("handlers/", "torchmoor/", "model/"))}
+            names = set(packed.namelist()) - {archives.MANIFEST}
     except (OSError, zipfile.BadZipFile):
         return False
-    return names == files.keys() and all(path.stat().st_mtime < built for path in sources)
-
-
-def build(archive: Archive, files: dict[str, Path], store: Path) -> Path:
-    """Write `store/name.mar`; an archive that exists is replaced only when the new one is complete.
-
-    The archiver flattens a directory that it is given, so everything that must keep its folder is staged, as links,
-    inside one parent directory, and the parent is given. Nothing is compressed: weights do not shrink.
-    """
-    store.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{archive.name}-", suffix=".partial", dir=store) as temporary:
-        stage = Path(temporary) / "stage"
-        for name, path in files.items():
-            (stage / name).parent.mkdir(parents=True, exist_ok=True)
-            (stage / name).symlink_to(path)
-        command = [
-            *(str(Path(sys.executable).with_name("torch-model-archiver")), "--force"),
-            *("--archive-format", "zip-store", "--model-name", archive.name, "--version", "1.0"),
-            *("--handler", str(archive.entry_file), "--config-file", str(archive.config_file)),
-            *("--extra-files", str(stage), "--export-path", temporary),
-        ]
-        own = {**os.environ, "TMPDIR": temporary}  # the archiver works in a folder there that it names after the model
-        subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL, env=own)
-        return (Path(temporary) / f"{archive.name}.mar").rename(store / f"{archive.name}.mar")
+    return names == files.keys() and all(
+        path.stat().st_mtime < built for path in [*files.values(), Path(archives.__file__)]
+    )
 
 
 def say(text: str) -> None:
@@ -117,11 +73,11 @@ def main() -> None:
                 raise SystemExit(f"build_archives: {reason}")
             say(reason)
             continue
-        files = contents(archive, checkpoint)
-        if is_current(archive, files, target):
+        contents = archives.make_contents(archive.entry, archive.config, checkpoint)
+        if is_current(contents, target):
             say(f"{shown}  up to date")
         else:
-            build(archive, files, options.model_store)
+            archives.write_archive(contents, archive.name, target)
             say(f"{shown}  {target.stat().st_size / 1e6:.1f} MB")
 
 

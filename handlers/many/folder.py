@@ -8,6 +8,7 @@ from handlers.errors import ModelBroken
 
 CONFIG = "config.json"
 TRITON_CONFIG = "config.pbtxt"
+TORCHSCRIPT = "model.pt"  # a model by itself, as TorchServe's users have
 CODE = "code"  # SageMaker's folder of inference code, which is never run
 
 
@@ -25,12 +26,14 @@ def find_model_folder(folder: Path) -> Path:
     if models:
         raise ModelBroken(f"there are {len(models)} models in it: {', '.join(each.name for each in models[:10])}")
     names = ", ".join(ascii(each.name) for each in inside[:10]) or "nothing"
-    raise ModelBroken(f"there is no config.json at its top or in a folder there, and no config.pbtxt; there is {names}")
+    raise ModelBroken(
+        f"there is no config.json, config.pbtxt or model.pt at its top or in a folder there; there is {names}"
+    )
 
 
 def _is_model(folder: Path) -> bool:
-    """Return True for a folder of transformers or Triton."""
-    return any((folder / name).is_file() for name in (CONFIG, TRITON_CONFIG))
+    """Return True for a folder of transformers, Triton or TorchScript."""
+    return any((folder / name).is_file() for name in (CONFIG, TRITON_CONFIG, TORCHSCRIPT))
 
 
 def read_json(folder: Path, name: str, kind: type = dict) -> Any:

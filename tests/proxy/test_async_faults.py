@@ -23,6 +23,8 @@ from tests.proxy.fake_instance import FakeInstance, Received, Wire
 from tests.proxy.processes import Served, serving
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS = 200
 NUM_KILLS = 5
 LARGE = 300_000  # too large for the queue, so it is stored beside the results

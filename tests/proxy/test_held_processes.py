@@ -9,6 +9,8 @@ import socket
 from collections.abc import Callable
 from contextlib import closing
 
+import pytest
+
 from tests.proxy.conftest import KEY
 from tests.proxy.fake_instance import FakeInstance
 from torchmoor.config.health import HealthSettings
@@ -21,6 +23,8 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
+
+pytestmark = pytest.mark.slow
 
 DEADLINE_S = 60.0
 NUM_REQUESTS = 4  # the default executor has more threads than that

@@ -29,6 +29,8 @@ from torchmoor.run.processes import child_process
 from torchmoor.run.processes.child_process import ChildProcess
 from torchmoor.run.processes.parent import ProcessGroup
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = ProxySettings(
     endpoints=(EndpointSettings(name="chat", variants=(VariantSettings(model="chat"),)),),
     listen=ListenSettings(port=0, admin_port=0, processes=2),

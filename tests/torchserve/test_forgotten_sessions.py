@@ -16,7 +16,7 @@ from tests.servers import LossyProxy
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
 
-pytestmark = pytest.mark.torchserve
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve]
 MAX_SESSIONS = 8
 NUM_SESSIONS = 40
 COLOURS = ("red", "blue", "green", "yellow")

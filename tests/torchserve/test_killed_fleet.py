@@ -17,7 +17,7 @@ from tests.torchserve.test_faults import processes_below, worker_pids
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.ends_fleet, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.ends_fleet, pytest.mark.timeout(240)]
 COLORS = ("red", "green", "blue")
 NUM_REQUESTS = 100
 

@@ -12,7 +12,7 @@ import requests
 from tests.torchserve.conftest import SMALL_KV_BYTES, Fleet
 from tests.torchserve.drawings import data_url, draw
 
-pytestmark = pytest.mark.torchserve
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve]
 NUM_CLIENTS = 16
 SUBJECTS = list(product(("circle", "square", "triangle"), ("red", "blue", "green", "yellow"), ((320, 240), (200, 200))))
 

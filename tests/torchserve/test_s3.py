@@ -45,7 +45,9 @@ def from_s3(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> It
         "TORCHMOOR_HANDLER_MODEL_CACHE_DIR": str(folder / "cache"),
     }
     run_dir, log = folder / "run", folder / "up.log"
-    with run_fleet(*store, "--instances", "2", run_dir=run_dir, log=log, environment=environment) as fleet:
+    with run_fleet(
+        *store, "--endpoint", "llava", "--instances", "2", run_dir=run_dir, log=log, environment=environment
+    ) as fleet:
         yield fleet
 
 

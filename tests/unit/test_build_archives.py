@@ -1,5 +1,6 @@
 """The archives of model_store/: their content, and when they are built."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.build_archives import ARCHIVES
+from torchmoor.fleet.archives import make_contents, write_archive
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,8 +101,23 @@ def test_a_damaged_archive_is_built_again(models: Path) -> None:
     assert "model/config.json" in names(archive)
 
 
-def test_every_archive_has_its_configuration() -> None:
+def test_every_archive_has_its_entry_and_configuration() -> None:
     """Each archive has an entry file and a model-config."""
     for archive in ARCHIVES:
-        assert archive.entry_file.is_file()
-        assert archive.config_file.is_file()
+        contents = make_contents(archive.entry, archive.config)
+        assert contents.entry.is_file()
+        assert contents.config.is_file()
+
+
+def test_an_archive_is_the_same_each_time(tmp_path: Path) -> None:
+    """Two archives of the same files have the same bytes, and TorchServe's manifest."""
+    contents = make_contents("chat_entry.py", "chat.yaml", ROOT / "models" / "tiny-llava")
+
+    write_archive(contents, "mine", tmp_path / "one.mar")
+    write_archive(contents, "mine", tmp_path / "two.mar")
+
+    assert (tmp_path / "one.mar").read_bytes() == (tmp_path / "two.mar").read_bytes()
+    with zipfile.ZipFile(tmp_path / "one.mar") as packed:
+        manifest = json.loads(packed.read("MAR-INF/MANIFEST.json"))
+    assert manifest["model"]["modelName"] == "mine"
+    assert manifest["model"]["handler"] == "chat_entry.py"

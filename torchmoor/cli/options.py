@@ -21,8 +21,6 @@ from torchmoor.proxy.access.credentials import ADMIN_TOKEN, CLIENT_TOKEN, KEYS_F
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_ENDPOINT = "llava"
-CHECKOUT = Path(__file__).resolve().parents[2]
-STORE = "model_store"
 RUNTIME_URL = "TORCHMOOR_URL"
 ADMIN_URL = "TORCHMOOR_ADMIN_URL"
 DEFAULT_RUNTIME_URL = "http://127.0.0.1:8080"
@@ -184,8 +182,3 @@ def report_progress(line: str) -> None:
 def report_warning(line: str) -> None:
     """Print a warning: the command goes on."""
     click.echo(f"Warning: {line}", err=True)
-
-
-def default_store() -> Path:
-    """Return model_store/ in the working directory, or else in the checkout that this package runs from."""
-    return Path(STORE) if Path(STORE).is_dir() else CHECKOUT / STORE

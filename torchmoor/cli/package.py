@@ -1,5 +1,6 @@
-"""Packaging of a Hugging Face directory as a model.tar.gz or .mar, for SageMaker and many.mar.
+"""Packaging of a Hugging Face directory: a model.tar.gz or .mar for SageMaker and many.mar, or an archive to chat with.
 
+A .mar of a model that chats has the chat handler, so that `torchmoor up` serves it as an endpoint of its own.
 The same files give the same bytes: sorted by name, without times, owners or permissions. Pickled weights, which can run
 code when they are loaded, need --allow-pickle.
 """
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import IO, cast
 
 from torchmoor.errors import TorchmoorError
+from torchmoor.fleet.archives import with_model, write_archive
+from torchmoor.run.checkpoints import is_endpoint_name, suggest_name
 
 WEIGHTS = (".safetensors",)
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
@@ -39,12 +42,13 @@ Count = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """A packaged model."""
+    """A packaged model. endpoint: the name under which `torchmoor up` serves it; empty if only many models do."""
 
     path: Path
     files: Sequence[str]
     left_out: Sequence[str]
     num_bytes: int
+    endpoint: str = ""
 
 
 def package(
@@ -63,25 +67,56 @@ def package(
 
     def count(num_bytes: int) -> None:
         nonlocal done
-        done += num_bytes
+        done = min(total, done + num_bytes)
         report(done, total)
 
-    write = _write_zip if output.name.endswith(".mar") else _write_tar
+    endpoint = output.name.removesuffix(".mar") if output.name.endswith(".mar") and can_chat(folder, files) else ""
+    if endpoint and not is_endpoint_name(endpoint):
+        raise TorchmoorError(
+            f"{output.name} would be served as the endpoint {endpoint!r}, and such a name has only letters, digits and "
+            f"hyphens between them, 58 at most: choose another file name, such as -o {suggest_name(endpoint)}.mar"
+        )
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                write(file, folder, files, count)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, output)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        if endpoint:
+            contents = with_model("chat_entry.py", "chat.yaml", {name: folder / name for name in files})
+            write_archive(contents, endpoint, output, count)
+        else:
+            _write(folder, output, files, count)
     except OSError as exc:
         raise TorchmoorError(f"{output} cannot be written: {exc.strerror or exc}") from exc
-    return Packaged(output, files, left_out, output.stat().st_size)
+    return Packaged(output, files, left_out, output.stat().st_size, endpoint)
+
+
+def _write(folder: Path, output: Path, files: Sequence[str], count: Count) -> None:
+    """Write the checkpoint's files alone, completely or not at all. Raises OSError."""
+    write = _write_zip if output.name.endswith(".mar") else _write_tar
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file, folder, files, count)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, output)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def can_chat(folder: Path, files: Sequence[str]) -> bool:
+    """Return whether the chat handler serves a checkpoint: a causal language model, or one that sees pictures.
+
+    Its weights are safetensors, the only ones that the handler reads. A sentence encoder may have the same
+    architecture, but has its modules.json.
+    """
+    config = _read_json(folder, "config.json", [])
+    names = (config or {}).get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    is_model = name.endswith("ForCausalLM") or (
+        name.endswith("ForConditionalGeneration") and "vision_config" in (config or {})
+    )
+    has_weights = any(each.endswith(WEIGHTS) for each in files)
+    return is_model and has_weights and not {"modules.json", "torchmoor.json"} & set(files)
 
 
 def choose_files(folder: Path, *, allow_pickle: bool) -> tuple[list[str], list[str]]:

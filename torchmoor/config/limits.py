@@ -61,6 +61,9 @@ class CallerSettings(SettingsGroup, title="callers"):
     max_requests: Count = Field(
         512, description="Requests of one caller that wait for an instance or are being answered; more get 429."
     )
+    max_sessions: Count = Field(
+        1024, description="Open sessions of one caller; another opening gets 429, turns of open sessions never do."
+    )
 
 
 class TimeoutSettings(SettingsGroup, title="timeouts"):

@@ -18,14 +18,26 @@ DEFAULT_ENDPOINT = "llava"
 
 
 class UpSettings(SettingsGroup, title="up"):
-    """The endpoints that `torchmoor up` serves, each by the archive of its name, and the groups that its options set.
+    """The endpoints that `torchmoor up` serves, each by an archive or a checkpoint, and the groups of its options.
 
     late_binding: used if is_late_binding. scaling: the policies for a number of instances that changes; its limits
     follow from the numbers of instances.
     """
 
     endpoints: Texts = Field(
-        (DEFAULT_ENDPOINT,), description="An endpoint to serve: the name of an archive, without .mar. Repeatable."
+        (DEFAULT_ENDPOINT,),
+        description="An endpoint to serve: the name of an archive, without .mar. Repeatable. Without it and without a "
+        "MODEL, the demo model is served as llava.",
+    )
+    checkpoints: Texts = Field(
+        (),
+        description="Models to serve, each as an endpoint of its own: a checkpoint's directory, s3://bucket/prefix or "
+        "hf://org/name.",
+    )
+    names: Texts = Field(
+        (),
+        description="The endpoint name of a MODEL, in the order of the MODELs (default: the last part of its path). "
+        "Repeatable.",
     )
     instances: int | None = Field(
         None,

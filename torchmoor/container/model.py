@@ -19,14 +19,12 @@ from pathlib import Path
 
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.errors import ConfigError
+from torchmoor.run.checkpoints import CHECKPOINT_VARIABLES, MODEL_PATH
 from torchmoor.run.many import MANY
 
 logger = logging.getLogger(__name__)
 
 CHAT = "chat"  # the archive with the chat handler and no checkpoint
-MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
-# Variables that name the chat handler's checkpoint (handlers/tgi_lmi_settings.py).
-CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")
 PROPERTIES = "serving.properties"
 MANIFEST = Path("MAR-INF") / "MANIFEST.json"
 SAGEMAKER_TARBALL = "model.tar.gz"  # the SDK's local mode leaves it beside what it has unpacked from it

@@ -45,7 +45,8 @@ class FleetPlan:
     """The fleet that the options describe.
 
     num_instances: on this machine, of all endpoints; 0: only the proxy runs here. configuration: of a file for
-    `torchmoor serve`, None without one. is_admin_named: the user gave --admin-url, so a fleet must answer there.
+    `torchmoor serve`, None without one. has_built_in: archives that the model store lacks may be built at the start, as
+    those of the demo model. is_admin_named: the user gave --admin-url, so a fleet must answer there.
     """
 
     endpoints: tuple[str, ...]
@@ -58,4 +59,5 @@ class FleetPlan:
     admin_url: str
     admin_token: str = field(default="", repr=False)
     is_admin_named: bool = False
+    has_built_in: bool = False
     configuration: Configuration | None = None

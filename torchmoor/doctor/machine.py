@@ -16,6 +16,7 @@ from pathlib import Path
 
 from torchmoor.config.limits import LimitSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, expect, ok, problem, warning
+from torchmoor.fleet.archives import MANIFEST, built_in
 from torchmoor.fleet.torchserve import MAX_TMPDIR_CHARS
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections
 
@@ -24,7 +25,6 @@ INSTANCE_BYTES = 640 * MIB
 PROXY_BYTES = 64 * MIB
 LOG_BYTES = 256 * MIB  # logs, journal and queue of a quiet fleet
 SHM_BYTES = 64 * MIB  # a container's default; torch's pools may use it
-MANIFEST = "MAR-INF/MANIFEST.json"
 
 
 def check_memory(plan: FleetPlan) -> Iterator[Finding]:
@@ -127,6 +127,8 @@ def check_archives(plan: FleetPlan) -> Iterator[Finding]:
             reason = why_unreadable(path)
             found = f"{path}: {reason or f'{path.stat().st_size / MIB:.1f} MiB'}"
             yield expect(not reason, "archives", found, "make archives builds it again")
+        elif plan.has_built_in and built_in(name) is not None:
+            yield ok("archives", f"{name} is built in: its archive is written when it starts")
         else:
             yield problem("archives", f"there is no {path}", "make archives, or say where they are: --model-store")
 

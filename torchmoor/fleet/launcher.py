@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +25,7 @@ from torchmoor.config.launcher import DEFAULT_CAPACITY, inflight_body_bytes
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
+from torchmoor.fleet.archives import ArchiveContents, has_handler, write_archive
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
 from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
@@ -67,7 +68,11 @@ class SupervisionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """An instance to run."""
+    """An instance to run.
+
+    contents: of its archive, which is then written into the instance's folder; None: the model store has the archive.
+    environment: further variables of its handler.
+    """
 
     name: str
     endpoint: str
@@ -76,6 +81,8 @@ class Launch:
     variant: str = ALL_TRAFFIC
     host: str = LOOPBACK  # the address of its inference port
     port: int | None = None  # that port; None: any free one
+    contents: ArchiveContents | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Launcher:
@@ -110,7 +117,7 @@ class Launcher:
         await asyncio.gather(*[self.begin(launch) for launch in launches])
 
     def check(self, launches: Sequence[Launch]) -> None:
-        """Raise LaunchError if an archive is missing."""
+        """Raise LaunchError if an archive is missing or has no handler."""
         check_archives(self._settings.torchserve.model_store, launches)
 
     def is_running(self, name: str) -> bool:
@@ -207,7 +214,8 @@ class Launcher:
             ports=() if launch.port is None else (launch.port,),
             gpu=launch.gpu,
             host=launch.host,
-            environment=self._environment,
+            contents=launch.contents,
+            environment={**self._environment, **launch.environment},
         )
 
     def _with_free_ports(self, spec: InstanceSpec, fixed: tuple[int, ...]) -> InstanceSpec:
@@ -223,6 +231,8 @@ class Launcher:
             spec.log_file.replace(spec.log_file.with_suffix(".previous.log"))
         settings = self._settings.torchserve
         command = prepare(spec, settings)
+        if spec.contents is not None:
+            await asyncio.to_thread(write_archive, spec.contents, spec.model, spec.own_store / spec.archive)
         self._report(f"{spec.name} starting")
         with _console(spec, settings) as console:
             self._processes[spec.name] = await asyncio.create_subprocess_exec(
@@ -322,10 +332,21 @@ def _console(spec: InstanceSpec, settings: TorchServeSettings) -> AbstractContex
 
 
 def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
-    """Raise LaunchError if an archive is missing."""
+    """Raise LaunchError if an archive is missing or has no handler."""
     for launch in launches:
-        if not (model_store / launch.archive).exists():
-            raise LaunchError(f"there is no {launch.archive} in {model_store}; build it with make archives")
+        archive, name = model_store / launch.archive, launch.archive.removesuffix(".mar")
+        if launch.contents is not None:
+            continue
+        if not archive.exists():
+            raise LaunchError(
+                f"there is no {launch.archive} in {model_store}: serve a checkpoint with torchmoor up FOLDER --name "
+                f"{name}, give the archives' directory with --model-store, or build it with make archives in a checkout"
+            )
+        if not has_handler(archive):
+            raise LaunchError(
+                f"{archive} has no handler, because it is a model for an endpoint of many models: serve it with "
+                f"torchmoor up --endpoint many --models {archive.parent}"
+            )
 
 
 def remove_folder(folder: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
+from torchmoor.fleet.archives import ArchiveContents
 from torchmoor.proxy.access.credentials import SECRETS
 from torchmoor.proxy.http.descriptors import is_shortage
 
@@ -53,7 +54,8 @@ class InstanceSpec:
 
     name: str
     endpoint: str
-    archive: str  # file in the model store
+    archive: str  # file in the model store, or in the instance's own if it has contents
+    contents: ArchiveContents | None = None
     folder: Path  # its own; the launcher empties it
     ports: tuple[int, ...]  # inference, management, metrics, and two for gRPC
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
@@ -64,6 +66,11 @@ class InstanceSpec:
     @property
     def model(self) -> str:
         return self.archive.removesuffix(".mar")
+
+    @property
+    def own_store(self) -> Path:
+        """Return the model store of an instance whose archive is written for it."""
+        return self.folder / "store"
 
     @property
     def temporary(self) -> Path:
@@ -95,7 +102,7 @@ def prepare(spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
     config.write_text(render_config(spec, settings))
     return [
         *(str(find_torchserve()), "--foreground", "--ncs", "--ts-config", str(config)),
-        *("--model-store", str(settings.model_store)),
+        *("--model-store", str(settings.model_store if spec.contents is None else spec.own_store)),
         *(
             "--log-config",
             str(Path(__file__).with_name("log4j2-console.xml" if settings.logs_to_console else "log4j2.xml")),

@@ -10,12 +10,32 @@ from pathlib import Path
 
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, LaunchSettings
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.archives import ArchiveContents, built_in
 from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.torchserve import TorchServeSettings
 
 SESSION_KEYS = "TORCHMOOR_SESSION_KEYS"
 JOURNAL_URL = "TORCHMOOR_HANDLER_JOURNAL_URL"
 JAVA_HOME = "TORCHMOOR_JAVA_HOME"
+CHECKOUT = Path(__file__).resolve().parents[2]
+STORE = "model_store"
+
+
+def find_model_store(launch: LaunchSettings) -> Path:
+    """Return the configured directory of archives; else model_store/ in the working directory, or in the checkout."""
+    if "model_store" in launch.model_fields_set:
+        return Path(launch.model_store).resolve()
+    return (Path(STORE) if Path(STORE).is_dir() else CHECKOUT / STORE).resolve()
+
+
+def find_archive(launch: LaunchSettings, name: str) -> ArchiveContents | None:
+    """Return what the archive of an endpoint is written from; None if it must be in the model store.
+
+    The demo model and many models are built in, and a configured directory has all archives itself. Raises LaunchError.
+    """
+    if "model_store" in launch.model_fields_set or (find_model_store(launch) / f"{name}.mar").exists():
+        return None
+    return built_in(name)
 
 
 def find_run_dir(launch: LaunchSettings) -> Path:

@@ -110,13 +110,16 @@ def _single(fields: Message, name: str, default: Any) -> Any:
 
 
 def _in_order(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Sort by Triton's rule: names that end in __0, __1, ... by number, others in the order of the file."""
-    places = [re.search(r"__(\d+)$", spec.name) for spec in specs]
-    if not all(places):
-        return specs
-    return tuple(
-        spec for _, spec in sorted(zip((int(p[1]) for p in places if p), specs, strict=True), key=lambda x: x[0])
-    )
+    """Sort by their places among the model's arguments or outputs."""
+    return tuple(spec for _, spec in sorted(zip(_places(specs), specs, strict=True), key=lambda pair: pair[0]))
+
+
+def _places(specs: Sequence[TensorSpec]) -> list[int]:
+    """Return each tensor's place by Triton's rule: N of a name that ends in __N, else the order of the file."""
+    found = [re.search(r"__(\d+)$", spec.name) for spec in specs]
+    if all(found):
+        return [int(place[1]) for place in found if place]
+    return list(range(len(specs)))
 
 
 def read_tensors(body: Any) -> TaskRequest:
@@ -242,21 +245,37 @@ class TritonTask:
     def _call(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         found = self.module(*(tensor.to(self._device) for tensor in tensors))
         if isinstance(found, dict):
-            names = [spec.name for spec in self._config.outputs] or list(found)
-            found = [found[name] for name in names]
-        elif isinstance(found, Tensor):
-            found = [found]
-        if self._config.outputs and len(found) != len(self._config.outputs):
-            raise RuntimeError(f"the model gives {len(found)} outputs, {CONFIG} names {len(self._config.outputs)}")
+            found = [found[name] for name in [spec.name for spec in self._config.outputs] or found]
+        else:
+            found = [found] if isinstance(found, Tensor) else found
+            found = self._named(found) if self._config.outputs else found
         return [tensor.cpu() for tensor in found]
+
+    def _named(self, found: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs that the configuration names, which may be a part of the model's."""
+        places = _places(self._config.outputs)
+        if max(places) >= len(found):
+            raise RuntimeError(f"the model gives {len(found)} outputs, {CONFIG} names number {max(places)}, from 0")
+        return [found[place] for place in places]
 
     def _describe(self, tensors: Sequence[Tensor], wanted: Sequence[str]) -> list[dict[str, Any]]:
         names = [spec.name for spec in self._config.outputs] or [f"OUTPUT__{i}" for i in range(len(tensors))]
         return [
-            {"name": name, "datatype": _NAMES[t.dtype], "shape": list(t.shape), "data": t.flatten().tolist()}
+            {"name": name, "datatype": _NAMES[t.dtype], "shape": list(t.shape), "data": _numbers(t)}
             for name, t in zip(names, tensors, strict=True)
             if not wanted or name in wanted
         ]
+
+
+def _numbers(tensor: Tensor) -> list[Any]:
+    """Return the values. Floats have the fewest digits that name them in their own type, not in 64 bits."""
+    flat = tensor.flatten()
+    if flat.dtype is torch.bfloat16:
+        flat = flat.float()
+    if flat.dtype not in (torch.float16, torch.float32):
+        return flat.tolist()
+    numbers: list[Any] = flat.numpy().astype(str).astype("float64").tolist()
+    return numbers
 
 
 def read_tensor(given: Any) -> tuple[str, Tensor]:

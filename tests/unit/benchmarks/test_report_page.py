@@ -14,6 +14,8 @@ from playwright.sync_api import Browser
 from benchmarks import goals, report_all
 from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
 
+pytestmark = pytest.mark.slow
+
 KEPT = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
 # Goals without a figure in the kept runs: the first is not measured, the others were added after the kept run.
 WITHOUT_FIGURE = {

@@ -109,6 +109,7 @@ print(memory("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 def test_refused_configurations_take_no_memory(tmp_path: Path) -> None:
     """Checkpoints of a few hundred bytes, which used to grow a worker by gigabytes, are refused at their size."""
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "model")]

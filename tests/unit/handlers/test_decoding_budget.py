@@ -247,6 +247,7 @@ def measure(folder: Path, side: int, num_threads: int, decoding_bytes: int) -> t
     return peak, rest
 
 
+@pytest.mark.slow
 def test_one_large_picture_takes_twice_its_pixels(tmp_path: Path) -> None:
     """A PNG of 100 KB with 25 million pixels takes 10 bytes per pixel while it is decoded, and nothing afterwards."""
     peak, rest = measure(tmp_path, 5000, num_threads=1, decoding_bytes=400 * MB)
@@ -255,6 +256,7 @@ def test_one_large_picture_takes_twice_its_pixels(tmp_path: Path) -> None:
     assert rest < 25 * MB
 
 
+@pytest.mark.slow
 def test_eight_pictures_at_once_take_no_more_than_the_account(tmp_path: Path) -> None:
     """Eight pictures of 9 million pixels take turns within an account for two, and their memory returns."""
     peak, rest = measure(tmp_path, 3000, num_threads=8, decoding_bytes=260 * MB)

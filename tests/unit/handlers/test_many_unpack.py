@@ -223,6 +223,7 @@ def test_a_mar_that_lies_or_is_damaged_is_told_with_its_reason(tmp_path: Path, i
         (["model/config.json", "code/config.json"], "model"),
         (["anything/config.json"], "anything"),
         (["config.pbtxt", "1/model.pt"], "."),
+        (["model.pt"], "."),
     ],
 )
 def test_the_model_is_found_at_the_top_or_in_one_folder(tmp_path: Path, files: list[str], found: str) -> None:

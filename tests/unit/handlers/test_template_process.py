@@ -67,6 +67,7 @@ def test_texts_are_those_of_transformers(
             assert process.render(asked) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template",
     [

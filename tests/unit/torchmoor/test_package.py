@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from handlers.many.folder import find_model_folder
 from torchmoor.cli.main import main
 from torchmoor.cli.package import package
 from torchmoor.errors import TorchmoorError
@@ -144,3 +145,62 @@ def test_the_command_says_what_it_made(checkpoint: Path, tmp_path: Path) -> None
     assert "left out pytorch_model.bin" in made.stderr
     assert failed.exit_code == 1
     assert "cannot be packaged" in failed.stderr
+
+
+def chat_model(checkpoint: Path, architecture: str, **config: object) -> Path:
+    (checkpoint / "config.json").write_text(json.dumps({"architectures": [architecture], **config}))
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [("LlamaForCausalLM", {}), ("LlavaForConditionalGeneration", {"vision_config": {"hidden_size": 8}})],
+)
+def test_a_mar_of_a_model_that_chats_has_the_chat_handler(
+    architecture: str, config: dict[str, object], checkpoint: Path, tmp_path: Path
+) -> None:
+    """Its endpoint has the file's name, and many models find the checkpoint in it, too."""
+    chat_model(checkpoint, architecture, **config)
+
+    made = package(checkpoint, tmp_path / "my-llava.mar")
+    with zipfile.ZipFile(made.path) as bundle:
+        names = set(bundle.namelist())
+        manifest = json.loads(bundle.read("MAR-INF/MANIFEST.json"))
+        bundle.extractall(tmp_path / "unpacked")
+
+    assert made.endpoint == "my-llava"
+    assert manifest["model"]["modelName"] == "my-llava"
+    assert {"chat_entry.py", "chat.yaml", "handlers/start.py", "model/config.json", "model/model.safetensors"} <= names
+    assert find_model_folder(tmp_path / "unpacked") == tmp_path / "unpacked" / "model"
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".partial"] == []
+
+
+@pytest.mark.parametrize("name", ["m.tar.gz", "m.mar"])
+def test_a_model_that_does_not_chat_has_no_handler(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    """A sentence encoder of the architecture of a language model is one."""
+    chat_model(checkpoint, "Qwen3ForCausalLM" if name == "m.mar" else "BertModel")
+    (checkpoint / "modules.json").write_text("[]")
+
+    made = package(checkpoint, tmp_path / name)
+
+    assert made.endpoint == ""
+
+
+def test_a_mar_whose_name_no_endpoint_can_have_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    """`up` could not serve it; the message has a name that it could."""
+    chat_model(checkpoint, "LlamaForCausalLM")
+
+    with pytest.raises(TorchmoorError, match=r"-o Llama-3-2\.mar"):
+        package(checkpoint, tmp_path / "Llama-3.2.mar")
+
+    assert not (tmp_path / "Llama-3.2.mar").exists()
+
+
+def test_the_command_says_how_to_serve_it(checkpoint: Path, tmp_path: Path) -> None:
+    """The whole command, on standard error."""
+    chat_model(checkpoint, "LlamaForCausalLM")
+
+    made = CliRunner().invoke(main, ["package", str(checkpoint), "-o", str(tmp_path / "mine.mar")])
+
+    assert made.exit_code == 0
+    assert f"torchmoor up --model-store {tmp_path} --endpoint mine" in made.stderr

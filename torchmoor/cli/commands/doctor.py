@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from torchmoor.cli.exit_status import ExitStatus
-from torchmoor.cli.options import admin_keys_option, admin_url_option, default_store, find_admin_token, url_option
+from torchmoor.cli.options import admin_keys_option, admin_url_option, find_admin_token, url_option
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
 
@@ -60,11 +60,12 @@ def doctor(
     """
     from torchmoor.doctor.checks import examine
     from torchmoor.doctor.finding import FleetPlan
+    from torchmoor.run.launching import find_model_store
 
     given = given_settings()
     settings = UpSettings.read(given)
     endpoints, listen, num_instances = settings.endpoints, settings.listen, given.get("instances", 1)
-    model_store, configuration = default_store(), None
+    model_store, configuration = find_model_store(settings.launch), None
     is_admin_named = context.get_parameter_source("admin_url") is not ParameterSource.DEFAULT
     if config is not None:
         from torchmoor.run.serve import read
@@ -72,7 +73,8 @@ def doctor(
         configuration = read(config, given={}, is_open=True)
         listen, num_instances = configuration.proxy.listen, given.get("instances", 0)
         endpoints = tuple(endpoint.name for endpoint in configuration.proxy.endpoints)
-        model_store = Path(configuration.launch.model_store)
+        if "model_store" not in settings.launch.model_fields_set:
+            model_store = Path(configuration.launch.model_store).resolve()
         if listen.admin_port and not is_admin_named:
             admin_url = f"http://{listen.admin_host}:{listen.admin_port}"
         if listen.port and context.get_parameter_source("url") is ParameterSource.DEFAULT:
@@ -80,7 +82,8 @@ def doctor(
     plan = FleetPlan(
         endpoints=endpoints,
         num_instances=num_instances * len(endpoints),
-        model_store=Path(given.get("launch", {}).get("model_store", model_store)).resolve(),
+        model_store=model_store,
+        has_built_in=config is None and "model_store" not in settings.launch.model_fields_set,
         # Without --run-dir, a path as long as the generated one.
         run_dir=Path(settings.launch.run_dir or f"{tempfile.gettempdir()}/torchmoor-xxxxxxxx").resolve(),
         journal=settings.journal or "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -21,14 +22,18 @@ from torchmoor.cli.package import package as make_package
 )
 @click.option("--allow-pickle", is_flag=True, help="Include pickled weights, which can run code when they are loaded.")
 def package(directory: Path, output: Path | None, allow_pickle: bool) -> None:
-    """Package DIRECTORY, a checkpoint written by save_pretrained, for an endpoint with many models.
+    """Package DIRECTORY, a checkpoint written by save_pretrained.
 
-    The archive has only the files that serving needs; the others are listed. The same files give the same bytes.
+    NAME.tar.gz is for an endpoint with many models, or for SageMaker. NAME.mar of a model that chats has the chat
+    handler too, and `up --endpoint NAME` serves it. The archive has only the files that serving needs; the others are
+    listed. The same files give the same bytes.
 
     \b
     Examples:
       torchmoor package ./minilm
       torchmoor package ./minilm -o models/minilm-007.tar.gz
+      torchmoor package ./my-llava -o my_store/my-llava.mar
+      torchmoor up --model-store my_store --endpoint my-llava
     """
     target = output or Path(f"{directory.resolve().name}.tar.gz")
     bar = click.progressbar(length=1, label="torchmoor: packaging", file=sys.stderr)
@@ -42,3 +47,6 @@ def package(directory: Path, output: Path | None, allow_pickle: bool) -> None:
     for name in made.left_out:
         click.echo(f"torchmoor: left out {name}", err=True)
     click.echo(f"{made.path}  {len(made.files)} files  {made.num_bytes} bytes")
+    if made.endpoint:
+        store = shlex.quote(str(made.path.parent))
+        click.echo(f"torchmoor: to serve it: torchmoor up --model-store {store} --endpoint {made.endpoint}", err=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from torchmoor.cli.options import default_store, report_progress
+from torchmoor.cli.options import report_progress
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
 from torchmoor.proxy.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
@@ -23,6 +23,8 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command()
+@click.argument("checkpoints", metavar="[MODEL]...", nargs=-1)
+@option("names", "--name", metavar="NAME")
 @option("endpoints", "--endpoint", metavar="NAME")
 @option("instances", "--instances")
 @option("min_instances", "--min-instances")
@@ -74,15 +76,20 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @option("observe.traces_url", "--traces-url", metavar="URL")
 @option("chat_page.is_on", "--no-chat-page", flag_value=False, help="Leave out the page at /chat (docs/chat-page.md).")
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
-def up(no_auth: bool, log_level: str) -> None:
+def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str) -> None:
     """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
+
+    MODEL is a model that chats: a checkpoint's directory, s3://bucket/prefix or hf://org/name. Each MODEL is an
+    endpoint of its own, under its --name. Without MODEL and --endpoint, the demo model is served as llava.
 
     Progress goes to standard error. When everything is ready, one line of JSON on standard output has the addresses.
 
     \b
     Examples:
       torchmoor up --instances 2
-      torchmoor up --endpoint llava --endpoint llm
+      torchmoor up ./my-llava --name my-llava
+      torchmoor up ./my-llava --name seeing hf://org/model --name text
+      torchmoor up --model-store my_store --endpoint notes    my_store/notes.mar
       torchmoor up --endpoint many --models ./models
       torchmoor up --min-instances 0 --max-instances 2    no instance runs without load
       torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
@@ -91,9 +98,10 @@ def up(no_auth: bool, log_level: str) -> None:
       torchmoor up --host 0.0.0.0 --keys keys.txt --tls-cert cert.pem --tls-key key.pem
     """
     given = given_settings()
-    launch = {"model_store": str(default_store()), **given.get("launch", {})}
-    settings = UpSettings.read({**given, "launch": launch})
-    if settings.is_late_binding and "capacity" not in launch:
+    if checkpoints:
+        given = {"endpoints": (), **given, "checkpoints": checkpoints}
+    settings = UpSettings.read(given)
+    if settings.is_late_binding and "capacity" not in given.get("launch", {}):
         raise click.UsageError("--late-binding needs --capacity: how many requests an instance does at full speed")
     if settings.instances == 0 and settings.min_instances is None and settings.max_instances is None:
         raise click.UsageError("--instances 0 needs --min-instances 0, so that an instance is started when needed")

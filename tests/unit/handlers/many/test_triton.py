@@ -1,6 +1,7 @@
 """Triton's layout: its configuration, its TorchScript, its requests."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ import torch
 from handlers.errors import InvalidRequest, ModelBroken
 from handlers.many.compute import Row
 from handlers.many.tasks.pbtxt import PbtxtError, parse_pbtxt
-from handlers.many.tasks.triton import TritonTask, is_triton, read_config, read_tensor, read_tensors
+from handlers.many.tasks.triton import (
+    TensorSpec,
+    TritonConfig,
+    TritonTask,
+    is_triton,
+    read_config,
+    read_tensor,
+    read_tensors,
+)
 from handlers.reply import PendingReply
 
 CPU = torch.device("cpu")
@@ -192,3 +201,43 @@ def test_inputs_must_be_those_of_the_configuration(inputs: list[Any], reason: st
 
     with pytest.raises(InvalidRequest, match=reason):
         work_of(task, json.loads(json.dumps({"inputs": inputs})))
+
+
+@pytest.mark.parametrize(("name", "expected"), [("DIFFERENCE__1", [-2.0]), ("SUM__0", [4.0]), ("any", [4.0])])
+def test_configuration_may_name_a_part_of_the_outputs(folder: Path, name: str, expected: list[float]) -> None:
+    """A traced model gives more than its users want. The number in a name, else the order, says which output it is."""
+    (folder / "config.pbtxt").write_text(re.sub(r"output \{ name: \"DIFF.*", "", CONFIG).replace("SUM__0", name))
+    task = TritonTask.load(folder, CPU, is_allowed=True)
+
+    [found] = answer(task, {"inputs": [tensor("A__0", [1.0]), tensor("B__1", [3.0])]})
+
+    assert [(output["name"], output["data"]) for output in found["outputs"]] == [(name, expected)]
+
+
+def test_configuration_that_names_more_than_the_model_gives_is_an_error(folder: Path) -> None:
+    """The message has both numbers."""
+    (folder / "config.pbtxt").write_text(CONFIG.replace("DIFFERENCE__1", "DIFFERENCE__2"))
+    task = TritonTask.load(folder, CPU, is_allowed=True)
+
+    with pytest.raises(RuntimeError, match=r"gives 2 outputs, config\.pbtxt names number 2"):
+        answer(task, {"inputs": [tensor("A__0", [1.0]), tensor("B__1", [3.0])]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_floats_have_the_digits_of_their_type(dtype: torch.dtype) -> None:
+    """A float of 32 bits as one of 64 takes twice the bytes; the shorter text is the same number for the reader."""
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    config = TritonConfig(outputs=(TensorSpec("y", dtype, (-1,)),))
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    task = TritonTask(torch.jit.script(Model()), config, "1", CPU)
+    name = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}[dtype]
+    body = {"name": "x", "shape": [1000], "datatype": name, "data": values.tolist()}
+    [found] = answer(task, {"inputs": [body]})
+
+    data = found["outputs"][0]["data"]
+    assert torch.equal(torch.tensor(data, dtype=dtype), values)
+    assert max(len(json.dumps(value)) for value in data) <= 14

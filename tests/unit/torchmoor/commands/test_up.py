@@ -1,6 +1,7 @@
 """`torchmoor up`: errors that a person can act on."""
 
 import socket
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner, Result
 from torchmoor.cli.main import main
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.config.up import UpSettings
+from torchmoor.run.checkpoints import Checkpoint, check_environment, find_checkpoints
 
 
 def invoke(*arguments: str) -> Result:
@@ -171,3 +173,106 @@ def test_session_keys_that_cannot_be_read_are_an_error(monkeypatch: pytest.Monke
     assert result.exit_code == 1
     assert "k0" in result.stderr
     assert "not-hexadecimal" not in result.stderr
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> UpSettings:
+    """Return the settings of a command line."""
+    given: list[UpSettings] = []
+
+    async def take(options: UpSettings, *_: object, **__: object) -> None:
+        given.append(options)
+
+    monkeypatch.setattr("torchmoor.cli.commands.up.run", take)
+    result = invoke("up", *arguments)
+    assert result.exit_code == 0, result.output
+    return given[0]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    """Two directories with a checkpoint's configuration."""
+    for name in ("My_Llava.2", "text"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    return [str(tmp_path / name) for name in ("My_Llava.2", "text")]
+
+
+def test_models_have_the_names_in_their_order(monkeypatch: pytest.MonkeyPatch, folders: list[str]) -> None:
+    """A name may follow its model or stand before it; without --endpoint there is no demo model beside them."""
+    one, two = folders
+    settings = settings_of(monkeypatch, one, "--name", "seeing", two, "--name", "text", "--instances", "2")
+
+    assert find_checkpoints(settings) == [Checkpoint("seeing", one), Checkpoint("text", two)]
+    assert settings.endpoints == ()
+    assert settings_of(monkeypatch, one, "--endpoint", "llm").endpoints == ("llm",)
+    assert settings_of(monkeypatch).endpoints == ("llava",)
+
+
+def test_a_model_without_a_name_has_that_of_its_place(monkeypatch: pytest.MonkeyPatch, folders: list[str]) -> None:
+    """The last part of a path or URL, with hyphens for what a name cannot have."""
+    settings = settings_of(monkeypatch, folders[0], "s3://bucket/models/tiny-llava/", "hf://org/Smol.LM2")
+
+    assert find_checkpoints(settings) == [
+        Checkpoint("My-Llava-2", folders[0]),
+        Checkpoint("tiny-llava", "s3://bucket/models/tiny-llava/"),
+        Checkpoint("Smol-LM2", "hf://org/Smol.LM2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("{0}", "{1}", "--name", "a"), "2 models and 1 names"),
+        (("--name", "a"), "--name is the name of a MODEL"),
+        (("{0}", "--name", "my model"), "my-model is possible"),
+        (("{0}", "--name", "many"), "must not be many"),
+        (("{0}", "--name", "a", "{1}", "--name", "A"), "different names"),
+        (("{0}", "--name", "llava", "--endpoint", "llava"), "different names"),
+        (("{0}/..",), "no config.json in"),
+        (("org/model",), "hf://org/model"),
+        (("{0}/weights.mar",), "is an archive: serve it with --model-store"),
+        (("s3://bucket",), "s3://bucket/prefix"),
+        (("hf://org/model/file",), "hf://org/name"),
+        (("https://host/model",), "s3://bucket/prefix or hf://org/name"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_refused_with_the_remedy(
+    arguments: tuple[str, ...], said: str, folders: list[str]
+) -> None:
+    """Before anything starts."""
+    (Path(folders[0]) / "weights.mar").touch()
+
+    result = invoke("up", *(each.format(*folders) for each in arguments))
+
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert "starting" not in result.stderr
+
+
+@pytest.mark.parametrize("variable", ["HF_MODEL_ID", "OPTION_MODEL_ID", "TORCHMOOR_HANDLER_MODEL_PATH"])
+def test_a_variable_is_the_model_of_one_named_endpoint_only(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text model must not be served as llava, nor be the model of two endpoints."""
+    monkeypatch.setenv(variable, "/models/text")
+
+    unnamed = invoke("up")
+    both = invoke("up", "--endpoint", "llava", "--endpoint", "llm")
+    one = settings_of(monkeypatch, "--endpoint", "llm", "hf://org/other")
+
+    assert unnamed.exit_code == both.exit_code == 1
+    assert "no option names the endpoint" in unnamed.stderr
+    assert "would be the model of llava and llm" in both.stderr
+    check_environment(one, {variable: "/models/text"})
+
+
+def test_a_checkpoint_packaged_for_many_models_is_refused(tmp_path: Path) -> None:
+    """TorchServe would report a module that is missing."""
+    with zipfile.ZipFile(tmp_path / "minilm.mar", "w") as bundle:
+        bundle.writestr("config.json", "{}")
+
+    result = invoke(
+        *("up", "--port", "0", "--admin-port", "0", "--model-store", str(tmp_path), "--endpoint", "minilm"),
+        *("--run-dir", str(tmp_path / "run")),
+    )
+
+    assert result.exit_code == 1
+    assert f"torchmoor up --endpoint many --models {tmp_path}" in result.stderr

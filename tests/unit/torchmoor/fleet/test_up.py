@@ -20,8 +20,9 @@ from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.run import up
+from torchmoor.run.checkpoints import MODEL_PATH, Checkpoint
 from torchmoor.run.gpus import DEVICE_FRACTION, find_gpus, share_gpus, usable_gpus
-from torchmoor.run.up import plan, run
+from torchmoor.run.up import equip, plan, run
 
 DEADLINE_S = 60.0
 
@@ -199,6 +200,47 @@ def test_it_serves_several_endpoints(
 
     assert json.loads(announced[0])["endpoints"] == ["llava", "llm"]
     assert sorted(environments) == ["llava-0", "llm-0"]
+
+
+def test_each_model_has_its_own_place(
+    options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """A model's variable reaches its own instances only, and their archive is written for them."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    checkpoints = (str(tmp_path / "mine"), "hf://org/name")
+
+    announced, _ = serve(options.replace(checkpoints=checkpoints, names=("mine", "Other"), instances=1))
+
+    assert json.loads(announced[0])["endpoints"] == ["llava", "mine", "Other"]
+    assert {name: environment.get(MODEL_PATH) for name, environment in environments.items()} == {
+        "llava-0": None,
+        "mine-0": str(tmp_path / "mine"),
+        "other-0": "hf://org/name",
+    }
+
+
+def test_a_model_needs_no_model_store(tmp_path: Path) -> None:
+    """Its archive has its name and the chat handler, but no weights."""
+    [launch] = equip(plan(["mine"], 1, []), LaunchSettings(), [Checkpoint("mine", "/models/mine")])
+
+    assert launch.contents is not None
+    assert "chat_entry.py" in launch.contents.names()
+    assert not [name for name in launch.contents.names() if name.startswith("model/")]
+
+
+def test_the_demo_model_and_many_models_are_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where the model store was not named and lacks the archive."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model_store").mkdir()
+
+    def contents(settings: LaunchSettings) -> list[bool]:
+        return [launch.contents is not None for launch in equip(plan(["llava", "many", "x"], 1, []), settings, [])]
+
+    assert contents(LaunchSettings()) == [True, True, False]
+    assert contents(LaunchSettings(model_store=str(tmp_path))) == [False, False, False]
+    (tmp_path / "model_store" / "llava.mar").touch()
+    assert contents(LaunchSettings()) == [False, True, False]
 
 
 def fake_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:

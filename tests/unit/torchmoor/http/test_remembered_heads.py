@@ -11,6 +11,8 @@ import pytest
 from tests.fuzz.requests import Listener
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
 
+pytestmark = pytest.mark.slow
+
 MAX_GROWTH = 8 << 20
 
 

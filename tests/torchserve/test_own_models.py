@@ -1,0 +1,96 @@
+"""A user's own checkpoints under their own names: as directories, in S3, and as an archive of `torchmoor package`."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.servers import S3Server
+from tests.torchserve.conftest import ROOT, Fleet, run_fleet
+from tests.torchserve.drawings import draw
+
+pytestmark = [pytest.mark.torchserve, pytest.mark.s3]
+
+DEMO = ROOT / "models" / "tiny-llava"
+BUCKET = "own-models"
+NAMES = ["packaged", "my-llava", "in-store"]
+SHORT = 80  # tokens
+
+
+@pytest.fixture(scope="module")
+def own(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Run an archive and two checkpoints, one of which has a serving.properties of its own."""
+    folder = tmp_path_factory.mktemp("own-models")
+    mine = folder / "my-llava"
+    shutil.copytree(DEMO, mine)
+    (mine / "serving.properties").write_text(f"option.max_model_len={SHORT}\n")
+    client = s3_server.client()
+    client.create_bucket(Bucket=BUCKET)
+    for path in DEMO.iterdir():
+        if path.is_file():
+            client.upload_file(str(path), BUCKET, f"tiny/{path.name}")
+    client.close()
+    (folder / "store").mkdir()
+    command = [str(Path(sys.executable).with_name("torchmoor")), "package", str(DEMO)]
+    subprocess.run([*command, "-o", str(folder / "store" / "packaged.mar")], check=True, timeout=60)
+    with run_fleet(
+        *(str(mine), "--name", "my-llava", f"s3://{BUCKET}/tiny", "--name", "in-store"),
+        *("--model-store", str(folder / "store"), "--endpoint", "packaged"),
+        run_dir=folder / "run",
+        log=folder / "up.log",
+        environment={**s3_server.environment, "TORCHMOOR_HANDLER_MODEL_CACHE_DIR": str(folder / "cache")},
+    ) as fleet:
+        yield fleet
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_answers_boto3_under_its_name(own: Fleet, name: str) -> None:
+    """A session with a picture, and a question about it."""
+    client = own.client()
+    opened = client.invoke_endpoint(
+        EndpointName=name, SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
+    )
+    session = opened["NewSessionId"].partition(";")[0]
+
+    answer = client.invoke_endpoint(
+        EndpointName=name,
+        SessionId=session,
+        ContentType="application/json",
+        Body=json.dumps({"type": "send_text_prompt", "prompt_text": "What color is the circle?"}),
+    )
+
+    assert f"{name}-0" in session
+    assert json.load(answer["Body"]) == {"response_text": "The circle is red."}
+
+
+def test_models_are_listed_and_answered_by_their_names(own: Fleet) -> None:
+    """OpenAI's client sees the endpoints; llava, which nothing names, is not served."""
+    with openai.OpenAI(base_url=own.runtime + "/v1", api_key="any", timeout=90, max_retries=0) as client:
+        assert sorted(model.id for model in client.models.list()) == sorted(NAMES)
+        answer = client.chat.completions.create(
+            model="in-store", messages=[{"role": "user", "content": "What color is the circle?"}], max_tokens=20
+        )
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(model="llava", messages=[{"role": "user", "content": "Hello"}])
+
+    assert answer.choices[0].message.content
+
+
+def test_a_models_own_settings_are_its_own(own: Fleet) -> None:
+    """serving.properties beside one checkpoint limits its context; the same question fits the others."""
+    question = "What color is the circle? " * 12
+    with openai.OpenAI(base_url=own.runtime + "/v1", api_key="any", timeout=90, max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError, match=f"at most {SHORT - 1}"):
+            client.chat.completions.create(
+                model="my-llava", messages=[{"role": "user", "content": question}], max_tokens=8
+            )
+        answer = client.chat.completions.create(
+            model="in-store", messages=[{"role": "user", "content": question}], max_tokens=8
+        )
+
+    assert answer.choices[0].message.content is not None

@@ -1,0 +1,145 @@
+"""Archives (.mar) of the chat handler and of many models: a zip of handler code, a model-config and possibly weights.
+
+The same files give the same bytes: entries have no times, owners or permissions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchmoor.errors import LaunchError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+BUNDLE = PACKAGE / "bundle"  # in a wheel: the handlers and the demo model (setup.py)
+MANIFEST = "MAR-INF/MANIFEST.json"
+MODEL = "model"  # the checkpoint's folder in an archive; handler.model.path names it by default
+NOT_SERVED = {"samples", "README.md"}  # beside the demo model's checkpoint
+NOT_CODE = {"__pycache__", "configs"}
+ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip
+PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveContents:
+    """What an archive is made of. files: all files but the entry and the config, by their names in the archive."""
+
+    entry: Path
+    config: Path
+    files: Mapping[str, Path]
+
+    def names(self) -> dict[str, Path]:
+        """Return all files by their names in the archive."""
+        return {self.entry.name: self.entry, self.config.name: self.config, **self.files}
+
+
+def find_root() -> Path:
+    """Return the folder of handlers/ and models/: a wheel's own, or else the checkout's. Raises LaunchError."""
+    for root in (BUNDLE, PACKAGE.parent):
+        if (root / "handlers" / "configs").is_dir():
+            return root
+    raise LaunchError(f"there are no handlers in {BUNDLE}: install torchmoor again, from its wheel or its checkout")
+
+
+def make_contents(
+    entry: str, config: str, checkpoint: Path | None = None, *, left_out: set[str] = NOT_SERVED
+) -> ArchiveContents:
+    """Return the contents of an archive with a checkpoint's own files, without its subfolders, or with none.
+
+    entry: a file relative to handlers/. config: a file in handlers/configs. left_out: names in the checkpoint's folder.
+    Raises LaunchError.
+    """
+    given = () if checkpoint is None else sorted(checkpoint.iterdir())
+    files = {path.name: path for path in given if path.name not in left_out and path.is_file()}
+    return with_model(entry, config, files)
+
+
+def with_model(entry: str, config: str, model: Mapping[str, Path]) -> ArchiveContents:
+    """Return the contents of an archive with a model's files, by their names in its folder. Raises LaunchError."""
+    handlers = find_root() / "handlers"
+    entry_file = handlers / entry
+    code = {f"handlers/{path.relative_to(handlers).as_posix()}": path for path in sorted(handlers.rglob("*"))}
+    wire = [PACKAGE / "__init__.py", *sorted((PACKAGE / "wire").rglob("*"))]
+    code |= {f"torchmoor/{path.relative_to(PACKAGE).as_posix()}": path for path in wire}
+    files = {
+        name: path
+        for name, path in code.items()
+        if path.is_file() and not NOT_CODE & set(Path(name).parts) and path != entry_file
+    }
+    weights = {f"{MODEL}/{name}": path for name, path in model.items()}
+    return ArchiveContents(entry_file, handlers / "configs" / config, {**files, **weights})
+
+
+def built_in(name: str) -> ArchiveContents | None:
+    """Return the archive of a name that needs no model store: the demo model's, and that of many models. Else None."""
+    root = find_root()
+    if name == "many":
+        return make_contents("many_entry.py", "many.yaml")
+    demo = root / "models" / "tiny-llava"
+    if name == "llava" and (demo / "config.json").is_file():
+        return make_contents("chat_entry.py", "chat.yaml", demo)
+    return None
+
+
+def chat_handler() -> ArchiveContents:
+    """Return the chat handler without a checkpoint, which its environment then names. Raises LaunchError."""
+    return make_contents("chat_entry.py", "chat.yaml")
+
+
+def write_archive(
+    contents: ArchiveContents, name: str, target: Path, count: Callable[[int], None] = lambda num_bytes: None
+) -> None:
+    """Write an archive, completely or not at all. Nothing is compressed, because weights do not shrink.
+
+    name: the model's name in TorchServe. count: receives the bytes of each step. Raises OSError.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    model = {"modelName": name, "handler": contents.entry.name, "modelVersion": "1.0"}
+    manifest = {
+        "runtime": "python",
+        "model": {**model, "configFile": contents.config.name},
+        "archiverVersion": "0.12.0",
+    }
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as bundle:
+            for entry, path in contents.names().items():
+                _add(bundle, entry, path, count)
+            bundle.writestr(_member(MANIFEST), json.dumps(manifest, indent=2))
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def has_handler(archive: Path) -> bool:
+    """Return False for a zip without TorchServe's manifest, which only an endpoint of many models serves."""
+    if not archive.is_file():
+        return True
+    try:
+        with zipfile.ZipFile(archive) as bundle:
+            return MANIFEST in bundle.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return True  # the instance reports the damage
+
+
+def _add(bundle: zipfile.ZipFile, name: str, path: Path, count: Callable[[int], None]) -> None:
+    member = _member(name)
+    member.file_size = path.stat().st_size
+    with path.open("rb") as file, bundle.open(member, "w") as copy:
+        while piece := file.read(PIECE_BYTES):
+            copy.write(piece)
+            count(len(piece))
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name, ZIP_TIME)
+    member.create_system = 3  # Unix, on every system
+    member.external_attr = 0o100644 << 16
+    return member

@@ -1,0 +1,126 @@
+"""The checkpoints that `torchmoor up` serves: each has a name, a place and an instance's own variable for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchmoor.config.instances import INSTANCE_NAME
+from torchmoor.config.up import UpSettings
+from torchmoor.errors import ConfigError
+from torchmoor.run.many import MANY
+
+MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
+# Variables that name the chat handler's checkpoint (handlers/tgi_lmi_settings.py).
+CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")
+MAX_NAME = 58  # an instance's name has a hyphen and a number after it
+S3 = "s3://"
+HUB = "hf://"
+_NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*", re.ASCII)
+_HUB_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint and the endpoint that serves it. place: an absolute directory, s3://bucket/prefix or hf://org/name."""
+
+    name: str
+    place: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables of its instances."""
+        return {MODEL_PATH: self.place}
+
+
+def find_checkpoints(settings: UpSettings) -> list[Checkpoint]:
+    """Return the checkpoints of the command line in its order. Raises ConfigError, which says what to do."""
+    places, names = settings.checkpoints, settings.names
+    if names and not places:
+        raise ConfigError("--name is the name of a MODEL: give its directory, s3://bucket/prefix or hf://org/name")
+    if names and len(names) != len(places):
+        raise ConfigError(
+            f"there are {len(places)} models and {len(names)} names: give each MODEL its --name, or none of them"
+        )
+    found = [
+        Checkpoint(name, _check_place(place))
+        for place, name in zip(places, names or map(_name_of, places), strict=True)
+    ]
+    for name in (checkpoint.name for checkpoint in found):
+        if not is_endpoint_name(name):
+            raise ConfigError(
+                f"--name must be letters, digits and hyphens between them, {MAX_NAME} at most, not {name!r}: "
+                f"{suggest_name(name)} is possible"
+            )
+        if name == MANY:
+            raise ConfigError(f"--name must not be {MANY}, the endpoint of --models")
+    return found
+
+
+def endpoint_names(settings: UpSettings, checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:
+    """Return the names of all endpoints: those of archives first. Raises ConfigError if two are the same."""
+    names = (*settings.endpoints, *(checkpoint.name for checkpoint in checkpoints))
+    if len({name.lower() for name in names}) != len(names):
+        raise ConfigError(f"endpoints must have different names, whatever their case, not {', '.join(names)}")
+    return names
+
+
+def check_environment(settings: UpSettings, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if a variable names a checkpoint and it is not clear for which endpoint it is."""
+    named = [name for name in CHECKPOINT_VARIABLES if environ.get(name, "").strip()]
+    archives = [name for name in settings.endpoints if name != MANY]
+    if not named or not archives:
+        return
+    advice = "give each model as an argument, torchmoor up MODEL --name NAME"
+    if len(archives) > 1:
+        raise ConfigError(f"{named[0]} is set, and would be the model of {' and '.join(archives)}: {advice}")
+    if "endpoints" not in settings.model_fields_set:
+        raise ConfigError(
+            f"{named[0]} is set, and no option names the endpoint that serves it: {advice}, or name the endpoint with "
+            "--endpoint"
+        )
+
+
+def is_endpoint_name(name: str) -> bool:
+    """Return whether an endpoint of this host may have the name: its instances' names derive from it."""
+    return len(name) <= MAX_NAME and bool(_NAME.fullmatch(name) and INSTANCE_NAME.fullmatch(name.lower()))
+
+
+def suggest_name(text: str) -> str:
+    """Return a name for an endpoint that is like the text."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:MAX_NAME].strip("-") or "model"
+
+
+def _name_of(place: str) -> str:
+    """Return the name of a checkpoint that the user gave none: the last part of its place."""
+    if place.startswith((S3, HUB)):
+        return suggest_name(place.rstrip("/").rpartition("/")[2])
+    return suggest_name(Path(place).resolve().name)
+
+
+def _check_place(place: str) -> str:
+    """Return an absolute directory, or a URL as it is. Raises ConfigError."""
+    if place.startswith(HUB):
+        if not _HUB_NAME.fullmatch(place.removeprefix(HUB)):
+            raise ConfigError(f"{place} must be {HUB}org/name, as the Hugging Face hub names its models")
+        return place
+    if place.startswith(S3):
+        bucket, _, prefix = place.removeprefix(S3).partition("/")
+        if not bucket or not prefix.strip("/"):
+            raise ConfigError(f"{place} must be {S3}bucket/prefix")
+        return place
+    if "://" in place:
+        raise ConfigError(f"{place} must be a directory, {S3}bucket/prefix or {HUB}org/name")
+    folder = Path(place).resolve()
+    if folder.is_file() and folder.suffix == ".mar":
+        raise ConfigError(
+            f"{place} is an archive: serve it with --model-store {folder.parent} --endpoint {folder.name[:-4]}"
+        )
+    if not folder.is_dir():
+        hint = f"; a model of the Hugging Face hub is {HUB}{place}" if _HUB_NAME.fullmatch(place) else ""
+        raise ConfigError(f"there is no directory {folder}{hint}")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"there is no config.json in {folder}: give the directory that save_pretrained wrote")
+    return str(folder)
