@@ -240,9 +240,14 @@ class CallerLimited(ApiError):
     status = 429
     kind = "ThrottlingException"  # AWS's name; boto3 tries again in each of its retry modes
 
-    def __init__(self, used: str, setting: str, limit: int, *, retry_after_s: int = BUSY_RETRY_S) -> None:
-        """used: what the caller has, such as "512 requests in flight"."""
-        super().__init__(f"The caller has {used}, and callers.{setting} is {limit}. Try again in {retry_after_s} s.")
+    def __init__(
+        self, used: str, setting: str, limit: int, *, retry_after_s: int = BUSY_RETRY_S, remedy: str = ""
+    ) -> None:
+        """used: what the caller has, such as "512 requests in flight". remedy: a way to have less."""
+        advice = f"{remedy}, or try" if remedy else "Try"
+        super().__init__(
+            f"The caller has {used}, and callers.{setting} is {limit}. {advice} again in {retry_after_s} s."
+        )
         self.setting = setting
         self.retry_after_s = retry_after_s
 

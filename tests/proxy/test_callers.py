@@ -5,21 +5,25 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from time import gmtime, strftime
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import Stage
-from tests.proxy.fake_instance import Gate, Received, Wire
-from tests.waiting import DEADLINE_S
+from tests.proxy.conftest import KEY, Stage
+from tests.proxy.fake_instance import Gate, Received, Wire, refusing
+from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.limits import CallerSettings
 from torchmoor.proxy.access.gate import principal_of
+from torchmoor.wire.session_ids import mint
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 OTHER_SECRET = "another-secret-of-another-client"
@@ -167,3 +171,178 @@ def test_without_keys_nothing_is_limited_unless_configured(make_stage: MakeStage
     assert read(send(stage, token=""))[0] == 429
     holding.gate.open()
     assert read(first)[0] == 200
+
+
+class Sessions:
+    """Makes both instances open sessions that live an hour, take turns and close sessions, as the handlers do."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.refusal: str | None = None  # the code with which the next turn is refused
+        stage.a.behave = stage.b.behave = self.behave
+
+    async def behave(self, request: Received, wire: Wire) -> None:
+        session = request.headers.get("x-amzn-sagemaker-session-id", "")
+        if b"start_session" in request.body:
+            principal = request.headers.get("x-torchmoor-principal", "")
+            expires_at = int(time.time()) + 3600
+            minted = mint({"k1": KEY}, instance="a", expires_at=expires_at, endpoint="llava", principal=principal)
+            stamp = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(expires_at))
+            await wire.answer(headers={"X-Amzn-SageMaker-New-Session-Id": f"{minted.text}; Expires={stamp}"})
+        elif self.refusal is not None:
+            await refusing(410, self.refusal, "the session is gone")(request, wire)
+        elif b"close_session" in request.body:
+            await wire.answer(headers={"X-Amzn-SageMaker-Closed-Session-Id": session})
+        else:
+            await wire.answer()
+
+
+OPEN, CLOSE = b'{"type": "start_session"}', b'{"type": "close_session"}'
+
+
+def ask(client: Any, session: str, body: bytes = b"{}") -> str:
+    """Return the id of the session that a request opens, "" if it opens none."""
+    answer = client.invoke_endpoint(EndpointName="llava", Body=body, SessionId=session)
+    answer["Body"].read()
+    return str(answer.get("NewSessionId", "")).partition(";")[0]
+
+
+def refused_opening(client: Any) -> dict[str, Any]:
+    with pytest.raises(ClientError) as caught:
+        ask(client, "NEW_SESSION", OPEN)
+    response: dict[str, Any] = caught.value.response
+    return response
+
+
+@pytest.fixture
+def sessions_stage(make_stage: MakeStage) -> Stage:
+    """Return a proxy that allows two sessions per caller."""
+    return make_stage(credentials=CREDENTIALS, callers=CallerSettings(max_sessions=2))
+
+
+def test_sessions_are_limited_at_the_opening_only(sessions_stage: Stage) -> None:
+    """boto3 gets the throttling error with the time until the first expiry; turns pass, and a close makes room."""
+    stage = sessions_stage
+    Sessions(stage)
+    client, other = stage.client(secret=SECRET), stage.client(key_id="AKIAOTHER", secret=OTHER_SECRET)
+    first, second = (ask(client, "NEW_SESSION", OPEN) for _ in range(2))
+
+    response = refused_opening(client)
+
+    assert response["Error"]["Code"] == "ThrottlingException"
+    assert "The caller has 2 open sessions, and callers.max_sessions is 2. Close one" in response["Error"]["Message"]
+    assert response["ResponseMetadata"]["HTTPStatusCode"] == 429
+    assert 3500 < int(response["ResponseMetadata"]["HTTPHeaders"]["retry-after"]) <= 3600
+    assert limited(stage) == {"max_sessions": 1.0}
+    assert ask(other, "NEW_SESSION", OPEN) != ""
+    for session in (first, second, first):
+        ask(client, session)
+    ask(client, first, CLOSE)
+    ask(client, "NEW_SESSION", OPEN)
+    refused_opening(client)
+
+
+def test_a_session_opened_by_its_body_alone_counts(sessions_stage: Stage) -> None:
+    """AWS's sample opens sessions without the header."""
+    Sessions(sessions_stage)
+    client = sessions_stage.client(secret=SECRET)
+    for _ in range(2):
+        client.invoke_endpoint(EndpointName="llava", Body=OPEN)["Body"].read()
+
+    refused_opening(client)
+
+
+def test_a_session_that_is_gone_counts_no_more(sessions_stage: Stage) -> None:
+    """The instance's refusal of a turn ends the count."""
+    sessions = Sessions(sessions_stage)
+    client = sessions_stage.client(secret=SECRET)
+    first, _ = (ask(client, "NEW_SESSION", OPEN) for _ in range(2))
+    sessions.refusal = "SessionExpired"
+    with pytest.raises(ClientError):
+        ask(client, first)
+
+    ask(client, "NEW_SESSION", OPEN)
+    refused_opening(client)
+
+
+def test_openings_that_fail_or_whose_clients_leave_give_their_shares_back(sessions_stage: Stage) -> None:
+    """Neither an error of the instance nor a disconnect leaves a session counted."""
+    stage, caller = sessions_stage, principal_of("token", "alice")
+    holding = Holding(stage)
+    headers = {"Authorization": f"Bearer {TOKEN}", "X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}
+    callers = stage.proxy.data.dispatchers.callers
+    assert callers is not None
+    leaving = stage.http()
+    leaving.request("POST", PATH, body=OPEN, headers=headers)
+    holding.gate.wait_reached()
+    assert callers.sessions.count(caller) == 1
+    leaving.close()
+    stage.until(lambda: callers.sessions.count(caller) == 0, "the opening given back")
+    holding.gate.open()
+
+    stage.a.behave = stage.b.behave = refusing(507, "OutOfMemory", "no room")
+    for _ in range(3):
+        connection = stage.http()
+        connection.request("POST", PATH, body=OPEN, headers=headers)
+        assert read(connection)[0] == 503
+    assert callers.sessions.count(caller) == 0
+
+
+def test_pending_asynchronous_requests_are_limited_per_key(make_stage: MakeStage, tmp_path: Path) -> None:
+    """boto3 gets the throttling error by number and by bytes; when a request has ended, another is accepted."""
+    stage = make_stage(
+        credentials=CREDENTIALS,
+        callers=CallerSettings(max_async_requests=2, max_async_bytes=128_000),
+        async_folder=tmp_path,
+    )
+    holding = Holding(stage)
+    client, other = stage.client(secret=SECRET), stage.client(key_id="AKIAOTHER", secret=OTHER_SECRET)
+
+    def submit(asking: Any, body: bytes) -> Any:
+        return asking.invoke_endpoint_async(EndpointName="llava", Body=body)
+
+    def refused(body: bytes) -> dict[str, Any]:
+        with pytest.raises(ClientError) as caught:
+            submit(client, body)
+        response: dict[str, Any] = caught.value.response
+        assert response["Error"]["Code"] == "ThrottlingException"
+        assert response["ResponseMetadata"]["HTTPStatusCode"] == 429
+        assert response["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "30"
+        return response
+
+    submit(client, b"x" * 100_000)
+    assert "callers.max_async_bytes is 128000" in refused(b"x" * 28_001)["Error"]["Message"]
+    last = submit(client, b"{}")
+    assert "callers.max_async_requests is 2" in refused(b"{}")["Error"]["Message"]
+    submit(other, b"x" * 128_000)
+    assert limited(stage) == {"max_async_bytes": 1.0, "max_async_requests": 1.0}
+
+    holding.gate.open()
+    wait_until(Path(urlsplit(last["OutputLocation"]).path).is_file, "the result")
+    wait_until(lambda: is_accepted(client), "a request that ended makes room")
+
+
+def is_accepted(client: Any) -> bool:
+    try:
+        client.invoke_endpoint_async(EndpointName="llava", Body=b"{}")
+    except ClientError:
+        return False
+    return True
+
+
+def test_a_submit_is_a_request_in_flight_until_it_is_queued(make_stage: MakeStage, tmp_path: Path) -> None:
+    """Even if the client leaves, or the submit is refused."""
+    stage = make_stage(credentials=CREDENTIALS, callers=CallerSettings(max_requests=1), async_folder=tmp_path)
+    holding = Holding(stage)
+    first = send(stage)
+    holding.gate.wait_reached()
+    path = "/endpoints/llava/async-invocations"
+
+    status, body = read(send(stage, path=path))
+
+    assert (status, "callers.max_requests is 1" in body["Message"]) == (429, True)
+    holding.gate.open()
+    assert read(first)[0] == 200
+    until_in_flight(stage, principal_of("token", "alice"), 0)
+    assert read(send(stage, path=path, body=b""))[0] == 400
+    assert read(send(stage, path=path))[0] == 202
+    assert read(send(stage, path=path))[0] == 202

@@ -22,6 +22,7 @@ from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.api.application import DataPlaneApplication
 from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
+from torchmoor.proxy.dispatch.callers import Callers
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -63,7 +64,8 @@ class DataPlane:
     ) -> None:
         """suspect: called with an instance that seems to be dead, so that it is probed at once.
 
-        wall: seconds since 1970, for signatures. clock: decides when deadlines have passed and breakers half open.
+        wall: seconds since 1970, for signatures and expiries. clock: decides when deadlines have passed and breakers
+        half open.
         has_async_workers: False if another process has them.
         Raises ConfigError if a certificate cannot be used.
         """
@@ -85,6 +87,7 @@ class DataPlane:
         self.operations = HandlerOperations()
         self.recovery = Recovery(registry, settings.recovery, clock=clock)
         self.subrequests = Subrequests(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
+        callers = Callers(settings.callers, wall=wall) if settings.limits_callers else None
         self.dispatchers = Dispatchers(
             settings,
             registry,
@@ -93,6 +96,7 @@ class DataPlane:
             MovedSessions(registry, IdOperations(self.subrequests, operations.END_CLOSED, operations.SESSION_IDS)),
             self.recovery,
             suspect,
+            callers,
         )
         means = HttpMeans(
             connector=connector,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 import pytest
 
 from torchmoor.config.access import Credentials
@@ -18,7 +21,7 @@ WITH_TOKENS = Credentials(tokens={"alice": "token-of-alice-0123456789"})
 
 def test_a_caller_at_its_limit_is_refused_and_others_are_not() -> None:
     """The refusal names the setting and says when to try again."""
-    callers = Callers(CallerSettings(max_requests=2))
+    callers = Callers(CallerSettings(max_requests=2), wall=WALL)
     held = [callers.lease_request("alice", "10.0.0.1") for _ in range(2)]
 
     with pytest.raises(CallerLimited, match=r"callers\.max_requests is 2\. Try again in 1 s\.") as caught:
@@ -33,7 +36,7 @@ def test_a_caller_at_its_limit_is_refused_and_others_are_not() -> None:
 
 def test_a_lease_returns_its_share_once() -> None:
     """A lease that is released twice does not free another request's share; an idle caller leaves no entry."""
-    callers = Callers(CallerSettings(max_requests=2))
+    callers = Callers(CallerSettings(max_requests=2), wall=WALL)
     first, second = callers.lease_request("alice", ""), callers.lease_request("alice", "")
 
     first.release()
@@ -46,7 +49,7 @@ def test_a_lease_returns_its_share_once() -> None:
 
 def test_without_keys_a_client_address_is_a_caller() -> None:
     """An IPv6 client counts with its network of 64 bits."""
-    callers = Callers(CallerSettings(max_requests=1))
+    callers = Callers(CallerSettings(max_requests=1), wall=WALL)
     callers.lease_request("", "2001:db8::1")
     callers.lease_request("", "10.0.0.1")
 
@@ -77,8 +80,149 @@ def test_limits_apply_with_keys_unless_configured(limited: str, credentials: Cre
     assert settings.limits_callers is applies
 
 
+class Wall:
+    """A clock that a test sets, in seconds since 1970."""
+
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def open_session(callers: Callers, key: str, *, caller: str = "alice", life_s: float = 3600, idle_s: float = 0) -> None:
+    """Open a session through a request that is answered at once. Raises CallerLimited."""
+    lease = callers.lease_request(caller, "", opens_session=True)
+    now = WALL.now
+    lease.on_opened(key, expires_at=now + (idle_s or life_s), last_at=now + life_s)
+    lease.release()
+
+
+def close_session(callers: Callers, key: str, *, life_s: float = 3600) -> None:
+    lease = callers.lease_request("alice", "")
+    lease.on_closed(key, WALL.now + life_s)
+    lease.release()
+
+
+WALL = Wall()
+
+
+def limited(callers: Callers, key: str) -> int:
+    """Return the Retry-After of an opening that is refused."""
+    with pytest.raises(CallerLimited, match=r"callers\.max_sessions") as caught:
+        open_session(callers, key)
+    assert caught.value.retry_after_s is not None
+    return caught.value.retry_after_s
+
+
+@pytest.fixture
+def callers() -> Callers:
+    """Return an account of two sessions per caller."""
+    WALL.now = Wall.now
+    return Callers(CallerSettings(max_sessions=2), wall=WALL)
+
+
+def test_an_opening_at_the_limit_is_refused_until_the_first_session_expires(callers: Callers) -> None:
+    """Retry-After is when the first of the caller's sessions expires; then an opening passes."""
+    open_session(callers, "first", life_s=600)
+    open_session(callers, "second", life_s=59.2)
+
+    assert limited(callers, "third") == 60
+    assert callers.num_refused == {"max_sessions": 1}
+    assert callers.num_requests == {}
+    open_session(callers, "theirs", caller="bob")
+    WALL.now += 60
+    open_session(callers, "third")
+    assert limited(callers, "fourth") == 540
+
+
+def test_a_close_gives_a_session_back_once(callers: Callers) -> None:
+    """A close that is sent again frees nothing, and an opening that is answered again counts nothing."""
+    open_session(callers, "first")
+    open_session(callers, "second")
+    close_session(callers, "first")
+    close_session(callers, "first")
+    assert callers.sessions.count("alice") == 1
+
+    open_session(callers, "first")
+    assert callers.sessions.count("alice") == 1
+    open_session(callers, "third")
+    limited(callers, "fourth")
+
+
+def test_openings_that_have_not_ended_count(callers: Callers) -> None:
+    """Many openings at once are limited like one after the other; one that fails gives its share back."""
+    leases = [callers.lease_request("alice", "", opens_session=True) for _ in range(2)]
+    assert limited(callers, "third") == 1
+
+    leases[0].release()
+    leases[0].release()
+    open_session(callers, "third")
+    limited(callers, "fourth")
+
+
+def test_a_session_that_its_instance_lost_counts_no_more(callers: Callers) -> None:
+    """The answer to its next turn says so."""
+    open_session(callers, "first")
+    lease = callers.lease_request("alice", "")
+    lease.on_turn("first", is_lost=False)
+    assert callers.sessions.count("alice") == 1
+    lease.on_turn("first", is_lost=True)
+
+    assert callers.sessions.count("alice") == 0
+
+
+def test_turns_keep_a_session_that_expires_by_being_idle(callers: Callers) -> None:
+    """Its time begins again with each turn, up to the expiry in its id."""
+    open_session(callers, "first", life_s=100, idle_s=60)
+    lease = callers.lease_request("alice", "")
+    WALL.now += 50
+    lease.on_turn("first", is_lost=False)
+    WALL.now += 40
+    assert callers.sessions.count("alice") == 1
+    lease.on_turn("first", is_lost=False)
+    WALL.now += 10
+    assert callers.sessions.count("alice") == 0
+
+
+def test_a_session_of_another_process_is_given_back_where_it_is_closed(callers: Callers) -> None:
+    """Its close allows one opening more here until it would have expired: there it counts as long."""
+    close_session(callers, "elsewhere", life_s=50)
+    close_session(callers, "elsewhere", life_s=50)
+    for key in ("first", "second", "third"):
+        open_session(callers, key)
+    limited(callers, "fourth")
+    WALL.now += 50
+    close_session(callers, "third")
+    limited(callers, "fourth")
+    close_session(callers, "second")
+    open_session(callers, "fourth")
+
+
+def test_closed_sessions_and_idle_callers_take_no_memory(callers: Callers) -> None:
+    """Any number of openings and closes leaves an account of bounded size."""
+
+    def churn(count: int) -> None:
+        for number in range(count):
+            open_session(callers, f"session {number}")
+            close_session(callers, f"session {number}")
+            open_session(callers, "own", caller=f"caller {number}", life_s=1)
+            WALL.now += 1
+
+    churn(500)
+    tracemalloc.start()
+    try:
+        churn(5000)
+        gc.collect()
+        num_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+    assert num_bytes < 100_000
+
+
 def test_each_process_has_its_part() -> None:
     """Several processes together allow what is configured."""
-    settings = ProxySettings(endpoints=ENDPOINTS, callers=CallerSettings(max_requests=6))
+    settings = ProxySettings(endpoints=ENDPOINTS, callers=CallerSettings(max_requests=6, max_sessions=9))
+    part = divide(settings, 4).callers
 
-    assert divide(settings, 4).callers.max_requests == 2
+    assert (part.max_requests, part.max_sessions) == (2, 3)

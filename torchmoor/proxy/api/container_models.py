@@ -22,10 +22,11 @@ from urllib.parse import parse_qs, unquote
 
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
-from torchmoor.proxy.api.invocation import ERROR_HEADER, Invocation
+from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect, defer
 from torchmoor.proxy.api.replies import container_error, json_reply, unknown_operation
 from torchmoor.proxy.api.validation import TARGET_MODEL
+from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer

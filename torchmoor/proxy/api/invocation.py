@@ -19,7 +19,7 @@ from torchmoor.proxy.api.validation import (
     SESSION_ID,
 )
 from torchmoor.proxy.dispatch import unavailable
-from torchmoor.proxy.dispatch.assignment import Assignment
+from torchmoor.proxy.dispatch.assignment import ERROR_HEADER, Assignment
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.model_use import ModelUse
@@ -46,12 +46,9 @@ from torchmoor.wire import error_codes, headers
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import SessionId
 
-ERROR_HEADER = headers.ERROR.encode()
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # TorchServe's answer when a worker dies with the request; or a handler's own that is not ours
-NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
-CLOSED_SESSION_ID = headers.CLOSED_SESSION_ID.encode()
 PREFILL_TOKENS = headers.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = headers.CONTEXT_TOKENS.encode()  # of the whole prompt
 _PRINCIPAL_LINE = f"{headers.PRINCIPAL}: ".encode()
@@ -274,6 +271,7 @@ class Invocation:
             self._read_receipt(assignment.expected, head)
         if self._observation is not None:
             self._observation.answer_head = head
+        assignment.note_session(self.operation.endpoint, head)
         dialect = self._dialect
         answer = dialect.answer(head, self.request_id, self.chosen)
         if not isinstance(answer, Answer):
@@ -281,24 +279,12 @@ class Invocation:
         if dialect.times_first_chunk:
             answer.on_body = self._note_first_chunk
         self._status = head.status
-        self._note_session(head)
         if self._observation is not None:
             answer = self._observation.watch(answer)
         return answer
 
     def _fail_with(self, explain: Explain, head: AnswerHead, body: bytes) -> Reply:
         return self.fail(explain(head, body))
-
-    def _note_session(self, head: AnswerHead) -> None:
-        """Learn that the answer has opened or closed a session."""
-        assignment, endpoint, principal = self.assignment, self.operation.endpoint, self.request.principal
-        if assignment.opens_session:
-            opened = head.find(NEW_SESSION_ID) or head.find(SESSION_ID)
-            if opened and head.status < 300:
-                self._dispatchers.sessions.on_opened(endpoint, principal, opened, self.chosen.instance)
-        elif assignment.session is not None and CLOSED_SESSION_ID in head.layout.places:
-            self._dispatchers.sessions.on_closed(endpoint, principal, assignment.session)
-            self._dispatchers.moved_sessions.on_closed(assignment.session, self.chosen.instance)
 
     def _try_abler(self, head: AnswerHead) -> bool:
         """Assign another instance if this one's refusal says that it cannot serve the request now.

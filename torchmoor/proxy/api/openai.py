@@ -26,12 +26,13 @@ from torchmoor.errors import (
     WrongModel,
 )
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
-from torchmoor.proxy.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation
+from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.openai_by_model import OpenAIByModel
 from torchmoor.proxy.api.operation import Operation, find_target_model
 from torchmoor.proxy.api.replies import LOOKING, json_reply, unknown_operation
 from torchmoor.proxy.api.streaming import EventPassEncoder
 from torchmoor.proxy.api.validation import TARGET_MODEL, TARGET_VARIANT, check_members
+from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer

@@ -26,7 +26,7 @@ from torchmoor.errors import (
 from torchmoor.proxy.api.async_runtime import AsyncOperation
 from torchmoor.proxy.api.describe import describe_endpoint
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
-from torchmoor.proxy.api.invocation import ERROR_HEADER, NEW_SESSION_ID, TORCHSERVE_BUSY, Invocation
+from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, find_target_model
 from torchmoor.proxy.api.replies import LOOKING, Handler, runtime_error, unknown_operation
 from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
@@ -41,6 +41,7 @@ from torchmoor.proxy.api.validation import (
     check_members,
     not_there,
 )
+from torchmoor.proxy.dispatch.assignment import ERROR_HEADER, NEW_SESSION_ID
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http import eventstream

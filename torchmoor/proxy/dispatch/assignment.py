@@ -17,13 +17,30 @@ from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.model_use import ModelUse
-from torchmoor.proxy.http.message import Request
+from torchmoor.proxy.dispatch.request_sessions import read_expiry
+from torchmoor.proxy.http.message import AnswerHead, Request
 from torchmoor.proxy.instances.instance import Lease
+from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.kv_aware import Expectation
 from torchmoor.proxy.routing.reasons import RETRY, SESSION_FAILOVER
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
+from torchmoor.wire import error_codes, headers
 from torchmoor.wire.session_ids import SessionId
+
+ERROR_HEADER = headers.ERROR.encode()
+SESSION_ID = headers.SESSION_ID.encode()
+NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
+CLOSED_SESSION_ID = headers.CLOSED_SESSION_ID.encode()
+SESSION_ENDED = frozenset(
+    code.encode()
+    for code in (
+        error_codes.SESSION_CLOSED,
+        error_codes.SESSION_EXPIRED,
+        error_codes.SESSION_LOST,
+        error_codes.SESSION_UNKNOWN,
+    )
+)
 
 Resume = Callable[[ApiError | None], None]
 """Called when a wait has changed: the request is assigned, waits again, or (with an error) cannot be assigned."""
@@ -85,7 +102,7 @@ class Assignment:
 
     def enter(self, callers: Callers, address: str) -> None:
         """Count the request for its caller until `release`. Raises CallerLimited."""
-        self._caller_lease = callers.lease_request(self.head.principal, address)
+        self._caller_lease = callers.lease_request(self.head.principal, address, opens_session=self.opens_session)
 
     def assign(self, resume: Resume) -> None:
         """Choose and lease an instance, or wait for one. Raises BodyTooLarge or ServiceUnavailable if it cannot."""
@@ -203,6 +220,33 @@ class Assignment:
         choice = self.choice
         if choice is not None and not self.has_failed and choice.instance.breaker.num_failures:
             self._dispatchers.recovery.on_answered(choice.instance)
+
+    # What becomes of sessions
+
+    def note_session(self, endpoint: Endpoint, head: AnswerHead) -> None:
+        """Learn that an answer has opened, continued, closed or missed a session."""
+        session = self.session
+        if session is None:
+            opened = head.find(NEW_SESSION_ID) or (head.find(SESSION_ID) if self.opens_session else None)
+            if opened and head.status < 300:
+                self._note_opened(endpoint, opened)
+        elif head.status < 300 and CLOSED_SESSION_ID in head.layout.places:
+            assert self.choice is not None
+            self._dispatchers.sessions.on_closed(endpoint, self.head.principal, session)
+            self._dispatchers.moved_sessions.on_closed(session, self.choice.instance)
+            if self._caller_lease is not None:
+                self._caller_lease.on_closed((endpoint.name, session.text), session.expires_at)
+        elif self._caller_lease is not None:
+            is_lost = head.status >= 400 and head.find(ERROR_HEADER) in SESSION_ENDED
+            self._caller_lease.on_turn((endpoint.name, session.text), is_lost=is_lost)
+
+    def _note_opened(self, endpoint: Endpoint, raw: bytes) -> None:
+        assert self.choice is not None
+        session = self._dispatchers.sessions.on_opened(endpoint, self.head.principal, raw, self.choice.instance)
+        expires_at = read_expiry(raw)
+        if session is not None and expires_at is not None and self._caller_lease is not None:
+            last_at = session.expires_at or expires_at
+            self._caller_lease.on_opened((endpoint.name, session.text), expires_at=expires_at, last_at=last_at)
 
     # DispatchRequest: called by the dispatcher
 

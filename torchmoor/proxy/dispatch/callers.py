@@ -1,65 +1,104 @@
 """Account of what each caller uses: its share is limited, and a lease returns what it took.
 
 A caller is the principal of a verified key or token; without keys, the client's address. For the event loop's thread
-only. With several processes each counts the requests on its own connections.
+only. With several processes each counts what comes on its own connections.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Hashable
+from math import ceil
 
+from torchmoor.async_inference.request import CallerShare
 from torchmoor.config.limits import CallerSettings
-from torchmoor.errors import CallerLimited
+from torchmoor.errors import BUSY_RETRY_S, CallerLimited
 from torchmoor.proxy.access.unverified import source_of
+from torchmoor.proxy.dispatch.caller_sessions import CallerSessions
 
 
 class CallerLease:
-    """One request in flight, until it is released."""
+    """One request in flight, and the session that it opens, until it is released."""
 
-    __slots__ = ("caller", "_callers")
+    __slots__ = ("caller", "_callers", "_opens_session")
 
-    def __init__(self, callers: Callers, caller: str) -> None:
+    def __init__(self, callers: Callers, caller: str, *, opens_session: bool) -> None:
         self.caller = caller
         self._callers: Callers | None = callers
+        self._opens_session = opens_session
 
     def release(self) -> None:
-        """Return the request's share; further calls do nothing."""
+        """Return the request's share; further calls of any method do nothing."""
         callers, self._callers = self._callers, None
         if callers is not None:
             callers.end_request(self.caller)
+            self._end_opening(callers)
+
+    def _end_opening(self, callers: Callers) -> None:
+        if self._opens_session:
+            self._opens_session = False
+            callers.sessions.end_opening(self.caller)
+
+    def on_opened(self, key: Hashable, *, expires_at: float, last_at: float) -> None:
+        """Count a session that the request has opened; see CallerSessions.opened."""
+        if self._callers is not None:
+            self._end_opening(self._callers)
+            self._callers.sessions.opened(self.caller, key, expires_at=expires_at, last_at=last_at)
+
+    def on_turn(self, key: Hashable, *, is_lost: bool) -> None:
+        """Note the answer to a session's turn. is_lost: its instance no longer has the session."""
+        if self._callers is not None:
+            sessions = self._callers.sessions
+            (sessions.lost if is_lost else sessions.used)(self.caller, key)
+
+    def on_closed(self, key: Hashable, expires_at: float) -> None:
+        """Stop counting a session, which expires at that time at the latest."""
+        if self._callers is not None:
+            self._callers.sessions.closed(self.caller, key, expires_at=expires_at)
 
 
 class Callers:
     """The account of all callers.
 
-    num_requests: in flight, by caller. num_refused: requests refused since the start, by the setting that limits them.
+    num_requests: in flight, by caller. sessions: open ones. num_refused: requests refused since the start, by the
+    setting that limits them.
     """
 
-    def __init__(self, settings: CallerSettings) -> None:
+    def __init__(self, settings: CallerSettings, *, wall: Callable[[], float]) -> None:
+        """wall: seconds since 1970."""
         self.num_requests: Counter[str] = Counter()
+        self.sessions = CallerSessions(settings.max_sessions, wall=wall)
         self.num_refused: Counter[str] = Counter()
         self._settings = settings
 
-    def lease_request(self, principal: str, address: str) -> CallerLease:
+    def lease_request(self, principal: str, address: str, *, opens_session: bool = False) -> CallerLease:
         """Count a request of a verified principal, or of an address without one. Raises CallerLimited."""
-        caller, limit = caller_of(principal, address), self._settings.max_requests
-        if self.num_requests[caller] >= limit:
-            raise self.refuse(f"{limit} requests in flight", "max_requests", limit)
+        caller, settings = principal or source_of(address), self._settings
+        if self.num_requests[caller] >= settings.max_requests:
+            self.num_refused["max_requests"] += 1
+            raise CallerLimited(f"{settings.max_requests} requests in flight", "max_requests", settings.max_requests)
+        if opens_session and not self.sessions.try_begin_opening(caller):
+            raise self._sessions_limited(caller)
         self.num_requests[caller] += 1
-        return CallerLease(self, caller)
+        return CallerLease(self, caller, opens_session=opens_session)
+
+    def async_share(self, caller: str) -> CallerShare:
+        """Return what a caller may have pending in the queue of asynchronous requests."""
+        return CallerShare(caller, self._settings.max_async_requests, self._settings.max_async_bytes)
+
+    def _sessions_limited(self, caller: str) -> CallerLimited:
+        self.num_refused["max_sessions"] += 1
+        count, left_s = self.sessions.count(caller), self.sessions.first_expiry_s(caller)
+        return CallerLimited(
+            f"{count} open sessions",
+            "max_sessions",
+            self._settings.max_sessions,
+            retry_after_s=BUSY_RETRY_S if left_s is None else max(BUSY_RETRY_S, ceil(left_s)),
+            remedy="Close one",
+        )
 
     def end_request(self, caller: str) -> None:
         """Stop counting a request; called by its lease."""
         self.num_requests[caller] -= 1
         if not self.num_requests[caller]:
             del self.num_requests[caller]
-
-    def refuse(self, used: str, setting: str, limit: int) -> CallerLimited:
-        """Count a refusal and make its error."""
-        self.num_refused[setting] += 1
-        return CallerLimited(used, setting, limit)
-
-
-def caller_of(principal: str, address: str) -> str:
-    """Return the name that a request counts under."""
-    return principal or source_of(address)

@@ -33,6 +33,7 @@ class Dispatchers:
     """Finds the endpoint and the dispatcher of a request of any dialect: one dispatcher for each variant.
 
     suspect: called with an instance that seems to be dead, so that it is probed at once.
+    callers: None if they are not limited.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Dispatchers:
         moved_sessions: MovedSessions,
         recovery: Recovery,
         suspect: Callable[[Instance], None],
+        callers: Callers | None = None,
     ) -> None:
         self.settings = settings
         self.registry = registry
@@ -55,7 +57,7 @@ class Dispatchers:
         self.observer: Observer | None = None  # notified of each request's end
         self.waiting_bytes = WaitingBytes(settings.limits.max_waiting_bytes)
         self.sessions = RequestSessions(settings.sessions, settings.limits.max_foreign_sessions)
-        self.callers = Callers(settings.callers) if settings.limits_callers else None
+        self.callers = callers
         self._rng = rng
         self._by_endpoint = {
             endpoint.name: [

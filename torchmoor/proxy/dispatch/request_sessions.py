@@ -6,6 +6,8 @@ For the event loop's thread only. Does not select instances.
 from __future__ import annotations
 
 import json
+from calendar import timegm
+from time import strptime
 
 from torchmoor.config.session_keys import SessionSettings
 from torchmoor.errors import ValidationError
@@ -19,6 +21,7 @@ from torchmoor.wire.session_ids import SessionId, verify
 NEW_SESSION = headers.NEW_SESSION.encode()
 SESSION_KEY = b'"session_id"'  # in the body of a turn that has no header for it
 MAX_REMEMBERED_IDS = 4096
+_EXPIRES_FORM = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class RequestSessions:
@@ -65,20 +68,31 @@ class RequestSessions:
         except (ValueError, RecursionError, ValidationError):
             return None
 
-    def on_opened(self, endpoint: Endpoint, principal: str, raw: bytes, instance: Instance) -> None:
+    def on_opened(self, endpoint: Endpoint, principal: str, raw: bytes, instance: Instance) -> SessionId | None:
         """Remember the id of a session that an instance has opened, if the id proves nothing by itself.
 
-        raw: `<id>; Expires=...`.
+        raw: `<id>; Expires=...`. Returns None if no client could send the id.
         """
         text = raw.partition(b";")[0].strip()
         try:
             SESSION_ID_MEMBER.check(text)
         except ValidationError:
-            return  # no client could send it
+            return None
+        if text == NEW_SESSION:
+            return None
         session_id = text.decode("ascii")
-        if text != NEW_SESSION and verify(session_id, self._keys, endpoint=endpoint.name, principal=principal) is None:
-            self._foreign.add(session_id, instance.name, endpoint=endpoint.name, principal=principal)
+        session = verify(session_id, self._keys, endpoint=endpoint.name, principal=principal)
+        return session or self._foreign.add(session_id, instance.name, endpoint=endpoint.name, principal=principal)
 
     def on_closed(self, endpoint: Endpoint, principal: str, session: SessionId) -> None:
         if session.is_foreign:
             self._foreign.remove(session.text, endpoint=endpoint.name, principal=principal)
+
+
+def read_expiry(raw: bytes) -> float | None:
+    """Return when a session expires, in seconds since 1970; None if `<id>; Expires=...` does not say so."""
+    _, _, text = raw.partition(b"Expires=")
+    try:
+        return timegm(strptime(text.strip().decode("ascii"), _EXPIRES_FORM))
+    except ValueError:
+        return None

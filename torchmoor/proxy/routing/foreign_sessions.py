@@ -27,12 +27,13 @@ class ForeignSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def add(self, text: str, instance: str, *, endpoint: str, principal: str) -> None:
+    def add(self, text: str, instance: str, *, endpoint: str, principal: str) -> SessionId:
         """Remember an id that an instance has answered with."""
         self._sessions.pop(_Key(endpoint, principal, text), None)
         if len(self._sessions) >= self._max_sessions:
             del self._sessions[next(iter(self._sessions))]
-        self._sessions[_Key(endpoint, principal, text)] = SessionId(text, instance, 0, "")
+        session = self._sessions[_Key(endpoint, principal, text)] = SessionId(text, instance, 0, "")
+        return session
 
     def find(self, text: str, *, endpoint: str, principal: str) -> SessionId | None:
         """Return this caller's session; None if it was not opened here or is forgotten."""

@@ -27,7 +27,9 @@ def divide(settings: ProxySettings, processes: int) -> ProxySettings:
             max_replay_total_bytes=part(limits.max_replay_total_bytes),
             max_waiting_bytes=part(limits.max_waiting_bytes, limits.max_body_bytes),
         ),
-        callers=settings.callers.replace(max_requests=part(settings.callers.max_requests)),
+        callers=settings.callers.replace(
+            max_requests=part(settings.callers.max_requests), max_sessions=part(settings.callers.max_sessions)
+        ),
         recovery=settings.recovery.replace(retry_burst=part(settings.recovery.retry_burst)),
         access=access.replace(max_unverified_bytes=part(access.max_unverified_bytes, access.max_signed_body_bytes)),
         observe=observe.replace(
