@@ -101,7 +101,7 @@ class ChatService:
             fetching=self._fetching,
             counters=counters,
         )
-        self._expiry = ExpiryThread(self.store.expire, self.recorder.sweep, session.tombstone_s, wall)
+        self._expiry = ExpiryThread(self.store.expire, self.recorder.sweep, wall)
 
     def stop(self) -> None:
         """End the service's threads and the engine."""

@@ -65,11 +65,11 @@ class BoundedJournal:
     def claim(self, name: str, value: str) -> str:
         return self._run(partial(self._journal.claim, name, value))
 
-    def sweep(self, expired_before: int) -> None:
+    def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
         """Sweep. A sweep that takes longer than the time-out continues, and the next call is skipped."""
         if self._sweeping is not None and not self._sweeping.done():
             return
-        self._sweeping = _start(partial(self._journal.sweep, expired_before))
+        self._sweeping = _start(partial(self._journal.sweep, expired_before, is_full=is_full))
         try:
             self._sweeping.result(self.timeout_s)
         except TimeoutError:

@@ -13,10 +13,13 @@ from pathlib import Path
 
 from handlers.journal.disk_budget import DiskBudget
 from handlers.journal.event import DamagedRecord, Event, check_size, decode_close, image_hash
+from handlers.journal.expiring_sessions import ExpiringSessions
 from handlers.journal.journal import (
     MAX_CLAIM_BYTES,
+    REMOVED_WITHIN_S,
     EventTaken,
     JournalClosed,
+    JournalFull,
     check_image,
     check_image_name,
     claim_key,
@@ -27,6 +30,7 @@ from handlers.settings import JournalSettings
 CLOSED = "closed"
 CLAIMS = "claims"
 MAX_SWEPT = 10_000  # folders and claims that one sweep deletes
+LISTED_S = 1_500  # a full sweep lists the sessions that expire until the next one, and some time after it
 
 
 class DirectoryJournal:
@@ -37,6 +41,7 @@ class DirectoryJournal:
         self._claims = root / CLAIMS
         self._settings = settings
         self._budget = DiskBudget(root, settings.max_bytes, settings.min_free_bytes)
+        self._expiring = ExpiringSessions()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @property
@@ -44,7 +49,12 @@ class DirectoryJournal:
         return self._budget.used_bytes
 
     def check_room(self) -> None:
-        self._budget.check_room()
+        try:
+            self._budget.check_room()
+        except JournalFull as full:
+            first = self._expiring.first()
+            full.room_at = None if first is None else first + REMOVED_WITHIN_S
+            raise
 
     def append(self, session_id: str, number: int, event: Event) -> None:
         data = event.encode(session_id, self._settings.max_event_bytes)
@@ -104,21 +114,34 @@ class DirectoryJournal:
             return _read_beginning(path, MAX_CLAIM_BYTES).decode(errors="replace")
         return value
 
-    def sweep(self, expired_before: int) -> None:
-        """Scan the whole directory, which takes about 10 microseconds per file. Measure it, too."""
+    def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
+        """Delete the expired sessions that the last full sweep has listed, and those that this worker wrote since.
+
+        is_full: scan the whole directory, which takes about 10 microseconds per file. Measure it, too.
+        """
+        if is_full:
+            self._scan(expired_before)
+        else:
+            for name, num_bytes in self._expiring.pop(expired_before, MAX_SWEPT):
+                self._budget.remove_folder(self._root / name, num_bytes)
+
+    def _scan(self, expired_before: int) -> None:
+        self._expiring.begin(expired_before + LISTED_S)
         num_swept = 0
         for folder in self._root.iterdir():
             with suppress(ValueError):  # not a session
                 if expiry(folder.name) < expired_before and num_swept < MAX_SWEPT:
                     shutil.rmtree(folder, ignore_errors=True)
                     num_swept += 1
+                else:
+                    self._expiring.add(folder.name)
         if self._claims.is_dir():
             for path in self._claims.iterdir():
                 with suppress(FileNotFoundError):  # another instance sweeps too
                     if path.stat().st_mtime + self._settings.claim_s < expired_before and num_swept < MAX_SWEPT:
                         path.unlink()
                         num_swept += 1
-        self._budget.measure()
+        self._expiring.note_sizes(self._budget.measure(self._expiring.names()))
 
     def _create(self, path: Path, data: bytes) -> None:
         """Create a file atomically and durably. Raises FileExistsError, JournalClosed."""
@@ -150,13 +173,17 @@ class DirectoryJournal:
 
     def _make_folder(self, session_id: str) -> Path:
         folder = self._folder(session_id)
-        self._make(folder)
+        if self._make(folder):
+            self._expiring.add(session_id)
         return folder
 
-    def _make(self, folder: Path) -> None:
-        if not folder.is_dir():
-            folder.mkdir(mode=0o700, exist_ok=True)
-            _sync_folder(self._root)
+    def _make(self, folder: Path) -> bool:
+        """Make a folder if it is not there. Return whether it was missing."""
+        if folder.is_dir():
+            return False
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _sync_folder(self._root)
+        return True
 
     def _folder(self, session_id: str) -> Path:
         expiry(session_id)  # only a valid id becomes a path

@@ -7,6 +7,7 @@ counts from then on.
 import os
 import shutil
 import threading
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +43,19 @@ class DiskBudget:
             with self._lock:
                 self.used_bytes -= min(num_bytes, self.used_bytes)
 
+    def remove_folder(self, folder: Path, num_measured: int) -> None:
+        """Delete a folder of files and count their bytes no longer.
+
+        num_measured: its bytes when it was measured, which count no longer if another worker has deleted it.
+        """
+        with suppress(OSError):  # the next full sweep finds what is left
+            for path in folder.iterdir():
+                self.remove(path)
+                num_measured = 0
+            folder.rmdir()
+        with self._lock:
+            self.used_bytes -= min(num_measured, self.used_bytes)
+
     def check_room(self) -> None:
         """Raise JournalFull if the directory has no room for another session."""
         if self.used_bytes >= self._max_bytes:
@@ -50,12 +64,17 @@ class DiskBudget:
         if free < self._min_free_bytes:
             raise JournalFull(f"the journal's disk has {free} bytes left, too few (journal.min_free_bytes)")
 
-    def measure(self) -> None:
-        """Count the bytes of all files, and delete temporary files whose writers are gone."""
+    def measure(self, folders: Set[str] = frozenset()) -> dict[str, int]:
+        """Count the bytes of all files, and delete temporary files whose writers are gone.
+
+        Return the bytes of those of the folders that exist.
+        """
         os.utime(self._root)  # by the clock of the file system, which may differ from this machine's
         abandoned_before = self._root.stat().st_mtime - ABANDONED_S
         used_bytes = 0
+        sizes: dict[str, int] = {}
         for folder in self._root.iterdir():
+            before = used_bytes
             with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as files:  # another worker sweeps
                 for file in files:
                     info = file.stat(follow_symlinks=False)
@@ -64,8 +83,11 @@ class DiskBudget:
                         os.unlink(file)
                     else:
                         used_bytes += _size(info)
+            if folder.name in folders:
+                sizes[folder.name] = used_bytes - before
         with self._lock:
             self.used_bytes = used_bytes
+        return sizes
 
 
 def _size(info: os.stat_result) -> int:

@@ -14,6 +14,8 @@ from handlers.journal.event import Event, image_hash
 from torchmoor.wire.session_ids import ID_FORM
 
 MAX_CLAIM_BYTES = 1024  # that are read
+REMOVED_WITHIN_S = 60  # after its expiry, a session's space is free
+EXPIRED_KEPT_S = 30  # after a session has expired: for its last turns, and for clocks that differ
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -26,7 +28,12 @@ class JournalClosed(Exception):
 
 
 class JournalFull(Exception):
-    """The store has no room for another session. The message is for the client."""
+    """The store has no room for another session. The message is for the client.
+
+    room_at: when the first session's space becomes free, in seconds since 1970; None if unknown.
+    """
+
+    room_at: int | None = None
 
 
 class Journal(Protocol):
@@ -83,10 +90,11 @@ class Journal(Protocol):
         """
         ...
 
-    def sweep(self, expired_before: int) -> None:
-        """Delete sessions whose ids expired before this time, in seconds since 1970, and old claims.
+    def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
+        """Delete sessions whose ids expired before this time, in seconds since 1970.
 
-        One call does a bounded part; the next one continues.
+        is_full: delete old claims and what other workers have left, too, which may read the whole store. One call does
+        a bounded part; the next one continues.
         """
         ...
 

@@ -125,13 +125,15 @@ class S3Journal:
             raise OSError("a claim was swept away while it was read")
         return first.decode(errors="replace")
 
-    def sweep(self, expired_before: int) -> None:
+    def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
         folder = f"{self._prefix}sessions/"
         for _ in range(MAX_SWEPT_PAGES):
             expired = [item["Key"] for item in self._page(folder) if item["Key"] < f"{folder}{expired_before:08x}"]
             self._delete(expired)
             if len(expired) < PAGE:
                 break
+        if not is_full:
+            return
         for _ in range(MAX_SWEPT_PAGES):
             page = self._page(f"{self._prefix}claims/", self._swept_claims)
             self._swept_claims = page[-1]["Key"] if len(page) == PAGE else ""

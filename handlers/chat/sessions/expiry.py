@@ -2,34 +2,72 @@
 
 import logging
 import threading
-from collections import OrderedDict, defaultdict
+import time
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple, Protocol
 
 from handlers.chat.sessions.session import Session
 from handlers.errors import SessionClosed, SessionExpired, SessionGone, SessionLost, SessionUnknown
+from handlers.journal.journal import EXPIRED_KEPT_S
 from handlers.settings import ChatSessionSettings
 from torchmoor.wire.session_ids import SessionId
 
 logger = logging.getLogger(__name__)
 INTERVAL_S = 1.0
-SWEEP_INTERVAL_S = 600.0  # between two searches for journals of expired sessions
+SWEEP_INTERVAL_S = 20  # between two deletions of the journals of expired sessions
+NUM_LIGHT_SWEEPS = 30  # from one full sweep to the next, and until a new time is trusted
+
+
+class Sweep(NamedTuple):
+    """A deletion of journals. expired_before: in seconds since 1970. is_full: see `Journal.sweep`."""
+
+    expired_before: int
+    is_full: bool
+
+
+class SweepSchedule:
+    """Decides when the journals of expired sessions are deleted, so that each is gone within a minute.
+
+    Workers share the journals, so a clock that jumps forward is believed only after ten minutes. A clock that is set
+    back is believed at once.
+    """
+
+    def __init__(self, wall: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
+        """wall: seconds since 1970. clock: monotonic seconds."""
+        self._wall = wall
+        self._clock = clock
+        self._next_at = clock()
+        self._num_sweeps = 0
+        self._offsets: deque[float] = deque(maxlen=NUM_LIGHT_SWEEPS)  # of the wall clock, at the last sweeps
+
+    def next(self) -> Sweep | None:
+        """Return the sweep that is due, or None. Call it every second."""
+        now = self._clock()
+        if now < self._next_at:
+            return None
+        self._next_at = now + SWEEP_INTERVAL_S
+        self._offsets.append(self._wall() - now)
+        is_full = self._num_sweeps % NUM_LIGHT_SWEEPS == 0
+        self._num_sweeps += 1
+        return Sweep(int(now + min(self._offsets) - EXPIRED_KEPT_S), is_full)
+
+
+class SweepFunction(Protocol):
+    """Deletes the journals of sessions; see `Journal.sweep`."""
+
+    def __call__(self, expired_before: int, *, is_full: bool) -> None: ...
 
 
 class ExpiryThread:
-    """Calls `expire` every second, and every ten minutes `sweep` for journals that expired before a time.
+    """Calls `expire` every second, and `sweep` for journals that expired before a time. wall: seconds since 1970."""
 
-    wall: seconds since 1970.
-    """
-
-    def __init__(
-        self, expire: Callable[[], None], sweep: Callable[[int], None], tombstone_s: int, wall: Callable[[], float]
-    ) -> None:
+    def __init__(self, expire: Callable[[], None], sweep: SweepFunction, wall: Callable[[], float]) -> None:
         self._expire = expire
         self._sweep = sweep
-        self._tombstone_s = tombstone_s
-        self._wall = wall
+        self._schedule = SweepSchedule(wall)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="expiry", daemon=True)
         self._thread.start()
@@ -39,13 +77,12 @@ class ExpiryThread:
         self._thread.join()
 
     def _run(self) -> None:
-        next_sweep = 0.0
         while not self._stopping.wait(INTERVAL_S):
             try:
                 self._expire()
-                if self._wall() >= next_sweep:
-                    next_sweep = self._wall() + SWEEP_INTERVAL_S
-                    self._sweep(int(self._wall() - self._tombstone_s))
+                due = self._schedule.next()
+                if due is not None:
+                    self._sweep(due.expired_before, is_full=due.is_full)
             except Exception:
                 logger.exception("sessions could not be expired")
 

@@ -34,7 +34,7 @@ from torchmoor.wire.session_hash import session_hash
 logger = logging.getLogger(__name__)
 CONFLICT = "another instance has answered in this session meanwhile; ask again"
 CLOSED = "this session was closed; open a new one"
-FULL_RETRY_S = 60  # until other sessions may have expired or been closed
+FULL_RETRY_S = 60  # where it is not known when the next session expires; others may be closed before
 DAMAGED = "this session's journal is damaged; open a new one"
 KEPT, DISCARDED = "kept", "discarded"  # the fate of a session whose opening was sent twice; the first claim counts
 
@@ -72,7 +72,7 @@ class SessionRecorder:
         except JournalFull as exc:
             self._counters.add("journal_refusals")
             error = Overloaded(f"{exc}; close sessions or try again later")
-            error.retry_after_s = FULL_RETRY_S
+            error.retry_after_s = FULL_RETRY_S if exc.room_at is None else self._store.seconds_until(exc.room_at)
             raise error from exc
 
     def is_known(self, session_id: str) -> bool:
@@ -244,10 +244,10 @@ class SessionRecorder:
                 if self._journal.claim(_name("fate", session_id), DISCARDED) == DISCARDED:
                     self._journal.delete(session_id)
 
-    def sweep(self, expired_before: int) -> None:
-        """Delete journals of sessions that expired before this time."""
+    def sweep(self, expired_before: int, *, is_full: bool) -> None:
+        """Delete journals of sessions that expired before this time. is_full: and all else that is old."""
         if self._journal is not None:
-            self._journal.sweep(expired_before)
+            self._journal.sweep(expired_before, is_full=is_full)
 
     @contextmanager
     def _translated(self, session_id: str) -> Iterator[None]:

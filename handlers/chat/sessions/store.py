@@ -84,6 +84,10 @@ class SessionStore:
                 return sid.expires_at
             return min(sid.expires_at, math.ceil(session.used_at + self._idle_ttl_s))
 
+    def seconds_until(self, time_s: float) -> int:
+        """Return how long it is until this time, in seconds since 1970, for Retry-After: at least 1."""
+        return max(1, math.ceil(time_s - self._wall()))
+
     def session_ids(self) -> list[str]:
         with self._lock:
             return list(self._sessions)
@@ -145,7 +149,7 @@ class SessionStore:
         first = self._expiries.first() or 0
         if oldest is not None:
             first = min(first, self.expires_at(oldest.id))
-        wait_s = max(1, math.ceil(first - self._wall()))
+        wait_s = self.seconds_until(first)
         error = Overloaded(f"{message}: the first one expires in {wait_s} s")
         error.retry_after_s = wait_s
         raise error

@@ -54,6 +54,46 @@ def test_a_sweep_measures_the_directory(tmp_path: Path) -> None:
     assert 100_000 < journal.used_bytes < 150_000
 
 
+@pytest.mark.parametrize("deleter", ["this worker", "another worker"])
+def test_an_expired_session_frees_its_space_between_full_sweeps(tmp_path: Path, deleter: str) -> None:
+    """It counts no longer, whichever worker deletes it; a session that is open stays and counts."""
+    other = make_journal(tmp_path)
+    for sid in (ID, OTHER_ID):
+        other.append(sid, 0, Event(kind="open"))
+        other.put_image(sid, b"x" * 100_000)
+    journal = make_journal(tmp_path, max_bytes=150_000)
+    for each in (journal, other):
+        each.sweep(EXPIRES_AT - 1)
+    with pytest.raises(JournalFull) as caught:
+        journal.check_room()
+    assert caught.value.room_at == EXPIRES_AT + 60
+
+    journal.sweep(EXPIRES_AT, is_full=False)
+    assert len(journal.read(ID)) == 1
+    if deleter == "another worker":
+        other.sweep(EXPIRES_AT + 1, is_full=False)
+    journal.sweep(EXPIRES_AT + 1, is_full=False)
+
+    journal.check_room()
+    assert 100_000 < journal.used_bytes < 150_000
+    assert not (tmp_path / "journal" / ID).exists()
+    assert len(journal.read(OTHER_ID)) == 1
+
+
+def test_a_new_session_is_removed_before_the_next_full_sweep(tmp_path: Path) -> None:
+    """It is not in the list of the last full sweep; nor is the turn that was recorded after the session's end."""
+    journal = make_journal(tmp_path)
+    journal.sweep(EXPIRES_AT - 600)
+    for number in range(2):
+        journal.append(ID, number, Event(kind="turn"))
+        assert journal.used_bytes == BLOCK_BYTES
+
+        journal.sweep(EXPIRES_AT + 1, is_full=False)
+
+        assert not (tmp_path / "journal" / ID).exists()
+        assert journal.used_bytes == 0
+
+
 def test_a_disk_keeps_free_space(tmp_path: Path) -> None:
     """Whatever the journal itself takes, a disk with less space takes no new session."""
     make_journal(tmp_path, min_free_bytes=1).check_room()
@@ -98,3 +138,16 @@ def test_a_full_journal_refuses_openings_only(make_client: Any, tmp_path: Path) 
     assert numbers["sessions"]["open"] == 1
     client.call({"type": "close_session", "session_id": sid})
     client.open()
+
+
+def test_a_full_journal_says_when_there_is_room(make_client: Any, tmp_path: Path, clock: Any) -> None:
+    """Retry-After is the time until the first session's space is free."""
+    journal = make_journal(tmp_path, max_bytes=BLOCK_BYTES)
+    client = make_client(journal=journal)
+    journal.sweep(int(clock()))
+    client.open(ttl_s=500)
+    clock.advance(100)
+
+    refused = client.call({"requestType": "NEW_SESSION"})
+
+    assert (refused.error, refused.headers["Retry-After"]) == ("Overloaded", "460")

@@ -364,6 +364,30 @@ def test_what_has_expired_goes(store: Store) -> None:
     assert len(journal.read(open_)) == 1
 
 
+def test_what_has_expired_goes_without_a_full_sweep(store: Store) -> None:
+    """Between two full sweeps, too, and with it a session that another instance wrote; others stay."""
+    now, name = int(time.time()), str(uuid4())
+    journal, other = store.journal, store.reopened()
+    before, over, open_ = new_id(lives_s=600), new_id(lives_s=600), new_id(lives_s=86_400)
+    other.append(before, 0, turn("a"))
+    journal.sweep(now)
+    for sid in (over, open_):
+        journal.append(sid, 0, turn("a"))
+        journal.put_image(sid, b"png")
+    assert journal.claim(name, "one") == "one"
+    store.pass_time(660)
+
+    def what_is_left() -> bytes:
+        journal.sweep(now + 630, is_full=False)
+        return store.dump()
+
+    wait_until(
+        lambda: all(sid.encode() not in what_is_left() for sid in (before, over)), "both are gone", interval_s=0.1
+    )
+    assert len(journal.read(open_)) == 1
+    assert journal.claim(name, "two") == "one"
+
+
 def test_the_first_claim_counts(store: Store) -> None:
     """A later claim of a name returns the first one's value; other names are free; no name can be read."""
     name = f"{SECRET} {uuid4()}"

@@ -54,7 +54,7 @@ class StuckJournal(DirectoryJournal):
         assert self.is_back.wait(30)
         return super().read(session_id, start, max_events)
 
-    def sweep(self, expired_before: int) -> None:
+    def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
         self.num_waiting.release()
         assert self.is_back.wait(30)
 
@@ -251,9 +251,9 @@ def test_a_full_valkey_refuses_and_goes_on_later(redis_server: RedisServer) -> N
 
 @pytest.mark.redis
 def test_the_keys_of_a_session_expire(redis_server: RedisServer) -> None:
-    """Keys expire a tombstone after the session's expiry, also for closed ones, so Valkey needs no sweep."""
+    """Content expires within a minute of the session, the marker of a closed one later; Valkey needs no sweep."""
     journal, sid = opened(redis_server.url), new_id("c")
-    expire_at = int(sid.split("-")[3], 16) + 3600
+    expires_at = int(sid.split("-")[3], 16)
     journal.append(sid, 0, Event(kind="open"))
     journal.put_image(sid, b"png")
 
@@ -262,7 +262,20 @@ def test_the_keys_of_a_session_expire(redis_server: RedisServer) -> None:
         journal.close(sid, CLOSE)
         kept["closed"] = client.expiretime(f"torchmoor:{{{sid}}}:closed")
 
-    assert kept == {"events": expire_at, "images": expire_at, "closed": expire_at}
+    assert kept == {"events": expires_at + 30, "images": expires_at + 30, "closed": expires_at + 3600}
+
+
+@pytest.mark.redis
+def test_a_turn_that_outlives_its_session_is_not_an_error(redis_server: RedisServer) -> None:
+    """The keys have expired before the turn ends: there is nothing left to record it in."""
+    journal, sid = opened(redis_server.url), f"ts-seq-{'d' * 16}-{int(time.time()) - 31:08x}-llava-0-k0{'a' * 26}"
+
+    journal.append(sid, 3, Event(kind="turn"))
+
+    with redis_server.client() as client:
+        assert client.exists(f"torchmoor:{{{sid}}}:events") == 0
+    with pytest.raises(OSError, match="missing"):
+        journal.append(new_id("d"), 3, Event(kind="turn"))
 
 
 @pytest.mark.redis

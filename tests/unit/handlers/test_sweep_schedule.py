@@ -1,0 +1,70 @@
+"""When the journals of expired sessions are deleted."""
+
+from itertools import pairwise
+
+import pytest
+
+from handlers.chat.sessions.expiry import Sweep, SweepSchedule
+from handlers.journal.journal import REMOVED_WITHIN_S
+
+START = 1_800_000_000
+
+
+class Clocks:
+    """The wall clock, which can be set, and the monotonic one."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0
+        self.ahead_s = 0
+        self.schedule = SweepSchedule(lambda: START + self.passed_s + self.ahead_s, lambda: 5 + self.passed_s)
+
+    def run(self, seconds: int) -> list[Sweep]:
+        """Let the time pass, and ask every second."""
+        sweeps = []
+        for _ in range(seconds):
+            sweeps.append(self.schedule.next())
+            self.passed_s += 1
+        return [sweep for sweep in sweeps if sweep is not None]
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    return Clocks()
+
+
+def test_every_session_is_deleted_within_a_minute(clocks: Clocks) -> None:
+    """The last deletion that a session was too young for is followed by the next one in time."""
+    bounds = [sweep.expired_before for sweep in clocks.run(300)]
+
+    assert bounds[0] == START - 30
+    longest = max(later - earlier for earlier, later in pairwise(bounds))
+    assert 30 + longest < REMOVED_WITHIN_S
+
+
+def test_full_sweeps_are_ten_minutes_apart(clocks: Clocks) -> None:
+    """The first one is due at once."""
+    sweeps = clocks.run(1201)
+
+    assert [20 * number for number, sweep in enumerate(sweeps) if sweep.is_full] == [0, 600, 1200]
+
+
+def test_clock_that_jumps_forward_for_a_while_deletes_nothing_early(clocks: Clocks) -> None:
+    """The journals of other workers' sessions would be lost. A time that stays is believed after ten minutes."""
+    clocks.run(100)
+    clocks.ahead_s = 86_400
+    for sweep in clocks.run(500):
+        assert sweep.expired_before <= START + clocks.passed_s - 30
+    clocks.ahead_s = 0
+    clocks.run(700)
+    clocks.ahead_s = 86_400
+
+    sweeps = clocks.run(700)
+
+    assert sweeps[0].expired_before < START + clocks.passed_s < sweeps[-1].expired_before
+
+
+def test_clock_that_is_set_back_is_believed_at_once(clocks: Clocks) -> None:
+    clocks.run(100)
+    clocks.ahead_s = -3600
+
+    assert clocks.run(1)[0].expired_before == START + 100 - 3600 - 30
