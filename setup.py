@@ -1,31 +1,59 @@
 """Package metadata. Versions live in requirements.txt; tool settings in pyproject.toml."""
 
 import re
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
+# What `torchmoor up` makes archives of, in the wheel's torchmoor/bundle (torchmoor/fleet/archives.py).
+BUNDLED = ("handlers", "models/tiny-llava")
+NOT_BUNDLED = ("__pycache__", "samples", "README.md")
 
 
 def read_groups(name: str) -> dict[str, list[str]]:
-    """The pinned requirements of a file by its group comments."""
+    """The pinned requirements of a file by its group comments, as the ranges that the wheel accepts."""
     groups: dict[str, list[str]] = {}
     for line in (HERE / name).read_text().splitlines():
-        if header := re.fullmatch(r"# \[(\w+)\].*", line):
+        if header := re.match(r"# \[(\w+)\]", line):
             groups[header[1]] = []
-        elif requirement := line.partition("#")[0].strip():
-            list(groups.values())[-1].append(requirement)
+        elif "==" in line.partition("#")[0]:
+            list(groups.values())[-1].append(accepted(line))
     return groups
 
 
+def accepted(line: str) -> str:
+    """The range of a pinned requirement: to the next major version, or the next minor one of a version 0."""
+    pinned, _, comment = line.partition("#")
+    name, _, version = pinned.strip().partition("==")
+    major, minor = re.findall(r"\d+", version)[:2]
+    oldest = re.search(r"oldest ([\d.]+)", comment)
+    newest = f"0.{int(minor) + 1}" if major == "0" else str(int(major) + 1)
+    return f"{name}>={oldest[1].rstrip('.') if oldest else f'{major}.{minor}'},<{newest}"
+
+
+class BuildWithBundle(build_py):
+    """Copies the handlers and the demo model into the wheel; an editable install finds them in the checkout."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib) / "torchmoor" / "bundle"
+            shutil.rmtree(target, ignore_errors=True)
+            for name in BUNDLED:
+                shutil.copytree(HERE / name, target / name, ignore=shutil.ignore_patterns(*NOT_BUNDLED))
+
+
 GROUPS = read_groups("requirements.txt") | read_groups("requirements-clients.txt")
+PICTURES = re.compile(r"^!\[.*\]\(.*\)\n\n", re.MULTILINE)  # files of the repository, which an index page does not have
 
 setup(
     name="torchmoor",
     version="0.1.0",
     description="Stateful, streaming multimodal chat on TorchServe behind the SageMaker runtime API",
-    long_description=(HERE / "README.md").read_text(),
+    long_description=PICTURES.sub("", (HERE / "README.md").read_text()),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
@@ -36,12 +64,25 @@ setup(
         "torchmoor.admin.dashboard": ["static/*"],
         "torchmoor.fleet": ["*.xml"],
     },
-    install_requires=GROUPS["proxy"],
-    extras_require={name: GROUPS[name] for name in ("handlers", "otel", "image", "dev", "langchain")},
+    cmdclass={"build_py": BuildWithBundle},
+    install_requires=GROUPS["client"],
+    extras_require={
+        "client": [],  # what is always installed
+        "proxy": GROUPS["proxy"],
+        "serve": GROUPS["proxy"] + GROUPS["handlers"],
+        **{name: GROUPS[name] for name in ("otel", "image", "langchain")},
+    },
     entry_points={"console_scripts": ["torchmoor = torchmoor.cli.main:main"]},
     classifiers=[
-        "License :: OSI Approved :: Apache Software License",
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Framework :: AsyncIO",
+        "Intended Audience :: Developers",
+        "Intended Audience :: System Administrators",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.11",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Internet :: WWW/HTTP :: HTTP Servers",
+        "Typing :: Typed",
     ],
 )

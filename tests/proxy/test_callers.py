@@ -9,15 +9,17 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from time import gmtime, strftime
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import KEY, Stage
 from tests.proxy.fake_instance import Gate, Received, Wire, refusing
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.limits import CallerSettings
 from torchmoor.proxy.access.gate import principal_of
@@ -180,7 +182,9 @@ class Sessions:
 
     async def behave(self, request: Received, wire: Wire) -> None:
         session = request.headers.get("x-amzn-sagemaker-session-id", "")
-        if b"start_session" in request.body:
+        if b"start_session" in request.body and "x-torchmoor-session-limit" in request.headers:
+            await refusing(429, "SessionLimitReached", "as many sessions as it may have")(request, wire)
+        elif b"start_session" in request.body:
             principal = request.headers.get("x-torchmoor-principal", "")
             expires_at = int(time.time()) + 3600
             minted = mint({"k1": KEY}, instance="a", expires_at=expires_at, endpoint="llava", principal=principal)
@@ -240,13 +244,19 @@ def test_sessions_are_limited_at_the_opening_only(sessions_stage: Stage) -> None
 
 
 def test_a_session_opened_by_its_body_alone_counts(sessions_stage: Stage) -> None:
-    """AWS's sample opens sessions without the header."""
+    """At the limit the instance refuses it on the proxy's word, which clients cannot take away or send."""
     Sessions(sessions_stage)
     client = sessions_stage.client(secret=SECRET)
     for _ in range(2):
         client.invoke_endpoint(EndpointName="llava", Body=OPEN)["Body"].read()
 
     refused_opening(client)
+    with pytest.raises(ClientError, match=r"callers\.max_sessions is 2") as caught:
+        client.invoke_endpoint(EndpointName="llava", Body=OPEN)
+    assert caught.value.response["Error"]["Code"] == "ThrottlingException"
+    assert int(caught.value.response["ResponseMetadata"]["HTTPHeaders"]["retry-after"]) > 3500
+    assert limited(sessions_stage) == {"max_sessions": 2.0}
+    client.invoke_endpoint(EndpointName="llava", Body=b"{}")["Body"].read()
 
 
 def test_a_session_that_is_gone_counts_no_more(sessions_stage: Stage) -> None:
@@ -283,3 +293,64 @@ def test_openings_that_fail_or_whose_clients_leave_give_their_shares_back(sessio
         connection.request("POST", PATH, body=OPEN, headers=headers)
         assert read(connection)[0] == 503
     assert callers.sessions.count(caller) == 0
+
+
+def test_pending_asynchronous_requests_are_limited_per_key(make_stage: MakeStage, tmp_path: Path) -> None:
+    """boto3 gets the throttling error by number and by bytes; when a request has ended, another is accepted."""
+    stage = make_stage(
+        credentials=CREDENTIALS,
+        callers=CallerSettings(max_async_requests=2, max_async_bytes=128_000),
+        async_folder=tmp_path,
+    )
+    holding = Holding(stage)
+    client, other = stage.client(secret=SECRET), stage.client(key_id="AKIAOTHER", secret=OTHER_SECRET)
+
+    def submit(asking: Any, body: bytes) -> Any:
+        return asking.invoke_endpoint_async(EndpointName="llava", Body=body)
+
+    def refused(body: bytes) -> dict[str, Any]:
+        with pytest.raises(ClientError) as caught:
+            submit(client, body)
+        response: dict[str, Any] = caught.value.response
+        assert response["Error"]["Code"] == "ThrottlingException"
+        assert response["ResponseMetadata"]["HTTPStatusCode"] == 429
+        assert response["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "30"
+        return response
+
+    submit(client, b"x" * 100_000)
+    assert "callers.max_async_bytes is 128000" in refused(b"x" * 28_001)["Error"]["Message"]
+    last = submit(client, b"{}")
+    assert "callers.max_async_requests is 2" in refused(b"{}")["Error"]["Message"]
+    submit(other, b"x" * 128_000)
+    assert limited(stage) == {"max_async_bytes": 1.0, "max_async_requests": 1.0}
+
+    holding.gate.open()
+    wait_until(Path(urlsplit(last["OutputLocation"]).path).is_file, "the result")
+    wait_until(lambda: is_accepted(client), "a request that ended makes room")
+
+
+def is_accepted(client: Any) -> bool:
+    try:
+        client.invoke_endpoint_async(EndpointName="llava", Body=b"{}")
+    except ClientError:
+        return False
+    return True
+
+
+def test_a_submit_is_a_request_in_flight_until_it_is_queued(make_stage: MakeStage, tmp_path: Path) -> None:
+    """Even if the client leaves, or the submit is refused."""
+    stage = make_stage(credentials=CREDENTIALS, callers=CallerSettings(max_requests=1), async_folder=tmp_path)
+    holding = Holding(stage)
+    first = send(stage)
+    holding.gate.wait_reached()
+    path = "/endpoints/llava/async-invocations"
+
+    status, body = read(send(stage, path=path))
+
+    assert (status, "callers.max_requests is 1" in body["Message"]) == (429, True)
+    holding.gate.open()
+    assert read(first)[0] == 200
+    until_in_flight(stage, principal_of("token", "alice"), 0)
+    assert read(send(stage, path=path, body=b""))[0] == 400
+    assert read(send(stage, path=path))[0] == 202
+    assert read(send(stage, path=path))[0] == 202

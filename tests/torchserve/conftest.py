@@ -66,21 +66,30 @@ class Fleet:
         return [i["name"] for i in self.instances() if session_id in self.status(i["name"])["session_ids"]]
 
 
+TORCHMOOR = Path(sys.executable).with_name("torchmoor")
+
+
 @contextmanager
 def run_fleet(
-    *arguments: str, run_dir: Path, log: Path, environment: Mapping[str, str] | None = None
+    *arguments: str,
+    run_dir: Path,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    program: Path = TORCHMOOR,
+    folder: Path = ROOT,
 ) -> Iterator[Fleet]:
     """Run `torchmoor up` on free ports until the context ends, which stops it as Ctrl-C does.
 
     environment: variables besides this process's own, which are passed without those that configure AWS clients.
+    program: the command. folder: the working directory.
 
     Fails with its standard error if it does not start or does not end well.
     """
-    command = [str(Path(sys.executable).with_name("torchmoor")), "up", "--port", "0", "--admin-port", "0"]
+    command = [str(program), "up", "--port", "0", "--admin-port", "0"]
     with log.open("w") as errors:
         process = subprocess.Popen(
             [*command, "--run-dir", str(run_dir), *arguments],
-            cwd=ROOT,
+            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

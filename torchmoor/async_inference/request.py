@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from torchmoor.errors import QUEUE_RETRY_S, CallerLimited
+
 
 class AsyncState(StrEnum):
     """State of a request."""
@@ -38,6 +40,32 @@ class AsyncState(StrEnum):
 
 
 ENDS = (AsyncState.COMPLETED, AsyncState.FAILED, AsyncState.CANCELLED, AsyncState.EXPIRED)
+
+
+@dataclass(frozen=True, slots=True)
+class CallerShare:
+    """What one caller may have pending in a queue: requests of all endpoints, and bytes of their inline bodies."""
+
+    caller: str
+    max_requests: int
+    max_bytes: int
+
+    def check(self, num_requests: int, num_bytes: int, body_bytes: int) -> None:
+        """Raise CallerLimited if a caller with so much pending may not have another request with such a body."""
+        if num_requests >= self.max_requests:
+            raise CallerLimited(
+                f"{num_requests} asynchronous requests pending",
+                "max_async_requests",
+                self.max_requests,
+                retry_after_s=QUEUE_RETRY_S,
+            )
+        if num_bytes + body_bytes > self.max_bytes:
+            raise CallerLimited(
+                f"{num_bytes + body_bytes} bytes in pending asynchronous requests, this one included",
+                "max_async_bytes",
+                self.max_bytes,
+                retry_after_s=QUEUE_RETRY_S,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

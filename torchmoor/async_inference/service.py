@@ -20,7 +20,7 @@ from torchmoor.async_inference.objects.locations import (
 )
 from torchmoor.async_inference.objects.object_store import Download, LocationRefused, ObjectError, ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
-from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState
+from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState, CallerShare
 from torchmoor.async_inference.workers.capacity import Capacity
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.fault_log import FaultLog
@@ -200,9 +200,9 @@ class AsyncInference:
         self.store.check_output(locations.failure)
         return locations
 
-    async def submit(self, request: AsyncRequest) -> AsyncRequest:
+    async def submit(self, request: AsyncRequest, share: CallerShare | None = None) -> AsyncRequest:
         """Queue a request, as `Queue.submit`, and wake this process's worker. Other processes poll for it."""
-        stored = await self.queue.submit(request, refusal=await self._find_refusal(request))
+        stored = await self.queue.submit(request, refusal=await self._find_refusal(request), share=share)
         worker = self.workers.get(request.endpoint)
         if worker is not None:
             worker.wake()
@@ -222,14 +222,19 @@ class AsyncInference:
             return None  # publication finds out
         return None if shortage is None else DiskFull(shortage)
 
-    def try_submit(self, request: AsyncRequest, on_done: Callable[[AsyncRequest | ApiError], None]) -> bool:
+    def try_submit(
+        self,
+        request: AsyncRequest,
+        on_done: Callable[[AsyncRequest | ApiError], None],
+        share: CallerShare | None = None,
+    ) -> bool:
         """Submit in the background; on_done is called once, unless the proxy stops. Returns False at max_submitting."""
         if len(self._submitting) >= self.settings.max_submitting:
             return False
 
         async def run() -> None:
             try:
-                on_done(await self.submit(request))
+                on_done(await self.submit(request, share))
             except ApiError as error:
                 on_done(error)
             except Exception:

@@ -33,6 +33,13 @@ def reported_by_exit_status() -> Iterator[None]:
         failure = click.ClickException(str(error))
         failure.exit_code = status_of(error)  # type: ignore[misc]  # click's own way
         raise failure from error
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("torchmoor"):
+            raise
+        raise click.ClickException(
+            f"the package {error.name} is not installed, which this command needs: pip install 'torchmoor[serve]', or "
+            "'torchmoor[proxy]' where no instance runs"
+        ) from error
     except BrokenPipeError:
         _forget_output()
         raise click.exceptions.Exit(ExitStatus.BROKEN_PIPE) from None

@@ -37,7 +37,7 @@ class Number(click.FloatRange):
         return number
 
 
-class Address(click.ParamType[str]):
+class Address(click.ParamType):  # type: ignore[type-arg]  # not generic in the oldest click that the wheel accepts
     """The URL of a plane."""
 
     name = "text"

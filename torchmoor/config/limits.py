@@ -8,6 +8,8 @@ from pydantic import Field
 
 from torchmoor.config.group import MIB, Count, Positive, SettingsGroup
 
+MAX_INLINE_BYTES = 128_000  # the runtime API's limit of an asynchronous request's body
+
 
 class LimitSettings(SettingsGroup, title="limits"):
     """What one client may use."""
@@ -63,6 +65,12 @@ class CallerSettings(SettingsGroup, title="callers"):
     )
     max_sessions: Count = Field(
         1024, description="Open sessions of one caller; another opening gets 429, turns of open sessions never do."
+    )
+    max_async_requests: Count = Field(
+        25_000, description="Asynchronous requests of one caller that have not ended, of all endpoints; more get 429."
+    )
+    max_async_bytes: int = Field(
+        256 * MIB, ge=MAX_INLINE_BYTES, description="Inline bodies of one caller's pending asynchronous requests."
     )
 
 

@@ -1,10 +1,11 @@
-"""Checks of Java, the pinned packages, torch and the GPU driver."""
+"""Checks of Java, the packages' versions, torch and the GPU driver."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -18,8 +19,9 @@ from torchmoor.fleet.torchserve import find_java_home, find_torchserve
 
 LEAST_JAVA = 17  # TorchServe 0.12's minimum
 TIMEOUT_S = 120.0  # torch is large, and a machine may be busy
-INSTALL = "pip install 'torchmoor[handlers]'"
-_PIN = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^\]]*\])?==([^ ;]+)(?:.*extra == ['\"](\w+)['\"])?")
+INSTALL = "pip install 'torchmoor[serve]'"
+_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^\]]*\])? *([^;]*)(?:;.*extra == ['\"](\w+)['\"])?", re.ASCII)
+_LIMIT = re.compile(r"(==|>=|<)([\w.+]+)")
 _TORCH = """
 import json, torch
 cuda = torch.cuda.is_available()
@@ -54,31 +56,52 @@ def check_java(plan: FleetPlan) -> Iterator[Finding]:
 
 
 def check_packages(plan: FleetPlan) -> Iterator[Finding]:
-    """Check that the pinned packages are installed in their tested versions."""
-    groups = ("proxy", "handlers") if plan.num_instances else ("proxy",)
+    """Check that the packages are installed, in versions that this one accepts."""
+    groups = ("proxy", "serve") if plan.num_instances else ("proxy",)
     wrong = list(compare_packages(requires("torchmoor") or (), groups))
-    yield from wrong or [ok("packages", f"torchmoor {version('torchmoor')}, and all pinned packages")]
+    yield from wrong or [ok("packages", f"torchmoor {version('torchmoor')}, and all its packages")]
 
 
 def compare_packages(
     requirements: Iterable[str], groups: Collection[str], find: Callable[[str], str] = version
 ) -> Iterator[Finding]:
-    """Yield what differs from the pins of these groups. The group `proxy` has no extra's name.
+    """Yield what differs from the requirements of these groups. One without an extra's name is in the group `proxy`.
 
     find: returns the installed version; raises PackageNotFoundError.
     """
-    for pin in filter(None, map(_PIN.match, requirements)):
-        name, pinned, group = pin[1], pin[2], pin[3] or "proxy"
-        if group not in groups:
+    seen: set[str] = set()  # `serve` has the requirements of `proxy`, too
+    for requirement in filter(None, map(_REQUIREMENT.match, requirements)):
+        name, accepted, group = requirement[1], requirement[2].strip(), requirement[3] or "proxy"
+        if group not in groups or name in seen:
             continue
+        seen.add(name)
         try:
             installed = find(name)
         except PackageNotFoundError:
-            extra = "[handlers]" * (group == "handlers")
-            yield problem("packages", f"{name} is not installed", f"pip install 'torchmoor{extra}'")
+            yield problem("packages", f"{name} is not installed", f"pip install 'torchmoor[{group}]'")
             continue
-        if installed.partition("+")[0] != pinned:
-            yield warning("packages", f"{name} {installed} is not {pinned}", f"pip install {name}=={pinned}")
+        if not is_accepted(installed.partition("+")[0], accepted):
+            remedy = f"pip install {shlex.quote(name + accepted)}"
+            yield warning("packages", f"{name} {installed} is not {accepted.removeprefix('==')}", remedy)
+
+
+def is_accepted(installed: str, accepted: str) -> bool:
+    """Return whether a version is within limits such as ">=8.2,<9", or is the one of "==8.5.1"."""
+    found = _numbers(installed)
+    for sign, limit in _LIMIT.findall(accepted):
+        if sign == "==" and installed != limit:
+            return False
+        if (sign == ">=" and found < _numbers(limit)) or (sign == "<" and found >= _numbers(limit)):
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return a version's numbers without zeros at the end."""
+    numbers = [int(each) for each in re.match(r"[\d.]*", version)[0].split(".") if each]  # type: ignore[index]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def check_torch(plan: FleetPlan) -> Iterator[Finding]:

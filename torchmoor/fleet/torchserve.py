@@ -199,7 +199,7 @@ def find_torchserve() -> Path:
     """Return the torchserve command beside this Python. Raises LaunchError."""
     command = Path(sys.executable).with_name("torchserve")
     if not command.is_file():
-        raise LaunchError(f"there is no {command}; run make setup, or pip install 'torchmoor[handlers]'")
+        raise LaunchError(f"there is no {command}; run make setup, or pip install 'torchmoor[serve]'")
     return command
 
 

@@ -15,21 +15,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torchmoor.async_inference.request import AsyncOutcome, AsyncRecord, AsyncRequest, AsyncState, Backlog, Claim
+from torchmoor.async_inference.request import (
+    AsyncOutcome,
+    AsyncRecord,
+    AsyncRequest,
+    AsyncState,
+    Backlog,
+    CallerShare,
+    Claim,
+)
 from torchmoor.errors import ApiError
 
 
 class Queue(Protocol):
     """Holds the asynchronous requests of all endpoints. Each process uses one object from one event loop."""
 
-    async def submit(self, request: AsyncRequest, *, refusal: ApiError | None = None) -> AsyncRequest:
+    async def submit(
+        self, request: AsyncRequest, *, refusal: ApiError | None = None, share: CallerShare | None = None
+    ) -> AsyncRequest:
         """Store a request with its `received_at`. Idempotent on endpoint, principal and invocation id.
 
         Its locations are reserved until it ends: no other request may have one of them, a folder above it or an object
-        below it. refusal: raised instead of storing a new request.
+        below it. refusal: raised instead of storing a new request. share: counts a new request until it ends.
         Returns the stored request; for a client's retry, the first one with its inference id.
-        Raises InferenceIdInUse if a request of another invocation has its inference id; ResultLocationInUse; QueueFull;
-        DiskFull.
+        Raises InferenceIdInUse if a request of another invocation has its inference id; ResultLocationInUse;
+        CallerLimited; QueueFull; DiskFull.
         """
 
     async def claim(self, endpoint: str, lease_s: float) -> Claim | None:

@@ -26,6 +26,7 @@ from torchmoor.async_inference.request import (
     AsyncRequest,
     AsyncState,
     Backlog,
+    CallerShare,
     Claim,
 )
 from torchmoor.config.asynchronous import AsyncQueueSettings
@@ -49,13 +50,16 @@ class RedisQueue(Queue):
         self._settings = settings
         self._clock = clock
 
-    async def submit(self, request: AsyncRequest, *, refusal: ApiError | None = None) -> AsyncRequest:
+    async def submit(
+        self, request: AsyncRequest, *, refusal: ApiError | None = None, share: CallerShare | None = None
+    ) -> AsyncRequest:
         head, name, _ = request.to_json().rpartition('"received_at":')
         answer = await self._run(
             redis_scripts.SUBMIT,
             *(request.endpoint, request.inference_id, request.invocation_key or "", head + name, request.ttl_s),
             *(_argument(request.body), self._settings.max_pending, self._settings.max_pending_bytes, uuid4().hex),
             *(int(refusal is not None), *request.locations),
+            *(("",) if share is None else (share.caller, share.max_requests, share.max_bytes)),
         )
         if answer[0] == b"in use":
             raise InferenceIdInUse(request.inference_id)
@@ -63,6 +67,8 @@ class RedisQueue(Queue):
             raise refusal
         if answer[0] == b"taken":
             raise ResultLocationInUse
+        if answer[0] == b"limited" and share is not None:
+            share.check(int(answer[1]), int(answer[2]), len(request.body or b""))
         if answer[0] == b"full":
             raise QueueFull(request.endpoint, answer[1].decode())
         if answer[0] == b"new":

@@ -3,7 +3,7 @@
 A script runs after PRELUDE. All keys begin with KEYS[1], a hash tag, and so lie on one node of a cluster:
     request:ID       hash: request (JSON), body, endpoint, state, seq, size, attempts, token, wake_at, set_at, span_s,
                      updated_at, expires_at, reason, instance, outcome (JSON), output (its body), invocation,
-                     nonce
+                     nonce, caller
     invocation:KEY   inference id of a client's call
     seq              counts arrivals
     EP:in:STATE      sorted set by seq: requests of an endpoint in a state
@@ -13,6 +13,7 @@ A script runs after PRELUDE. All keys begin with KEYS[1], a hash tag, and so lie
     EP:sleeping      by wake_at: under a lease or a retry's delay
     EP:slept         by set_at: the same requests; shows when the clock went back
     EP:bytes         size of the pending inline bodies
+    caller:NAME      hash: requests, bytes; a caller's pending requests and the size of their inline bodies
     reserved         by name: locations of requests that have not ended
     ended            by time: all ended requests of all endpoints
 ARGV[1] is the time in epoch seconds; "" means the server's clock. A changed layout needs another prefix.
@@ -79,7 +80,7 @@ end
 
 # endpoint, inference id, invocation key, request, time to live, body (after a byte, "" for none), max_pending,
 # max_pending_bytes, nonce: identifies the client library's second try after a lost answer, whether a new request is
-# refused, its locations.
+# refused, its locations, its caller ("": not counted), the caller's most requests and bytes.
 # The request's JSON ends with `"received_at":`; the script appends the time.
 SUBMIT = """
 local name, id, invocation, request, ttl_s, body = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
@@ -104,19 +105,31 @@ local function is_reserved(location)  -- it, one above it or one below it
 end
 if ARGV[11] == '1' then return {'refused'} end
 if is_reserved(ARGV[12]) or is_reserved(ARGV[13]) then return {'taken'} end
+local size = math.max(0, #body - 1)
+local caller, share = ARGV[14], P .. 'caller:' .. ARGV[14]
+if caller ~= '' then
+  local held = redis.call('HMGET', share, 'requests', 'bytes')
+  local num_requests, num_bytes = tonumber(held[1] or '0'), tonumber(held[2] or '0')
+  if num_requests >= tonumber(ARGV[15]) or num_bytes + size > tonumber(ARGV[16]) then
+    return {'limited', num_requests, num_bytes}
+  end
+end
 local pending = 0
 for _, state in ipairs({'WAITING', 'RUNNING', 'DECIDED'}) do
   pending = pending + redis.call('ZCARD', endpoint .. 'in:' .. state)
 end
 if pending >= tonumber(ARGV[8]) then return {'full', 'max_pending'} end
-local size = math.max(0, #body - 1)
 if tonumber(redis.call('GET', endpoint .. 'bytes') or '0') + size > tonumber(ARGV[9]) then
   return {'full', 'max_pending_bytes'}
 end
 request = request .. text(now) .. '}'
 local seq = redis.call('INCR', P .. 'seq')
 set(id, 'endpoint', name, 'request', request, 'state', 'WAITING', 'seq', seq, 'size', size, 'attempts', 0,
-    'expires_at', text(now + ttl_s), 'invocation', invocation, 'nonce', ARGV[10])
+    'expires_at', text(now + ttl_s), 'invocation', invocation, 'nonce', ARGV[10], 'caller', caller)
+if caller ~= '' then
+  redis.call('HINCRBY', share, 'requests', 1)
+  redis.call('HINCRBY', share, 'bytes', size)
+end
 if size > 0 then redis.call('HSET', of(id), 'body', string.sub(body, 2)) end
 if invocation ~= '' then redis.call('SET', P .. 'invocation:' .. invocation, id) end
 redis.call('INCRBY', endpoint .. 'bytes', size)
@@ -196,7 +209,7 @@ local endpoint, state = held(id, ARGV[3])
 if not endpoint then return 'lost' end
 if state == 'WAITING' or state == 'RUNNING' then return 'undecided' end
 if state ~= 'DECIDED' then return 'finished' end
-local seq, size, outcome, request = unpack(fields(id, 'seq', 'size', 'outcome', 'request'))
+local seq, size, outcome, request, caller = unpack(fields(id, 'seq', 'size', 'outcome', 'request', 'caller'))
 local ends, asked = cjson.decode(outcome), cjson.decode(request)
 redis.call('ZREM', P .. 'reserved', asked['output_location'], asked['failure_location'])
 untake(id, endpoint)
@@ -204,6 +217,11 @@ move(id, endpoint, seq, state, ends['state'])
 set(id, 'state', ends['state'], 'reason', ends['reason'])
 redis.call('HDEL', of(id), 'body', 'output', 'wake_at')
 redis.call('DECRBY', endpoint .. 'bytes', size)
+if caller and caller ~= '' then
+  local share = P .. 'caller:' .. caller
+  redis.call('HINCRBY', share, 'bytes', -tonumber(size))
+  if redis.call('HINCRBY', share, 'requests', -1) <= 0 then redis.call('DEL', share) end
+end
 redis.call('ZADD', P .. 'ended', text(now), id)
 return 'finished'
 """

@@ -204,3 +204,10 @@ def _translated(exc: Exception) -> Exception:
     error = QueueUnavailable(f"The queue of asynchronous requests cannot be used now: {reason}. Try again.")
     error.__cause__ = exc
     return error
+
+
+def used_bytes(db: sqlite3.Connection) -> int:
+    """Return the file's size without the pages that deleted rows left free."""
+    names = "page_size", "page_count", "freelist_count"
+    size, total, free = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+    return int(size * (total - free))

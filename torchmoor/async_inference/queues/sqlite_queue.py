@@ -18,8 +18,9 @@ from typing import Any
 from uuid import uuid4
 
 from torchmoor.async_inference.queues.queue import Queue
-from torchmoor.async_inference.queues.sqlite_database import SqliteDatabase
+from torchmoor.async_inference.queues.sqlite_database import SqliteDatabase, used_bytes
 from torchmoor.async_inference.queues.sqlite_schema import ENDED, TAKEABLE, UNDECIDED
+from torchmoor.async_inference.queues.sqlite_shares import check_share, take_share
 from torchmoor.async_inference.request import (
     CANCELLED,
     EXPIRED,
@@ -28,6 +29,7 @@ from torchmoor.async_inference.request import (
     AsyncRequest,
     AsyncState,
     Backlog,
+    CallerShare,
     Claim,
 )
 from torchmoor.config.asynchronous import AsyncQueueSettings
@@ -53,8 +55,10 @@ class SqliteQueue(Queue):
         self._folder = path.parent
         self._database = SqliteDatabase(path, settings.timeout_s)
 
-    async def submit(self, request: AsyncRequest, *, refusal: ApiError | None = None) -> AsyncRequest:
-        return await self._database.run(partial(self._submit, request, refusal), is_durable=True)
+    async def submit(
+        self, request: AsyncRequest, *, refusal: ApiError | None = None, share: CallerShare | None = None
+    ) -> AsyncRequest:
+        return await self._database.run(partial(self._submit, request, refusal, share), is_durable=True)
 
     async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
         return await self._claim(endpoint, lease_s, may_begin=True)
@@ -97,7 +101,7 @@ class SqliteQueue(Queue):
         return await self._database.run(partial(self._cancel, inference_id), is_durable=True)
 
     async def size_bytes(self) -> int:
-        return await self._database.run(_used_bytes)
+        return await self._database.run(used_bytes)
 
     async def get(self, inference_id: str) -> AsyncRecord | None:
         sql = f"SELECT {_COLUMNS} FROM requests WHERE inference_id = ?"
@@ -133,7 +137,9 @@ class SqliteQueue(Queue):
 
     # The methods below run in the database's thread, inside a transaction.
 
-    def _submit(self, request: AsyncRequest, refusal: ApiError | None, db: sqlite3.Connection) -> AsyncRequest:
+    def _submit(
+        self, request: AsyncRequest, refusal: ApiError | None, share: CallerShare | None, db: sqlite3.Connection
+    ) -> AsyncRequest:
         invocation = request.invocation_key
         row = db.execute(
             "SELECT r.request, i.body FROM requests r LEFT JOIN inputs i USING (seq) WHERE r.invocation = ?",
@@ -149,6 +155,8 @@ class SqliteQueue(Queue):
         if any(_is_reserved(db, location) for location in request.locations):
             raise ResultLocationInUse
         size = len(request.body or b"")
+        if share is not None:
+            check_share(db, share, size)
         self._check_limits(db, request.endpoint, size)
         request = request.stamped(self._clock())
         seq = db.execute(
@@ -162,13 +170,15 @@ class SqliteQueue(Queue):
         ).lastrowid
         if request.body is not None:
             db.execute("INSERT INTO inputs VALUES (?, ?)", (seq, request.body))
+        if share is not None:
+            take_share(db, share, seq, size)
         for location in request.locations:
             db.execute("INSERT OR IGNORE INTO reserved VALUES (?)", (location,))
         return request
 
     def _check_limits(self, db: sqlite3.Connection, endpoint: str, size: int) -> None:
         """Raise QueueFull or DiskFull if the request exceeds a limit."""
-        if _used_bytes(db) + size > self._settings.max_file_bytes:
+        if used_bytes(db) + size > self._settings.max_file_bytes:
             raise DiskFull("async_queue.max_file_bytes")
         if shutil.disk_usage(self._folder).free < self._settings.min_free_bytes:
             raise DiskFull("async_queue.min_free_bytes")
@@ -365,13 +375,6 @@ def _is_reserved(db: sqlite3.Connection, location: str) -> bool:
         UNION ALL SELECT 1 FROM reserved WHERE location > ? AND location < ?
     """  # "0" is the character after "/"
     return db.execute(sql, (location, *above, location + "/", location + "0")).fetchone() is not None
-
-
-def _used_bytes(db: sqlite3.Connection) -> int:
-    """Return the file's size without the pages that deleted rows left free."""
-    names = "page_size", "page_count", "freelist_count"
-    size, total, free = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
-    return int(size * (total - free))
 
 
 def _totals(db: sqlite3.Connection, endpoint: str) -> builtins.list[tuple[str, int, int]]:

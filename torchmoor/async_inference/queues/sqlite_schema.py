@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 
+from torchmoor.async_inference.queues.sqlite_shares import SCHEMA as SHARES
 from torchmoor.errors import ConfigError
 
 VERSION = 1
@@ -84,7 +85,8 @@ def prepare(connection: sqlite3.Connection) -> None:
                 f"the file of the asynchronous queue has version {version}, not {VERSION}: it is another version's or "
                 "another program's; name another file, or empty the queue with the version that made it"
             )
-        connection.execute(_RESERVED)
+        for statement in (_RESERVED, *SHARES):
+            connection.execute(statement)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

@@ -11,7 +11,7 @@ from functools import partial
 from torchmoor.async_inference.objects.object_store import LocationRefused
 from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.async_inference.service import AsyncInference
-from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
+from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.replies import json_reply, runtime_error
 from torchmoor.proxy.api.validation import (
@@ -117,15 +117,27 @@ class AsyncOperation:
         )
 
     def _submit(self, request: Request, request_id: bytes, reply: DeferredReply, body: bytes) -> None:
-        """Start to queue a request; a retry finds it. Raises ValidationError, ServiceUnavailable."""
+        """Start to queue a request; a retry finds it. Raises ValidationError, CallerLimited, ServiceUnavailable.
+
+        Until it is queued, it is a request of its caller in flight, even if the client leaves.
+        """
+        asked, callers = self._read(request, body), self.dispatchers.callers
+        lease = None if callers is None else callers.lease_request(request.principal, reply.source)
 
         def on_done(stored: AsyncRequest | ApiError) -> None:
+            if lease is not None:
+                lease.release()
             if isinstance(stored, ApiError):
+                if callers is not None and isinstance(stored, CallerLimited):
+                    callers.num_refused[stored.setting] += 1
                 reply.fail(stored)
             else:
                 reply.end(self._accept(stored, request_id))
 
-        if not self._service.try_submit(self._read(request, body), on_done):
+        share = None if callers is None or lease is None else callers.async_share(lease.caller)
+        if not self._service.try_submit(asked, on_done, share):
+            if lease is not None:
+                lease.release()
             raise ServiceUnavailable("Too many requests are being queued. Try again later.")
 
     def _accept(self, stored: AsyncRequest, request_id: bytes) -> Reply:

@@ -43,11 +43,13 @@ class DeferredReply:
         self._tell = tell
         self._too_large = too_large
         self._late = late
+        self.source = ""  # the client's address, once the operation begins
         self._waiter: Waiter | None = None
         self._reply: Reply | None = None
 
     def route(self, body: bytes, waiter: Waiter) -> Placement:
         """Verify the body and begin the operation."""
+        self.source = waiter.source
         try:
             if self._request.body_check is not None:
                 self._request.body_check.verify(body)

@@ -252,7 +252,7 @@ class Invocation:
             parts += (_INVOCATION_ID_LINE, request_id, b"\r\n")
         if request.principal:
             parts += (_PRINCIPAL_LINE, request.principal.encode(), b"\r\n")
-        parts += (dialect.added_lines(request), trace_line, b"\r\n")
+        parts += (self.assignment.session_limit_line, dialect.added_lines(request), trace_line, b"\r\n")
         return b"".join(parts)
 
     def on_abandoned(self) -> None:
@@ -272,6 +272,9 @@ class Invocation:
         if self._observation is not None:
             self._observation.answer_head = head
         assignment.note_session(self.operation.endpoint, head)
+        limited = assignment.find_session_refusal(head)
+        if limited is not None:
+            return ReadRefusal(lambda body: self.fail(limited))
         dialect = self._dialect
         answer = dialect.answer(head, self.request_id, self.chosen)
         if not isinstance(answer, Answer):

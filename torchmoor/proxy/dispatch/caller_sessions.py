@@ -107,6 +107,11 @@ class CallerSessions:
         found = self._callers.get(caller)
         return 0 if found is None else max(0, found.count_at(self._wall()))
 
+    def is_full(self, caller: str) -> bool:
+        """True if a caller may not open another session."""
+        found = self._callers.get(caller)
+        return found is not None and found.count_at(self._wall()) >= self._max_sessions
+
     def try_begin_opening(self, caller: str) -> bool:
         """Count an opening until `end_opening`. Returns False at the limit."""
         found = self._get(caller)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from math import ceil
 
+from torchmoor.async_inference.request import CallerShare
 from torchmoor.config.limits import CallerSettings
 from torchmoor.errors import BUSY_RETRY_S, CallerLimited
 from torchmoor.proxy.access.unverified import source_of
@@ -37,6 +38,16 @@ class CallerLease:
         if self._opens_session:
             self._opens_session = False
             callers.sessions.end_opening(self.caller)
+
+    @property
+    def has_all_sessions(self) -> bool:
+        """True if the caller may not open another session."""
+        return self._callers is not None and self._callers.sessions.is_full(self.caller)
+
+    def refuse_session(self) -> CallerLimited:
+        """Count an opening that an instance has refused for the limit, and make its error."""
+        assert self._callers is not None
+        return self._callers.limit_sessions(self.caller)
 
     def on_opened(self, key: Hashable, *, expires_at: float, last_at: float) -> None:
         """Count a session that the request has opened; see CallerSessions.opened."""
@@ -77,11 +88,16 @@ class Callers:
             self.num_refused["max_requests"] += 1
             raise CallerLimited(f"{settings.max_requests} requests in flight", "max_requests", settings.max_requests)
         if opens_session and not self.sessions.try_begin_opening(caller):
-            raise self._sessions_limited(caller)
+            raise self.limit_sessions(caller)
         self.num_requests[caller] += 1
         return CallerLease(self, caller, opens_session=opens_session)
 
-    def _sessions_limited(self, caller: str) -> CallerLimited:
+    def async_share(self, caller: str) -> CallerShare:
+        """Return what a caller may have pending in the queue of asynchronous requests."""
+        return CallerShare(caller, self._settings.max_async_requests, self._settings.max_async_bytes)
+
+    def limit_sessions(self, caller: str) -> CallerLimited:
+        """Count a refused opening and make its error."""
         self.num_refused["max_sessions"] += 1
         count, left_s = self.sessions.count(caller), self.sessions.first_expiry_s(caller)
         return CallerLimited(

@@ -133,3 +133,15 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 
     assert result.exit_code == 2
     assert "--help" in result.stderr
+
+
+def test_a_command_whose_packages_are_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torchmoor[client]` has the command line, but neither the proxy's packages nor the instances'."""
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    monkeypatch.delitem(sys.modules, "torchmoor.cli.commands.up", raising=False)
+
+    result = invoke("up")
+
+    assert result.exit_code == 1
+    assert "uvloop is not installed" in result.stderr
+    assert "pip install 'torchmoor[serve]'" in result.stderr

@@ -76,6 +76,13 @@ def test_a_missing_archive_is_a_problem(make_plan: MakePlan) -> None:
     assert "make archives" in finding.remedy
 
 
+def test_an_archive_that_is_built_in_is_all_right(make_plan: MakePlan) -> None:
+    """`up` writes it at the start; an archive of another name must be there."""
+    levels = [finding.level for finding in check_archives(make_plan(endpoints=("llava", "llm"), has_built_in=True))]
+
+    assert levels == [Level.OK, Level.PROBLEM]
+
+
 @pytest.mark.parametrize("damage", ["cut", "spoilt", "foreign", "empty"])
 def test_a_damaged_archive_is_a_problem(make_plan: MakePlan, tmp_path: Path, damage: str) -> None:
     """Half a download, a flipped byte, another zip, one without a handler."""

@@ -19,7 +19,7 @@ from torchmoor.doctor.software import (
 
 REQUIREMENTS = (
     "click==8.5.1",
-    'torch==2.13.0; extra == "handlers"',
+    'torch==2.13.0; extra == "serve"',
     "moto[server]==5.2.5; extra == 'dev'",
 )
 GIB = 1 << 30
@@ -82,7 +82,7 @@ def test_a_proxy_alone_needs_no_java(make_plan: MakePlan, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("group", "pin"), [("proxy", "click==8.5.1"), ("handlers", "torch==2.13.0"), ("dev", "moto==5.2.5")]
+    ("group", "pin"), [("proxy", "click==8.5.1"), ("serve", "torch==2.13.0"), ("dev", "moto==5.2.5")]
 )
 def test_pins_are_read_from_the_packages_metadata(group: str, pin: str) -> None:
     """With their groups."""
@@ -98,10 +98,28 @@ def test_another_version_is_a_warning_with_the_command() -> None:
     """The version may work but is untested; a local build's suffix does not count."""
     installed = {"click": "8.0.0", "torch": "2.13.0+cpu"}
 
-    [finding] = compare_packages(REQUIREMENTS, ("proxy", "handlers"), installed.__getitem__)
+    [finding] = compare_packages(REQUIREMENTS, ("proxy", "serve"), installed.__getitem__)
 
     assert finding.level is Level.WARNING
     assert finding.remedy == "pip install click==8.5.1"
+
+
+@pytest.mark.parametrize(
+    ("installed", "is_right"),
+    [("8.2", True), ("8.2.0", True), ("8.10.1", True), ("9.0rc1", False), ("8.1.8", False), ("10.0", False)],
+)
+def test_a_version_within_the_limits_is_right(installed: str, is_right: bool) -> None:
+    """The wheel's metadata has ranges; the remedy is quoted for a shell."""
+    findings = list(compare_packages(("click<9,>=8.2",), ("proxy",), lambda _: installed))
+
+    assert [finding.remedy for finding in findings] == ([] if is_right else ["pip install 'click<9,>=8.2'"])
+
+
+def test_a_package_of_two_groups_is_one_finding() -> None:
+    """`serve` has the requirements of `proxy`, too."""
+    requirements = ('redis<9,>=8.1; extra == "proxy"', 'redis<9,>=8.1; extra == "serve"')
+
+    assert len(list(compare_packages(requirements, ("proxy", "serve"), lambda _: "1.0"))) == 1
 
 
 def test_a_missing_package_is_a_problem() -> None:
@@ -112,11 +130,11 @@ def test_a_missing_package_is_a_problem() -> None:
             raise PackageNotFoundError(name)
         return "8.5.1"
 
-    [missing] = compare_packages(REQUIREMENTS, ("proxy", "handlers"), find)
+    [missing] = compare_packages(REQUIREMENTS, ("proxy", "serve"), find)
     proxy = list(compare_packages(REQUIREMENTS, ("proxy",), find))
 
     assert (missing.level, proxy) == (Level.PROBLEM, [])
-    assert missing.remedy == "pip install 'torchmoor[handlers]'"
+    assert missing.remedy == "pip install 'torchmoor[serve]'"
 
 
 def test_a_torch_that_cannot_be_imported_is_a_problem(
