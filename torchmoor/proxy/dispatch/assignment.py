@@ -30,6 +30,7 @@ from torchmoor.wire.session_ids import SessionId
 
 ERROR_HEADER = headers.ERROR.encode()
 SESSION_ID = headers.SESSION_ID.encode()
+INVOCATION_ID = headers.INVOCATION_ID.encode()
 NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
 CLOSED_SESSION_ID = headers.CLOSED_SESSION_ID.encode()
 SESSION_LIMIT_LINE = f"{headers.SESSION_LIMIT}: reached\r\n".encode()
@@ -104,7 +105,12 @@ class Assignment:
 
     def enter(self, callers: Callers, address: str) -> None:
         """Count the request for its caller until `release`. Raises CallerLimited."""
-        self._caller_lease = callers.lease_request(self.head.principal, address, opens_session=self.opens_session)
+        self._caller_lease = callers.lease_request(
+            self.head.principal,
+            address,
+            opens_session=self.opens_session,
+            invocation_id=self.head.find(INVOCATION_ID) or b"",
+        )
 
     def assign(self, resume: Resume) -> None:
         """Choose and lease an instance, or wait for one. Raises BodyTooLarge or ServiceUnavailable if it cannot."""
