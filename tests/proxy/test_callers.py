@@ -59,7 +59,7 @@ def send(stage: Stage, token: str = TOKEN, path: str = PATH, body: bytes = b"{}"
 def until_in_flight(stage: Stage, caller: str, number: int) -> None:
     callers = stage.proxy.data.dispatchers.callers
     assert callers is not None
-    stage.until(lambda: callers.num_requests[caller] == number, f"{number} requests of {caller} in flight")
+    stage.until(lambda: callers.num_requests.get(caller, 0) == number, f"{number} requests of {caller} in flight")
 
 
 def read(connection: http.client.HTTPConnection) -> tuple[int, Any]:

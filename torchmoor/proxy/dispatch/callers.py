@@ -79,7 +79,7 @@ class Callers:
 
     def __init__(self, settings: CallerSettings, *, wall: Callable[[], float]) -> None:
         """wall: seconds since 1970."""
-        self.num_requests: Counter[str] = Counter()
+        self.num_requests: dict[str, int] = {}
         self.sessions = CallerSessions(settings.max_sessions, wall=wall)
         self.num_refused: Counter[str] = Counter()
         self._settings = settings
@@ -92,12 +92,13 @@ class Callers:
         invocation_id: the same for all attempts of a client to open one session.
         """
         caller, settings = principal or source_of(address), self._settings
-        if self.num_requests[caller] >= settings.max_requests:
+        num_requests = self.num_requests.get(caller, 0)
+        if num_requests >= settings.max_requests:
             self.num_refused["max_requests"] += 1
             raise CallerLimited(f"{settings.max_requests} requests in flight", "max_requests", settings.max_requests)
         if opens_session and not self.sessions.try_begin_opening(caller, invocation_id):
             raise self.limit_sessions(caller)
-        self.num_requests[caller] += 1
+        self.num_requests[caller] = num_requests + 1
         return CallerLease(self, caller, invocation_id, opens_session=opens_session)
 
     def async_share(self, caller: str) -> CallerShare:
@@ -118,6 +119,6 @@ class Callers:
 
     def end_request(self, caller: str) -> None:
         """Stop counting a request; called by its lease."""
-        self.num_requests[caller] -= 1
-        if not self.num_requests[caller]:
-            del self.num_requests[caller]
+        num_requests = self.num_requests.pop(caller) - 1
+        if num_requests:
+            self.num_requests[caller] = num_requests
