@@ -24,6 +24,7 @@ from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenE
 from handlers.models.llava import LlavaModel
 
 ROWS = (1, 8, 64)
+SYNCHRONIZES = "called a synchronizing CUDA operation"  # torch's words
 FOREVER = float("inf")
 
 
@@ -74,7 +75,7 @@ class Bench:
 
     def _make_engine(self, num_tokens: int | None = None, chunk: int = 512, **options: Any) -> Engine:
         max_rows = self.rows[-1]
-        num_tokens = num_tokens or max_rows * (self.context + 256) + self.long_context + 256
+        num_tokens = num_tokens or max_rows * (self.context + 512) + self.long_context + 256
         runner = ModelRunner(self.model, kv_bytes(self.model, num_tokens), max_rows, **options)
         return Engine(runner, Scheduler(max_rows, Pace(chunk, 1e9)), 1)
 
@@ -129,7 +130,14 @@ def environment(bench: Bench) -> dict[str, Any]:
 def tests(bench: Bench) -> dict[str, Any]:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "--noconftest", "-o", "addopts=", "tests/gpu"]
     command += ["-W", "ignore", "-p", "no:cacheprovider", "--import-mode=importlib"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    except subprocess.TimeoutExpired as exc:
+        return {
+            "passed": False,
+            "summary": "not done after 400 s",
+            "failures": str(exc.stdout or "").splitlines()[-40:],
+        }
     lines = done.stdout.strip().splitlines()
     passed = done.returncode == 0 or (bench.device.type == "cpu" and done.returncode == 5)
     return {"passed": passed, "summary": lines[-1] if lines else "", "failures": [] if passed else lines[-40:]}
@@ -168,7 +176,7 @@ def _limits(bench: Bench, bandwidth: float) -> dict[str, float]:
 
 
 def _decode(bench: Bench, engine: Engine, num_rows: int, params: dict[str, Any]) -> dict[str, Any]:
-    num_new = 2 * bench.num_steps + 16
+    num_new = 2 * bench.num_steps + 16 + num_rows * bench.context // 512 + num_rows  # the first ones begin early
     pairs = [bench.submit(engine, bench.prompt(bench.context), num_new, **params) for _ in range(num_rows)]
     while any(sequence.is_prefilling or not answer.tokens for answer, sequence in pairs):
         engine.step()
@@ -177,6 +185,8 @@ def _decode(bench: Bench, engine: Engine, num_rows: int, params: dict[str, Any])
     times = [_time(bench, engine.step) for _ in range(bench.num_steps)]
     counts = _count_launches(bench, engine)
     errors = [answer.error for answer, _ in pairs if answer.error is not None]
+    if len(engine.scheduler.running) != num_rows:
+        raise RuntimeError(f"only {len(engine.scheduler.running)} of {num_rows} rows were there to the end")
     bench.finish(engine, *(sequence.cache for _, sequence in pairs))
     if errors:
         raise errors[0]
@@ -188,7 +198,9 @@ def _count_launches(bench: Bench, engine: Engine) -> dict[str, int | None]:
     """Launches of kernels and graphs, and waits for the device, in one step."""
     if bench.device.type != "cuda":
         return {"launches": None, "waits": None}
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    ) as profile:
         engine.step()
     names = [event.name for event in profile.events()]
     launches = sum(
@@ -200,7 +212,7 @@ def _count_launches(bench: Bench, engine: Engine) -> dict[str, int | None]:
         torch.cuda.set_sync_debug_mode("warn")
         engine.step()
         torch.cuda.set_sync_debug_mode("default")
-    return {"launches": launches, "waits": sum("synchron" in str(each.message) for each in caught)}
+    return {"launches": launches, "waits": sum(SYNCHRONIZES in str(each.message) for each in caught)}
 
 
 def uneven(bench: Bench) -> dict[str, Any]:

@@ -26,9 +26,17 @@ def choose_device(gpu_id: int | None) -> torch.device:
         )
     if gpu_id >= torch.cuda.device_count():
         raise SettingsError(f"TorchServe assigned GPU {gpu_id}, but torch sees {torch.cuda.device_count()} GPUs")
+    device = torch.device(f"cuda:{gpu_id}")
+    use_device(device)
     # cuDNN's attention builds a plan for each new shape, and a conversation's shape changes with each token.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    return torch.device(f"cuda:{gpu_id}")
+    return device
+
+
+def use_device(device: torch.device) -> None:
+    """Make a GPU this thread's current one, on which Triton launches kernels and graphs are captured."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def driver_version() -> str | None:

@@ -4,6 +4,7 @@ HandlerError
  +- BadInput: InvalidJson, InvalidRequest, UnsupportedMedia, ContextTooLong, SessionIdMismatch
  +- BadImage: NotAnImage, ImageTooLarge, ImageUrlForbidden, ImageUnreachable
  +- SessionGone: SessionUnknown, SessionExpired, SessionClosed, SessionLost
+ +- SessionLimitReached
  +- NoRoom: Overloaded, OutOfMemory, OutOfDisk
  +- TurnTimedOut
  +- ClientGone
@@ -140,6 +141,13 @@ class SessionClosed(SessionGone):
 
 class SessionLost(SessionGone):
     """The session has not ended, but its memory is gone, because its worker was restarted or replaced."""
+
+
+class SessionLimitReached(HandlerError):
+    """The proxy has forbidden this caller another session."""
+
+    status = 429
+    retry_after_s = 1
 
 
 class NoRoom(HandlerError):

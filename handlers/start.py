@@ -27,6 +27,7 @@ from handlers.tgi_lmi_settings import SAGEMAKER_MODEL, understand
 logger = logging.getLogger(__name__)
 MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
 DEFAULT_CPU_KV_BYTES = 1 << 30
+STEP_BYTES = 512 << 20  # of a GPU: activations, workspaces and graphs, beside the logits
 
 
 def start_chat(
@@ -48,7 +49,7 @@ def start_chat(
     check_files(checkpoint, own)
     model = load_model(checkpoint, device, own.dtype, attention=own.attention, is_compiled=own.compile == "layers")
     try:
-        engine = make_engine(model, choose_kv_bytes(settings.session, model), settings.engine)
+        engine = make_engine(model, choose_kv_bytes(settings.session, model, settings.engine.max_rows), settings.engine)
     except OutOfMemory as exc:
         raise SettingsError(f"handler.session: {exc.message}; give it fewer kv_bytes or kv_tokens") from exc
     ids = SessionIdMinter.from_environment(environ)
@@ -78,7 +79,7 @@ def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:
         )
 
 
-def choose_kv_bytes(settings: ChatSessionSettings, model: TextModel) -> int:
+def choose_kv_bytes(settings: ChatSessionSettings, model: TextModel, max_rows: int) -> int:
     """Return the device memory for keys and values: by the settings, else what is left of this worker's GPU share.
 
     Raises SettingsError if nothing is left.
@@ -91,7 +92,8 @@ def choose_kv_bytes(settings: ChatSessionSettings, model: TextModel) -> int:
         return DEFAULT_CPU_KV_BYTES
     free, total = torch.cuda.mem_get_info(model.device)
     own = int(total * settings.device_fraction) - torch.cuda.memory_reserved(model.device)
-    left = min(own, free) - settings.features_bytes
+    step = STEP_BYTES + 3 * 4 * max_rows * model.vocabulary  # logits of the graphs, twice the largest's, and of a step
+    left = min(own, free) - settings.features_bytes - step
     if left <= 0:
         raise SettingsError(
             f"the model and features_bytes leave nothing of {settings.device_fraction} of this GPU's {total} bytes for "

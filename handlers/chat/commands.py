@@ -81,9 +81,16 @@ class ListSessions:
 
 @dataclass(frozen=True, slots=True)
 class ActOnSession:
-    """Act on a session for an operator. action: close, pin or unpin."""
+    """Act on a session for an operator. action: close, pin or unpin. session: its hash."""
 
     action: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseInJournal:
+    """Close a session that perhaps only the journal has, for an operator. session: its hash."""
+
     session: str
 
 
@@ -95,5 +102,14 @@ class EndClosed:
 
 
 Command = (
-    OpenSession | AddImages | Ask | Generate | CloseSession | ReportStatus | ListSessions | ActOnSession | EndClosed
+    OpenSession
+    | AddImages
+    | Ask
+    | Generate
+    | CloseSession
+    | ReportStatus
+    | ListSessions
+    | ActOnSession
+    | CloseInJournal
+    | EndClosed
 )

@@ -12,6 +12,7 @@ from handlers.chat.commands import (
     ActOnSession,
     AddImages,
     Ask,
+    CloseInJournal,
     CloseSession,
     Command,
     EndClosed,
@@ -158,7 +159,9 @@ class ChatService:
         Turn(self._parts, self.store, self.recorder, session, command, reply).start()
 
     def _change_session(
-        self, command: OpenSession | AddImages | CloseSession | ActOnSession | EndClosed, reply: PendingReply
+        self,
+        command: OpenSession | AddImages | CloseSession | ActOnSession | CloseInJournal | EndClosed,
+        reply: PendingReply,
     ) -> None:
         match command:
             case OpenSession():
@@ -172,6 +175,9 @@ class ChatService:
             case ActOnSession():
                 session = self._sessions.act(command)
                 reply.finish_json(describe(self.store, session))
+            case CloseInJournal():
+                self._sessions.close_in_journal(command.session)
+                reply.finish_json({"session": command.session})
             case EndClosed():
                 reply.finish_json({operations.NUM_ENDED: self._sessions.end_closed(command)})
 

@@ -5,6 +5,7 @@ sequence write to the pool's spare block. The graphs stay valid as contexts grow
 length and blocks from the device's memory.
 """
 
+import gc
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -55,8 +56,8 @@ class DecodeSteps:
         self._pool = pool
         self._table = table
         device = pool.shape.device
-        self._host = torch.zeros((2, max_rows), dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._inputs = torch.zeros((2, max_rows), dtype=torch.int64, device=device)
+        self._host = torch.zeros((max_rows, 2), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._inputs = torch.zeros((max_rows, 2), dtype=torch.int64, device=device)  # each row's token and position
         self._sizes = batch_sizes(max_rows)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         if has_graphs and device.type == "cuda":
@@ -70,11 +71,10 @@ class DecodeSteps:
         num_rows = len(tokens)
         size = min(size for size in self._sizes if size >= num_rows)
         self._table.set(caches, size)
-        inputs = self._host[:, :size]
-        inputs.zero_()  # rows without a sequence have token 0 at position 0 of the spare block
-        inputs[0, :num_rows] = torch.tensor(tokens)
-        inputs[1, :num_rows] = torch.tensor([cache.length for cache in caches])
-        self._inputs[:, :size].copy_(inputs, non_blocking=True)
+        inputs = self._host[:size]
+        inputs[:num_rows] = torch.tensor([(t, cache.length) for t, cache in zip(tokens, caches, strict=True)])
+        inputs[num_rows:] = 0  # rows without a sequence have token 0 at position 0 of the spare block
+        self._inputs[:size].copy_(inputs, non_blocking=True)
         if size not in self._graphs:
             return self._forward(size)[:num_rows]
         graph, logits = self._graphs[size]
@@ -82,34 +82,36 @@ class DecodeSteps:
         return logits[:num_rows]
 
     def _capture_all(self) -> dict[int, tuple[torch.cuda.CUDAGraph, Tensor]]:
-        memory = torch.cuda.graph_pool_handle()
+        memory, before = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
+        stream = torch.cuda.Stream()  # one for all, since cuBLAS keeps a workspace for each
+        gc.collect()  # a graph that is freed during a capture would break it
         try:
             # The largest first: the others fit into its memory.
-            graphs = {num_rows: self._capture(num_rows, memory) for num_rows in reversed(self._sizes)}
+            graphs = {num_rows: self._capture(num_rows, memory, stream) for num_rows in reversed(self._sizes)}
         except torch.OutOfMemoryError as exc:
             raise OutOfMemory("the device has no room for the engine's CUDA graphs") from exc
         except RuntimeError as exc:  # a model that waits for the device, like one that routes tokens to experts
+            torch.cuda.set_stream(before)
             torch.cuda.synchronize()
             logger.warning("decoding runs without CUDA graphs, which is slower error=%s", str(exc).partition("\n")[0])
             return {}
         logger.info("decoding steps captured rows=%s", self._sizes)
         return graphs
 
-    def _capture(self, num_rows: int, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        stream = torch.cuda.Stream()
+    def _capture(self, num_rows: int, memory: Any, stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(NUM_WARM_UPS):
                 self._forward(num_rows)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
             logits = self._forward(num_rows)
         return graph, logits
 
     @torch.inference_mode()
     def _forward(self, num_rows: int) -> Tensor:
-        ids, positions = self._inputs[0, :num_rows], self._inputs[1, :num_rows]
+        ids, positions = self._inputs[:num_rows, 0], self._inputs[:num_rows, 1]
         table = self._table[:num_rows]
         blocks = table.gather(1, (positions // BLOCK)[:, None])[:, 0]
         slots = blocks.long() * BLOCK + positions % BLOCK

@@ -10,14 +10,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from traceback import clear_frames
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from handlers.device import exit_worker
+from handlers.device import exit_worker, use_device
 from handlers.engine.kv_cache import BLOCK
-from handlers.engine.pace import Pace
+from handlers.engine.pace import MIN_CHUNK, Pace
 from handlers.engine.runner import ModelRunner, StepResult
 from handlers.engine.sampler import Sampler, choose_tokens
 from handlers.engine.scheduler import Scheduler, Work
@@ -102,6 +103,7 @@ class Engine:
 
     def _run(self) -> None:
         torch.set_num_threads(self._num_threads)
+        use_device(self.runner.model.device)
         while True:
             with self._wake:
                 while not (self._inbox or self._calls or self.scheduler.all() or self._is_stopping):
@@ -146,21 +148,24 @@ class Engine:
             num_decoding = sum(not work.sequence.is_prefilling for work in batch)
             num_prompt_tokens = sum(len(work.tokens) for work in batch) - num_decoding
             begin = self._step_clock()
-            self._commit(batch)
-            self.scheduler.pace.note(num_decoding, num_prompt_tokens, self._step_clock() - begin)
+            if self._commit(batch):
+                self.scheduler.pace.note(num_decoding, num_prompt_tokens, self._step_clock() - begin)
 
-    def _commit(self, batch: list[Work]) -> None:
+    def _commit(self, batch: list[Work]) -> bool:
+        """Run the batch and deliver its tokens; return whether it ran as a whole."""
         try:
             result = self.runner.run(batch)
         except Exception as exc:
+            clear_frames(exc.__traceback__)  # they hold the failed step's tensors
             self._isolate(batch, exc)
-            return
+            return False
         self.num_steps += 1
         for sequence, token, logprob in self._choose(batch, result):
             try:
                 self._deliver(sequence, token, logprob)
             except Exception as exc:
                 self._fail(sequence, exc)
+        return True
 
     def _choose(self, batch: list[Work], result: StepResult) -> list[tuple[Sequence, int, float]]:
         """Return the next token of each sequence that has its prompt's last one behind it, and its log probability."""
@@ -202,15 +207,21 @@ class Engine:
         if is_lost:
             logger.critical("device lost error=%s", error)
             self._guard(self._on_device_lost)
-        if is_lost or len(batch) == 1:
+        has_no_memory = isinstance(error, torch.OutOfMemoryError)
+        can_shrink = has_no_memory and len(batch) == 1 and len(batch[0].tokens) > MIN_CHUNK
+        if is_lost or (len(batch) == 1 and not can_shrink):
             for work in batch:
                 self._fail(work.sequence, error)
             return
-        if isinstance(error, torch.OutOfMemoryError):
+        if has_no_memory:
             self.scheduler.pace.halve()
             logger.warning("device out of memory in a step parts=%s, next steps take fewer prompt tokens", len(batch))
             torch.cuda.empty_cache()
-        else:
+        if can_shrink:
+            [work] = batch
+            self._commit([Work(work.sequence, work.tokens[: len(work.tokens) // 2], is_last=False)])
+            return
+        if not has_no_memory:
             logger.warning("step failed and is repeated in halves parts=%s error=%s", len(batch), error)
         middle = len(batch) // 2
         self._commit(batch[:middle])

@@ -65,6 +65,9 @@ class BoundedJournal:
     def claim(self, name: str, value: str) -> str:
         return self._run(partial(self._journal.claim, name, value))
 
+    def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
+        return self._run(partial(self._journal.list_ids, cursor))
+
     def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
         """Sweep. A sweep that takes longer than the time-out continues, and the next call is skipped."""
         if self._sweeping is not None and not self._sweeping.done():

@@ -24,6 +24,7 @@ from handlers.journal.journal import (
     check_image_name,
     claim_key,
     expiry,
+    is_session_id,
 )
 from handlers.settings import JournalSettings
 
@@ -113,6 +114,10 @@ class DirectoryJournal:
         except FileExistsError:
             return _read_beginning(path, MAX_CLAIM_BYTES).decode(errors="replace")
         return value
+
+    def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
+        """Return all ids in one page."""
+        return [name for name in os.listdir(self._root) if is_session_id(name)], ""
 
     def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
         """Delete the expired sessions that the last full sweep has listed, and those that this worker wrote since.

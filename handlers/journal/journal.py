@@ -90,6 +90,13 @@ class Journal(Protocol):
         """
         ...
 
+    def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
+        """Return ids of sessions, perhaps also of closed ones, and the cursor of the next page, empty at the end.
+
+        A session that exists all the time is on at least one page.
+        """
+        ...
+
     def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
         """Delete sessions whose ids expired before this time, in seconds since 1970.
 
@@ -105,6 +112,10 @@ def expiry(session_id: str) -> int:
     if match is None:
         raise ValueError("not a session id")
     return int(match[1], 16)
+
+
+def is_session_id(text: str) -> bool:
+    return ID_FORM.fullmatch(text) is not None
 
 
 def claim_key(name: str) -> str:

@@ -24,10 +24,12 @@ from handlers.journal.journal import (
     check_image_name,
     claim_key,
     expiry,
+    is_session_id,
 )
 from handlers.settings import JournalSettings
 from torchmoor.wire.store_urls import RedisAddress
 
+SCANNED = 1000  # keys of one page of ids
 # KEYS: events, closed. ARGV: number, event, expiry.
 _APPEND = """
 if redis.call('EXISTS', KEYS[2]) == 1 then return 'closed' end
@@ -138,6 +140,12 @@ class RedisJournal:
         keys = [f"torchmoor:claim:{claim_key(name)}"]
         first: bytes = self._run(_CLAIM, keys, value, self._settings.claim_s, MAX_CLAIM_BYTES)
         return first.decode(errors="replace")
+
+    def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
+        with _translated():
+            after, keys = self._client.scan(int(cursor or 0), match="torchmoor:{*}:events", count=SCANNED)
+        names = [key.decode(errors="replace").partition("{")[2].partition("}")[0] for key in keys]
+        return [name for name in names if is_session_id(name)], str(after) if after else ""
 
     def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
         """Do nothing: every key expires by itself."""

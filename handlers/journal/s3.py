@@ -29,6 +29,7 @@ from handlers.journal.journal import (
     check_image_name,
     claim_key,
     expiry,
+    is_session_id,
 )
 from handlers.s3 import S3Error, list_objects, make_client, translated
 from handlers.settings import JournalSettings
@@ -124,6 +125,12 @@ class S3Journal:
         if first is None:
             raise OSError("a claim was swept away while it was read")
         return first.decode(errors="replace")
+
+    def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
+        folder = f"{self._prefix}sessions/"
+        page = [item["Key"] for item in self._page(folder, cursor)]
+        names = dict.fromkeys(key.removeprefix(folder).split("/")[1] for key in page)
+        return [name for name in names if is_session_id(name)], page[-1] if len(page) == PAGE else ""
 
     def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
         folder = f"{self._prefix}sessions/"

@@ -1,9 +1,9 @@
 """Attention of one new token per sequence to the blocks of its KV cache, as Triton kernels for GPUs.
 
-`attend` starts one program for each sequence, key-value head and part of the context. Each part keeps its own largest
-score and sum; a second kernel joins them. The grid depends on the number of sequences only, never on their lengths, so
-that a CUDA graph with these kernels stays valid while contexts grow, and a short sequence beside a long one costs only
-its own positions.
+`attend` starts a program for each sequence, key-value head and sixteenth of the context. Each part keeps its own
+largest score and sum; a second kernel joins them. The grid depends on the number of sequences only, never on their
+lengths, so that a CUDA graph with these kernels stays valid while contexts grow, and a short sequence beside a long one
+costs only its own positions.
 
 Source: Dao, Haziza, Massa and Sizov 2023, "Flash-Decoding for long-context inference".
 """
@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 64  # positions that a program reads at a time
-MAX_PARTS = 32
-PROGRAMS_PER_PROCESSOR = 4
+MAX_TILE = 64  # positions that a program reads at a time
+TILE_BYTES = 16 << 10  # of keys, and as much of values; twice that is on its way, and small GPUs have 99 KiB
+PARTS = 16  # of a context, each read by a program of its own; constant, so that no step compiles another kernel
 MIN_DOT = 16  # tl.dot takes no smaller matrix
 LOG2_E = 1.4426950408889634
 
@@ -90,9 +90,8 @@ def _attend_part(  # noqa: PLR0913  # a kernel has no objects to group its argum
     place = (row * num_heads + all_heads) * PARTS + part
     tl.store(peaks + place, peak, mask=is_head)
     tl.store(sums + place, total, mask=is_head)
-    tl.store(
-        outputs + place.to(tl.int64)[:, None] * SIZE + dims[None, :], output, mask=is_head[:, None] & is_dim[None, :]
-    )
+    is_written = is_head[:, None] & is_dim[None, :] & (begin < end)
+    tl.store(outputs + place.to(tl.int64)[:, None] * SIZE + dims[None, :], output, mask=is_written)
 
 
 @triton.jit
@@ -102,9 +101,10 @@ def _join_parts(outputs, peaks, sums, joined, SIZE: tl.constexpr, PADDED_SIZE: t
     dims = tl.arange(0, PADDED_SIZE)
     is_dim = dims < SIZE
     peak = tl.load(peaks + places)
+    is_read = (peak > float("-inf"))[:, None] & is_dim[None, :]
     weights = tl.exp2(peak - tl.max(peak, 0))  # 0 for a part without positions
     total = tl.sum(tl.load(sums + places) * weights, 0)
-    part = tl.load(outputs + places.to(tl.int64)[:, None] * SIZE + dims[None, :], mask=is_dim[None, :], other=0.0)
+    part = tl.load(outputs + places.to(tl.int64)[:, None] * SIZE + dims[None, :], mask=is_read, other=0.0)
     output = tl.sum(part * weights[:, None], 0) / total
     tl.store(joined + row.to(tl.int64) * SIZE + dims, output.to(joined.dtype.element_ty), mask=is_dim)
 
@@ -130,11 +130,12 @@ def attend(
     num_rows, num_heads, size = query.shape
     num_kv_heads = keys.shape[0]
     group = num_heads // num_kv_heads
-    num_parts = _choose_num_parts(num_rows * num_kv_heads, query.device)
     padded_size = max(MIN_DOT, triton.next_power_of_2(size))
-    outputs = torch.empty((num_rows * num_heads, num_parts, size), dtype=torch.float32, device=query.device)
-    peaks, sums = torch.empty((2, num_rows * num_heads, num_parts), dtype=torch.float32, device=query.device)
-    _attend_part[(num_rows, num_kv_heads, num_parts)](
+    tile = min(MAX_TILE, max(MIN_DOT, TILE_BYTES // (padded_size * keys.element_size())))
+    outputs = torch.empty((num_rows * num_heads, PARTS, size), dtype=torch.float32, device=query.device)
+    peaks = torch.empty((num_rows * num_heads, PARTS), dtype=torch.float32, device=query.device)
+    sums = torch.empty_like(peaks)
+    _attend_part[(num_rows, num_kv_heads, PARTS)](
         query,
         keys,
         values,
@@ -154,22 +155,10 @@ def attend(
         SIZE=size,
         PADDED_SIZE=padded_size,
         BLOCK=block,
-        TILE=TILE,
-        PARTS=num_parts,
+        TILE=tile,
+        PARTS=PARTS,
+        num_stages=2,
     )
     joined = torch.empty((num_rows, num_heads, size), dtype=query.dtype, device=query.device)
-    _join_parts[(num_rows * num_heads,)](
-        outputs, peaks, sums, joined, SIZE=size, PADDED_SIZE=padded_size, PARTS=num_parts
-    )
+    _join_parts[(num_rows * num_heads,)](outputs, peaks, sums, joined, SIZE=size, PADDED_SIZE=padded_size, PARTS=PARTS)
     return joined
-
-
-def _choose_num_parts(num_programs: int, device: torch.device) -> int:
-    """Return a power of two with which the programs occupy the GPU."""
-    wanted = PROGRAMS_PER_PROCESSOR * num_processors(device) // num_programs
-    return min(MAX_PARTS, int(triton.next_power_of_2(max(1, wanted))))
-
-
-def num_processors(device: torch.device) -> int:
-    """Return how many programs the device runs at the same time, at least."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

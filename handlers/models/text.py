@@ -37,6 +37,7 @@ class TextModel:
         self.num_layers: int = config.num_hidden_layers
         self.num_kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.vocabulary: int = config.vocab_size
         self.eos_token_ids = self._find_eos()
 
     def _find_decoder(self) -> Any:

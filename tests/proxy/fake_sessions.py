@@ -33,7 +33,7 @@ def make_session(name: str, **facts: Any) -> dict[str, Any]:
 
 @dataclass
 class FakeSessions:
-    """Sessions by their hashes.
+    """Sessions by their hashes, and a journal that the test may share between instances.
 
     status: the answer to the status operation, in addition to the sessions. refusal: status, code and message for
     every action.
@@ -43,6 +43,7 @@ class FakeSessions:
     sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=lambda: STATUS)
     refusal: tuple[int, str, str] | None = None
+    journal: set[str] = field(default_factory=set)  # hashes of sessions that no instance holds
     num_lists: int = 0
 
     def __post_init__(self) -> None:
@@ -73,6 +74,9 @@ class FakeSessions:
                 "open": len(self.sessions),
             }
             await wire.answer(body=json.dumps(told).encode())
+        elif body.get("in_journal") and body["session"] in self.journal:
+            self.journal.remove(body["session"])
+            await wire.answer(body=json.dumps({"session": body["session"]}).encode())
         elif body["session"] not in self.sessions:
             await refusing(404, "SessionUnknown", "this worker holds no session of this hash")(request, wire)
         elif self.refusal is not None:

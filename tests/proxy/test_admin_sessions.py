@@ -112,6 +112,20 @@ def test_session_is_closed_wherever_it_is_held(stage: Stage, holders: FakeHolder
     assert post(stage, f"{NAMES[3]}/close")[0] == 404
 
 
+def test_session_that_no_instance_holds_is_closed_in_the_journal(stage: Stage, holders: FakeHolders) -> None:
+    """One instance of the endpoint closes it, once; it cannot be pinned, and other sessions are unknown still."""
+    evicted = "e" * 16
+    holders.of["a"].journal = holders.of["b"].journal = {evicted}
+    assert post(stage, f"{evicted}/pin")[0] == 404
+    assert post(stage, f"{'d' * 16}/close")[0] == 404
+
+    status, told = post(stage, f"{evicted}/close")
+
+    assert (status, len(told["instances"])) == (200, 1)
+    assert holders.of["a"].journal == set()
+    assert post(stage, f"{evicted}/close")[0] == 404
+
+
 def test_session_is_pinned_and_unpinned(stage: Stage) -> None:
     """The list shows the change at once."""
     get(stage)

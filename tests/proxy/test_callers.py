@@ -59,7 +59,7 @@ def send(stage: Stage, token: str = TOKEN, path: str = PATH, body: bytes = b"{}"
 def until_in_flight(stage: Stage, caller: str, number: int) -> None:
     callers = stage.proxy.data.dispatchers.callers
     assert callers is not None
-    stage.until(lambda: callers.num_requests[caller] == number, f"{number} requests of {caller} in flight")
+    stage.until(lambda: callers.num_requests.get(caller, 0) == number, f"{number} requests of {caller} in flight")
 
 
 def read(connection: http.client.HTTPConnection) -> tuple[int, Any]:
@@ -182,7 +182,9 @@ class Sessions:
 
     async def behave(self, request: Received, wire: Wire) -> None:
         session = request.headers.get("x-amzn-sagemaker-session-id", "")
-        if b"start_session" in request.body:
+        if b"start_session" in request.body and "x-torchmoor-session-limit" in request.headers:
+            await refusing(429, "SessionLimitReached", "as many sessions as it may have")(request, wire)
+        elif b"start_session" in request.body:
             principal = request.headers.get("x-torchmoor-principal", "")
             expires_at = int(time.time()) + 3600
             minted = mint({"k1": KEY}, instance="a", expires_at=expires_at, endpoint="llava", principal=principal)
@@ -242,13 +244,19 @@ def test_sessions_are_limited_at_the_opening_only(sessions_stage: Stage) -> None
 
 
 def test_a_session_opened_by_its_body_alone_counts(sessions_stage: Stage) -> None:
-    """AWS's sample opens sessions without the header."""
+    """At the limit the instance refuses it on the proxy's word, which clients cannot take away or send."""
     Sessions(sessions_stage)
     client = sessions_stage.client(secret=SECRET)
     for _ in range(2):
         client.invoke_endpoint(EndpointName="llava", Body=OPEN)["Body"].read()
 
     refused_opening(client)
+    with pytest.raises(ClientError, match=r"callers\.max_sessions is 2") as caught:
+        client.invoke_endpoint(EndpointName="llava", Body=OPEN)
+    assert caught.value.response["Error"]["Code"] == "ThrottlingException"
+    assert int(caught.value.response["ResponseMetadata"]["HTTPHeaders"]["retry-after"]) > 3500
+    assert limited(sessions_stage) == {"max_sessions": 2.0}
+    client.invoke_endpoint(EndpointName="llava", Body=b"{}")["Body"].read()
 
 
 def test_a_session_that_is_gone_counts_no_more(sessions_stage: Stage) -> None:

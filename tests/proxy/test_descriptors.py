@@ -46,11 +46,20 @@ def test_probes_that_find_no_descriptor_show_nothing(make_stage: Callable[..., S
     stage = make_stage(names=("a",))
     health, instance = stage.proxy.health, stage.instance("a")
 
-    with without_free_descriptors():
+    with without_free_descriptors() as fill:
+
+        async def ask() -> None:
+            fill()
+            await health.ask(instance)
+
+        async def suspect() -> None:
+            fill()  # in the loop's thread, right before the probe: another connection may have been closed
+            health.suspect(instance)
+
         with pytest.raises(OSError, match="Too many open files"):
-            stage.run(health.ask(instance))
+            stage.run(ask())
         for _ in range(stage.settings.health.unanswered_before_down):
-            stage.loop.call_soon_threadsafe(health.suspect, instance)
+            stage.run(suspect())
             stage.until(lambda: not health.is_probing, "the probe is over")
 
     assert instance.state is InstanceState.READY

@@ -126,6 +126,20 @@ def test_no_room_in_any_instance_is_service_unavailable(
     assert (len(stage.a.received), len(stage.b.received)) == (1, 1)
 
 
+@pytest.mark.parametrize("waits", [(40, 3000), (3000, 40)])
+@pytest.mark.parametrize("path", ["/endpoints/llava/invocations", "/v1/chat/completions"])
+def test_full_endpoint_states_when_its_first_instance_has_room(stage: Stage, path: str, waits: tuple[int, int]) -> None:
+    """Retry-After is the shortest of all instances that have refused the request, in whatever order they were asked."""
+    for fake, wait_s in zip((stage.a, stage.b), waits, strict=True):
+        fake.behave = refusing(429, "Overloaded", "full", {"Retry-After": str(wait_s)})
+    body = b'{"model": "llava", "messages": [{"role": "user", "content": "hi"}]}'
+
+    answer = stage.raw(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    assert b"\r\nretry-after: 40\r\n" in answer.lower()
+    assert (len(stage.a.received), len(stage.b.received)) == (1, 1)
+
+
 def test_turn_of_a_session_is_not_sent_elsewhere_for_load(stage: Stage) -> None:
     """The other instance does not hold the session."""
     stage.a.behave = refusing(429, "Overloaded", "full")

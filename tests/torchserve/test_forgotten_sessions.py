@@ -11,10 +11,12 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 import requests
+from botocore.exceptions import ClientError
 
 from tests.servers import LossyProxy
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
+from torchmoor.wire.session_hash import session_hash
 
 pytestmark = [pytest.mark.slow, pytest.mark.torchserve]
 MAX_SESSIONS = 8
@@ -98,6 +100,22 @@ def test_close_of_an_evicted_session_happens_once(crowded: Fleet) -> None:
     assert again.headers["X-Amzn-SageMaker-Closed-Session-Id"] == forgotten
     assert (other.status_code, other.headers["x-amzn-ErrorType"]) == (400, "ValidationError")
     assert "this session was closed" in other.json()["Message"]
+
+
+def test_operator_closes_an_evicted_session(crowded: Fleet) -> None:
+    """By the hash that the access log shows. Its client learns that it was closed; a second close finds nothing."""
+    user = User(crowded.runtime)
+    forgotten = user.open("red")
+    for _ in range(2 * MAX_SESSIONS + 2):
+        user.open("blue")
+    assert crowded.holders(forgotten) == []
+    address = f"{crowded.admin}/sessions/{session_hash(forgotten)}/close"
+
+    closed, again = (requests.post(address, timeout=60) for _ in range(2))
+
+    assert (closed.status_code, again.status_code) == (200, 404)
+    with pytest.raises(ClientError, match="this session was closed"):
+        user.ask(forgotten)
 
 
 def test_boto3_repeats_a_close_whose_answer_was_lost(crowded: Fleet) -> None:

@@ -38,7 +38,8 @@ class SessionsAdmin:
     """Serves GET /sessions?endpoint=E&instance=I&session=PREFIX&limit=N&after=HASH and POST
     /sessions/HASH/close, pin, unpin.
 
-    A session that two instances hold, after a takeover, has two rows; an action goes to both.
+    A session that two instances hold, after a takeover, has two rows; an action goes to both. A close of a session
+    that no instance holds goes to the journal.
     """
 
     def __init__(self, registry: Registry, operations: HandlerOperations, statuses: InstanceStatuses) -> None:
@@ -118,6 +119,13 @@ class SessionsAdmin:
             if endpoint in (None, instance.endpoint) and name in (None, instance.name)
         ]
 
+    async def _close_in_journal(self, session: str, instances: Iterable[Instance]) -> list[dict[str, Any]]:
+        """Close a session that no instance holds, through one instance of each endpoint. Return their results."""
+        by_endpoint = {instance.endpoint: instance for instance in instances}.values()
+        body = {"action": operations.CLOSE, "session": session, operations.IN_JOURNAL: True}
+        answers = await asyncio.gather(*(self._ask(each, body, ACTION_TIMEOUT_S) for each in by_endpoint))
+        return _holders(_result(instance, answer) for instance, answer in zip(by_endpoint, answers, strict=True))
+
     async def _act(self, request: web.Request) -> web.Response:
         session, action = request.match_info["hash"], request.match_info["action"]
         if not SESSION_HASH.fullmatch(session):
@@ -128,7 +136,10 @@ class SessionsAdmin:
         answers = await asyncio.gather(*(self._ask(each, body, ACTION_TIMEOUT_S) for each in instances))
         self._answers.forget()
         rows = [_result(instance, answer) for instance, answer in zip(instances, answers, strict=True)]
-        held = [row for row in rows if row["status"] not in (None, 404)]
+        held = _holders(rows)
+        if not held and action == operations.CLOSE:
+            able = [instance for instance, row in zip(instances, rows, strict=True) if row["status"] == 404]
+            held = await self._close_in_journal(session, able)
         if not held:
             raise RequestRefused(404, _not_found(session, (row["instance"] for row in rows if row["status"] is None)))
         failed = [row for row in held if row["status"] != 200]
@@ -136,6 +147,11 @@ class SessionsAdmin:
         if failed:
             content["error"] = failed[0]["error"]
         return web.json_response(content, status=failed[0]["status"] if failed else 200)
+
+
+def _holders(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the results of the instances that hold the session, or may hold it."""
+    return [row for row in rows if row["status"] not in (None, 404)]
 
 
 def _read_row(instance: Instance, given: Any) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ OVERLOADED = "Overloaded"
 SESSION_CLOSED = "SessionClosed"
 SESSION_EXPIRED = "SessionExpired"
 SESSION_ID_MISMATCH = "SessionIdMismatch"
+SESSION_LIMIT_REACHED = "SessionLimitReached"
 SESSION_LOST = "SessionLost"
 SESSION_UNKNOWN = "SessionUnknown"
 

@@ -8,6 +8,7 @@ ENDPOINT = "x-torchmoor-endpoint"
 OPERATION = "x-torchmoor-operation"
 PRINCIPAL = "x-torchmoor-principal"
 REQUEST_ID = "x-torchmoor-request-id"
+SESSION_LIMIT = "x-torchmoor-session-limit"  # the caller may not open another session
 TIMEOUT_MS = "x-torchmoor-timeout-ms"
 # An instance gets this much more time than the client, so that the proxy is the one to report a time-out.
 TIMEOUT_GRACE_S = 1.0

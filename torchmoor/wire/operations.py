@@ -22,4 +22,5 @@ MAX_ENDED = 1000  # ids in one operation
 # Actions of sessions
 CLOSE, PIN, UNPIN = "close", "pin", "unpin"
 SESSION_ACTIONS = (CLOSE, PIN, UNPIN)
+IN_JOURNAL = "in_journal"  # with close: a session that no worker holds
 MAX_SESSIONS = 1000  # in one page

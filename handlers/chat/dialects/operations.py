@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from handlers.chat.checks import names
-from handlers.chat.commands import ActOnSession, Command, EndClosed, ListSessions, ReportStatus
+from handlers.chat.commands import ActOnSession, CloseInJournal, Command, EndClosed, ListSessions, ReportStatus
 from handlers.errors import InvalidRequest
 from torchmoor.wire import operations
 from torchmoor.wire.operations import MAX_ENDED, MAX_SESSIONS, SESSION_ACTIONS
@@ -24,19 +24,24 @@ def parse_operation(operation: str, read_body: Callable[[], dict[str, Any]]) -> 
             raise InvalidRequest(f"there is no operation {names([operation])}")
 
 
-def _parse_sessions(body: Mapping[str, Any]) -> ListSessions | ActOnSession:
+def _parse_sessions(body: Mapping[str, Any]) -> ListSessions | ActOnSession | CloseInJournal:
     """Read a sessions operation.
 
-    {"after": HASH, "prefix": DIGITS, "limit": N}, each optional; or {"action": "close", "session": HASH}.
+    {"after": HASH, "prefix": DIGITS, "limit": N}, each optional; or {"action": "close", "session": HASH}, and for a
+    session that no worker holds, "in_journal": true.
     """
     if "action" in body:
-        _refuse_others(body, ("action", "session"))
+        _refuse_others(body, ("action", "session", operations.IN_JOURNAL))
         action, session = body["action"], body.get("session")
         if action not in SESSION_ACTIONS:
             raise InvalidRequest(f"'action' must be one of {', '.join(SESSION_ACTIONS)}", param="action")
         if not isinstance(session, str) or not SESSION_HASH.fullmatch(session):
             raise InvalidRequest("'session' must be a session's hash, of 16 hexadecimal digits", param="session")
-        return ActOnSession(action, session)
+        if operations.IN_JOURNAL not in body:
+            return ActOnSession(action, session)
+        if action != operations.CLOSE or body[operations.IN_JOURNAL] is not True:
+            raise InvalidRequest("'in_journal' must be true, with the action close", param=operations.IN_JOURNAL)
+        return CloseInJournal(session)
     _refuse_others(body, ("after", "prefix", "limit"))
     after, prefix, limit = body.get("after", ""), body.get("prefix", ""), body.get("limit", MAX_SESSIONS)
     for name, value in (("after", after), ("prefix", prefix)):

@@ -9,7 +9,7 @@ from handlers.chat.dialects.inputs import LmiForm, TgiForm
 from handlers.chat.forms import AnswerForm, Summary, Token, encode
 from handlers.chat.messages import ImageReference
 from handlers.chat.parameters import Parameters, parse_parameters
-from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch
+from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch, SessionLimitReached
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
@@ -33,6 +33,7 @@ def parse_image(incoming: Incoming, image: bytes) -> Command:
     header_id = incoming.headers.get(wire.SESSION_ID)
     is_declared = incoming.headers.get("content-type", "").strip().lower().startswith("image/")
     if header_id == NEW_SESSION or (is_declared and not header_id):
+        _check_session_limit(incoming)
         return OpenSession(caller=incoming.caller, images=(image,), ttl_s=None, invocation_id=incoming.invocation_id)
     session_id = _session_id(header_id, None)
     return AddImages(
@@ -99,7 +100,14 @@ def _parse_open(incoming: Incoming, body: dict[str, Any], header_id: str | None)
     ttl_s = body.get("ttl_s")
     if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):
         raise InvalidRequest("'ttl_s' must be a whole number of seconds, 1 or more")
+    _check_session_limit(incoming)
     return OpenSession(caller=incoming.caller, images=images, ttl_s=ttl_s, invocation_id=incoming.invocation_id)
+
+
+def _check_session_limit(incoming: Incoming) -> None:
+    """Raise SessionLimitReached if the proxy says that the caller may not open another session."""
+    if wire.SESSION_LIMIT in incoming.headers:
+        raise SessionLimitReached("the caller has as many open sessions as it may have; close one or try again later")
 
 
 def _parse_ask(incoming: Incoming, body: dict[str, Any], session_id: str, images: tuple[ImageReference, ...]) -> Ask:

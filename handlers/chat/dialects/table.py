@@ -25,7 +25,7 @@ def parse(
 ) -> Command:
     """Read a request. wall: seconds since 1970.
 
-    Raises InvalidJson, InvalidRequest, UnsupportedMedia, ContextTooLong, SessionIdMismatch.
+    Raises InvalidJson, InvalidRequest, UnsupportedMedia, ContextTooLong, SessionIdMismatch, SessionLimitReached.
     """
     operation = incoming.headers.get(wire.OPERATION)
     if operation:

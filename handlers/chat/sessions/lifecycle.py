@@ -200,6 +200,15 @@ class SessionLifecycle:
                 num_ended += 1
         return num_ended
 
+    def close_in_journal(self, name: str) -> None:
+        """Close a session that no worker may hold, for an operator, by its hash.
+
+        Raises SessionUnknown if the journal has none that is open, JournalUnavailable.
+        """
+        session_id = self._recorder.find(name)
+        if session_id is None or not self._try_close(session_id, self._store.find(session_id)):
+            raise SessionUnknown("the journal has no open session of this hash")
+
     def act(self, command: ActOnSession) -> Session:
         """Close, pin or unpin a session that this worker holds, for an operator. Raises SessionUnknown."""
         session = self._store.find_by_hash(command.session)

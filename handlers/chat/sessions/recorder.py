@@ -7,6 +7,7 @@ All methods block on the journal: call them on worker threads only, never on the
 
 import json
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 CONFLICT = "another instance has answered in this session meanwhile; ask again"
 CLOSED = "this session was closed; open a new one"
 FULL_RETRY_S = 60  # where it is not known when the next session expires; others may be closed before
+FIND_TIMEOUT_S = 20.0  # the admin plane waits 30 s for an action
 DAMAGED = "this session's journal is damaged; open a new one"
 KEPT, DISCARDED = "kept", "discarded"  # the fate of a session whose opening was sent twice; the first claim counts
 
@@ -233,6 +235,23 @@ class SessionRecorder:
         """Return True if this request closed the session before. Raises JournalUnavailable."""
         first = self._closes.get(session_id) if self._journal is None else self._read_first(session_id)
         return bool(invocation_id) and first == Event(kind="close", invocation_id=invocation_id)
+
+    def find(self, name: str) -> str | None:
+        """Return the id of a session in the journal by its hash; None without one. Raises JournalUnavailable.
+
+        Lists the journal's sessions: for operators only.
+        """
+        if self._journal is None:
+            return None
+        stop_at, cursor = time.monotonic() + FIND_TIMEOUT_S, ""
+        while True:
+            with self._translated(session_id=""):
+                ids, cursor = self._journal.list_ids(cursor)
+            found = next((text for text in ids if session_hash(text) == name), None)
+            if found is not None or not cursor:
+                return found
+            if time.monotonic() > stop_at:
+                raise JournalUnavailable("the journal has too many sessions to find one by its hash in time")
 
     def discard(self, session_id: str) -> None:
         """Delete the journal of an undone opening, unless another instance has answered a retry with this session.

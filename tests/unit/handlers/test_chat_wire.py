@@ -13,7 +13,14 @@ from handlers.chat.dialects.session import SessionForm
 from handlers.chat.dialects.table import parse
 from handlers.chat.forms import AnswerForm
 from handlers.chat.parameters import MAX_STOP, MAX_STOP_CHARS, Parameters, parse_parameters
-from handlers.errors import HandlerError, InvalidJson, InvalidRequest, SessionIdMismatch, UnsupportedMedia
+from handlers.errors import (
+    HandlerError,
+    InvalidJson,
+    InvalidRequest,
+    SessionIdMismatch,
+    SessionLimitReached,
+    UnsupportedMedia,
+)
 from handlers.requests import Caller, Incoming
 
 NOBODY = Caller("", "")
@@ -64,6 +71,27 @@ def test_guide_opens_without_an_image() -> None:
         caller=NOBODY, images=(), ttl_s=None, invocation_id=""
     )
     assert command({"requestType": "NEW_SESSION", "image": URL}).images == (URL,)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({}, {"type": "start_session", "path": URL}),
+        ({SESSION: "NEW_SESSION"}, {"requestType": "NEW_SESSION"}),
+        ({SESSION: "NEW_SESSION"}, b"\xff\xd8\xff"),
+        ({"content-type": "image/png"}, b"picture"),
+    ],
+)
+def test_openings_are_refused_if_the_caller_has_all_its_sessions(headers: dict[str, str], body: Any) -> None:
+    """The proxy says so in a header; requests that open no session do not care."""
+    limit = {"x-torchmoor-session-limit": "reached"}
+    assert isinstance(parse(Incoming(headers, body)), OpenSession)
+
+    with pytest.raises(SessionLimitReached) as caught:
+        parse(Incoming(headers | limit, body))
+
+    assert (caught.value.status, caught.value.headers()["Retry-After"]) == (429, "1")
+    assert isinstance(parse(Incoming(limit, {"type": "close_session", "session_id": "s"})), CloseSession)
 
 
 @pytest.mark.parametrize("content_type", ["image/png", "IMAGE/JPEG; q=1", "application/octet-stream", ""])

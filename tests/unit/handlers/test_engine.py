@@ -788,6 +788,31 @@ def test_step_without_memory_is_repeated_in_halves(
     assert "device out of memory in a step" in caplog.text
 
 
+def test_long_prompt_without_memory_is_read_in_smaller_chunks(still_engine: EngineFactory, model: Any) -> None:
+    """A prompt that is alone in its step gets its answer, too, and a failed step is not counted in the pace."""
+    engine = still_engine(prefill_chunk=64)
+    text = blocks(1, 2, 3)
+    expected = Generation(engine, text)
+    admit(engine, expected)
+    run_to_the_end(engine)
+    expected.cache.drop()
+    sizes: list[int] = []
+
+    def fail_large_steps(embeds: torch.Tensor, batch: PackedBatch) -> None:
+        sizes.append(len(embeds))
+        if len(embeds) > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.before_step = fail_large_steps
+    generation = Generation(engine, text)
+    admit(engine, generation)
+    run_to_the_end(engine)
+
+    assert generation.tokens == expected.tokens
+    assert sizes[:2] == [len(text), len(text) // 2]
+    assert engine.scheduler.pace.max_chunk <= 32
+
+
 def test_failure_that_shows_when_results_are_read_leaves_no_trace(still_engine: EngineFactory, model: Any) -> None:
     """A device reports an error of a step only when its result is read: nothing has been stored by then."""
     engine = still_engine()

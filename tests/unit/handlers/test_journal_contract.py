@@ -17,6 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from handlers.journal import redis as redis_journal
+from handlers.journal import s3 as s3_journal
 from handlers.journal.event import CLOSE, DamagedRecord, Event, EventTooLarge, image_hash
 from handlers.journal.journal import EventTaken, Journal, JournalClosed
 from handlers.journal.url import open_journal
@@ -386,6 +388,27 @@ def test_what_has_expired_goes_without_a_full_sweep(store: Store) -> None:
     )
     assert len(journal.read(open_)) == 1
     assert journal.claim(name, "two") == "one"
+
+
+def test_sessions_are_listed_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is on a page; names of other things in the store are not ids."""
+    monkeypatch.setattr(s3_journal, "PAGE", 2)
+    monkeypatch.setattr(redis_journal, "SCANNED", 2)
+    ids = {new_id() for _ in range(7)}
+    for sid in ids:
+        for number in range(3):
+            store.journal.append(sid, number, turn("a"))
+        store.journal.put_image(sid, b"png")
+    store.journal.claim("a", "b")
+
+    found: list[str] = []
+    cursor, is_last = "", False
+    while not is_last:
+        page, cursor = store.journal.list_ids(cursor)
+        found += page
+        is_last = not cursor
+
+    assert set(found) == ids
 
 
 def test_the_first_claim_counts(store: Store) -> None:

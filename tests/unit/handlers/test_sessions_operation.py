@@ -115,6 +115,8 @@ def test_pages_follow_each_other(client: Any) -> None:
         {"action": "close"},
         {"action": "close", "session": "ts-seq-abcdefghijklmnop-7fffffff-a-k1aaaaaaaaaaaaaaaaaaaaaaaaaa"},
         {"action": "close", "session": "0" * 16, "limit": 1},
+        {"action": "close", "session": "0" * 16, "in_journal": False},
+        {"action": "pin", "session": "0" * 16, "in_journal": True},
     ],
 )
 def test_question_that_makes_no_sense_is_refused(client: Any, body: dict[str, Any]) -> None:
@@ -151,6 +153,26 @@ def test_closed_session_is_not_brought_back_elsewhere(make_client: Any, red: Any
 
     assert second.ask(sid, "and now?").wait().error == "SessionClosed"
     assert not list(tmp_path.rglob("*.png"))
+
+
+def test_evicted_session_is_closed_through_any_worker(make_client: Any, tmp_path: Path) -> None:
+    """Its journal is deleted, and its client learns that it was closed. Without a journal there is no such session."""
+    journal = DirectoryJournal(tmp_path, JournalSettings())
+    first = make_client(instance="one", journal=journal, session={"max_sessions": 1})
+    second = make_client(instance="two", journal=journal)
+    sid = first.open()
+    other = first.open()
+    assert operate(first, action="close", session=hash_of(sid)).error == "SessionUnknown"
+
+    answer = operate(second, action="close", session=hash_of(sid), in_journal=True)
+
+    assert (answer.status, answer.json) == (200, {"session": hash_of(sid)})
+    assert first.ask(sid, "and now?").wait().error == "SessionClosed"
+    assert operate(second, action="close", session=hash_of(sid), in_journal=True).error == "SessionUnknown"
+    assert operate(second, action="close", session="0" * 16, in_journal=True).error == "SessionUnknown"
+    assert operate(make_client(), action="close", session=hash_of(other), in_journal=True).error == "SessionUnknown"
+    assert operate(first, action="close", session=hash_of(other), in_journal=True).status == 200
+    assert listed(first) == []
 
 
 def test_pinned_session_keeps_its_blocks_while_others_lose_theirs(make_client: Any) -> None:

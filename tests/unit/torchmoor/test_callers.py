@@ -91,7 +91,7 @@ class Wall:
 
 def open_session(callers: Callers, key: str, *, caller: str = "alice", life_s: float = 3600, idle_s: float = 0) -> None:
     """Open a session through a request that is answered at once. Raises CallerLimited."""
-    lease = callers.lease_request(caller, "", opens_session=True)
+    lease = callers.lease_request(caller, "", opens_session=True, invocation_id=f"{caller} {key}".encode())
     now = WALL.now
     lease.on_opened(key, expires_at=now + (idle_s or life_s), last_at=now + life_s)
     lease.release()
@@ -158,6 +158,31 @@ def test_openings_that_have_not_ended_count(callers: Callers) -> None:
     leases[0].release()
     open_session(callers, "third")
     limited(callers, "fourth")
+
+
+def test_an_opening_that_is_sent_again_is_no_other_opening(callers: Callers) -> None:
+    """At the limit too: boto3 sends it again with the same invocation id if the answer was lost."""
+
+    def send(key: str, invocation_id: bytes) -> None:
+        lease = callers.lease_request("alice", "", opens_session=True, invocation_id=invocation_id)
+        lease.on_opened(key, expires_at=WALL.now + 60, last_at=WALL.now + 60)
+        lease.release()
+
+    send("first", b"call 1")
+    send("second", b"call 2")
+    send("first", b"call 1")
+
+    with pytest.raises(CallerLimited):
+        send("third", b"call 3")
+    assert callers.lease_request("alice", "", invocation_id=b"call 3").has_all_sessions
+    assert not callers.lease_request("alice", "", invocation_id=b"call 1").has_all_sessions
+    close_session(callers, "first")
+    send("third", b"call 3")
+    with pytest.raises(CallerLimited):
+        send("first", b"call 1")
+    send("fourth", b"call 2")  # an instance of another make does not recognize it
+    with pytest.raises(CallerLimited):
+        send("fifth", b"call 2")
 
 
 def test_a_session_that_its_instance_lost_counts_no_more(callers: Callers) -> None:

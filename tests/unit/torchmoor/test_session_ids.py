@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmoor.wire.session_hash import SESSION_HASH, session_hash
 from torchmoor.wire.session_ids import SessionId, compose, verify
 
 KEYS = {"k1": b"first key of sixteen", "k2": b"second key of sixteen"}
@@ -117,3 +118,9 @@ def test_long_near_misses_are_refused_quickly() -> None:
     verify("ts-seq-" + "a" * 16 + "-00000000-" + "a" * 160 + "!-k1" + "a" * 26, KEYS, endpoint="llava")
 
     assert time.process_time() - began < 1
+
+
+def test_hash_of_a_session_stays_the_same() -> None:
+    """Logs and instances of another version name a session by the same 16 digits."""
+    assert session_hash("sm-1") == session_hash(b"sm-1") == "683820e8fc4a78b1"
+    assert SESSION_HASH.fullmatch(session_hash("sm-1"))

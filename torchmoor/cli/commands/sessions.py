@@ -92,6 +92,6 @@ def _add(action: str, summary: str, done: str) -> None:
         show(found, lambda: [f"{session}: {done}"], as_json=as_json)
 
 
-_add("close", "Close a session: free its memory, and refuse its next turn.", "closed")
+_add("close", "Close a session, also an evicted one: free its memory, and refuse its next turn.", "closed")
 _add("pin", "Keep a session in memory until it is unpinned or expires.", "pinned")
 _add("unpin", "Allow a session's memory to be evicted again.", "unpinned")

@@ -49,6 +49,7 @@ from torchmoor.wire.session_ids import SessionId
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # TorchServe's answer when a worker dies with the request; or a handler's own that is not ours
+RETRY_AFTER = b"retry-after"
 PREFILL_TOKENS = headers.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = headers.CONTEXT_TOKENS.encode()  # of the whole prompt
 _PRINCIPAL_LINE = f"{headers.PRINCIPAL}: ".encode()
@@ -71,6 +72,7 @@ class Invocation:
     _status = 0  # sent to the client
     _error_kind = ""
     _num_resets = 0
+    _soonest_retry_s: int | None = None  # of the instances that have refused the request
     _sent_at = 0.0  # to the chosen instance, in monotonic seconds
     _waiter: Waiter | None = None
     _observation: Observation | None = None
@@ -252,7 +254,7 @@ class Invocation:
             parts += (_INVOCATION_ID_LINE, request_id, b"\r\n")
         if request.principal:
             parts += (_PRINCIPAL_LINE, request.principal.encode(), b"\r\n")
-        parts += (dialect.added_lines(request), trace_line, b"\r\n")
+        parts += (self.assignment.session_limit_line, dialect.added_lines(request), trace_line, b"\r\n")
         return b"".join(parts)
 
     def on_abandoned(self) -> None:
@@ -272,6 +274,9 @@ class Invocation:
         if self._observation is not None:
             self._observation.answer_head = head
         assignment.note_session(self.operation.endpoint, head)
+        limited = assignment.find_session_refusal(head)
+        if limited is not None:
+            return ReadRefusal(lambda body: self.fail(limited))
         dialect = self._dialect
         answer = dialect.answer(head, self.request_id, self.chosen)
         if not isinstance(answer, Answer):
@@ -301,7 +306,13 @@ class Invocation:
             is_without_worker = True
             self._dispatchers.suspect(self.chosen.instance)
         if (is_without_worker and assignment.is_repeatable) or (code in REFUSED_FOR_NOW and assignment.session is None):
-            return assignment.try_reassign(self._resume, is_counted=True)
+            wait = head.find(RETRY_AFTER) or b""
+            if not assignment.try_reassign(self._resume, is_counted=True):
+                return False
+            if code is not None and wait.isdigit():
+                before = self._soonest_retry_s
+                self._soonest_retry_s = int(wait) if before is None else min(before, int(wait))
+            return True
         return False
 
     def _read_receipt(self, expected: Expectation, head: AnswerHead) -> None:
@@ -348,6 +359,8 @@ class Invocation:
             self._metrics.model_errors += 1
         elif isinstance(error, BodyTooLarge):
             error.status = self._dialect.too_large_status
+        if error.retry_after_s is not None and self._soonest_retry_s is not None:
+            error.retry_after_s = min(error.retry_after_s, self._soonest_retry_s)
         reply = self._dialect.error(error, self.request_id, self.operation.endpoint)
         self._status = reply.status
         self._error_kind = error.kind

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable
+from torchmoor.errors import ApiError, BodyTooLarge, CallerLimited, ServiceUnavailable
 from torchmoor.proxy.dispatch.callers import CallerLease, Callers
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
@@ -30,8 +30,11 @@ from torchmoor.wire.session_ids import SessionId
 
 ERROR_HEADER = headers.ERROR.encode()
 SESSION_ID = headers.SESSION_ID.encode()
+INVOCATION_ID = headers.INVOCATION_ID.encode()
 NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
 CLOSED_SESSION_ID = headers.CLOSED_SESSION_ID.encode()
+SESSION_LIMIT_LINE = f"{headers.SESSION_LIMIT}: reached\r\n".encode()
+SESSION_LIMIT_REACHED = error_codes.SESSION_LIMIT_REACHED.encode()
 SESSION_ENDED = frozenset(
     code.encode()
     for code in (
@@ -102,7 +105,12 @@ class Assignment:
 
     def enter(self, callers: Callers, address: str) -> None:
         """Count the request for its caller until `release`. Raises CallerLimited."""
-        self._caller_lease = callers.lease_request(self.head.principal, address, opens_session=self.opens_session)
+        self._caller_lease = callers.lease_request(
+            self.head.principal,
+            address,
+            opens_session=self.opens_session,
+            invocation_id=self.head.find(INVOCATION_ID) or b"",
+        )
 
     def assign(self, resume: Resume) -> None:
         """Choose and lease an instance, or wait for one. Raises BodyTooLarge or ServiceUnavailable if it cannot."""
@@ -222,6 +230,19 @@ class Assignment:
             self._dispatchers.recovery.on_answered(choice.instance)
 
     # What becomes of sessions
+
+    @property
+    def session_limit_line(self) -> bytes:
+        """The header line that forbids the instance to open a session, which the request's body alone may ask for."""
+        lease = self._caller_lease
+        if lease is None or self.opens_session or self.session is not None:
+            return b""
+        return SESSION_LIMIT_LINE if lease.has_all_sessions else b""
+
+    def find_session_refusal(self, head: AnswerHead) -> CallerLimited | None:
+        """Return the error if an instance has therefore refused to open a session."""
+        is_refusal = head.status >= 400 and head.find(ERROR_HEADER) == SESSION_LIMIT_REACHED
+        return self._caller_lease.refuse_session() if is_refusal and self._caller_lease is not None else None
 
     def note_session(self, endpoint: Endpoint, head: AnswerHead) -> None:
         """Learn that an answer has opened, continued, closed or missed a session."""

@@ -68,15 +68,17 @@ class _Expiring:
 class _OneCaller:
     """The sessions of one caller.
 
+    openings: the keys of sessions by the ids of the invocations that opened them; some of them may have ended.
     opened_elsewhere: opened through another process and closed here. ended: the last ones that were opened and closed
     here, so that an answer that is sent again counts once.
     """
 
-    __slots__ = ("num_opening", "open", "opened_elsewhere", "ended")
+    __slots__ = ("num_opening", "open", "openings", "opened_elsewhere", "ended")
 
     def __init__(self) -> None:
         self.num_opening = 0
         self.open = _Expiring()
+        self.openings: dict[bytes, Hashable] = {}
         self.opened_elsewhere = _Expiring()
         self.ended: dict[Hashable, None] = {}
 
@@ -84,6 +86,19 @@ class _OneCaller:
         self.open.expire(now)
         self.opened_elsewhere.expire(now)
         return len(self.open) + self.num_opening - len(self.opened_elsewhere)
+
+    def has_opened(self, invocation_id: bytes) -> bool:
+        """True if an invocation of this id has opened a session that is still open."""
+        return self.openings.get(invocation_id) in self.open.lifetimes
+
+    def add(self, key: Hashable, lifetime: _Lifetime, invocation_id: bytes) -> None:
+        if self.has_opened(invocation_id):  # the instance did not recognize it, so it gets no further exception
+            del self.openings[invocation_id]
+        elif invocation_id:
+            self.openings[invocation_id] = key
+        self.open.add(key, lifetime)
+        if len(self.openings) > SPARE + 2 * len(self.open):
+            self.openings = {name: key for name, key in self.openings.items() if key in self.open.lifetimes}
 
     @property
     def is_empty(self) -> bool:
@@ -107,10 +122,19 @@ class CallerSessions:
         found = self._callers.get(caller)
         return 0 if found is None else max(0, found.count_at(self._wall()))
 
-    def try_begin_opening(self, caller: str) -> bool:
-        """Count an opening until `end_opening`. Returns False at the limit."""
+    def is_full(self, caller: str, invocation_id: bytes = b"") -> bool:
+        """True if a caller may not open another session.
+
+        An opening that is sent again, with the id of the invocation that opened a session, opens no other.
+        """
+        found = self._callers.get(caller)
+        is_at_limit = found is not None and found.count_at(self._wall()) >= self._max_sessions
+        return found is not None and is_at_limit and not found.has_opened(invocation_id)
+
+    def try_begin_opening(self, caller: str, invocation_id: bytes = b"") -> bool:
+        """Count an opening until `end_opening`. Returns False if `is_full`."""
         found = self._get(caller)
-        if found.count_at(self._wall()) >= self._max_sessions:
+        if self.is_full(caller, invocation_id):
             return False
         found.num_opening += 1
         return True
@@ -125,14 +149,16 @@ class CallerSessions:
         """Stop counting an opening, which has ended."""
         self._callers[caller].num_opening -= 1
 
-    def opened(self, caller: str, key: Hashable, *, expires_at: float, last_at: float) -> None:
+    def opened(
+        self, caller: str, key: Hashable, *, expires_at: float, last_at: float, invocation_id: bytes = b""
+    ) -> None:
         """Count a session, once for all answers to its opening.
 
         expires_at: without turns, in seconds since 1970. last_at: however many turns it has.
         """
         found, now = self._get(caller), self._wall()
         if expires_at > now and key not in found.open.lifetimes and key not in found.ended:
-            found.open.add(key, _Lifetime(expires_at, last_at, expires_at - now))
+            found.add(key, _Lifetime(expires_at, last_at, expires_at - now), invocation_id)
 
     def used(self, caller: str, key: Hashable) -> None:
         """Note a turn of a session."""

@@ -20,10 +20,11 @@ from torchmoor.proxy.dispatch.caller_sessions import CallerSessions
 class CallerLease:
     """One request in flight, and the session that it opens, until it is released."""
 
-    __slots__ = ("caller", "_callers", "_opens_session")
+    __slots__ = ("caller", "_invocation_id", "_callers", "_opens_session")
 
-    def __init__(self, callers: Callers, caller: str, *, opens_session: bool) -> None:
+    def __init__(self, callers: Callers, caller: str, invocation_id: bytes, *, opens_session: bool) -> None:
         self.caller = caller
+        self._invocation_id = invocation_id
         self._callers: Callers | None = callers
         self._opens_session = opens_session
 
@@ -39,11 +40,23 @@ class CallerLease:
             self._opens_session = False
             callers.sessions.end_opening(self.caller)
 
+    @property
+    def has_all_sessions(self) -> bool:
+        """True if the caller may not open another session."""
+        return self._callers is not None and self._callers.sessions.is_full(self.caller, self._invocation_id)
+
+    def refuse_session(self) -> CallerLimited:
+        """Count an opening that an instance has refused for the limit, and make its error."""
+        assert self._callers is not None
+        return self._callers.limit_sessions(self.caller)
+
     def on_opened(self, key: Hashable, *, expires_at: float, last_at: float) -> None:
         """Count a session that the request has opened; see CallerSessions.opened."""
         if self._callers is not None:
             self._end_opening(self._callers)
-            self._callers.sessions.opened(self.caller, key, expires_at=expires_at, last_at=last_at)
+            self._callers.sessions.opened(
+                self.caller, key, expires_at=expires_at, last_at=last_at, invocation_id=self._invocation_id
+            )
 
     def on_turn(self, key: Hashable, *, is_lost: bool) -> None:
         """Note the answer to a session's turn. is_lost: its instance no longer has the session."""
@@ -66,27 +79,34 @@ class Callers:
 
     def __init__(self, settings: CallerSettings, *, wall: Callable[[], float]) -> None:
         """wall: seconds since 1970."""
-        self.num_requests: Counter[str] = Counter()
+        self.num_requests: dict[str, int] = {}
         self.sessions = CallerSessions(settings.max_sessions, wall=wall)
         self.num_refused: Counter[str] = Counter()
         self._settings = settings
 
-    def lease_request(self, principal: str, address: str, *, opens_session: bool = False) -> CallerLease:
-        """Count a request of a verified principal, or of an address without one. Raises CallerLimited."""
+    def lease_request(
+        self, principal: str, address: str, *, opens_session: bool = False, invocation_id: bytes = b""
+    ) -> CallerLease:
+        """Count a request of a verified principal, or of an address without one. Raises CallerLimited.
+
+        invocation_id: the same for all attempts of a client to open one session.
+        """
         caller, settings = principal or source_of(address), self._settings
-        if self.num_requests[caller] >= settings.max_requests:
+        num_requests = self.num_requests.get(caller, 0)
+        if num_requests >= settings.max_requests:
             self.num_refused["max_requests"] += 1
             raise CallerLimited(f"{settings.max_requests} requests in flight", "max_requests", settings.max_requests)
-        if opens_session and not self.sessions.try_begin_opening(caller):
-            raise self._sessions_limited(caller)
-        self.num_requests[caller] += 1
-        return CallerLease(self, caller, opens_session=opens_session)
+        if opens_session and not self.sessions.try_begin_opening(caller, invocation_id):
+            raise self.limit_sessions(caller)
+        self.num_requests[caller] = num_requests + 1
+        return CallerLease(self, caller, invocation_id, opens_session=opens_session)
 
     def async_share(self, caller: str) -> CallerShare:
         """Return what a caller may have pending in the queue of asynchronous requests."""
         return CallerShare(caller, self._settings.max_async_requests, self._settings.max_async_bytes)
 
-    def _sessions_limited(self, caller: str) -> CallerLimited:
+    def limit_sessions(self, caller: str) -> CallerLimited:
+        """Count a refused opening and make its error."""
         self.num_refused["max_sessions"] += 1
         count, left_s = self.sessions.count(caller), self.sessions.first_expiry_s(caller)
         return CallerLimited(
@@ -99,6 +119,6 @@ class Callers:
 
     def end_request(self, caller: str) -> None:
         """Stop counting a request; called by its lease."""
-        self.num_requests[caller] -= 1
-        if not self.num_requests[caller]:
-            del self.num_requests[caller]
+        num_requests = self.num_requests.pop(caller) - 1
+        if num_requests:
+            self.num_requests[caller] = num_requests

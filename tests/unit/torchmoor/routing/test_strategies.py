@@ -385,6 +385,14 @@ def test_new_session_goes_to_the_most_room_then_the_fewest_outstanding() -> None
     assert find_roomiest(pool, NOBODY, RNG) is tight
 
 
+@pytest.mark.parametrize(("room", "is_equal"), [(88, True), (87, False)])
+def test_room_below_seven_eighths_of_the_most_is_less(room: int, is_equal: bool) -> None:
+    """The load decides down to there, the room below."""
+    busy, idle = FakeCandidate("busy", 2, session_room=100), FakeCandidate("idle", 0, session_room=room)
+
+    assert find_roomiest(pool_of(busy, idle), NOBODY, RNG) is (idle if is_equal else busy)
+
+
 def test_unknown_room_counts_as_the_most_and_nothing_known_is_no_choice() -> None:
     """A new instance is not left out until it is asked; with no room known at all, load decides elsewhere."""
     known, unknown = FakeCandidate("known", 1, session_room=50), FakeCandidate("unknown", 0)
