@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -155,7 +156,11 @@ class DirectoryJournal:
         if (folder / CLOSED).exists():  # checked after the link: a later close deletes the file
             path.unlink(missing_ok=True)
             raise JournalClosed("this session was closed")
-        _sync_folder(folder)
+        try:
+            _sync_folder(folder)
+        except FileNotFoundError:
+            if not _is_expired(folder.name):
+                raise
 
     def _publish(self, path: Path, data: bytes) -> None:
         """Create a file with all of its content, unless the session is closed. Raises FileExistsError."""
@@ -166,7 +171,8 @@ class DirectoryJournal:
             _link(partial, path, data)
             self._budget.add(len(data))
         except FileNotFoundError:
-            if not (folder / CLOSED).exists():  # a close deletes temporary files, too
+            # A close deletes temporary files, too, and so does the sweep of an expired session.
+            if not (folder / CLOSED).exists() and not _is_expired(folder.name):
                 raise
         finally:
             partial.unlink(missing_ok=True)
@@ -193,6 +199,14 @@ class DirectoryJournal:
     def _folder(self, session_id: str) -> Path:
         expiry(session_id)  # only a valid id becomes a path
         return self._root / session_id
+
+
+def _is_expired(name: str) -> bool:
+    """Return True for the id of an expired session, False for another name."""
+    try:
+        return expiry(name) <= time.time()
+    except ValueError:
+        return False
 
 
 def _read(path: Path, max_bytes: int) -> bytes:

@@ -64,7 +64,7 @@ class CallerSettings(SettingsGroup, title="callers"):
         512, description="Requests of one caller that wait for an instance or are being answered; more get 429."
     )
     max_sessions: Count = Field(
-        1024, description="Open sessions of one caller; another opening gets 429, turns of open sessions never do."
+        100_000, description="Open sessions of one caller; another opening gets 429, turns of open sessions never do."
     )
     max_async_requests: Count = Field(
         25_000, description="Asynchronous requests of one caller that have not ended, of all endpoints; more get 429."

@@ -12,11 +12,21 @@ from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
-from handlers.errors import HandlerError, InvalidRequest, SessionClosed, SessionLost, SessionUnknown, TurnConflict
+from handlers.errors import (
+    HandlerError,
+    InvalidRequest,
+    JournalUnavailable,
+    SessionClosed,
+    SessionLost,
+    SessionUnknown,
+    TurnConflict,
+)
 from handlers.journal.event import Event
 from handlers.reply import PendingReply
 from torchmoor.wire import operations
 from torchmoor.wire.session_ids import SessionId
+
+MAX_UNREAD = 3  # journals of a batch, each of which may take a whole time-out
 
 
 class SessionLifecycle:
@@ -186,10 +196,12 @@ class SessionLifecycle:
     def end_closed(self, command: EndClosed) -> int:
         """Free the memory of sessions that another instance has closed. Return how many this worker held.
 
-        The journal decides: a session that is still open stays. Raises JournalUnavailable.
+        The journal decides: a session that is still open stays. One that cannot be read stays, too, and others
+        are still ended. Raises JournalUnavailable at the end if there was one, or after MAX_UNREAD of them.
         """
         held = [session for session in map(self._store.find, command.session_ids) if session is not None]
         num_ended = 0
+        unread: list[JournalUnavailable] = []
         for session in held:
             try:
                 self._recorder.is_known(session.id.text)
@@ -198,6 +210,12 @@ class SessionLifecycle:
                 num_ended += 1
             except SessionLost:  # its journal is damaged, so it has ended
                 num_ended += 1
+            except JournalUnavailable as exc:
+                unread.append(exc)
+                if len(unread) == MAX_UNREAD:
+                    break
+        if unread:
+            raise unread[0]
         return num_ended
 
     def close_in_journal(self, name: str) -> None:

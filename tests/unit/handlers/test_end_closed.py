@@ -62,6 +62,26 @@ def test_session_stays_while_the_journal_cannot_say_whether_it_is_closed(make_cl
     assert client.service.store.holds(sid)
 
 
+def test_journal_that_fails_for_one_session_keeps_no_other(two_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance that comes back gets hundreds of closes at once."""
+    first, second = two_workers
+    unreadable, closed = first.open(), first.open()
+    second.call({"type": "close_session", "session_id": closed})
+    read = DirectoryJournal.read
+
+    def fail_for_one(journal: DirectoryJournal, session_id: str, *window: Any, **options: Any) -> Any:
+        if session_id == unreadable:
+            raise OSError(5, "Input/output error")
+        return read(journal, session_id, *window, **options)
+
+    monkeypatch.setattr(DirectoryJournal, "read", fail_for_one)
+
+    assert end_closed(first, unreadable, closed).error == "JournalUnavailable"
+
+    assert first.service.store.holds(unreadable)
+    assert not first.service.store.holds(closed)
+
+
 @pytest.mark.parametrize("ids", ["ts-seq-a", [1], ["a"] * 1001, None])
 def test_list_of_closed_sessions_is_checked(make_client: Any, ids: Any) -> None:
     body = json.dumps({"session_ids": ids}).encode()

@@ -52,6 +52,24 @@ class BrokenJournal(DirectoryJournal):
 # The directory
 
 
+def test_turn_that_ends_while_its_expired_session_is_swept_is_no_error(
+    journal: DirectoryJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer is complete; there is only nothing left to record it in. A live session's folder must not vanish."""
+    link = os.link
+    expired, live = ID.replace("6b013fa9", "00013fa9"), ID.replace("6b013fa9", "ff013fa9")
+
+    def sweep_first(source: Path, target: Path) -> None:
+        shutil.rmtree(target.parent)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", sweep_first)
+
+    journal.append(expired, 0, Event(kind="open"))
+    with pytest.raises(FileNotFoundError):
+        journal.append(live, 0, Event(kind="open"))
+
+
 def test_a_close_while_one_reads_is_seen(journal: DirectoryJournal, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partially deleted session is not read as a whole one."""
     for number in range(3):
