@@ -14,7 +14,7 @@ import transformers
 
 from benchmarks.gpu_model import Shape, build_model, kv_bytes, kv_token_bytes, weight_bytes
 from benchmarks.report import ROOT
-from handlers.device import describe_gpu
+from handlers.device import driver_version
 from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import SequenceCache
 from handlers.engine.pace import Pace
@@ -111,7 +111,7 @@ class Bench:
 
 def environment(bench: Bench) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "device": describe_gpu(bench.device),
+        "device": _describe(bench.device),
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__},
         "sdpa": {
             "flash": torch.backends.cuda.flash_sdp_enabled(),
@@ -125,6 +125,21 @@ def environment(bench: Bench) -> dict[str, Any]:
     times = [_time(bench, lambda: target.copy_(source)) for _ in range(8)][2:]
     bench.bandwidth = 2 * size / statistics.median(times)
     return found | {"copy_bytes_per_s": bench.bandwidth}
+
+
+def _describe(device: torch.device) -> dict[str, object]:
+    """Return name, memory in bytes, compute capability and driver of a GPU; of a CPU its type only."""
+    if device.type != "cuda":
+        return {"type": device.type}
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "type": "cuda",
+        "name": found.name,
+        "bytes": found.total_memory,
+        "capability": f"{found.major}.{found.minor}",
+        "processors": found.multi_processor_count,
+        "driver": driver_version(),
+    }
 
 
 def tests(bench: Bench) -> dict[str, Any]:

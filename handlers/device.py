@@ -48,21 +48,6 @@ def driver_version() -> str | None:
     return found[1] if found else None
 
 
-def describe_gpu(device: torch.device) -> dict[str, object]:
-    """Return name, memory in bytes, compute capability and driver of a GPU; of a CPU its type only."""
-    if device.type != "cuda":
-        return {"type": device.type}
-    found = torch.cuda.get_device_properties(device)
-    return {
-        "type": "cuda",
-        "name": found.name,
-        "bytes": found.total_memory,
-        "capability": f"{found.major}.{found.minor}",
-        "processors": found.multi_processor_count,
-        "driver": driver_version(),
-    }
-
-
 def _cuda_build() -> str:
     return f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
 

@@ -6,7 +6,6 @@ Downloads only what a model needs: configuration, tokenizer, safetensors; never 
 import fcntl
 import hashlib
 import logging
-import re
 import shutil
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 from handlers.errors import SettingsError
 from handlers.settings import ModelSettings
+from torchmoor.wire.checkpoint_places import HUB, HUB_NAME, S3
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +30,6 @@ PROGRESS_INTERVAL_S = 10.0
 MAX_ATTEMPTS = 6
 PARTIAL = ".partial-"  # begins the name of a folder that is being downloaded
 SPARE_BYTES = 64 << 20  # stay free on the disk
-S3 = "s3://"
-HUB = "hf://"
-_HUB_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
     name = settings.path.removeprefix(HUB)
-    if not _HUB_NAME.fullmatch(name):
+    if not HUB_NAME.fullmatch(name):
         raise SettingsError(
             f"{name!r} is no directory here "  # prose: allow
             "and no name on the Hugging Face hub, which is owner/name"

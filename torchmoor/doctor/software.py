@@ -98,7 +98,7 @@ def is_accepted(installed: str, accepted: str) -> bool:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """Return a version's numbers without zeros at the end."""
-    numbers = [int(each) for each in re.match(r"[\d.]*", version)[0].split(".") if each]  # type: ignore[index]
+    numbers = [int(each) for each in re.split(r"[^\d.]", version)[0].split(".") if each]
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)

@@ -11,15 +11,13 @@ from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.run.many import MANY
+from torchmoor.wire.checkpoint_places import HUB, HUB_NAME, S3
 
 MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
 # Variables that name the chat handler's checkpoint (handlers/tgi_lmi_settings.py).
 CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")
 MAX_NAME = 58  # an instance's name has a hyphen and a number after it
-S3 = "s3://"
-HUB = "hf://"
 _NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*", re.ASCII)
-_HUB_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ def _name_of(place: str) -> str:
 def _check_place(place: str) -> str:
     """Return an absolute directory, or a URL as it is. Raises ConfigError."""
     if place.startswith(HUB):
-        if not _HUB_NAME.fullmatch(place.removeprefix(HUB)):
+        if not HUB_NAME.fullmatch(place.removeprefix(HUB)):
             raise ConfigError(f"{place} must be {HUB}org/name, as the Hugging Face hub names its models")
         return place
     if place.startswith(S3):
@@ -119,7 +117,7 @@ def _check_place(place: str) -> str:
             f"{place} is an archive: serve it with --model-store {folder.parent} --endpoint {folder.name[:-4]}"
         )
     if not folder.is_dir():
-        hint = f"; a model of the Hugging Face hub is {HUB}{place}" if _HUB_NAME.fullmatch(place) else ""
+        hint = f"; a model of the Hugging Face hub is {HUB}{place}" if HUB_NAME.fullmatch(place) else ""
         raise ConfigError(f"there is no directory {folder}{hint}")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"there is no config.json in {folder}: give the directory that save_pretrained wrote")

@@ -74,7 +74,7 @@ def test_limits_apply_with_keys_unless_configured(limited: str, credentials: Cre
     settings = ProxySettings(
         endpoints=ENDPOINTS,
         callers=CallerSettings(limited=limited),
-        credentials=credentials,  # type: ignore[arg-type]
+        credentials=credentials,
     )
 
     assert settings.limits_callers is applies

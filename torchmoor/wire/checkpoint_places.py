@@ -1,0 +1,7 @@
+"""Where a checkpoint may be besides a directory: a prefix in S3, or a model of the Hugging Face hub."""
+
+import re
+
+S3 = "s3://"
+HUB = "hf://"
+HUB_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)  # owner/name, or a name alone
