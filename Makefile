@@ -12,7 +12,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(shell for file in benchmarks/*.py; do name=$$(basename $$file .py); grep -q "make bench NAME=$$name" $$file && echo $$name; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients demo test test-slow test-all test-repeat test-gpu gpu-report fuzz check bench report archives clean
+.PHONY: help setup clients docs demo test test-slow test-all test-repeat mutants test-gpu gpu-report fuzz check bench report archives clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -53,16 +53,21 @@ demo: setup  ## two TorchServe instances, the proxy, and boto3 talking to a pict
 	@$(BIN)/python scripts/build_archives.py --only llava
 	$(BIN)/python scripts/demo.py
 
-check: setup  ## ruff, mypy, import contracts and wording
+docs: setup  ## the documentation as a site with a search field, in build/site
+	@$(BIN)/zensical build --strict
+
+check: setup  ## ruff, mypy, import contracts, wording, and every link of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_prose.py
+	$(BIN)/zensical build --strict
 
-# Torch has one thread in each: the processes are as many as the cores.
+# Torch has one thread in each: the processes are as many as the cores. Hundreds of processes import the same modules,
+# which takes long if the environment forbids to keep their bytecode.
 PYTEST_WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 test: setup archives  ## everything a user relies on, in PYTEST_WORKERS processes; 0: in this one
 	$(PYTEST) -m "not slow and not long and not gpu" $(ARGS)
 
@@ -79,6 +84,9 @@ test-all: setup archives $(VENV)/.triton  ## both, and what CI does not run: pod
 N ?= 10
 test-repeat: setup archives  ## make test N times beside four busy processes, then failures by test: make test-repeat [N=10]
 	$(BIN)/python scripts/repeat_tests.py $(N) $(ARGS)
+
+mutants: setup  ## change one expression at a time in the modules that hold all together: make mutants [NAME=session_ids] [EVERY=5]
+	@OMP_NUM_THREADS=1 $(BIN)/python scripts/run_mutants.py $(NAME) $(if $(EVERY),--every $(EVERY))
 
 # setup installs the CPU build of torch; it leaves a CUDA build of the same version alone.
 test-gpu: setup  ## the GPU tests, on a machine with a GPU and torch's CUDA build

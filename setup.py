@@ -47,11 +47,12 @@ class BuildWithBundle(build_py):
 
 
 GROUPS = read_groups("requirements.txt") | read_groups("requirements-clients.txt")
+VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "torchmoor" / "__init__.py").read_text(), re.MULTILINE)[1]
 PICTURES = re.compile(r"^!\[.*\]\(.*\)\n\n", re.MULTILINE)  # files of the repository, which an index page does not have
 
 setup(
     name="torchmoor",
-    version="0.1.0",
+    version=VERSION,
     description="Stateful, streaming multimodal chat on TorchServe behind the SageMaker runtime API",
     long_description=PICTURES.sub("", (HERE / "README.md").read_text()),
     long_description_content_type="text/markdown",
@@ -70,7 +71,7 @@ setup(
         "client": [],  # what is always installed
         "proxy": GROUPS["proxy"],
         "serve": GROUPS["proxy"] + GROUPS["handlers"],
-        **{name: GROUPS[name] for name in ("otel", "image", "langchain")},
+        **{name: GROUPS[name] for name in ("otel", "gpu", "image", "langchain")},
     },
     entry_points={"console_scripts": ["torchmoor = torchmoor.cli.main:main"]},
     classifiers=[

@@ -22,8 +22,9 @@ from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import SequenceCache
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner
+from handlers.engine.sampler import SamplingParams
 from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import SamplingParams, Sequence, TokenEvent
+from handlers.engine.sequence import Sequence, TokenEvent
 from handlers.errors import TurnTimedOut
 from handlers.models.loader import load_model
 from handlers.settings import EngineSettings

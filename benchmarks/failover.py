@@ -7,11 +7,16 @@ journal in a directory. In the middle of each round one instance gets a signal:
     worker    SIGKILL to its Python worker: TorchServe lives, and starts another worker
     hang      SIGSTOP to its JVM: connections stay open and nothing answers; SIGCONT at the round's end
 
+Three more clients stream long answers without a session, which must all be the same.
+
 Afterwards every session is asked again about its picture, once while the instance is away and once when it is back,
 and the journal is read: each turn that a client has got whole must stand there once, with the answer that it got.
 
     sessions_lost, turns_lost      over all rounds; must be 0
     failed_before_first_byte       requests that failed although the client had got nothing; must be 0
+    failed_after_first_byte        those that failed later; must be 0
+    long_answers_broken            long answers that ended with an error or have another text; must be 0
+    longest_gap_s                  between two pieces of a long answer, in rounds without a hang
     detect_s                       from the SIGKILL of a JVM until its instance is chosen no more; the largest
 """
 
@@ -24,13 +29,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.failover_load import Asked, Conversation, make_conversations
+from benchmarks.failover_load import Asked, Conversation, LongAnswers, make_conversations
 from benchmarks.fleet import Fleet, running_fleet
 from benchmarks.report import ROOT, parse_options, print_report
 
 FAULTS = ("kill", "worker", "hang")
 NUM_INSTANCES = 3
 NUM_SESSIONS = 18
+NUM_LONG = 3
 BEFORE_S = 4.0
 AFTER_S = 8.0
 RETURN_TIMEOUT_S = 120.0
@@ -54,6 +60,9 @@ def main() -> None:
         "sessions_lost": sum(row["sessions_lost"] for row in rows),
         "turns_lost": sum(row["turns_lost"] for row in rows),
         "failed_before_first_byte": sum(row["failed_before_byte"] for row in rows),
+        "failed_after_first_byte": sum(row["failed_after_byte"] for row in rows),
+        "long_answers_broken": sum(row["long_broken"] for row in rows),
+        "longest_gap_s": max((row["longest_gap_s"] for row in rows if row["fault"] != "hang"), default=None),
         "detect_s": None if None in detected else max(detected),
     }
     print_report(
@@ -68,7 +77,9 @@ def run_round(fleet: Fleet, journal: Path, fault: str, victim: str) -> dict[str,
         chat.open()
     jvm, worker = fleet.processes(victim)
     stop = threading.Event()
-    threads = [threading.Thread(target=chat.run, args=(stop,)) for chat in chats]
+    whole = LongAnswers(fleet.runtime, b"", stop).read()
+    answers = [LongAnswers(fleet.runtime, whole, stop) for _ in range(NUM_LONG)]
+    threads = [*answers, *(threading.Thread(target=chat.run, args=(stop,)) for chat in chats)]
     for thread in threads:
         thread.start()
     time.sleep(BEFORE_S)
@@ -92,6 +103,9 @@ def run_round(fleet: Fleet, journal: Path, fault: str, victim: str) -> dict[str,
         "sessions_lost": len(lost),
         "turns_lost": sum(chat.num_turns_lost(journal) for chat in chats),
         **summarize(chats, struck_at),
+        "long_answers": sum(answer.num_ended for answer in answers),
+        "long_broken": sum(answer.num_broken for answer in answers),
+        "longest_gap_s": max(answer.longest_gap_s for answer in answers),
         "detect_s": None if away_at is None else away_at - struck_at,
         "back_s": None if back_at is None else back_at - struck_at,
     }

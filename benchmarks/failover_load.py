@@ -20,7 +20,8 @@ from benchmarks.report import ROOT
 
 SAMPLES = ROOT / "models" / "tiny-llava" / "samples"
 TIMEOUT_S = 90.0
-PAUSE_S = 0.6  # between an answer and the next question; a longer talk than 20 turns confuses the small model
+LONG = {"max_new_tokens": 1000, "do_sample": True, "temperature": 1e6, "seed": 11}  # nearly all tokens equally likely
+PAUSE_S = 0.8  # between an answer and the next question: 15 turns a round, since longer talks confuse the small model
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,48 @@ class Conversation:
             if event["kind"] == "turn":
                 recorded.setdefault(event["invocation_id"], []).append(event["answer"])
         return sum(recorded.get(a.invocation_id) != [a.answer] for a in self.asked if not a.failure)
+
+
+class LongAnswers(threading.Thread):
+    """Streams the same long answer again and again, without a session. whole: its text.
+
+    num_ended: streams that have ended; num_broken: those of them with an error or with another text; longest_gap_s:
+    between two pieces of one stream.
+    """
+
+    def __init__(self, runtime: str, whole: bytes, stop: threading.Event) -> None:
+        super().__init__()
+        self.num_ended = self.num_broken = 0
+        self.longest_gap_s = 0.0
+        self._whole = whole
+        self._runtime = runtime
+        self._is_stopped = stop
+
+    def run(self) -> None:
+        while not self._is_stopped.is_set():
+            try:
+                text = self.read()
+            except (OSError, HTTPException) as error:
+                print(f"a long answer has ended with {error!r}")
+                text = b""
+            self.num_ended += 1
+            self.num_broken += text != self._whole
+
+    def read(self) -> bytes:
+        """Stream one answer. Raises OSError, HTTPException."""
+        connection = HTTPConnection(urlsplit(self._runtime).netloc, timeout=TIMEOUT_S)
+        body, pieces = {"inputs": "hello", "stream": True, "parameters": LONG}, []
+        fields = {"Content-Type": "application/json", "Accept": "application/jsonlines"}
+        try:
+            connection.request("POST", "/invocations", json.dumps(body), fields)
+            answer, before = connection.getresponse(), time.monotonic()
+            while piece := answer.read1(65536):
+                now = time.monotonic()
+                self.longest_gap_s, before = max(self.longest_gap_s, now - before), now
+                pieces.append(piece)
+        finally:
+            connection.close()
+        return b"".join(json.loads(line)["token"]["text"].encode() for line in b"".join(pieces).splitlines())
 
 
 def make_conversations(runtime: str, number: int) -> list[Conversation]:

@@ -9,8 +9,8 @@ from transformers.initialization import no_init_weights
 from benchmarks.report import ROOT
 from handlers.engine.kv_cache import BLOCK
 from handlers.models.llava import LlavaModel
-from handlers.models.probe import Probe
 from handlers.models.processor import Processor
+from handlers.models.transformers_check import TransformersCheck
 
 TINY = ROOT / "models" / "tiny-llava"  # its tokenizer and chat template; the shapes below are what costs time
 
@@ -79,10 +79,10 @@ def build_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> Llava
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
     model.generation_config.eos_token_id = None
-    probe = Probe(model)
+    transformers_check = TransformersCheck(model)
     loaded = LlavaModel(model, Processor.load(TINY, image_token_id))
     loaded.eos_token_ids = frozenset()  # so that each answer has the length that was asked for
-    probe.check(loaded)
+    transformers_check.check(loaded)
     return loaded
 
 

@@ -19,8 +19,9 @@ from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import SequenceCache
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner
+from handlers.engine.sampler import SamplingParams
 from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
+from handlers.engine.sequence import ImageSpan, Sequence, TokenEvent
 from handlers.models.llava import LlavaModel
 
 ROWS = (1, 8, 64)

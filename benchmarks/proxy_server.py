@@ -16,7 +16,7 @@ from torchmoor.config.group import MIB
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.session_keys import SessionSettings
+from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -33,7 +33,7 @@ def settings_of(port: int) -> ProxySettings:
         endpoints=(EndpointSettings(name=ENDPOINT, variants=(VariantSettings(model=ENDPOINT),)),),
         listen=ListenSettings(port=port, admin_port=0),
         limits=LimitSettings(max_passthrough_body_bytes=256 * MIB),
-        sessions=SessionSettings(keys={KEY_ID: KEY}),
+        sessions=SessionIdSettings(keys={KEY_ID: KEY}),
     )
 
 

@@ -211,7 +211,7 @@ def ask(
                     body = b"%d" % max(1, round(service_time(rng, row.mean_s) * 1e6))
                     began = perf_counter()
                     writer.write(
-                        b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+                        b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
                         % (path.encode(), len(body), body)
                     )
                     head = await reader.readuntil(b"\r\n\r\n")

@@ -20,6 +20,7 @@ from torchmoor.proxy.http import message
 from torchmoor.proxy.http.head import Layout
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.instances.reported_status import ReportedStatus
 from torchmoor.proxy.instances.slow_start import share_after
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT
 from torchmoor.wire.session_ids import SessionId, verify
@@ -110,7 +111,7 @@ class Proxy:
             instance = Instance(
                 name=name, endpoint=ENDPOINT, model=ENDPOINT, port=1, capacity=1000, state=InstanceState.READY
             )
-            instance.session_room = plan.room
+            instance.take_status(ReportedStatus(session_room=plan.room))
             self.instances[name] = instance
             self.registry.add(instance)
 
@@ -179,7 +180,9 @@ class Fleet:
             while told < due:
                 server = self.servers[names[told % len(names)]]
                 for proxy in self.proxies:
-                    proxy.instances[server.name].session_room = plan.room - server.num_sessions
+                    proxy.instances[server.name].take_status(
+                        ReportedStatus(session_room=plan.room - server.num_sessions)
+                    )
                 told += 1
             instance = self.proxies[number % plan.num_proxies].open()
             if instance is None:
@@ -237,7 +240,7 @@ class Fleet:
         """Every instance tells every proxy its free room."""
         for proxy in self.proxies:
             for name, instance in proxy.instances.items():
-                instance.session_room = self.plan.room - self.servers[name].num_sessions
+                instance.take_status(ReportedStatus(session_room=self.plan.room - self.servers[name].num_sessions))
 
     def set_state(self, names: Sequence[str], state: InstanceState) -> None:
         """What the probes of every proxy find."""

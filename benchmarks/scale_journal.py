@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.failover_load import SAMPLES, make_conversations
+from benchmarks.failover_load import make_conversations
 from benchmarks.fleet import running_fleet
 from benchmarks.report import ROOT
 from tests.servers import BUCKET, run_redis, run_s3
@@ -28,7 +28,7 @@ _REQUEST = re.compile(rb"(?:GET|HEAD|PUT|POST|DELETE) /[^ ]* HTTP/1\.1\r\n")
 @dataclass(frozen=True, slots=True)
 class JournalCost:
     """Round trips to the store for an opening, a turn and a close; bytes of a session of NUM_TURNS turns there beside
-    its picture's own."""
+    its picture, which other sessions share."""
 
     store: str
     opening: float
@@ -46,7 +46,7 @@ def measure_redis(num_sessions: int) -> JournalCost:
             return int(stats.get("cmdstat_eval", {}).get("calls", 0))
 
         def kept() -> int:
-            keys = [key for key in client.scan_iter(count=1000) if b":claim:" not in key]
+            keys = [key for key in client.scan_iter(count=1000) if b":claim:" not in key and b":picture:" not in key]
             return sum(int(client.memory_usage(key, samples=0) or 0) for key in keys)
 
         return _measure("Redis or Valkey", server.url, num_sessions, count, kept)
@@ -81,7 +81,7 @@ def _measure(store: str, url: str, num_sessions: int, count: Callable[[], int], 
                 if asked.failure:
                     raise SystemExit(f"a turn failed: {asked}")
         counts.append(count())
-        session_bytes = kept() - sum((SAMPLES / chat.image).stat().st_size for chat in chats)
+        session_bytes = kept()
         for chat in chats:
             chat.close()
         counts.append(count())

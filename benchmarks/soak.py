@@ -1,7 +1,8 @@
 """Does anything grow, and what do good clients notice of hostile ones? `make bench NAME=soak`
 
-Two instances of the demo model and one worker of many models, behind one proxy with keys off. Good clients hold
-conversations about pictures (whole and streamed), submit asynchronous requests and ask many models, all the time:
+Two instances of the demo model with small budgets and workers of many models, behind one proxy with keys off. Good
+clients hold conversations about pictures (whole and streamed), submit asynchronous requests and ask many models, all
+the time:
 
     warm      a tenth of the run; not judged
     calm      two fifths: good clients alone
@@ -48,6 +49,14 @@ SAMPLE_S = 1.0
 KILL_EVERY_S = 300.0
 AFTER_KILL_S = 15.0  # a request that was in flight then, or began soon after, is the kill's
 SETTLE_S = 60.0
+# Small, so that they are full after the warm-up and what grows after that is a leak.
+BUDGETS = {
+    "SESSION_MAX_SESSIONS": "64",
+    "SESSION_KV_BYTES": str(48 << 20),
+    "SESSION_FEATURES_BYTES": str(4 << 20),
+    "SESSION_HOST_BYTES": str(8 << 20),
+}
+NUM_MOMENTS = 20  # at which the report has the processes' memory
 TEXT = b'{"inputs": "A red circle stands to the left of two green squares."}'
 
 
@@ -101,6 +110,11 @@ class Watcher(threading.Thread):
         """The median of a column in the last twentieth of a span, relative to the first."""
         part = (end - start) / 20
         return self.median_of(name, column, end - part, end) / self.median_of(name, column, start, start + part)
+
+    def memory_mb(self, name: str) -> list[int]:
+        """The process's memory at equal intervals."""
+        samples = self.samples[name]
+        return [each.rss_bytes >> 20 for each in samples[:: max(1, len(samples) // NUM_MOMENTS)]]
 
 
 def sample(pid: int) -> Sample:
@@ -176,6 +190,12 @@ def main() -> None:
     if not (TARGET / "config.json").is_file():
         raise SystemExit(f"there is no {TARGET}; scripts/make_minilm.py makes it")
     total_s = 180.0 if options.quick else 3600.0
+    rows, ratios, memory_mb = run(total_s)
+    print_report("soak", rows, ratios, save=options.save, quick=options.quick, seconds=total_s, memory_mb=memory_mb)
+
+
+def run(total_s: float) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[int]]]:
+    """Run the fleet and its clients; return rows, ratios, and each process's memory at equal intervals, in MB."""
     with tempfile.TemporaryDirectory(prefix="tm-soak-") as temporary:
         folder = Path(temporary)
         journal = folder / "journal"
@@ -186,12 +206,13 @@ def main() -> None:
             *("--journal", journal.as_uri()),
         )
         checkpoint = ROOT / "models" / "tiny-llava"
-        with running_fleet(checkpoint, num_instances=2, arguments=arguments) as fleet:
-            rows, ratios = soak(fleet, journal, total_s)
-    print_report("soak", rows, ratios, save=options.save, quick=options.quick, seconds=total_s)
+        with running_fleet(checkpoint, num_instances=2, arguments=arguments, **BUDGETS) as fleet:
+            return soak(fleet, journal, total_s)
 
 
-def soak(fleet: Fleet, journal: Path, total_s: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def soak(
+    fleet: Fleet, journal: Path, total_s: float
+) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[int]]]:
     jvm, worker = fleet.processes("llava-0")
     watched = {"proxy": fleet.pid, "jvm": jvm, "worker": worker}
     stop, over = threading.Event(), threading.Event()
@@ -239,7 +260,7 @@ def soak(fleet: Fleet, journal: Path, total_s: float) -> tuple[list[dict[str, An
         print(f"{each.name}: {each.num_runs} times")
     for timed in (timed for timed in good.timed if timed.failure):
         print(f"{timed.began - began:.0f} s: {timed.failure}")
-    return rows, ratios
+    return rows, ratios, {name: watcher.memory_mb(name) for name in watched}
 
 
 def wait_until(end: float, phase: str) -> None:

@@ -43,6 +43,12 @@ def send_large_bodies(runtime: str, admin: str) -> None:
     _at_once(8, lambda: _post(runtime, "", LARGE_BODY))
 
 
+def send_forms(runtime: str, admin: str) -> None:
+    """Send the longest form of empty fields that an instance is sent, and a longer one."""
+    for num_fields in (95_000, 2_900_000):
+        _post(runtime, "", b"a&" * num_fields, "application/x-www-form-urlencoded")
+
+
 def send_large_pictures(runtime: str, admin: str) -> None:
     """Open a session with a small file that is a very large picture."""
     file = io.BytesIO()
@@ -64,7 +70,7 @@ def hold_connections(runtime: str, admin: str) -> None:
 def forget_sessions(runtime: str, admin: str) -> None:
     """Open sessions and never close them."""
     for _ in range(5):
-        _post(runtime, "NEW_SESSION", b'{"type": "start_session"}')
+        _post(runtime, "NEW_SESSION", b'{"requestType": "NEW_SESSION"}')
 
 
 def leave_early(runtime: str, admin: str) -> None:
@@ -81,7 +87,7 @@ def leave_early(runtime: str, admin: str) -> None:
 
 
 KINDS: tuple[Callable[[str, str], None], ...] = (
-    *(pipeline, send_odd_heads, send_large_bodies, send_large_pictures),
+    *(pipeline, send_odd_heads, send_large_bodies, send_forms, send_large_pictures),
     *(hold_connections, forget_sessions, leave_early),
 )
 
@@ -107,8 +113,8 @@ def _connect(url: str) -> socket.socket:
     return socket.create_connection((address.hostname, address.port), timeout=TIMEOUT_S)
 
 
-def _post(runtime: str, session: str, body: bytes) -> None:
-    fields = {"Content-Type": "application/json", "amz-sdk-invocation-id": str(uuid4())}
+def _post(runtime: str, session: str, body: bytes, content_type: str = "application/json") -> None:
+    fields = {"Content-Type": content_type, "amz-sdk-invocation-id": str(uuid4())}
     if session:
         fields["X-Amzn-SageMaker-Session-Id"] = session
     connection = HTTPConnection(urlsplit(runtime).netloc, timeout=TIMEOUT_S)

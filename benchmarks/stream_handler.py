@@ -10,18 +10,18 @@ import torch
 
 from handlers.chat_entry import ChatHandler
 from handlers.engine.runner import ModelRunner, StepResult
-from handlers.engine.scheduler import Work
+from handlers.engine.scheduler import StepShare
 
 TABLE = [50 + (17 * number) % 400 for number in range(400)]  # token ids, one after the other
 LOGITS = torch.nn.functional.one_hot(torch.tensor(TABLE), 480).float() * 10
 LOGPROBS = LOGITS.log_softmax(dim=-1).amax(dim=-1).tolist()
 
 
-def run_for_free(runner: ModelRunner, batch: Sequence[Work]) -> StepResult:
-    """Return the table's next row for each part of the batch."""
-    rows = [len(work.sequence.output) % len(TABLE) for work in batch]
-    for work in batch:
-        work.sequence.cache.advance(work.tokens)
+def run_for_free(runner: ModelRunner, batch: Sequence[StepShare]) -> StepResult:
+    """Return the table's next row for each share of the batch."""
+    rows = [len(share.sequence.output) % len(TABLE) for share in batch]
+    for share in batch:
+        share.sequence.cache.advance(share.tokens)
     return StepResult(LOGITS[rows], [TABLE[row] for row in rows], [LOGPROBS[row] for row in rows])
 
 

@@ -19,20 +19,25 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from time import thread_time
 from typing import Any
 
+from handlers.continuation import read_continuation
+from handlers.counters import Counters
 from handlers.errors import HandlerError, InternalError, InvalidRequest, Overloaded
 from handlers.reply import PendingReply, ReplyPieces, WholeReply
-from handlers.requests import Incoming
+from handlers.requests import Incoming, check_accept
 from handlers.settings import PumpSettings
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
+from torchmoor.wire.continuation import MARKING
 from torchmoor.wire.operations import MAX_CANCELLED
 
 logger = logging.getLogger(__name__)
 
 MAX_ID = 64  # characters of an id that are kept
 MAX_EARLY = 1000  # remembered ids of requests that were cancelled before they arrived
+MAX_PIECES_WAIT_S = 0.1  # how long pieces of streams wait at most, so that bodies are sent again less often
 EARLY_S = 10.0  # how long such an id is remembered: one connection of the proxy may be that much faster than another
 
 
@@ -59,11 +64,14 @@ class Pump:
         self,
         settings: PumpSettings,
         start: Callable[[Incoming, PendingReply], None],
+        counters: Counters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._start = start
+        self._counters = counters
         self._clock = clock
+        self._used_s = thread_time()
         self._replies: dict[str, PendingReply] = {}  # by TorchServe's id of the row
         self._num_operations = 0  # rows of this step that are operations: each is answered in this step
         self._early: dict[str, float] = {}  # the proxy's ids, oldest first, and when they are forgotten
@@ -97,7 +105,15 @@ class Pump:
             except Exception:
                 logger.exception("row failed")
                 self._put(index, bodies, context, _error(InternalError("the answer could not be delivered")))
+        self._count_round()
         return bodies
+
+    def _count_round(self) -> None:
+        """Count this round and the processor time of it, TorchServe's reading and writing included."""
+        used_s = thread_time()
+        self._counters.add("pump_rounds")
+        self._counters.add("pump_cpu_us", round((used_s - self._used_s) * 1e6))
+        self._used_s = used_s
 
     def _forget_all_but(self, request_ids: set[str]) -> None:
         for request_id in self._replies.keys() - request_ids:
@@ -122,6 +138,10 @@ class Pump:
             incoming = read_row(rows[index], context.get_all_request_header(index))
             reply.request_id = _id(incoming.headers.get(wire.REQUEST_ID, ""))
             reply.inference_id = _id(incoming.headers.get(wire.INFERENCE_ID, ""))
+            incoming, reply.continuation = read_continuation(incoming)
+            reply.may_mark = incoming.headers.get(wire.CONTINUABLE) == MARKING
+            if incoming.custom_attributes:
+                reply.receipts[wire.CUSTOM_ATTRIBUTES] = incoming.custom_attributes
             operation = incoming.headers.get(wire.OPERATION)
             self._num_operations += bool(operation)
             if operation == operations.CANCEL:
@@ -135,6 +155,8 @@ class Pump:
             if is_full and not operation:
                 limit = self._settings.max_in_flight
                 raise Overloaded(f"{limit} requests are in flight already; try again later")
+            if not operation:
+                check_accept(incoming)
             reply.shorten_deadline(self._clock() + read_timeout_s(incoming.headers))
             if reply.request_id and self._early.pop(reply.request_id, 0.0) > self._clock():
                 reply.cancel()
@@ -160,23 +182,24 @@ class Pump:
     def _wait(self, rows: list[dict[str, Any]], request_ids: dict[int, str]) -> None:
         """Wait until an answer or a part of one is ready, but not so long that a new request is delayed.
 
-        TorchServe sends the body of an unanswered request again in each step, so steps take longer with longer bodies:
-        `resend_bytes_per_s` limits that cost.
+        TorchServe sends the body of an unanswered request again in each step, so steps take longer with longer bodies,
+        and pieces of streams wait for a while: `resend_bytes_per_s` limits that cost.
         """
         replies = [self._replies[i] for i in request_ids.values() if i in self._replies]
         unanswered = [i for i, r in request_ids.items() if r in self._replies and not self._replies[r].is_streaming]
         is_streaming = len(unanswered) < len(replies)
         wait_s = self._settings.stream_wait_s if is_streaming else self._settings.omitted_wait_s
-        resent = sum(_size(rows[i]) for i in unanswered)
+        resend_s = sum(_size(rows[i]) for i in unanswered) / self._settings.resend_bytes_per_s
         now = time.monotonic()
-        deadline = now + min(0.5, wait_s + resent / self._settings.resend_bytes_per_s)
+        deadline = now + min(0.5, wait_s + resend_s)
+        pieces_at = max(self._next_pieces_at, now + min(MAX_PIECES_WAIT_S, resend_s))
         with self._news:
             while now < deadline and not any(reply.is_urgent() for reply in replies):
                 wait_until = deadline
                 if any(reply.has_news() for reply in replies):
-                    if now >= self._next_pieces_at:
+                    if now >= pieces_at:
                         break
-                    wait_until = min(deadline, self._next_pieces_at)
+                    wait_until = min(deadline, pieces_at)
                 self._news.wait(wait_until - now)
                 now = time.monotonic()
         self._next_pieces_at = now + self._settings.stream_interval_s
@@ -210,7 +233,7 @@ class Pump:
 
 
 def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
-    """Read a TorchServe row. The body is bytes, text or parsed JSON.
+    """Read a TorchServe row. The body is bytes, text or parsed JSON; of a form for a resource, its fields.
 
     TorchServe adds each form field's headers to the request's as dicts; those are skipped. Raises InvalidRequest if the
     body is compressed.
@@ -222,6 +245,8 @@ def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
             f"compressed bodies are not read: send it without Content-Encoding, not in {coding[:40]!r}"
         )
     body = row.get("body", row.get("data"))
+    if body is None and wire.RESOURCE in lower:  # a form, such as that of a file
+        body = {name: bytes(part) for name, part in row.items() if isinstance(part, bytes | bytearray)}
     return Incoming(lower, bytes(body) if isinstance(body, bytearray | memoryview) else body)
 
 
@@ -270,9 +295,8 @@ def _size(row: dict[str, Any]) -> int:
     body = row.get("body", row.get("data"))
     if isinstance(body, bytes | bytearray | str):
         return len(body)
-    if isinstance(body, dict):
-        return sum(len(value) for value in body.values() if isinstance(value, str))
-    return 0
+    parts = body if isinstance(body, dict) else row
+    return sum(len(value) for value in parts.values() if isinstance(value, str | bytes | bytearray))
 
 
 def _error(error: HandlerError) -> WholeReply:

@@ -15,7 +15,7 @@ class ChatHandler:
 
         Raises RuntimeError on a wrong setting or a checkpoint that cannot be loaded.
         """
-        logging.getLogger().setLevel(logging.WARNING)  # TorchServe's INFO lines take longer than a step
+        logging.getLogger().setLevel(logging.WARNING)  # to write INFO lines takes longer than an engine step
         logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
         from handlers.batch_reader import BatchReader  # here, because TorchServe hides an ImportError at import
         from handlers.metrics import MetricsPublisher

@@ -5,6 +5,15 @@ Parts only write here. The status operation and the metrics (handlers/metrics.py
 
 import threading
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
+
+# Counts that the status shows in a group, and the metrics by a label. To add one, name it here and count it.
+SESSION_EVENTS = ("opened", "closed", "adopted", "evicted", "damaged")
+TURN_OUTCOMES = ("finished", "cancelled", "timed_out", "failed", "repeated")
+TOKEN_KINDS = ("prefilled", "reused", "generated")
+IMAGE_EVENTS = ("received", "fetched", "encoded", "shared", "demoted")
+MODEL_EVENTS = ("hits", "misses", "loads", "promotions", "demotions", "evictions", "failures")
+MODEL_REQUEST_OUTCOMES = ("answered", "refused", "failed", "cancelled")
 
 MAX_TIMES = 10_000  # of one name, between two readings; the oldest go first
 
@@ -23,6 +32,10 @@ class Counters:
 
     def get(self, name: str) -> int:
         return self._counts[name]
+
+    def get_all(self, names: Iterable[str], prefix: str = "") -> dict[str, int]:
+        """Return counts by their names without the prefix."""
+        return {name: self.get(prefix + name) for name in names}
 
     def observe(self, name: str, seconds: float) -> None:
         """Add a value to a histogram. Call this per turn, not per token."""

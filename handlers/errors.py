@@ -1,10 +1,13 @@
 """Errors that the handlers answer to clients.
 
 HandlerError
- +- BadInput: InvalidJson, InvalidRequest, UnsupportedMedia, ContextTooLong, SessionIdMismatch
+ +- BadInput: InvalidJson, InvalidRequest, EulaNotAccepted, NotAcceptable, UnsupportedMedia, ContextTooLong,
+ |     SessionIdMismatch
  +- BadImage: NotAnImage, ImageTooLarge, ImageUrlForbidden, ImageUnreachable
  +- SessionGone: SessionUnknown, SessionExpired, SessionClosed, SessionLost
+ +- ResponseUnknown
  +- SessionLimitReached
+ +- CallerBudgetReached
  +- NoRoom: Overloaded, OutOfMemory, OutOfDisk
  +- TurnTimedOut
  +- ClientGone
@@ -27,10 +30,11 @@ class HandlerError(Exception):
     status = 500
     retry_after_s: int | None = None
 
-    def __init__(self, message: str = "", *, param: str | None = None) -> None:
-        """param: the field of the request that caused the error, if any."""
+    def __init__(self, message: str = "", *, param: str | None = None, api_code: str = "") -> None:
+        """param: the field of the request that caused the error, if any. api_code: OpenAI's code, where it has one."""
         super().__init__(message)
         self.param = param
+        self.api_code = api_code
 
     @property
     def code(self) -> str:
@@ -48,7 +52,8 @@ class HandlerError(Exception):
 
     def body(self) -> bytes:
         """Return the JSON body {"error": {"code", "message", "type", "param"}}, which OpenAI's clients can read."""
-        error = {"code": self.code, "message": self.message, "type": self._type, "param": self.param}
+        code = self.api_code or self.code
+        error = {"code": code, "message": self.message, "type": self._type, "param": self.param}
         return json.dumps({"error": error}).encode()
 
     @property
@@ -75,6 +80,18 @@ class InvalidJson(BadInput):
 
 class InvalidRequest(BadInput):
     """The body is well formed but a field is missing, unknown or out of range."""
+
+
+class EulaNotAccepted(BadInput):
+    """The request does not accept the model's license, which the settings require."""
+
+    status = 424
+
+
+class NotAcceptable(BadInput):
+    """The client accepts no media type that the answer can have."""
+
+    status = 406
 
 
 class UnsupportedMedia(BadInput):
@@ -143,11 +160,23 @@ class SessionLost(SessionGone):
     """The session has not ended, but its memory is gone, because its worker was restarted or replaced."""
 
 
+class ResponseUnknown(HandlerError):
+    """The caller has no response or conversation of this id that is stored: it never had, or it has ended."""
+
+    status = 404
+
+
 class SessionLimitReached(HandlerError):
     """The proxy has forbidden this caller another session."""
 
     status = 429
     retry_after_s = 1
+
+
+class CallerBudgetReached(HandlerError):
+    """The caller's sessions take as much of the journal as one caller's may, whichever worker is asked."""
+
+    status = 429
 
 
 class NoRoom(HandlerError):

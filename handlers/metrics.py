@@ -13,6 +13,15 @@ from typing import Any
 
 from ts.metrics.metric_type_enum import MetricTypes
 
+from handlers.counters import (
+    IMAGE_EVENTS,
+    MODEL_EVENTS,
+    MODEL_REQUEST_OUTCOMES,
+    SESSION_EVENTS,
+    TOKEN_KINDS,
+    TURN_OUTCOMES,
+)
+
 logger = logging.getLogger(__name__)
 
 PREFIX = "torchmoor_"
@@ -52,14 +61,21 @@ CHAT_METRICS = (
         "Changes of sessions. An evicted session left this worker's memory; an adopted one was read from its journal; "
         "a damaged one was lost because its journal is not as a worker writes it.",
         ("sessions",),
-        ("Event", ("opened", "closed", "adopted", "evicted", "damaged")),
+        ("Event", SESSION_EVENTS),
     ),
-    Metric("journal_bytes", GAUGE, "B", "Journals in a directory, as last measured.", ("journal", "bytes")),
+    Metric("journal_bytes", GAUGE, "B", "The journals of all sessions, as last measured.", ("journal", "bytes")),
+    Metric(
+        "journal_sessions",
+        GAUGE,
+        "count",
+        "The journal's open sessions of all workers, as last measured.",
+        ("journal", "sessions"),
+    ),
     Metric(
         "journal_refusals_total",
         COUNTER,
         "count",
-        "Openings that were refused because the journal is full.",
+        "Openings that were refused because the journal, or the caller's share of it, is full.",
         ("journal", "refusals"),
     ),
     Metric("kv_bytes", GAUGE, "B", "KV blocks in use, on the device.", ("memory", "kv_bytes")),
@@ -84,7 +100,7 @@ CHAT_METRICS = (
         "count",
         "Turns that ended; a repeated one was answered from the conversation.",
         ("turns",),
-        ("Outcome", ("finished", "cancelled", "timed_out", "failed", "repeated")),
+        ("Outcome", TURN_OUTCOMES),
     ),
     Metric(
         "tokens_total",
@@ -92,7 +108,7 @@ CHAT_METRICS = (
         "count",
         "Tokens of prompts that were computed, of prompts that were found in the KV cache, and of answers.",
         ("tokens",),
-        ("Kind", ("prefilled", "reused", "generated")),
+        ("Kind", TOKEN_KINDS),
     ),
     Metric(
         "images_total",
@@ -101,13 +117,21 @@ CHAT_METRICS = (
         "Images that came with requests, were fetched from an address, went through the vision tower, were found "
         "there already, or gave their features' memory to others.",
         ("images",),
-        ("Event", ("received", "fetched", "encoded", "shared", "demoted")),
+        ("Event", IMAGE_EVENTS),
     ),
     Metric(
         "engine_steps_total", COUNTER, "count", "Steps of the engine, each one run of the model.", ("engine", "steps")
     ),
     Metric("batch_rows", GAUGE, "count", "Sequences in the engine's batch.", ("engine", "rows")),
     Metric("queued_sequences", GAUGE, "count", "Sequences that wait for a place in it.", ("engine", "queued")),
+    Metric("pump_rounds_total", COUNTER, "count", "Exchanges of rows with TorchServe.", ("pump", "rounds")),
+    Metric(
+        "pump_cpu_milliseconds_total",
+        COUNTER,
+        "ms",
+        "Processor time of the thread that exchanges rows with TorchServe.",
+        ("pump", "cpu_ms"),
+    ),
     Metric("queue_seconds", HISTOGRAM, "s", "From a question's arrival to its turn's begin.", ("queue",)),
     Metric("time_to_first_token_seconds", HISTOGRAM, "s", "From a question's arrival to its first token.", ("ttft",)),
     Metric("inter_token_seconds", HISTOGRAM, "s", "An answer's mean time from token to token.", ("inter_token",)),
@@ -133,7 +157,7 @@ MANY_METRICS = (
         "Requests that found their model on the device (ModelCacheHit) or not, loads, moves between device and host, "
         "evictions, failed loads.",
         ("events",),
-        ("Event", ("hits", "misses", "loads", "promotions", "demotions", "evictions", "failures")),
+        ("Event", MODEL_EVENTS),
     ),
     Metric(
         "model_requests_total",
@@ -141,7 +165,7 @@ MANY_METRICS = (
         "count",
         "Requests that ended; a refused one did not get its model.",
         ("requests",),
-        ("Outcome", ("answered", "refused", "failed", "cancelled")),
+        ("Outcome", MODEL_REQUEST_OUTCOMES),
     ),
     *_DECODING_METRICS,
     Metric("model_waiting_requests", GAUGE, "count", "Requests that wait for their model.", ("waiting",)),

@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from handlers.continuation import Continuation
 from handlers.errors import ClientGone, HandlerError, InternalError, TurnTimedOut
+from torchmoor.wire.continuation import PieceKind, mark_piece
 
 logger = logging.getLogger(__name__)
 JSON = {"Content-Type": "application/json"}
@@ -42,17 +44,21 @@ class ReplyPieces:
 class _Stream:
     headers: Mapping[str, str]
     encode_error: Callable[[HandlerError], bytes]
+    fill: Callable[[], None]
+    is_marked: bool
+    has_more: bool = False
     buffer: bytearray = field(default_factory=bytearray)
     is_begun: bool = False
     is_ended: bool = False
 
 
 class PendingReply:
-    """The answer to one request. wake: called after each change, so that the pump need not poll.
+    """The answer to one request. wake: called after each change but announcements, so that the pump need not poll.
 
     request_id: the proxy's id, by which it cancels; inference_id: the client's id. Each is empty if the request has
     none. error: why the request failed, if it did. fetches_end_at: when its fetches of images are cut, in monotonic
-    seconds.
+    seconds. received_at: in seconds since 1970. may_mark: a stream's pieces may be marked, so that another worker can
+    continue it. continuation: what the client has of the answer already.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -60,9 +66,13 @@ class PendingReply:
         self.inference_id = ""
         self.error: HandlerError | None = None
         self.receipts: dict[str, str] = {}  # headers that are added to the writer's
+        self.session_stamps: dict[str, str] = {}  # headers of a session that the request has opened, unless it fails
         self.fetches_end_at = math.inf
+        self.received_at = 0.0
+        self.may_mark = False
+        self.continuation: Continuation | None = None
+        self.wake = wake
         self._deadline = math.inf
-        self._wake = wake
         self._lock = threading.Lock()
         self._whole: WholeReply | None = None
         self._stream: _Stream | None = None
@@ -142,6 +152,7 @@ class PendingReply:
             self._end(TurnTimedOut("the answer was not ready before the request's deadline"), even_if_ready=False)
 
     def _end(self, reason: HandlerError, *, even_if_ready: bool) -> None:
+        self._fill()
         with self._lock:
             stream = self._stream
             is_ready = self._whole is not None or (stream is not None and stream.is_ended)
@@ -151,12 +162,11 @@ class PendingReply:
             actions = list(self._on_cancel)
             if stream is not None and stream.is_begun:
                 if not stream.is_ended:
-                    stream.buffer += stream.encode_error(reason)
-                    stream.is_ended = True
+                    self._add(stream, stream.encode_error(reason), kind=_kind_of(reason))
             else:
                 self._stream = None
                 self._whole = WholeReply(reason.status, reason.headers(), reason.body())
-        self._wake()
+        self.wake()
         for action in actions:
             action(reason)
         self._tell_end()
@@ -171,8 +181,9 @@ class PendingReply:
             if self._cancelled is not None:
                 return
             assert self._stream is None
-            self._whole = WholeReply(status, {**headers, **self.receipts}, body)
-        self._wake()
+            stamps = self.session_stamps if status < 300 else {}
+            self._whole = WholeReply(status, {**headers, **self.receipts, **stamps}, body)
+        self.wake()
         self._tell_end()
 
     def finish_json(self, value: Any, headers: Mapping[str, str] | None = None) -> None:
@@ -195,50 +206,93 @@ class PendingReply:
         self.error = self.error or error
         stream = self._stream
         if stream is not None:
-            self.write(stream.encode_error(error), is_end=True)
+            self._fill()
+            self._write(stream.encode_error(error), "", _kind_of(error))
         else:
             self.finish(error.headers(), error.body(), error.status)
 
-    def begin(self, headers: Mapping[str, str], encode_error: Callable[[HandlerError], bytes]) -> None:
-        """Begin a stream. encode_error: encodes the end of a stream that fails."""
+    def begin(
+        self,
+        headers: Mapping[str, str],
+        encode_error: Callable[[HandlerError], bytes],
+        fill: Callable[[], None] = lambda: None,
+        *,
+        is_marked: bool = False,
+    ) -> None:
+        """Begin a stream; its first piece must follow.
+
+        encode_error: encodes the end of a stream that fails. fill: writes the pieces that were announced; called by the
+        thread that needs them. is_marked: mark the pieces (see torchmoor/wire/continuation.py).
+        """
         with self._lock:
             if self._cancelled is None:
-                self._stream = _Stream({**headers, **self.receipts}, encode_error)
-        self._wake()
+                self._stream = _Stream(
+                    {**headers, **self.receipts, **self.session_stamps}, encode_error, fill, is_marked
+                )
 
-    def write(self, data: bytes, is_end: bool = False) -> None:
+    def announce(self) -> None:
+        """Note that the stream's `fill` has pieces to write. The caller wakes the reader, for many replies at once."""
+        stream = self._stream
+        if stream is not None:
+            stream.has_more = True
+
+    def _fill(self) -> None:
+        """Write what was announced. Not under the lock."""
+        stream = self._stream
+        if stream is None or not stream.has_more:
+            return
+        stream.has_more = False
+        try:
+            stream.fill()
+        except Exception:
+            logger.exception("answer could not be encoded %s", self.ids)
+            self._end(
+                InternalError("the answer could not be encoded; the worker's log has the reason"), even_if_ready=True
+            )
+
+    def write(self, data: bytes, note: str = "", *, is_end: bool = False) -> None:
+        """Write a piece. note: for its mark.
+
+        Wakes the reader at the end only: the engine wakes it once for all pieces of a step.
+        """
+        self._write(data, note, PieceKind.END if is_end else PieceKind.PART)
+
+    def _write(self, data: bytes, note: str, kind: PieceKind) -> None:
         with self._lock:
             if self._cancelled is not None:
                 return
             assert self._stream is not None
             if self._stream.is_ended:
                 return
-            was_read = not self._stream.buffer
-            self._stream.buffer += data
-            self._stream.is_ended = is_end
-        if was_read or is_end:
-            self._wake()
-        if is_end:
+            self._add(self._stream, data, note, kind)
+        if kind is not PieceKind.PART:
+            self.wake()
             self._tell_end()
+
+    @staticmethod
+    def _add(stream: _Stream, data: bytes, note: str = "", kind: PieceKind = PieceKind.PART) -> None:
+        """Add a piece to the buffer. Under the lock."""
+        is_end = kind is not PieceKind.PART
+        if stream.is_marked and (data or note or is_end):
+            data = mark_piece(data, note, kind)
+        stream.buffer += data
+        stream.is_ended = is_end
 
     def is_urgent(self) -> bool:
         """Return True if a whole answer, or the beginning or end of a stream, is ready."""
-        with self._lock:
-            stream = self._stream
-            return self._whole is not None or (stream is not None and (stream.is_ended or not stream.is_begun))
+        stream = self._stream
+        return self._whole is not None or (stream is not None and (stream.is_ended or not stream.is_begun))
 
     def has_news(self) -> bool:
-        with self._lock:
-            stream = self._stream
-            return self._whole is not None or (
-                stream is not None and (bool(stream.buffer) or stream.is_ended or not stream.is_begun)
-            )
+        stream = self._stream
+        return self.is_urgent() or (stream is not None and (stream.has_more or bool(stream.buffer)))
 
     def take(self, max_bytes: int) -> WholeReply | ReplyPieces | None:
         """Return what is ready, or None; at most `max_bytes` of a stream. Pump only.
 
         The end of a stream is never returned with its headers.
         """
+        self._fill()
         with self._lock:
             if self._whole is not None:
                 return self._whole
@@ -251,3 +305,8 @@ class PendingReply:
                 stream.is_begun = True
                 return ReplyPieces(data, False, stream.headers)
             return ReplyPieces(data, stream.is_ended and not stream.buffer)
+
+
+def _kind_of(error: HandlerError) -> PieceKind:
+    """Say whether another worker may go on with a stream that ends with this error."""
+    return PieceKind.FAILURE if isinstance(error, InternalError) else PieceKind.END

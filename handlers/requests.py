@@ -8,10 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.errors import UnsupportedMedia
+from handlers.errors import NotAcceptable, UnsupportedMedia
 from torchmoor.wire import headers as wire
 
 MAX_INVOCATION_ID = 128
+# Beginnings of media types that may be accepted. A dialect answers with JSON if it has no other form for the type.
+ANSWER_TYPES = (
+    "*/*",
+    "application/*",
+    "application/json",
+    "application/octet-stream",
+    "application/vnd.sagemaker-triton.",
+    "text/*",
+    "text/event-stream",
+    "text/plain",
+)
+MAX_ATTRIBUTES = 1024  # characters; SageMaker's own limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +39,15 @@ class Incoming:
         return media_type in [item.partition(";")[0].strip().lower() for item in accepted]
 
     @property
+    def custom_attributes(self) -> str:
+        """The client's CustomAttributes, which the answer repeats; empty if they do not fit into a header."""
+        value = self.headers.get(wire.CUSTOM_ATTRIBUTES, "")
+        return value if len(value) <= MAX_ATTRIBUTES and value.isascii() and value.isprintable() else ""
+
+    @property
     def caller(self) -> "Caller":
         headers = self.headers
-        return Caller(headers.get(wire.ENDPOINT, ""), headers.get(wire.PRINCIPAL, ""))
+        return Caller(headers.get(wire.ENDPOINT, ""), headers.get(wire.PRINCIPAL, ""), headers.get(wire.SOURCE, ""))
 
     @property
     def invocation_id(self) -> str:
@@ -39,15 +57,29 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The endpoint and principal that the proxy authenticated; both empty without a proxy."""
+    """The endpoint and principal that the proxy authenticated; both empty without a proxy.
+
+    source: the address of a caller without a principal, if the proxy limits callers.
+    """
 
     endpoint: str = ""
     principal: str = ""
+    source: str = ""
 
     @property
     def scope(self) -> str:
         """Name the scope within which conversations share images and KV blocks."""
         return json.dumps([self.endpoint, self.principal])  # so that no name can pass for a part of another
+
+
+def check_accept(incoming: Incoming) -> None:
+    """Raise NotAcceptable if the Accept header allows no media type that a handler answers with."""
+    accepted = [item.partition(";")[0].strip().lower() for item in incoming.headers.get("accept", "").split(",")]
+    wanted = [item for item in accepted if item]
+    if wanted and not any(item.startswith(ANSWER_TYPES) for item in wanted):
+        raise NotAcceptable(
+            "the answer is JSON or text, which Accept does not allow; send Accept: application/json, or none"
+        )
 
 
 def refuse_other_media(content_type: str) -> None:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from handlers.errors import SettingsError
+from handlers.grammar_settings import GrammarSettings
+from handlers.many_settings import ManySettings, TaskSettings
 from handlers.settings_group import (
     Count,
     HandlerGroup,
@@ -176,13 +178,16 @@ class IntakeSettings(HandlerGroup, title="intake"):
 
 
 class RequestSettings(HandlerGroup, title="request"):
-    """Requests that contain their whole conversation or prompt."""
+    """The bodies of requests, and what every request must state."""
 
-    max_messages: Count = 512
+    max_messages: Count = Field(512, description="Of an OpenAI body.")
     inputs_form: Literal["tgi", "lmi", "lmi-json", "lmi-outputs"] = Field(
         "tgi",
         description="Form of the answers to `inputs` unless Accept says another; lmi-json and lmi-outputs: those of "
         "LMI 0.25.",
+    )
+    requires_eula: Switch = Field(
+        False, description="Refuse requests whose CustomAttributes do not have accept_eula=true."
     )
 
 
@@ -255,9 +260,7 @@ class JournalSettings(HandlerGroup, title="journal"):
         10.0, description="Of an operation; an image of intake.max_bytes must be transferred in this time."
     )
     max_in_flight: Count = Field(32, description="Operations at a time, over all of the worker's threads.")
-    claim_s: Count = Field(
-        3600, description="How long the outcome of an opening is remembered under its invocation id."
-    )
+    claim_s: Count = Field(3600, description="How long an opening's outcome is remembered under its invocation id.")
     max_event_bytes: Count = Field(
         4 * MIB, description="Of a question with its answer as JSON. A larger event is not written and not read."
     )
@@ -265,81 +268,14 @@ class JournalSettings(HandlerGroup, title="journal"):
     max_bytes: Count = Field(
         50 * GIB, description="Of a directory with all its sessions. A new session is refused when it is full."
     )
+    max_sessions: Size = Field(1_000_000, description="Open ones, beyond which a new one is refused; 0: no limit.")
+    max_caller_bytes: Size = Field(
+        25 * GIB, description="Of one caller's sessions, beyond which a new one is refused; 0: no limit."
+    )
     min_free_bytes: Size = Field(
         256 * MIB, description="Of a directory's file system. With less, a new session is refused; open ones go on."
     )
     max_replays: Count = Field(16, description="Answers of a session that are kept to be sent again.")
-
-
-class ManySettings(HandlerGroup, title="many"):
-    """Many models in one worker: their source, and the memory of each tier (docs/many-models.md)."""
-
-    source: str = Field(
-        "models",
-        description='A directory, absolute or relative to the archive, or s3://bucket/prefix; "": only models loaded '
-        "by name and url.",
-    )
-    cache_dir: str = Field(
-        "~/.cache/torchmoor/many", description="Unpacked archives; each worker of a host uses a folder of its own."
-    )
-    url_roots: Texts = Field(
-        ("/opt/ml/models",), description="Models loaded by name and url must be below one of these."
-    )
-    cache: Literal["enabled", "disabled"] = Field(
-        "enabled", description="disabled: a model is dropped when the requests that wait for it are answered."
-    )
-    device_bytes: Size = Field(
-        0, description="Models on the device; 0: 0.8 of a GPU's memory, half of the host's on a CPU."
-    )
-    host_bytes: Size = Field(
-        4 * GIB, description="Models moved from a GPU to the host; unused on a CPU, where the device is the host."
-    )
-    disk_bytes: Count = Field(50 * GIB, description="Unpacked archives.")
-    count_mapped: Switch = Field(
-        True, description="Count mapped weights like private memory, although the kernel may drop their pages."
-    )
-    pinned: Texts = Field((), description="Models that are loaded at the start and never evicted.")
-    prewarmed: Texts = Field((), description="Models that are loaded at the start.")
-    refresh_s: Positive = Field(10.0, description="How often models in memory are compared with their source.")
-    broken_s: Number = Field(60.0, ge=0, description="How long a broken model is remembered, unless it is replaced.")
-    hold_s: Positive = Field(
-        55.0, description="How long a request waits for its model; then it gets 429, and the load goes on."
-    )
-    load_timeout_s: Positive = Field(
-        360.0, description="Of a model's download with its unpacking, and again of its loading."
-    )
-    room_timeout_s: Positive = Field(30.0, description="How long a load waits for memory that requests are using.")
-    num_loaders: Count = Field(2, description="Models loaded at a time.")
-    num_downloads: Count = Field(4, description="Models looked up, downloaded and unpacked at a time.")
-    max_waiting: Annotated[int, from_text(int)] = Field(1024, gt=0, description="Requests that wait for models.")
-    max_loading: Count = Field(256, description="Models that are being loaded or wait for it.")
-    max_archive_bytes: Count = Field(20 * GIB, description="Of one archive, as it is stored.")
-    max_unpacked_bytes: Count = Field(40 * GIB, description="Of one model's files.")
-    max_files: Count = Field(2000, description="Of one model.")
-    max_ratio: Positive = Field(200.0, description="Of an archive's unpacked size to its stored size.")
-    connect_timeout_s: Positive = Field(5.0, description="To S3.")
-    read_timeout_s: Positive = Field(30.0, description="Between two pieces.")
-    allow_torchscript: Switch = Field(
-        False, description="TorchScript models can run any code: only for archives that you trust."
-    )
-    allow_pickle: Switch = Field(False, description="So can pickled weights.")
-
-
-class TaskSettings(HandlerGroup, title="tasks"):
-    """What the models of many.mar do with requests: classify, embed, answer, generate (docs/many-models.md)."""
-
-    num_threads: Count = Field(1, description="Batches of all models that are computed at a time.")
-    threads_per_batch: Count = Field(1, description="Threads of torch for one batch on a CPU.")
-    prepare_threads: Count = Field(2, description="Requests read and tokenized at a time.")
-    max_rows: Count = Field(32, description="Inputs in one batch.")
-    max_tokens: Count = Field(16_384, description="Tokens in one batch, padding included.")
-    max_inputs: Count = Field(256, description="Inputs in one request.")
-    max_chars: Count = Field(500_000, description="Of one input, checked before it is tokenized.")
-    max_waiting: Count = Field(4096, description="Inputs that wait for one model.")
-    max_shared: Count = Field(
-        64, description="Templates, tokenizers and image processors that are kept for other models."
-    )
-    kv_tokens: Count = Field(8192, description="Positions in the KV cache of each model that generates text.")
 
 
 class HandlerSettings(HandlerGroup):
@@ -350,6 +286,7 @@ class HandlerSettings(HandlerGroup):
     intake: IntakeSettings = IntakeSettings()
     request: RequestSettings = RequestSettings()
     engine: EngineSettings = EngineSettings()
+    grammar: GrammarSettings = GrammarSettings()
     pump: PumpSettings = PumpSettings()
     journal: JournalSettings = JournalSettings()
     many: ManySettings = ManySettings()

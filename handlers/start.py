@@ -31,20 +31,20 @@ STEP_BYTES = 512 << 20  # of a GPU: activations, workspaces and graphs, beside t
 
 
 def start_chat(
-    archive: Path, gpu_id: int | None, config: Mapping[str, Any], environ: Mapping[str, str]
+    worker_dir: Path, gpu_id: int | None, config: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[ChatService, Pump]:
     """Start a chat service and the pump that feeds it.
 
-    archive: the unpacked archive; config: its model-config.
+    worker_dir: where TorchServe has unpacked the worker's archive; config: its model-config.
     Raises RuntimeError (SettingsError) if a setting or the checkpoint is wrong.
     """
     keep_no_large_blocks()
-    groups = understand(config.get("handler") or {}, environ, property_folders(archive, environ))
+    groups = understand(config.get("handler") or {}, environ, property_folders(worker_dir, environ))
     settings = load_settings(groups, environ)
     check_batch_size(config, settings.pump)
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.engine.num_threads)
-    checkpoint = find_checkpoint(settings.model, archive, environ)
+    checkpoint = find_checkpoint(settings.model, worker_dir, environ)
     own = settings.model
     check_files(checkpoint, own)
     model = load_model(checkpoint, device, own.dtype, attention=own.attention, is_compiled=own.compile == "layers")
@@ -56,17 +56,17 @@ def start_chat(
     journal = open_journal(settings.journal, settings.session.tombstone_s)
     service = ChatService(settings, model, engine, ids, ImageLoader(settings.intake), journal=journal)
     engine.start()
-    return service, Pump(settings.pump, service.start)
+    return service, Pump(settings.pump, service.start, service.counters)
 
 
-def property_folders(archive: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
+def property_folders(worker_dir: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Return the folders that may have a serving.properties: SageMaker's, the checkpoint's own, and the archive's.
 
     The checkpoint's is the directory that `torchmoor up` names, or the archive's folder `model`.
     """
     named = environ.get(MODEL_PATH, "")
-    own = Path(named) if named.startswith("/") else archive / "model"
-    return SAGEMAKER_MODEL, own, archive
+    own = Path(named) if named.startswith("/") else worker_dir / "model"
+    return SAGEMAKER_MODEL, own, worker_dir
 
 
 def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:

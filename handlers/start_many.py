@@ -18,11 +18,12 @@ from handlers.start import check_batch_size
 
 
 def start_many(
-    archive: Path, gpu_id: int | None, config: Mapping[str, Any], environ: Mapping[str, str]
+    worker_dir: Path, gpu_id: int | None, config: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[ManyService, Pump]:
     """Start a service of many models and make its pump.
 
-    archive: the unpacked archive; config: its model-config. Raises RuntimeError (SettingsError) for a wrong setting.
+    worker_dir: where TorchServe has unpacked the worker's archive; config: its model-config. Raises RuntimeError
+    (SettingsError) for a wrong setting.
     """
     keep_no_large_blocks()
     settings = load_settings(config.get("handler") or {}, environ)
@@ -31,6 +32,6 @@ def start_many(
     torch.set_num_threads(settings.tasks.threads_per_batch)
     ids = SessionIdMinter.from_environment(environ)
     loader = CheckpointLoader(settings, device, ids, environ)
-    registry = open_registry(settings.many, archive, loader, device)
+    registry = open_registry(settings.many, worker_dir, loader, device)
     service = ManyService(registry, loader, ids.instance, str(device))
-    return service, Pump(settings.pump, service.start)
+    return service, Pump(settings.pump, service.start, service.counters)

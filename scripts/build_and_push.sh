@@ -5,10 +5,13 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 
 usage() {
   cat <<'TEXT'
-Usage: scripts/build_and_push.sh [OPTION]...
+Usage: scripts/build_and_push.sh [OPTION]... [NAME TAG IMAGE REGION ACCOUNT]
 
 Build the image with docker, podman or buildah, log in to ECR, make the repository if it is missing, and push. The last
 line, alone on standard output, is the image's URI, for scripts/deploy_sagemaker.py --image.
+
+The five arguments of AWS's LLaVA sample are the repository, the tag, the base image, the region, and the account, which
+must be the credentials' own.
 
   --repository NAME    (torchmoor)
   --tag TAG            (this commit, with -dirty if there are changes)
@@ -34,7 +37,7 @@ fail() {
 
 repository=torchmoor tag='' region='' profile='' base='' torch='' file=$root/deploy/docker/Dockerfile
 engine='' registry='' plain_http=false pushes=true dry=false
-arguments=()
+arguments=() given=() account=''
 while [ $# -gt 0 ]; do
   case $1 in
     --help) usage; exit 0 ;;
@@ -43,7 +46,8 @@ while [ $# -gt 0 ]; do
     --dry-run) dry=true; shift; continue ;;
     --repository | --tag | --region | --profile | --base-image | --torch | --build-arg | --file | --engine | --registry)
       [ $# -ge 2 ] || fail "$1 needs a value" ;;
-    *) fail "unknown option $1; --help lists them" ;;
+    -*) fail "unknown option $1; --help lists them" ;;
+    *) given+=("$1"); shift; continue ;;
   esac
   case $1 in
     --repository) repository=$2 ;;
@@ -59,6 +63,12 @@ while [ $# -gt 0 ]; do
   esac
   shift 2
 done
+
+case ${#given[@]} in
+  0) ;;
+  5) repository=${given[0]} tag=${given[1]} base=${given[2]} region=${given[3]} account=${given[4]} ;;
+  *) fail "there are ${#given[@]} arguments; give options alone, or NAME TAG IMAGE REGION ACCOUNT" ;;
+esac
 
 if [ -z "$engine" ]; then
   for each in docker podman buildah; do
@@ -114,9 +124,11 @@ is_own=false
 if [ -z "$registry" ] && $pushes; then
   is_own=true
   if $dry; then
-    registry="ACCOUNT.dkr.ecr.${region:-REGION}.amazonaws.com"
+    registry="${account:-ACCOUNT}.dkr.ecr.${region:-REGION}.amazonaws.com"
   else
     registry=$("${ecr[@]}" registry "${options[@]}") || fail "AWS does not say whose account this is"
+    [ -z "$account" ] || [ "${registry%%.*}" = "$account" ] ||
+      fail "the credentials are those of account ${registry%%.*}, not $account"
   fi
 fi
 uri=${registry:+$registry/}$repository:$tag

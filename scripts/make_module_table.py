@@ -22,7 +22,7 @@ The [last table](#settings) says which module has which setting.
 SETTINGS = (
     *sorted(ROOT.glob("torchmoor/config/*.py")),
     ROOT / "torchmoor" / "container" / "environment.py",
-    ROOT / "handlers" / "settings.py",
+    *sorted((ROOT / "handlers").glob("*settings.py")),
 )
 SETTINGS_HEAD = """## Settings
 
@@ -35,11 +35,14 @@ Each limit, time-out, interval and default that operators may set, by the class 
 
 
 def first_sentence(path: Path) -> str:
-    """Return the first line of a module's docstring without its full stop. Raises SystemExit if there is none."""
+    """Return the first line of a module's docstring without its full stop. Raises SystemExit if it has none."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     if not docstring:
         raise SystemExit(f"{path.relative_to(ROOT)} has no docstring")
-    return docstring.splitlines()[0].removesuffix(".").replace("|", "\\|")
+    first = docstring.splitlines()[0]
+    if not first.endswith("."):
+        raise SystemExit(f"{path.relative_to(ROOT)}: the docstring's first line must be a sentence")
+    return first.removesuffix(".").replace("|", "\\|")
 
 
 def make_section(folder: Path) -> str:
@@ -52,9 +55,9 @@ def make_section(folder: Path) -> str:
 
 
 def make_settings_rows(path: Path) -> Iterator[str]:
-    """Yield a row for each class of a settings module that has fields."""
+    """Yield a row for each settings class of a module that has fields."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.ClassDef) and node.bases:
             fields = [
                 f"`{each.target.id}`"
                 for each in node.body

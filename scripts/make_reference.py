@@ -14,13 +14,13 @@ from pydantic import BaseModel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the set-up installs torchmoor only, without the handlers
 
 from handlers.settings import ENV_PREFIX, HandlerSettings
+from torchmoor.admin.collectors import METRICS
 from torchmoor.config.group import allowed_range
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
-from torchmoor.config.routing import KvAwareSettings, LateBindingSettings, MultiModelSettings
+from torchmoor.config.routing import AffinitySettings, KvAwareSettings, LateBindingSettings, MultiModelSettings
 from torchmoor.config.settings import GROUPS
 from torchmoor.container.environment import OVERRIDES, ContainerEnvironment
-from torchmoor.metrics.table import METRICS
 
 TABLE = ["| key | default | |", "|---|---|---|"]
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
@@ -64,6 +64,7 @@ def make_page() -> str:
         make_group("An entry of `Instances`", InstanceSettings),
         make_group("An entry of `Discovery`", DiscoverySettings),
         make_group("`launcher`", LaunchSettings),
+        make_group("`affinity` of an endpoint", AffinitySettings),
         make_group("`late_binding` of an endpoint", LateBindingSettings),
         make_group("`kv_aware` of an endpoint", KvAwareSettings),
         make_group("`multi_model` of an endpoint", MultiModelSettings),

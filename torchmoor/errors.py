@@ -1,4 +1,4 @@
-"""Errors of the proxy, and of the SageMaker runtime API that it serves.
+"""Errors of the proxy, and of AWS's APIs that it serves.
 
 TorchmoorError
 |-- ConfigError          a setting is wrong; raised before anything listens
@@ -6,9 +6,10 @@ TorchmoorError
 |-- DiscoveryError       DNS has not answered
 |-- UnknownInstance      no instance of that name
 |-- NotDelivered         a notification of an asynchronous request's end was not delivered
-|-- ObjectError          of asynchronous inference; its tree is in async_inference/object_store.py
-`-- ApiError             an answer in the runtime API's terms
+|-- ObjectError          of asynchronous inference; its tree is in async_inference/objects/object_store.py
+`-- ApiError             an answer with a status and the name that AWS gives the error
     |-- UnknownOperation     404
+    |   `-- UnknownControlOperation     400
     |-- ValidationError      400
     |   |-- BodyTooLarge     413 outside the runtime API
     |   |-- UnknownEndpoint
@@ -20,18 +21,29 @@ TorchmoorError
     |   `-- WrongModel       OpenAI's `model` names no endpoint
     |       `-- UnknownModel     404
     |-- AccessDenied         403; 401 to OpenAI's clients
+    |-- SourceRefused        403
     |   |-- MissingCredentials
     |   |-- UnrecognizedClient
     |   |-- IncompleteSignature
     |   `-- InvalidSignature
     |-- ModelError           424, with what the model answered
     |-- ModelNotReady        429, with Retry-After
-    |-- CallerLimited        429, with Retry-After
+    |-- Throttled            429, with Retry-After
+    |   `-- CallerLimited
     |-- InternalFailure      500
-    `-- ServiceUnavailable   503, with Retry-After
-        |-- QueueFull            of asynchronous requests
-        |-- DiskFull             for their results or their queue
-        `-- QueueUnavailable
+    |-- ServiceUnavailable   503, with Retry-After
+    |   |-- QueueFull            of asynchronous requests
+    |   |-- DiskFull             for their results or their queue
+    |   `-- QueueUnavailable
+    |-- of the control plane, all 400
+    |   |-- RequestInvalid
+    |   |-- LimitExceeded
+    |   |-- ScalableTargetMissing
+    |   `-- LogMissing
+    `-- of the container's operations on models
+        |-- ModelNotLoaded       404
+        |-- ModelBusy            409
+        `-- TooManyModels        507
 """
 
 from __future__ import annotations
@@ -93,6 +105,12 @@ class UnknownOperation(ApiError):
     kind = "UnknownOperationException"
 
 
+class UnknownControlOperation(UnknownOperation):
+    """The control plane does not serve the operation, or AWS does not have it."""
+
+    status = 400
+
+
 class ValidationError(ApiError):
     """The request is wrong; a retry does not help."""
 
@@ -103,8 +121,9 @@ class ValidationError(ApiError):
 class BodyTooLarge(ValidationError):
     """The request's body is longer than what the proxy or an instance can hold. limit: in bytes."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"The request body is longer than the limit of {limit} bytes.")
+    def __init__(self, limit: int, *, is_form: bool = False) -> None:
+        advice = " of a form. Send JSON as application/json." if is_form else "."
+        super().__init__(f"The request body is longer than the limit of {limit} bytes{advice}")
 
 
 class UnknownEndpoint(ValidationError):
@@ -178,6 +197,13 @@ class AccessDenied(ApiError):
     kind = "AccessDeniedException"
 
 
+class SourceRefused(ApiError):
+    """A web page of another site may have sent the request, or it calls the server by a name that it does not have."""
+
+    status = 403
+    kind = "AccessDeniedException"
+
+
 class MissingCredentials(AccessDenied):
     """The request has neither a signature nor a token."""
 
@@ -234,11 +260,19 @@ class ModelNotReady(ApiError):
         self.retry_after_s = retry_after_s
 
 
-class CallerLimited(ApiError):
-    """The caller uses as much as one caller may. setting: of the group `callers`."""
+class Throttled(ApiError):
+    """The caller uses as much as one caller may."""
 
     status = 429
     kind = "ThrottlingException"  # AWS's name; boto3 tries again in each of its retry modes
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class CallerLimited(Throttled):
+    """The proxy counts what the caller uses. setting: of the group `callers`."""
 
     def __init__(
         self, used: str, setting: str, limit: int, *, retry_after_s: int = BUSY_RETRY_S, remedy: str = ""
@@ -246,10 +280,10 @@ class CallerLimited(ApiError):
         """used: what the caller has, such as "512 requests in flight". remedy: a way to have less."""
         advice = f"{remedy}, or try" if remedy else "Try"
         super().__init__(
-            f"The caller has {used}, and callers.{setting} is {limit}. {advice} again in {retry_after_s} s."
+            f"The caller has {used}, and callers.{setting} is {limit}. {advice} again in {retry_after_s} s.",
+            retry_after_s=retry_after_s,
         )
         self.setting = setting
-        self.retry_after_s = retry_after_s
 
 
 class InternalFailure(ApiError):
@@ -290,6 +324,55 @@ class DiskFull(ServiceUnavailable):
 
 class QueueUnavailable(ServiceUnavailable):
     """The queue of asynchronous requests cannot be reached, read or written now; the message says why."""
+
+
+class RequestInvalid(ApiError):
+    """A request to the control plane is wrong, or names a resource that is missing or cannot be changed now."""
+
+    status = 400
+    kind = "ValidationException"
+
+
+class LimitExceeded(ApiError):
+    """This host holds as many resources or instances of the control plane as it may."""
+
+    status = 400
+    kind = "ResourceLimitExceeded"
+
+
+class ScalableTargetMissing(ApiError):
+    """Application Auto Scaling has no such target or policy."""
+
+    status = 400
+    kind = "ObjectNotFoundException"
+
+
+class LogMissing(ApiError):
+    """CloudWatch Logs has no such group or stream."""
+
+    status = 400
+    kind = "ResourceNotFoundException"
+
+
+class ModelNotLoaded(ApiError):
+    """The container has not loaded a model of that name."""
+
+    status = 404
+    kind = "ModelNotFoundException"
+
+
+class ModelBusy(ApiError):
+    """Another request loads or unloads the model."""
+
+    status = 409
+    kind = "ModelAlreadyLoadedException"
+
+
+class TooManyModels(ApiError):
+    """The container has loaded as many models as it may; the platform unloads some and tries again."""
+
+    status = 507
+    kind = "InsufficientResources"
 
 
 def invocation_timed_out() -> ModelError:

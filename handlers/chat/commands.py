@@ -1,19 +1,27 @@
 """Commands: the requests of clients and operators as types, independent of the dialect."""
 
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from handlers.chat.forms import AnswerForm
+from handlers.chat.forms import AnswerForm, ResponseDraft
+from handlers.chat.items import Item, References, Referred
 from handlers.chat.messages import ImageReference, Message
 from handlers.chat.parameters import Parameters
 from handlers.requests import Caller
+from torchmoor.wire.session_query import SessionQuery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
+    """Open a session. question: identifies what else the request says, such as its first question."""
+
     caller: Caller
     images: tuple[ImageReference, ...]
     ttl_s: int | None
     invocation_id: str
+    question: str = ""
+    resource: str = ""  # the fields of the OpenAI conversation or file that it is, as JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +34,12 @@ class AddImages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Ask a question in a session."""
+    """Ask a question in a session.
+
+    history: the messages before the question that the client repeats, with which the session's own must agree.
+    are_results: prompt_text has the results of tools, as `write_results` encodes them.
+    draft: of a turn of the Responses API, in the place of prompt_text and history.
+    """
 
     caller: Caller
     session_id: str
@@ -36,6 +49,173 @@ class Ask:
     invocation_id: str
     form: AnswerForm
     is_streaming: bool
+    history: tuple[Message, ...] = ()
+    are_results: bool = False
+    draft: ResponseDraft | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RespondInConversation:
+    """Answer at the end of a conversation."""
+
+    ask: Ask
+    conversation_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Respond:
+    """Continue after a stored response, in its session or in a branch of it.
+
+    previous: the response's id. is_stored: the answer is stored, too. may_open: a branch may be opened.
+    """
+
+    ask: Ask
+    previous: str
+    is_stored: bool
+    may_open: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemQuery:
+    """A page of items. after: the id of the one before its first; empty from the beginning on."""
+
+    after: str = ""
+    limit: int = 20
+    is_ascending: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowResponse:
+    """Show a stored response, or the items of its input if there is a query for them.
+
+    stream_after: repeat its stream instead, after the event of this sequence number.
+    """
+
+    caller: Caller
+    response_id: str
+    items: ItemQuery | None = None
+    stream_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteResponse:
+    caller: Caller
+    response_id: str
+    invocation_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddItems:
+    """Add items to a conversation, or to the one that `opening` opens."""
+
+    caller: Caller
+    conversation_id: str
+    items: tuple[Item, ...]
+    invocation_id: str
+    opening: OpenSession | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowConversation:
+    """Show a conversation, one of its items, or a page of them."""
+
+    caller: Caller
+    conversation_id: str
+    item_id: str = ""
+    page: ItemQuery | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateConversation:
+    """Replace the metadata of a conversation, or delete one of its items."""
+
+    caller: Caller
+    conversation_id: str
+    item_id: str = ""
+    metadata: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteConversation:
+    caller: Caller
+    conversation_id: str
+    invocation_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountTokens:
+    """Count the tokens of a prompt that is not answered."""
+
+    request: "Generate | Respond"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compact:
+    """Keep a conversation for a compaction item that stands for it. created_at: seconds since 1970."""
+
+    request: "Generate | Respond"
+    opening: OpenSession
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolveInput:
+    """Read what an input refers to. resume: makes the request's command with it."""
+
+    caller: Caller
+    references: References
+    resume: Callable[[Referred], "Command"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenFile:
+    """Keep a picture as a file."""
+
+    opening: OpenSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowFile:
+    """Show a file. has_content: return its bytes instead."""
+
+    caller: Caller
+    file_id: str
+    has_content: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteFile:
+    caller: Caller
+    file_id: str
+    invocation_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAndAsk:
+    """Open a session and answer its first question. ask: without the session's id."""
+
+    opening: OpenSession
+    ask: Ask
+
+
+def opening_of(ask: Ask) -> OpenSession:
+    """Return the opening of a session whose first question this is."""
+    items = () if ask.draft is None else ask.draft.items
+    return OpenSession(
+        caller=ask.caller,
+        images=(),
+        ttl_s=None,
+        invocation_id=ask.invocation_id,
+        question=identify(ask.prompt_text, ask.history, ask.images, items),
+    )
+
+
+def identify(*parts: object) -> str:
+    """Return a text that is equal for equal parts of a request's content only."""
+    content = hashlib.sha256()
+    for part in parts:
+        content.update(repr(part).encode())
+    return content.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +247,6 @@ class ReportStatus:
     """Report what the worker holds: an operation for the proxy and for operators."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListSessions:
-    """List a page of the worker's sessions, in the order of their hashes: an operation for operators.
-
-    after: a hash, empty for the first page. prefix: of the hashes to list.
-    """
-
-    after: str
-    prefix: str
-    limit: int
-
-
 @dataclass(frozen=True, slots=True)
 class ActOnSession:
     """Act on a session for an operator. action: close, pin or unpin. session: its hash."""
@@ -101,14 +269,34 @@ class EndClosed:
     session_ids: tuple[str, ...]
 
 
+Resource = (
+    Respond
+    | RespondInConversation
+    | ResolveInput
+    | ShowResponse
+    | DeleteResponse
+    | CountTokens
+    | Compact
+    | AddItems
+    | ShowConversation
+    | UpdateConversation
+    | DeleteConversation
+    | OpenFile
+    | ShowFile
+    | DeleteFile
+)
+"""Requests for OpenAI's resources."""
+
 Command = (
     OpenSession
     | AddImages
     | Ask
+    | OpenAndAsk
+    | Resource
     | Generate
     | CloseSession
     | ReportStatus
-    | ListSessions
+    | SessionQuery
     | ActOnSession
     | CloseInJournal
     | EndClosed

@@ -9,22 +9,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from handlers.chat.answer_parts import AnswerMessage, AnswerPart
+from handlers.chat.items import Item
+from handlers.chat.messages import Message
 from handlers.errors import HandlerError
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps would make one for each token
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a stream. `text` is the text that is certain since the last token, often the token's own."""
+    """One token of a stream. `text` is the text that is certain since the last token, often the token's own.
+
+    parts: what has become certain of the answer's parts; None if the answer has content only, which is the text.
+    """
 
     id: int
     text: str
     logprob: float
     is_special: bool
+    parts: Sequence[AnswerPart] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The end of an answer. `text` is the answer alone; finish_reason is a value of the engine's FinishReason."""
+    """The end of an answer. `text` is the answer alone; finish_reason is a value of the engine's FinishReason.
+
+    message: the answer by its parts; None if it has content only.
+    """
 
     text: str
     finish_reason: str
@@ -32,6 +44,8 @@ class Summary:
     num_prompt_tokens: int
     seed: int | None
     tokens: Sequence[Token] = ()
+    message: AnswerMessage | None = None
+    num_cached_tokens: int = 0  # of the prompt, which the KV cache had
 
     def details(self) -> dict[str, object]:
         return {
@@ -65,6 +79,40 @@ class AnswerForm(Protocol):
         ...
 
 
+class ResponseDraft(Protocol):
+    """What a turn of the Responses API says, and how it is kept. Made for one request, like its form."""
+
+    @property
+    def items(self) -> tuple[Item, ...]: ...
+
+    @property
+    def instructions(self) -> tuple[Message, ...]:
+        """What precedes the conversation in this turn's prompt, and in no other."""
+        ...
+
+    @property
+    def after(self) -> int | None:
+        """The number of the session's entries that the turn follows; None for all that there are."""
+        ...
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether the oldest turns may be left out of a prompt that is too long."""
+        ...
+
+    def place(self, session_id: str, number: int) -> None:
+        """Receive the session, and the turn's number in it."""
+        ...
+
+    def record(self, summary: Summary) -> tuple[str, str]:
+        """Return the answer and the response as the journal keeps them."""
+        ...
+
+    def restore(self, answer: str, response: str) -> str:
+        """Answer with what `record` returned when the request came first. Return the text."""
+        ...
+
+
 def encode(value: Any) -> bytes:
     """Encode a value as JSON on one line, in UTF-8."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()

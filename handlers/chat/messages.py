@@ -1,11 +1,15 @@
 """Messages of a conversation, and the images that a raw prompt mentions."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from handlers.errors import InvalidRequest
+
 ImageReference = bytes | str  # an image's own bytes, an http(s) address, a data URL or base64 text
 
+SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 MARKDOWN_IMAGE = "![]("  # Text Generation Inference's way to put an image into a prompt; its address and `)` follow
 _MAX_HOST_CHARS = 512  # of an address: its scheme and host are within them
 _MARKDOWN_SCHEMES = ("http://", "https://", "data:image/")  # TGI's; other texts in parentheses stay text
@@ -25,24 +29,75 @@ Part = TextPart | ImagePart
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the assistant made. arguments: a JSON object."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+    def for_template(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """role: system, user or assistant."""
+    """role: system, user, assistant or tool. calls: the assistant's. call_id: what a tool's message answers.
+
+    reasoning: before an assistant's text.
+    """
 
     role: str
     parts: tuple[Part, ...]
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    reasoning: str = ""
 
     def for_template(self) -> dict[str, Any]:
         """Make the message for the chat template: its texts, and the places of its images."""
         content = [
             {"type": "text", "text": p.text} if isinstance(p, TextPart) else {"type": "image"} for p in self.parts
         ]
-        return {"role": self.role, "content": content}
+        message: dict[str, Any] = {"role": self.role, "content": content}
+        if self.calls:
+            message["tool_calls"] = [call.for_template() for call in self.calls]
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.call_id:
+            message["tool_call_id"] = self.call_id
+        return message
 
 
 def question_message(text: str, num_images: int) -> dict[str, Any]:
     """Make a session's question for the chat template, its images first."""
     images = [{"type": "image"} for _ in range(num_images)]
     return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
+
+
+def system_message(text: str) -> dict[str, Any]:
+    """Make a session's system message for the chat template."""
+    return {"role": SYSTEM, "content": [{"type": "text", "text": text}]}
+
+
+def write_results(results: Sequence[Message]) -> str:
+    """Encode the results of tools as a session's question."""
+    texts = ["".join(part.text for part in each.parts if isinstance(part, TextPart)) for each in results]
+    pairs = [[each.call_id, text] for each, text in zip(results, texts, strict=True)]
+    return json.dumps(pairs, ensure_ascii=False)
+
+
+def result_messages(text: str, num_images: int) -> list[dict[str, Any]]:
+    """Make messages for the chat template of what `write_results` has encoded, images first. Raises InvalidRequest."""
+    try:
+        pairs = [(call_id, TextPart(said)) for call_id, said in json.loads(text)]
+    except (ValueError, TypeError, RecursionError):
+        raise InvalidRequest("the results of tools are not a list of pairs") from None
+    if not pairs or not all(isinstance(call_id, str) and isinstance(part.text, str) for call_id, part in pairs):
+        raise InvalidRequest("the results of tools are not texts")
+    messages = [Message(TOOL, (part,), call_id=call_id).for_template() for call_id, part in pairs]
+    messages[0]["content"] = [{"type": "image"}] * num_images + messages[0]["content"]
+    return messages
 
 
 def answer_message(text: str) -> dict[str, Any]:

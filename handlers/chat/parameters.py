@@ -1,7 +1,7 @@
 """The generation parameters of a request: one table with names, checks and defaults.
 
 A row of `Parameters` adds a parameter to every dialect. A sampling parameter also needs a field of the same name in the
-engine's SamplingParams.
+SamplingParams of engine/sampler.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from handlers.chat.checks import is_bool, is_int, is_number, names
-from handlers.engine.sequence import SamplingParams
+from handlers.chat.grammars import read_tgi_grammar
+from handlers.chat.tools import ToolUse
+from handlers.engine.grammar import Grammar, GrammarText
+from handlers.engine.sampler import SamplingParams
 from handlers.errors import InvalidRequest
 
 MAX_STOP = 16
@@ -101,6 +104,10 @@ class Parameters:
     )
     return_full_text: bool = _row(is_bool, _FLAG, default=False)  # the question before the answer
     details: bool = _row(is_bool, _FLAG, default=False)
+    grammar: GrammarText | None = _row(  # noqa: RUF009 -- frozen, too
+        lambda v: isinstance(v, Mapping), "an object with a type and a value", convert=read_tgi_grammar
+    )
+    tools: ToolUse | None = None  # that the answer may call; each dialect has fields of its own for them
     length_field: str = "parameters.max_new_tokens"  # the client's name of max_new_tokens, for errors
 
     @property
@@ -111,10 +118,10 @@ class Parameters:
             return self.do_sample
         return any(getattr(self, name) is not None for name, rule in RULES.items() if rule.starts_sampling)
 
-    def sampling(self, max_new_tokens: int) -> SamplingParams:
-        """Return the engine's parameters."""
+    def sampling(self, max_new_tokens: int, grammar: Grammar | None = None) -> SamplingParams:
+        """Return the engine's parameters. grammar: the compiled one."""
         values = {name: getattr(self, name) for name in _SHARED_WITH_ENGINE}
-        chosen = {"max_new_tokens": max_new_tokens, "do_sample": self.is_sampling}
+        chosen = {"max_new_tokens": max_new_tokens, "do_sample": self.is_sampling, "grammar": grammar}
         return SamplingParams(**{**values, **chosen, "temperature": self.temperature or 1.0})
 
 
@@ -168,6 +175,5 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "decoder_input_details": (lambda v: v is False, "false: nothing is told of the prompt's tokens"),  # prose: allow
     "top_n_tokens": (lambda v: v == 0, "0: only the chosen token is told"),  # prose: allow
     "frequency_penalty": (lambda v: v == 0, "0: use repetition_penalty"),
-    "grammar": (lambda v: False, "absent: answers follow no grammar"),
     "adapter_id": (lambda v: False, "absent: there are no adapters"),
 }

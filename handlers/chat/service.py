@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from PIL import Image
@@ -17,7 +18,7 @@ from handlers.chat.commands import (
     Command,
     EndClosed,
     Generate,
-    ListSessions,
+    OpenAndAsk,
     OpenSession,
     ReportStatus,
 )
@@ -26,6 +27,7 @@ from handlers.chat.pictures.fetch_pool import FetchPool, find_line
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.pictures.receiver import ImageReceiver
 from handlers.chat.pictures.store import ImageStore
+from handlers.chat.resource_service import ResourceService, find_fetches
 from handlers.chat.sessions.expiry import ExpiryThread
 from handlers.chat.sessions.inspection import describe, list_sessions
 from handlers.chat.sessions.lifecycle import SessionLifecycle
@@ -41,6 +43,7 @@ from handlers.chat.turns.generation import GenerationParts
 from handlers.chat.turns.turn import Turn
 from handlers.counters import Counters
 from handlers.engine.engine import Engine
+from handlers.engine.grammar import GrammarCompiler
 from handlers.errors import OutOfMemory, SessionLost
 from handlers.journal.journal import Journal
 from handlers.models.text import TextModel
@@ -49,6 +52,7 @@ from handlers.requests import Incoming
 from handlers.settings import HandlerSettings
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
+from torchmoor.wire.session_query import SessionQuery
 
 MAX_LISTED_SESSIONS = 1000
 
@@ -76,7 +80,7 @@ class ChatService:
         self._loader = loader
         self._wall = wall
         self.counters = counters = Counters()
-        self._loading = ThreadPoolExecutor(settings.intake.num_threads, "intake")
+        self._intake = ThreadPoolExecutor(settings.intake.num_threads, "intake")
         self._fetching = FetchPool(settings.intake)
         self._preparing = ThreadPoolExecutor(settings.engine.prepare_threads, "prepare")
         session = settings.session
@@ -88,34 +92,40 @@ class ChatService:
         self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays, counters)
         can_see = model.image_token_id is not None
         receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)
-        self._sessions = SessionLifecycle(ids, self.store, self.recorder, receiver, counters, self._loading)
+        self._sessions = SessionLifecycle(ids, self.store, self.recorder, receiver, counters, self._intake)
         self.admission = Admission()
+        self._grammars = GrammarCompiler(model.tokenizer, model.eos_token_ids, model.vocabulary, settings.grammar)
         self._parts = GenerationParts(
             limits=ContextLimits(settings.engine, session, model, engine.runner.pool),
             model=model,
             engine=engine,
+            grammars=self._grammars,
             images=self.images,
             admission=self.admission,
             receiver=receiver,
             preparing=self._preparing,
-            loading=self._loading,
+            loading=self._intake,
             fetching=self._fetching,
             counters=counters,
         )
+        self._resources = ResourceService(self._parts, self._sessions, self.recorder, self)
         self._expiry = ExpiryThread(self.store.expire, self.recorder.sweep, wall)
 
     def stop(self) -> None:
         """End the service's threads and the engine."""
         self._expiry.stop()
         self._fetching.shutdown()
-        self._loading.shutdown()  # before the engine, which encodes the images that are still being loaded
+        self._intake.shutdown()  # before the engine, which encodes the images that are still being loaded
         self._preparing.shutdown()
+        self._grammars.stop()
         self._engine.stop()
 
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         """Answer a request; every outcome, errors included, goes through `reply`."""
         with reply.guarded():
-            self._dispatch(parse(incoming, self._settings.request, self._wall), reply)
+            begun = reply.continuation
+            reply.received_at = self._wall() if begun is None else begun.start.received_at
+            self.dispatch(parse(incoming, self._settings.request, lambda: reply.received_at), reply)
 
     def _in_background(self, reply: PendingReply, action: Callable[[], None], line: str | None = None) -> None:
         """Run an action on another thread. line: of its fetches; None if it has none."""
@@ -125,25 +135,30 @@ class ChatService:
                 action()
 
         if line is None:
-            self._loading.submit(run)
+            self._intake.submit(run)
         else:
             self._fetching.submit(line, reply, run)
 
-    def _dispatch(self, command: Command, reply: PendingReply) -> None:
+    def dispatch(self, command: Command, reply: PendingReply) -> None:
+        """Answer a command. Any thread; returns at once."""
         match command:
             case ReportStatus():
                 reply.finish_json(self.status())
-            case ListSessions():
+            case SessionQuery():
                 reply.finish_json(list_sessions(self.store, command))
             case Ask():
                 self._ask(command, reply)
             case Generate():
                 Completion(self._parts, command, reply).start()
+            case OpenAndAsk():
+                self._in_background(reply, lambda: self._open_and_ask(command, reply))
             case OpenSession() | AddImages():
                 line = find_line(command.caller, command.images)
                 self._in_background(reply, lambda: self._change_session(command, reply), line)
-            case _:
+            case CloseSession() | ActOnSession() | CloseInJournal() | EndClosed():
                 self._in_background(reply, lambda: self._change_session(command, reply))
+            case _:
+                self._in_background(reply, lambda: self._resources.handle(command, reply), find_fetches(command))
 
     def _ask(self, command: Ask, reply: PendingReply) -> None:
         try:
@@ -152,11 +167,14 @@ class ChatService:
             self._in_background(reply, lambda: self._adopt_and_ask(command, reply))
 
     def _adopt_and_ask(self, command: Ask, reply: PendingReply) -> None:
-        with self._sessions.hold(command) as session:
+        with self._sessions.hold(command.session_id, command.caller) as session:
             self._start_turn(session, command, reply)
 
     def _start_turn(self, session: Session, command: Ask, reply: PendingReply) -> None:
-        Turn(self._parts, self.store, self.recorder, session, command, reply).start()
+        self.make_turn(session, command, reply).start()
+
+    def make_turn(self, session: Session, command: Ask, reply: PendingReply) -> Turn:
+        return Turn(self._parts, self.store, self.recorder, session, command, reply)
 
     def _change_session(
         self,
@@ -165,7 +183,7 @@ class ChatService:
     ) -> None:
         match command:
             case OpenSession():
-                self._open(command, reply)
+                reply.finish_json({"session_id": self.open(command, reply)})
             case AddImages():
                 self._sessions.add_images(command, reply)
                 reply.finish_json({"success": True, "images": len(command.images)})
@@ -181,12 +199,21 @@ class ChatService:
             case EndClosed():
                 reply.finish_json({operations.NUM_ENDED: self._sessions.end_closed(command)})
 
-    def _open(self, command: OpenSession, reply: PendingReply) -> None:
+    def open(self, command: OpenSession, reply: PendingReply, source: tuple[Session, int] | None = None) -> str:
+        """Open a session, whose id and expiry the answer's headers will have. Return its id. Worker threads only.
+
+        source: a session that the caller holds, and how many of its entries the new one begins with.
+        """
         ttl_s = self._sessions.choose_ttl_s(command)
         self._model.template.check()
-        sid = self._sessions.open(command, ttl_s, reply)
+        sid = self._sessions.open(command, ttl_s, reply, source)
         stamp = f"{sid.text}; Expires={datetime.fromtimestamp(self.store.expires_at(sid), UTC):%Y-%m-%dT%H:%M:%SZ}"
-        reply.finish_json({"session_id": sid.text}, {wire.SESSION_ID: stamp, wire.NEW_SESSION_ID: stamp})
+        reply.session_stamps |= {wire.SESSION_ID: stamp, wire.NEW_SESSION_ID: stamp}
+        return sid.text
+
+    def _open_and_ask(self, command: OpenAndAsk, reply: PendingReply) -> None:
+        session_id = self.open(command.opening, reply)
+        self._ask(replace(command.ask, session_id=session_id), reply)
 
     def _encode(self, picture: Image.Image) -> Tensor:
         """Compute an image's features, on the device. Raises OutOfMemory."""
@@ -203,8 +230,20 @@ class ChatService:
         return {
             "instance": self._ids.instance,
             "device": str(self._model.device),
+            "capabilities": self._capabilities(),
             **self.numbers(),
             "session_ids": self.store.session_ids()[:MAX_LISTED_SESSIONS],
+        }
+
+    def _capabilities(self) -> dict[str, object]:
+        """Describe what the model can do, by the names of docs/instance-protocol.md."""
+        model = self._model
+        return {
+            "max_context": self._parts.limits.max_context,
+            "can_see": model.image_token_id is not None,
+            "has_grammars": self._grammars.is_supported,
+            "has_tools": model.template.style.call is not None,
+            "is_packed": model.is_packed,
         }
 
     def numbers(self) -> dict[str, dict[str, int]]:

@@ -3,10 +3,8 @@
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.store import SessionStore
-from handlers.counters import Counters
+from handlers.counters import IMAGE_EVENTS, SESSION_EVENTS, TOKEN_KINDS, TURN_OUTCOMES, Counters
 from handlers.engine.engine import Engine
-
-_OUTCOMES = ("finished", "cancelled", "timed_out", "failed", "repeated")
 
 
 def count_everything(
@@ -15,19 +13,22 @@ def count_everything(
     """Return the numbers by group and name (docs/instance-protocol.md). Any thread."""
     count = counters.get
     started = count("turns_started")
-    ended = {name: count(f"turns_{name}") for name in _OUTCOMES}
+    ended = counters.get_all(TURN_OUTCOMES, "turns_")
     pool, images, scheduler = store.pool, store.images, engine.scheduler
     return {
         "sessions": {
             "open": len(store),
             "max": store.settings.max_sessions,
-            "opened": count("sessions_opened"),
-            "closed": count("sessions_closed"),
+            "is_durable": int(store.is_durable),
+            **counters.get_all(SESSION_EVENTS, "sessions_"),
             "adopted": store.sessions_adopted,
             "evicted": store.sessions_evicted,
-            "damaged": count("sessions_damaged"),
         },
-        "journal": {"bytes": recorder.journal_bytes, "refusals": count("journal_refusals")},
+        "journal": {
+            "bytes": recorder.journal_bytes,
+            "sessions": recorder.journal_sessions,
+            "refusals": count("journal_refusals"),
+        },
         "memory": {
             "kv_bytes": pool.used_bytes,
             "kv_capacity_bytes": pool.capacity_bytes,
@@ -43,16 +44,13 @@ def count_everything(
             "started": started,
             **ended,
         },
-        "tokens": {name: count(f"tokens_{name}") for name in ("prefilled", "reused", "generated")},
-        "images": {
-            "received": count("images_received"),
-            "fetched": loader.num_fetched,
-            **{name: count(f"images_{name}") for name in ("encoded", "shared", "demoted")},
-        },
+        "tokens": counters.get_all(TOKEN_KINDS, "tokens_"),
+        "images": {**counters.get_all(IMAGE_EVENTS, "images_"), "fetched": loader.num_fetched},
         "decoding": loader.decoding.describe(),
         "engine": {
             "steps": engine.num_steps,
             "rows": len(scheduler.running),
             "queued": len(scheduler.waiting),
         },
+        "pump": {"rounds": count("pump_rounds"), "cpu_ms": count("pump_cpu_us") // 1000},
     }

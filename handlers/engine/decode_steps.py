@@ -15,7 +15,7 @@ from torch import Tensor
 
 from handlers.engine.kv_cache import BLOCK, BlockPool, SequenceCache
 from handlers.errors import OutOfMemory
-from handlers.models.attention import PackedBatch, Rows
+from handlers.models.attention import DecodingRows, PackedBatch
 from handlers.models.text import TextModel
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class DecodeSteps:
         table = self._table[:num_rows]
         blocks = table.gather(1, (positions // BLOCK)[:, None])[:, 0]
         slots = blocks.long() * BLOCK + positions % BLOCK
-        batch = PackedBatch(self._pool.storage, slots, (), Rows(table, (positions + 1).int(), BLOCK))
+        batch = PackedBatch(self._pool.storage, slots, (), DecodingRows(table, (positions + 1).int(), BLOCK))
         last = torch.arange(num_rows, device=ids.device)
         return self._model.forward(self._model.embed(ids), positions, batch, last)
 

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from handlers.device import exit_worker, use_device
+from handlers.engine.grammar import GrammarFailed
 from handlers.engine.kv_cache import BLOCK
 from handlers.engine.pace import MIN_CHUNK, Pace
 from handlers.engine.runner import ModelRunner, StepResult
 from handlers.engine.sampler import Sampler, choose_tokens
-from handlers.engine.scheduler import Scheduler, Work
+from handlers.engine.scheduler import Scheduler, StepShare
 from handlers.engine.sequence import FinishReason, Sequence, TokenEvent
-from handlers.errors import InternalError, OutOfMemory, TurnTimedOut
+from handlers.errors import InternalError, InvalidRequest, OutOfMemory, TurnTimedOut
 from handlers.models.text import TextModel
 from handlers.settings import EngineSettings
 
@@ -145,13 +146,13 @@ class Engine:
             self.finish(newest, OutOfMemory("the KV cache has no room for this turn beside others; try again later"))
         batch = self.scheduler.next_batch()
         if batch:
-            num_decoding = sum(not work.sequence.is_prefilling for work in batch)
-            num_prompt_tokens = sum(len(work.tokens) for work in batch) - num_decoding
+            num_decoding = sum(not share.sequence.is_prefilling for share in batch)
+            num_prompt_tokens = sum(len(share.tokens) for share in batch) - num_decoding
             begin = self._step_clock()
             if self._commit(batch):
                 self.scheduler.pace.note(num_decoding, num_prompt_tokens, self._step_clock() - begin)
 
-    def _commit(self, batch: list[Work]) -> bool:
+    def _commit(self, batch: list[StepShare]) -> bool:
         """Run the batch and deliver its tokens; return whether it ran as a whole."""
         try:
             result = self.runner.run(batch)
@@ -165,28 +166,40 @@ class Engine:
                 self._deliver(sequence, token, logprob)
             except Exception as exc:
                 self._fail(sequence, exc)
+        for wake in {share.sequence.wake for share in batch if share.is_last and share.sequence.wake is not None}:
+            self._guard(wake)
         return True
 
-    def _choose(self, batch: list[Work], result: StepResult) -> list[tuple[Sequence, int, float]]:
+    def _choose(self, batch: list[StepShare], result: StepResult) -> list[tuple[Sequence, int, float]]:
         """Return the next token of each sequence that has its prompt's last one behind it, and its log probability."""
         chosen: list[tuple[Sequence, int, float]] = []
         sampled: list[tuple[int, Sequence]] = []
-        for row, work in enumerate(batch):
-            if not work.is_last:
+        for row, share in enumerate(batch):
+            if not share.is_last:
                 continue
             if not math.isfinite(result.logprobs[row]):
-                self._fail(work.sequence, ArithmeticError("the model's logits are not finite"))
-            elif self._samplers[work.sequence].is_plain_greedy:
-                chosen.append((work.sequence, result.greedy[row], result.logprobs[row]))
-            else:
-                sampled.append((row, work.sequence))
+                self._fail(share.sequence, ArithmeticError("the model's logits are not finite"))
+            elif self._samplers[share.sequence].is_plain_greedy:
+                chosen.append((share.sequence, result.greedy[row], result.logprobs[row]))
+            elif self._can_sample(share.sequence):
+                sampled.append((row, share.sequence))
         return chosen + self._sample(sampled, result.logits) if sampled else chosen
+
+    def _can_sample(self, sequence: Sequence) -> bool:
+        """Ask the sequence's grammar which tokens may come next. End the sequence if the grammar fails."""
+        try:
+            self._samplers[sequence].prepare()
+        except GrammarFailed as exc:
+            self.finish(sequence, _too_complex(exc))
+            return False
+        return True
 
     def _sample(self, rows: list[tuple[int, Sequence]], logits: Tensor) -> list[tuple[Sequence, int, float]]:
         """Sample these rows of the logits. A failure is followed by a try of each row alone."""
         samplers = [self._samplers[sequence] for _, sequence in rows]
         try:
-            tokens, logprobs = choose_tokens(logits[[row for row, _ in rows]], samplers)
+            own = logits if len(rows) == len(logits) else logits[[row for row, _ in rows]]
+            tokens, logprobs = choose_tokens(own, samplers)
         except Exception as exc:
             if len(rows) == 1:
                 self._fail(rows[0][1], exc)
@@ -200,7 +213,7 @@ class Engine:
                 self._fail(sequence, ArithmeticError("the warped logits are not finite"))
         return chosen
 
-    def _isolate(self, batch: list[Work], error: Exception) -> None:
+    def _isolate(self, batch: list[StepShare], error: Exception) -> None:
         """A step failed: find whose fault it was by running its halves alone, so that the others go on."""
         device = self.runner.model.device
         is_lost = is_device_lost(device)
@@ -210,19 +223,19 @@ class Engine:
         has_no_memory = isinstance(error, torch.OutOfMemoryError)
         can_shrink = has_no_memory and len(batch) == 1 and len(batch[0].tokens) > MIN_CHUNK
         if is_lost or (len(batch) == 1 and not can_shrink):
-            for work in batch:
-                self._fail(work.sequence, error)
+            for share in batch:
+                self._fail(share.sequence, error)
             return
         if has_no_memory:
             self.scheduler.pace.halve()
-            logger.warning("device out of memory in a step parts=%s, next steps take fewer prompt tokens", len(batch))
+            logger.warning("device out of memory in a step shares=%s, next steps take fewer prompt tokens", len(batch))
             torch.cuda.empty_cache()
         if can_shrink:
-            [work] = batch
-            self._commit([Work(work.sequence, work.tokens[: len(work.tokens) // 2], is_last=False)])
+            [share] = batch
+            self._commit([StepShare(share.sequence, share.tokens[: len(share.tokens) // 2], is_last=False)])
             return
         if not has_no_memory:
-            logger.warning("step failed and is repeated in halves parts=%s error=%s", len(batch), error)
+            logger.warning("step failed and is repeated in halves shares=%s error=%s", len(batch), error)
         middle = len(batch) // 2
         self._commit(batch[:middle])
         self._commit(batch[middle:])
@@ -241,7 +254,7 @@ class Engine:
     def _deliver(self, sequence: Sequence, token: int, logprob: float) -> None:
         sequence.output.append(token)
         reason = None
-        if token in self.runner.model.eos_token_ids:
+        if token in self.runner.model.eos_token_ids or self._samplers[sequence].is_complete:
             reason = FinishReason.EOS
         elif len(sequence.output) >= sequence.params.max_new_tokens:
             reason = FinishReason.LENGTH
@@ -255,9 +268,13 @@ class Engine:
         pool = self.runner.pool
         try:
             self._samplers[sequence] = Sampler(
-                sequence.params, sequence.prompt + sequence.output, self.runner.model.device
+                sequence.params, sequence.prompt + sequence.output, self.runner.model.device, sequence.output
             )
             self.scheduler.add(sequence)
+        except GrammarFailed as exc:
+            refusal = _too_complex(exc)
+            self._guard(lambda: sequence.on_event(TokenEvent(None, error=refusal)))
+            return
         except Exception as exc:
             self._fail(sequence, exc)
         if pool.shape.num_bytes(sequence.max_tokens) > pool.capacity_bytes:  # it would wait for ever, others behind it
@@ -299,6 +316,10 @@ def make_engine(model: TextModel, kv_bytes: int, settings: EngineSettings) -> En
     runner = ModelRunner(model, kv_bytes, settings.max_rows)
     scheduler = Scheduler(settings.max_rows, Pace(settings.prefill_chunk, settings.max_stretch))
     return Engine(runner, scheduler, settings.num_threads, on_device_lost=exit_worker)
+
+
+def _too_complex(error: GrammarFailed) -> InvalidRequest:
+    return InvalidRequest(f"the grammar of this answer is too complex: {error}")
 
 
 def is_device_lost(device: torch.device) -> bool:

@@ -6,7 +6,8 @@
 The contract: a block belongs to the caches that hold it and is free when none does. A full block that a step has
 filled is published under its content and everything before it, so that another cache with the same beginning may
 hold it too; it is written never again. A cache is pinned while a turn uses it and idle between turns; when blocks run
-short, idle caches lose theirs, the least recently used first. `length` moves when a step has succeeded, so a step that
+short, idle caches lose theirs, the least recently used first. A session's end drops its cache at once; a completion's
+stays idle. `length` moves when a step has succeeded, so a step that
 failed half way leaves nothing behind.
 """
 

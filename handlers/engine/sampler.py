@@ -1,103 +1,223 @@
-"""Samples the next tokens of a step's rows together, each with its row's own parameters and random state.
+"""Samples the next tokens of a step's rows together, each with its row's own parameters and random numbers.
 
-Every choice equals that of the row alone by transformers' warpers and torch.multinomial, whatever else is in the step.
+A row draws one number per token. Its candidates' probabilities are added up, the likeliest first where they had to be
+sorted, else in the order of the vocabulary; the token is the first one whose sum exceeds the number. Other rows do not
+change a row's choice (docs/decisions/0038-one-number-per-token.md).
 """
 
+import math
+import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
+from transformers import TypicalLogitsWarper
 
-from handlers.engine.sequence import SamplingParams
+from handlers.engine.grammar import Grammar
 
 MIN_TEMPERATURE = 1e-6  # below it logits overflow float32; it is greedy already
+NUM_LIKELIEST = (256, 4096)  # tokens among which top_p looks before it sorts the whole vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and when to end. Validated where the request is parsed."""
+
+    max_new_tokens: int
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    grammar: Grammar | None = None
+
+
+class Cuts(NamedTuple):
+    """What leaves out tokens; None where it does not. Rows with equal ones are sampled together."""
+
+    top_k: int | None
+    top_p: float | None
+    typical_p: float | None
+
+
+class Candidates(NamedTuple):
+    """Tokens among which rows choose.
+
+    rows: the rows' numbers; ids: (rows, tokens), the likeliest first, None for the vocabulary in its order; scores,
+    probabilities: (rows, tokens), the logits by temperature, and what each token's chance is before the next cut.
+    """
+
+    rows: list[int]
+    ids: Tensor | None
+    scores: Tensor
+    probabilities: Tensor
 
 
 class Sampler:
-    """Holds a row's parameters, random state and penalized tokens.
+    """Holds a row's parameters, random state, penalized tokens, and where its answer is in its grammar.
 
-    context: the row's token ids so far; negative ones, which name images, are not penalized.
+    context: the row's token ids so far; negative ones, which name images, are not penalized. answer: those of them
+    that its answer has already. Raises GrammarFailed if the grammar does not allow them.
     """
 
-    def __init__(self, params: SamplingParams, context: Sequence[int], device: torch.device) -> None:
-        self.generator: torch.Generator | None = None
-        self.temperature = 1.0
-        self.warpers = LogitsProcessorList()
-        self.cuts = (params.top_k, params.top_p, params.typical_p)  # rows with equal ones have equal warpers
+    def __init__(
+        self, params: SamplingParams, context: Sequence[int], device: torch.device, answer: Sequence[int] = ()
+    ) -> None:
+        self.random = random.Random(params.seed) if params.do_sample else None  # no seed: the system's entropy
+        if self.random is not None:
+            for _ in answer:  # the next number is the next token's
+                self.random.random()
+        self.temperature = max(params.temperature, MIN_TEMPERATURE)
+        self.cuts = Cuts(params.top_k or None, _below_one(params.top_p), _below_one(params.typical_p))
         self.penalty = 1.0 if params.repetition_penalty is None else params.repetition_penalty
         if not self.penalty > 0:
             raise ValueError("repetition_penalty must be positive")
-        self._context = context if self.penalty != 1.0 else ()
-        self._is_said: Tensor | None = None
-        if params.do_sample:
-            self.generator = torch.Generator(device)
-            if params.seed is None:
-                self.generator.seed()
-            else:
-                self.generator.manual_seed(params.seed)
-            self.temperature = max(params.temperature, MIN_TEMPERATURE)
-            if params.top_k:
-                self.warpers.append(TopKLogitsWarper(params.top_k))
-            if params.top_p is not None and params.top_p < 1.0:
-                self.warpers.append(TopPLogitsWarper(params.top_p))
-            if params.typical_p is not None and params.typical_p < 1.0:
-                self.warpers.append(TypicalLogitsWarper(params.typical_p))
+        self.grammar = None if params.grammar is None else params.grammar.begin(answer)
+        self.mask = b""  # of the tokens that may come next, if there is a grammar
+        self._number: float | None = None
+        self._device = device
+        self._said = {token for token in context if token >= 0} if self.penalty != 1.0 else set()
+        self._said_ids = torch.tensor(sorted(self._said), dtype=torch.int64, device=device)
 
     @property
     def is_plain_greedy(self) -> bool:
         """True if the choice is the largest logit, which the engine takes for all such rows at once."""
-        return self.generator is None and self.penalty == 1.0
+        return self.random is None and self.penalty == 1.0 and self.grammar is None
 
-    def penalize(self, logits: Tensor) -> Tensor:
-        """Return the logits with the penalty on tokens that the row has. logits: (vocabulary,)."""
-        if self._is_said is None:
-            self._is_said = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-            self._is_said[[token for token in self._context if token >= 0]] = True
-        penalized = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
-        return torch.where(self._is_said, penalized, logits)
+    @property
+    def is_complete(self) -> bool:
+        """True if the answer's grammar allows nothing more."""
+        return self.grammar is not None and self.grammar.is_complete
+
+    def prepare(self) -> None:
+        """Find the tokens that may come next. Raises GrammarFailed."""
+        if self.grammar is not None:
+            self.mask = self.grammar.mask()
+
+    def draw(self) -> float:
+        """Return the number that decides about the next token: the same one until `note`, if a step is repeated."""
+        if self._number is None:
+            assert self.random is not None
+            self._number = self.random.random()
+        return self._number
+
+    def penalize(self, logits: Tensor) -> None:
+        """Penalize the tokens that the row has, in place. logits: (vocabulary,)."""
+        own = logits[self._said_ids]
+        logits[self._said_ids] = torch.where(own < 0, own * self.penalty, own / self.penalty)
 
     def note(self, token: int) -> None:
-        """Penalize this token from now on."""
-        if self._is_said is not None:
-            self._is_said[token] = True
+        """Penalize this token from now on, and let the grammar go on by it. The next token gets a number of its own."""
+        self._number = None
+        if self.grammar is not None:
+            self.grammar.take(token)
+        if self.penalty != 1.0 and token not in self._said:
+            self._said.add(token)
+            self._said_ids = torch.cat((self._said_ids, torch.tensor([token], device=self._device)))
+
+
+def _below_one(mass: float | None) -> float | None:
+    return mass if mass is not None and mass < 1.0 else None
 
 
 @torch.inference_mode()
 def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int], list[float]]:
-    """Return each row's next token and its log probability after warping, which is not finite if the row has failed.
+    """Return each row's next token and its log probability among the row's candidates, not finite if the row failed.
 
-    logits: (rows, vocabulary) float32, a row for each sampler.
+    logits: (rows, vocabulary) float32, a row for each sampler. Samplers with a grammar must be prepared.
     """
-    if any(sampler.penalty != 1.0 for sampler in samplers):
-        logits = logits.clone()
+    groups: dict[tuple[Cuts | None, bool], list[int]] = defaultdict(list)
     for row, sampler in enumerate(samplers):
-        if sampler.penalty != 1.0:
-            logits[row] = sampler.penalize(logits[row])
-    logits = logits / torch.tensor([[sampler.temperature] for sampler in samplers], device=logits.device)
-    for rows in _group_by_warpers(samplers):
-        warpers = samplers[rows[0]].warpers
-        logits[rows] = warpers(None, logits[rows])  # type: ignore[arg-type]  # these do not look at token ids
-    scores = torch.log_softmax(logits, dim=-1)
-    # The largest quotient is a draw: torch.multinomial divides by the same noise when it draws one token.
-    weights, noise = scores.exp(), torch.ones_like(scores)
-    for row, sampler in enumerate(samplers):
-        if sampler.generator is None:
-            weights[row] = scores[row]
-        else:
-            noise[row].exponential_(1, generator=sampler.generator)
-    chosen = weights.div_(noise).argmax(dim=-1, keepdim=True)
-    tokens: list[int] = chosen[:, 0].tolist()
+        groups[sampler.cuts if sampler.random is not None else None, sampler.grammar is not None].append(row)
+    tokens, logprobs = [0] * len(samplers), [0.0] * len(samplers)
+    for (cuts, has_grammar), rows in groups.items():
+        own = [samplers[row] for row in rows]
+        scores = _penalized(logits if len(groups) == 1 else logits[rows], own)
+        if has_grammar:
+            scores = _masked(scores, own)
+        parts = [(range(len(rows)), _take_largest(scores))] if cuts is None else _draw(scores, own, cuts)
+        for places, chosen in parts:
+            for place, (token, probability) in zip(places, chosen.tolist(), strict=True):
+                tokens[rows[place]] = int(token)
+                logprobs[rows[place]] = math.log(probability) if probability > 0 else math.nan
     for sampler, token in zip(samplers, tokens, strict=True):
         sampler.note(token)
-    return tokens, scores.gather(1, chosen)[:, 0].tolist()
+    return tokens, logprobs
 
 
-def _group_by_warpers(samplers: Sequence[Sampler]) -> Iterable[list[int]]:
-    """Return the rows that have warpers, those with equal ones together."""
-    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for row, sampler in enumerate(samplers):
-        if sampler.warpers:
-            groups[sampler.cuts].append(row)
-    return groups.values()
+def _penalized(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
+    penalizing = [row for row, sampler in enumerate(samplers) if sampler.penalty != 1.0]
+    if penalizing:
+        logits = logits.clone()
+    for row in penalizing:
+        samplers[row].penalize(logits[row])
+    return logits
+
+
+def _masked(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
+    """Return the logits with -inf for each token that the rows' grammars do not allow."""
+    masks = torch.frombuffer(bytearray(b"".join(sampler.mask for sampler in samplers)), dtype=torch.uint8)
+    masks = masks.view(len(samplers), -1).to(logits.device)
+    bits = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=logits.device)
+    is_left_out = ((masks[:, :, None] & bits) == 0).view(len(samplers), -1)
+    return logits.masked_fill(is_left_out[:, : logits.shape[-1]], -torch.inf)
+
+
+def _take_largest(logits: Tensor) -> Tensor:
+    """Return (rows, 2): each row's largest logit's token, and its probability."""
+    tokens = logits.argmax(dim=-1, keepdim=True)
+    return torch.cat((tokens.double(), logits.softmax(dim=-1).gather(1, tokens)), dim=-1)
+
+
+def _draw(logits: Tensor, samplers: Sequence[Sampler], cuts: Cuts) -> Iterator[tuple[Sequence[int], Tensor]]:
+    """Return the rows in parts: their numbers, and (rows, 2): the tokens drawn, and their probabilities."""
+    device = logits.device
+    numbers = torch.tensor([[sampler.draw()] for sampler in samplers], dtype=torch.float64, device=device)
+    temperatures = torch.tensor([[sampler.temperature] for sampler in samplers], device=device)
+    ids = None
+    if cuts.top_k is not None and cuts.top_k < logits.shape[-1]:
+        logits, ids = logits.topk(cuts.top_k)  # in order, as top_p needs them
+    scores = logits / temperatures
+    candidates = Candidates(list(range(len(samplers))), ids, scores, scores.softmax(dim=-1))
+    parts = _find_likeliest(candidates, cuts.top_p) if cuts.top_p is not None and ids is None else [candidates]
+    for part in parts:
+        probabilities = _cut(part, cuts)
+        sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
+        wholes = sums[:, -1:]
+        bounds = torch.minimum(numbers[part.rows] * wholes, wholes.nextafter(wholes.new_zeros(1)))
+        places = torch.searchsorted(sums, bounds, right=True).clamp_(max=sums.shape[-1] - 1)
+        tokens = places if part.ids is None else part.ids.gather(1, places)
+        yield part.rows, torch.cat((tokens.double(), probabilities.gather(1, places) / wholes), dim=-1)
+
+
+def _find_likeliest(whole: Candidates, mass: float) -> Iterator[Candidates]:
+    """Return the rows in parts, each with its likeliest tokens in order: at least as many as have this mass."""
+    rows, size = whole.rows, whole.scores.shape[-1]
+    for number in (*(n for n in NUM_LIKELIEST if n < size), size):
+        probabilities, ids = whole.probabilities[rows].topk(number)
+        is_enough = (probabilities.sum(dim=-1) >= mass).tolist() if number < size else [True] * len(rows)
+        done = [place for place, is_done in enumerate(is_enough) if is_done]
+        if done:
+            ids, own = ids[done], [rows[place] for place in done]
+            yield Candidates(own, ids, whole.scores[own].gather(1, ids), probabilities[done])
+        rows = [row for row, is_done in zip(rows, is_enough, strict=True) if not is_done]
+        if not rows:
+            return
+
+
+def _cut(candidates: Candidates, cuts: Cuts) -> Tensor:
+    """Return the candidates' probabilities, 0 where top_p or typical_p leave one out. They need not add up to 1."""
+    probabilities = candidates.probabilities
+    if cuts.top_p is not None:
+        before = probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities
+        probabilities = probabilities.masked_fill(before >= cuts.top_p, 0.0)
+    if cuts.typical_p is not None:
+        scores = candidates.scores.masked_fill(probabilities == 0, -torch.inf)
+        warped = TypicalLogitsWarper(cuts.typical_p)(None, scores)  # type: ignore[arg-type]  # reads no token ids
+        probabilities = warped.softmax(dim=-1)
+    return probabilities

@@ -14,7 +14,7 @@ from handlers.errors import OutOfMemory
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepShare:
     """A sequence's share of a step: its next `tokens`; `is_last` when a new token comes out of them."""
 
     sequence: Sequence
@@ -63,16 +63,16 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
         return None
 
-    def next_batch(self) -> list[Work]:
-        """The next step's work, empty when there is nothing to do; decoding sequences come first."""
+    def next_batch(self) -> list[StepShare]:
+        """Return the next step's shares, none when there is nothing to do; decoding sequences come first."""
         self._count += 1
-        decoding = [Work(s, s.pending(1), True) for s in self.running if not s.is_prefilling]
-        for work in decoding:
-            work.sequence.began = work.sequence.began or self._count
+        decoding = [StepShare(s, s.pending(1), True) for s in self.running if not s.is_prefilling]
+        for each in decoding:
+            each.sequence.began = each.sequence.began or self._count
         prefilling = []
-        for sequence, share in self._share([work.sequence for work in decoding]):
+        for sequence, share in self._share([each.sequence for each in decoding]):
             tokens = sequence.pending(share)
-            prefilling.append(Work(sequence, tokens, len(tokens) == sequence.num_pending))
+            prefilling.append(StepShare(sequence, tokens, len(tokens) == sequence.num_pending))
         return decoding + prefilling
 
     def _share(self, decoding: list[Sequence]) -> list[tuple[Sequence, int]]:

@@ -1,12 +1,13 @@
 """The state of one answer in generation: prompt, cache, parameters and tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from torch import Tensor
 
 from handlers.engine.kv_cache import SequenceCache
+from handlers.engine.sampler import SamplingParams
 
 
 class FinishReason(Enum):
@@ -15,20 +16,6 @@ class FinishReason(Enum):
     EOS = "eos_token"
     LENGTH = "length"
     STOP = "stop_sequence"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the next token is chosen and when to end. Validated where the request is parsed."""
-
-    max_new_tokens: int
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +47,8 @@ class Sequence:
     that two prompts are equal in a position only if the same token or image stands there.
     images: those with a position that is not in the cache yet.
     on_event: called on the engine thread for each token; it returns False to end the sequence there.
+    wake: called on the engine thread after a step's events, once for all sequences with the same one.
+    given: the beginning of the answer, which another engine has generated.
     """
 
     def __init__(
@@ -70,6 +59,8 @@ class Sequence:
         params: SamplingParams,
         deadline: float,
         on_event: Callable[[TokenEvent], bool],
+        wake: Callable[[], None] | None = None,
+        given: Iterable[int] = (),
     ) -> None:
         self.prompt = prompt
         self.images = images
@@ -77,12 +68,19 @@ class Sequence:
         self.params = params
         self.deadline = deadline
         self.on_event = on_event
-        self.output: list[int] = []
+        self.wake = wake
+        self.output = list(given)
+        self.num_given = len(self.output)
         self.arrived = 0  # the scheduler's count when it came, and when its first token was there
         self.began = 0
 
     def __repr__(self) -> str:
         return f"<Sequence {self.cache.length}/{len(self.prompt)} prompt, {len(self.output)} new>"
+
+    @property
+    def num_new(self) -> int:
+        """Tokens that this engine has generated."""
+        return len(self.output) - self.num_given
 
     @property
     def num_tokens(self) -> int:
@@ -100,11 +98,11 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        return self.cache.length < len(self.prompt)
+        return self.cache.length < len(self.prompt) + self.num_given
 
     def pending(self, limit: int) -> list[int]:
         """The next tokens to compute, at most `limit`."""
         start = self.cache.length
         if start >= len(self.prompt):
             return self.output[start - len(self.prompt) :][:limit]
-        return self.prompt[start : start + limit]
+        return (self.prompt[start:] + self.output)[:limit] if self.output else self.prompt[start : start + limit]

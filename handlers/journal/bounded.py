@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from handlers.journal.event import Event
-from handlers.journal.journal import Journal
+from handlers.journal.journal import ANYONE, Journal
 
 T = TypeVar("T")
 
@@ -41,17 +41,21 @@ class BoundedJournal:
     def used_bytes(self) -> int:
         return self._journal.used_bytes
 
-    def check_room(self) -> None:
-        self._run(self._journal.check_room)
+    @property
+    def num_sessions(self) -> int:
+        return self._journal.num_sessions
 
-    def append(self, session_id: str, number: int, event: Event) -> None:
-        self._run(partial(self._journal.append, session_id, number, event))
+    def check_room(self, owner: str = ANYONE) -> None:
+        self._run(partial(self._journal.check_room, owner))
+
+    def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
+        self._run(partial(self._journal.append, session_id, number, event, owner))
 
     def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
         return self._run(partial(self._journal.read, session_id, start, max_events))
 
-    def put_image(self, session_id: str, data: bytes) -> str:
-        return self._run(partial(self._journal.put_image, session_id, data))
+    def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
+        return self._run(partial(self._journal.put_image, session_id, data, owner))
 
     def get_image(self, session_id: str, image: str) -> bytes:
         return self._run(partial(self._journal.get_image, session_id, image))

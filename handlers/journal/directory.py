@@ -1,35 +1,38 @@
 """Journals in a directory that the instances share: a folder per session, a file per event.
 
-A file is written under a temporary name, synced, and linked to its own name; link(2) fails if that exists.
+A file is written under a temporary name, synced, and linked to its own name; link(2) fails if that exists. Each record
+costs two fsyncs, of its file and of its folder. Sessions share only pictures, see
+handlers/journal/directory_pictures.py.
 """
 
-import errno
 import os
-import secrets
 import shutil
-import stat
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from handlers.journal.disk_budget import DiskBudget
-from handlers.journal.event import DamagedRecord, Event, check_size, decode_close, image_hash
+from handlers.journal import directory_files as files
+from handlers.journal.budget import NEVER, Budget
+from handlers.journal.directory_pictures import DirectoryPictures
+from handlers.journal.directory_usage import CLOSED, FIRST_EVENT, OWNER_MARK, measure, owner_of
+from handlers.journal.event import Event, decode_close, image_hash
 from handlers.journal.expiring_sessions import ExpiringSessions
 from handlers.journal.journal import (
+    ANYONE,
     MAX_CLAIM_BYTES,
-    REMOVED_WITHIN_S,
     EventTaken,
     JournalClosed,
-    JournalFull,
     check_image,
     check_image_name,
+    check_owner,
     claim_key,
     expiry,
+    is_image_name,
     is_session_id,
 )
 from handlers.settings import JournalSettings
 
-CLOSED = "closed"
 CLAIMS = "claims"
 MAX_SWEPT = 10_000  # folders and claims that one sweep deletes
 LISTED_S = 1_500  # a full sweep lists the sessions that expire until the next one, and some time after it
@@ -42,7 +45,8 @@ class DirectoryJournal:
         self._root = root
         self._claims = root / CLAIMS
         self._settings = settings
-        self._budget = DiskBudget(root, settings.max_bytes, settings.min_free_bytes)
+        self._budget = Budget(settings, max_bytes=settings.max_bytes)
+        self._pictures = DirectoryPictures(root)
         self._expiring = ExpiringSessions()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -50,18 +54,23 @@ class DirectoryJournal:
     def used_bytes(self) -> int:
         return self._budget.used_bytes
 
-    def check_room(self) -> None:
-        try:
-            self._budget.check_room()
-        except JournalFull as full:
-            first = self._expiring.first()
-            full.room_at = None if first is None else first + REMOVED_WITHIN_S
-            raise
+    @property
+    def num_sessions(self) -> int:
+        return self._budget.num_sessions
 
-    def append(self, session_id: str, number: int, event: Event) -> None:
+    def check_room(self, owner: str = ANYONE) -> None:
+        self._budget.check(owner)
+        free = shutil.disk_usage(self._root).free
+        if free < self._settings.min_free_bytes:
+            raise self._budget.full(f"the journal's disk has {free} bytes left, too few (journal.min_free_bytes)")
+
+    def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
         data = event.encode(session_id, self._settings.max_event_bytes)
+        folder = self._make_folder(session_id)
+        if number == 0:
+            _mark(folder, owner)
         try:
-            self._create(self._make_folder(session_id) / f"{number:08d}", data)
+            self._create(folder / f"{number:08d}", data, owner)
         except FileExistsError as exc:
             raise EventTaken(f"event {number} of this session has been written already") from exc
 
@@ -70,7 +79,7 @@ class DirectoryJournal:
         events: list[Event] = []
         while max_events is None or len(events) < max_events:
             try:
-                data = _read(folder / f"{start + len(events):08d}", self._settings.max_event_bytes)
+                data = files.read(folder / f"{start + len(events):08d}", self._settings.max_event_bytes)
                 events.append(Event.decode(data, session_id))
             except FileNotFoundError:
                 if not self._root.is_dir():
@@ -81,39 +90,65 @@ class DirectoryJournal:
         except FileNotFoundError:  # checked last: nothing had been deleted before
             return events
 
-    def put_image(self, session_id: str, data: bytes) -> str:
+    def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
         name = image_hash(data)
-        path = self._make_folder(session_id) / name
-        if not path.is_file():
-            with suppress(FileExistsError):
-                self._create(path, data)
+        folder = self._make_folder(session_id)
+        if not (folder / name).is_file():
+            self._put(folder / name, data, owner)
         return name
+
+    def _put(self, path: Path, data: bytes, owner: str) -> None:
+        try:
+            _mark(path.parent, owner)
+            self._count(path.parent, owner, self._pictures.link(owner, path, data))
+            self._settle(path)
+        except FileNotFoundError:
+            if not _is_expired(path.parent.name):
+                raise
+        except JournalClosed:
+            self._count(path.parent, owner, -self._pictures.release(owner, path.name))
+            raise
 
     def get_image(self, session_id: str, image: str) -> bytes:
         check_image_name(image)
-        return check_image(image, _read(self._folder(session_id) / image, self._settings.max_image_bytes))
+        return check_image(image, files.read(self._folder(session_id) / image, self._settings.max_image_bytes))
 
     def close(self, session_id: str, event: Event) -> Event:
         folder = self._make_folder(session_id)
         with suppress(FileExistsError):
-            self._publish(folder / CLOSED, event.encode(session_id, self._settings.max_event_bytes))
-        _sync_folder(folder)
-        for path in folder.iterdir():
-            if path.name != CLOSED:
-                self._budget.remove(path)
+            self._publish(folder / CLOSED, event.encode(session_id, self._settings.max_event_bytes), ANYONE)
+        files.sync_folder(folder)
+        self._clear(folder)
         return self._read_close(session_id)
 
     def delete(self, session_id: str) -> None:
+        folder = self._folder(session_id)
         with suppress(FileNotFoundError):
-            shutil.rmtree(self._folder(session_id))
+            self._clear(folder)
+            shutil.rmtree(folder)
+
+    def _clear(self, folder: Path) -> None:
+        """Delete a session's events and pictures, and count their bytes no longer."""
+        names = os.listdir(folder)
+        num_bytes = sum(files.remove(folder / name) for name in names if name != CLOSED and owner_of(name) is None)
+        num_sessions = int(FIRST_EVENT in names)
+        self._count(folder, _owners(names)[-1], -num_bytes - self._release(names), -num_sessions)
+
+    def _release(self, names: Sequence[str]) -> int:
+        """Delete those of a session's pictures that no other session has. Return the bytes that are free then.
+
+        names: of the files in the session's folder.
+        """
+        images = [name for name in names if is_image_name(name)]
+        return sum(self._pictures.release(owner, image) for owner in _owners(names) for image in images)
 
     def claim(self, name: str, value: str) -> str:
         path = self._claims / claim_key(name)
         self._make(self._claims)
         try:
-            self._create(path, value.encode())
+            self._create(path, value.encode(), ANYONE)
         except FileExistsError:
-            return _read_beginning(path, MAX_CLAIM_BYTES).decode(errors="replace")
+            return files.read_beginning(path, MAX_CLAIM_BYTES).decode(errors="replace")
         return value
 
     def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
@@ -128,8 +163,17 @@ class DirectoryJournal:
         if is_full:
             self._scan(expired_before)
         else:
-            for name, num_bytes in self._expiring.pop(expired_before, MAX_SWEPT):
-                self._budget.remove_folder(self._root / name, num_bytes)
+            for name in self._expiring.pop(expired_before, MAX_SWEPT):
+                self._remove_expired(self._root / name)
+        self._budget.expire(expired_before)
+
+    def _remove_expired(self, folder: Path) -> None:
+        with suppress(OSError):  # the next full sweep finds what is left
+            names = os.listdir(folder)
+            for name in names:
+                files.remove(folder / name)
+            folder.rmdir()
+            self._release(names)
 
     def _scan(self, expired_before: int) -> None:
         self._expiring.begin(expired_before + LISTED_S)
@@ -147,39 +191,48 @@ class DirectoryJournal:
                     if path.stat().st_mtime + self._settings.claim_s < expired_before and num_swept < MAX_SWEPT:
                         path.unlink()
                         num_swept += 1
-        self._expiring.note_sizes(self._budget.measure(self._expiring.names()))
+        os.utime(self._root)  # by the clock of the file system, which may differ from this machine's
+        self._pictures.sweep()
+        found = self._budget.begin_measurement()
+        measure(self._root, found)
+        self._budget.replace(found)
 
-    def _create(self, path: Path, data: bytes) -> None:
+    def _create(self, path: Path, data: bytes, owner: str) -> None:
         """Create a file atomically and durably. Raises FileExistsError, JournalClosed."""
+        self._publish(path, data, owner)
+        self._settle(path)
+
+    def _settle(self, path: Path) -> None:
+        """Make a new file durable, or delete it if the session is closed. Raises JournalClosed."""
         folder = path.parent
-        self._publish(path, data)
         if (folder / CLOSED).exists():  # checked after the link: a later close deletes the file
             path.unlink(missing_ok=True)
             raise JournalClosed("this session was closed")
         try:
-            _sync_folder(folder)
+            files.sync_folder(folder)
         except FileNotFoundError:
             if not _is_expired(folder.name):
                 raise
 
-    def _publish(self, path: Path, data: bytes) -> None:
+    def _publish(self, path: Path, data: bytes, owner: str) -> None:
         """Create a file with all of its content, unless the session is closed. Raises FileExistsError."""
         folder = path.parent
-        partial = folder / f".{secrets.token_hex(8)}"
         try:
-            _write_durably(partial, data)
-            _link(partial, path, data)
-            self._budget.add(len(data))
+            if files.create(path, data):
+                self._count(folder, owner, files.size_of_new(len(data)), int(path.name == FIRST_EVENT))
         except FileNotFoundError:
             # A close deletes temporary files, too, and so does the sweep of an expired session.
             if not (folder / CLOSED).exists() and not _is_expired(folder.name):
                 raise
-        finally:
-            partial.unlink(missing_ok=True)
+
+    def _count(self, folder: Path, owner: str, num_bytes: int, num_sessions: int = 0) -> None:
+        """Count bytes in a session's folder, or in the one of claims; fewer with negative numbers."""
+        expires_at = expiry(folder.name) if is_session_id(folder.name) else NEVER
+        self._budget.add(owner, expires_at, num_bytes, num_sessions)
 
     def _read_close(self, session_id: str) -> Event:
         """Read the record of a closed session. Raises FileNotFoundError."""
-        data = _read(self._folder(session_id) / CLOSED, self._settings.max_event_bytes)
+        data = files.read(self._folder(session_id) / CLOSED, self._settings.max_event_bytes)
         return decode_close(data, session_id)
 
     def _make_folder(self, session_id: str) -> Path:
@@ -193,12 +246,23 @@ class DirectoryJournal:
         if folder.is_dir():
             return False
         folder.mkdir(mode=0o700, exist_ok=True)
-        _sync_folder(self._root)
+        files.sync_folder(self._root)
         return True
 
     def _folder(self, session_id: str) -> Path:
         expiry(session_id)  # only a valid id becomes a path
         return self._root / session_id
+
+
+def _mark(folder: Path, owner: str) -> None:
+    """Note the owner of a session in its folder."""
+    if check_owner(owner) != ANYONE:
+        (folder / f"{OWNER_MARK}{owner}").touch(mode=0o600)
+
+
+def _owners(names: Iterable[str]) -> list[str]:
+    """Return the owners whose pictures a session may have, its own last. names: of the files in its folder."""
+    return [ANYONE, *(owner for name in names if (owner := owner_of(name)) is not None)]
 
 
 def _is_expired(name: str) -> bool:
@@ -207,53 +271,3 @@ def _is_expired(name: str) -> bool:
         return expiry(name) <= time.time()
     except ValueError:
         return False
-
-
-def _read(path: Path, max_bytes: int) -> bytes:
-    """Read a whole file. Raises DamagedRecord if it is larger than max_bytes, or not a file."""
-    data = _read_beginning(path, max_bytes + 1)
-    check_size(len(data), max_bytes)
-    return data
-
-
-def _read_beginning(path: Path, num_bytes: int) -> bytes:
-    """Read up to num_bytes of a file. Raises DamagedRecord if it is not a file."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as exc:
-        if exc.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
-            raise DamagedRecord("a record is not a file") from exc
-        raise
-    try:
-        info = os.fstat(handle)
-        if not stat.S_ISREG(info.st_mode):
-            raise DamagedRecord("a record is not a file")
-        with open(handle, "rb", closefd=False) as file:
-            return file.read(min(num_bytes, info.st_size))
-    finally:
-        os.close(handle)
-
-
-def _link(partial: Path, path: Path, data: bytes) -> None:
-    """Link, or raise FileExistsError unless the content is equal: NFS may report it for its own link."""
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        with suppress(FileNotFoundError):  # closed meanwhile
-            if _read_beginning(path, len(data) + 1) != data:
-                raise
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

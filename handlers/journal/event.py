@@ -12,8 +12,9 @@ from typing import Any
 
 from torchmoor.wire.session_hash import session_hash
 
-_KINDS = ("open", "images", "turn", "close")
+_KINDS = ("open", "images", "turn", "update", "delete", "close")
 _IMAGE = re.compile(r"[0-9a-f]{64}")
+_LATER = ("system", "response", "asked_by")  # not written where empty, so that older versions can read the event
 _SESSION = "session"  # encoded with the event: the hash of its session's id
 
 
@@ -29,9 +30,15 @@ class EventTooLarge(Exception):
 class Event:
     """One event of a session.
 
-    kind: "open", "images", "turn" or "close". images: hashes of the pictures that it adds or, in a turn, that the
-    question refers to, in order. question, answer: of a turn. invocation_id: the client's, which identifies a retry;
-    of a "close", that of the request that closed the session.
+    kind: "open", "images", "turn", "update", "delete" or "close". images: hashes of the pictures that it adds or, in a
+    turn, that the question refers to, in order. question, answer: of a turn. system: the system message that the first
+    turn brings. invocation_id: the client's, which identifies a retry; of a "close", that of the request that closed
+    the session.
+    asked_by: "tool" if the question is the results of tools, as JSON; else empty.
+    response: of a turn of OpenAI's Responses API, the response's fields as JSON; its question and answer are then lists
+    of items as JSON. A turn that only adds items to a conversation has no answer, and `{}` as its response. Of an
+    "open" or an "update", the conversation's fields. The question of a "delete" is the number of the deleted response,
+    or that and the place of the deleted item; that of an "open" how many turns were copied from another session.
     nonce: distinguishes writes of equal content: a writer whose write timed out, and that finds the number taken,
     recognises its own event by it.
     """
@@ -40,12 +47,18 @@ class Event:
     images: tuple[str, ...] = ()
     question: str = ""
     answer: str = ""
+    system: str = ""
+    response: str = ""
+    asked_by: str = ""
     invocation_id: str = ""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)
 
     def encode(self, session_id: str, max_bytes: int) -> bytes:
         """Encode the event for this session's journal. Raises EventTooLarge."""
         value = {**asdict(self), _SESSION: session_hash(session_id)}
+        for name in _LATER:
+            if not value[name]:
+                del value[name]
         data = json.dumps(value, ensure_ascii=False).encode()
         if len(data) > max_bytes:
             raise EventTooLarge(f"the question and its answer take {len(data)} bytes in the journal, over {max_bytes}")
@@ -63,6 +76,7 @@ class Event:
             raise DamagedRecord("an event is not JSON") from None
         if not isinstance(value, dict) or value.pop(_SESSION, None) not in (None, session_hash(session_id)):
             raise DamagedRecord("an event belongs to another session or to none")
+        value = {**dict.fromkeys(_LATER, ""), **value}
         if value.keys() != {each.name for each in fields(cls)}:
             raise DamagedRecord("an event has other fields than it should")
         images = value.pop("images")

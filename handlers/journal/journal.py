@@ -1,9 +1,9 @@
 """The journal protocol: a durable copy of a session, from which any instance can rebuild it.
 
 A session's journal is a list of events, numbered from 0, each written once: the opening, added images, turns. If two
-instances write number n, the first one wins and the other gets an error. Encoded images are stored beside the events
-under the hash of their bytes. A journal holds what is needed to compute the session again, not tensors
-(docs/decisions/0006 and 0008).
+instances write number n, the first one wins and the other gets an error. Encoded images are stored under the hash of
+their bytes, once for all sessions of an owner, as long as one of them is there. A journal holds what is needed to
+compute the session again, not tensors (docs/decisions/0006, 0008 and 0039).
 """
 
 import hashlib
@@ -16,7 +16,9 @@ from torchmoor.wire.session_ids import ID_FORM
 MAX_CLAIM_BYTES = 1024  # that are read
 REMOVED_WITHIN_S = 60  # after its expiry, a session's space is free
 EXPIRED_KEPT_S = 30  # after a session has expired: for its last turns, and for clocks that differ
+ANYONE = "anyone"  # the owner of sessions whose callers have no name; has no budget of its own
 _HASH = re.compile(r"[0-9a-f]{64}")
+_OWNER = re.compile(rf"[0-9a-f]{{32}}|{ANYONE}")
 
 
 class EventTaken(Exception):
@@ -36,24 +38,34 @@ class JournalFull(Exception):
     room_at: int | None = None
 
 
+class OwnerFull(JournalFull):
+    """The owner's sessions take as much of the store as one owner's may; others have room."""
+
+
 class Journal(Protocol):
     """A store of journals.
 
     All methods may block and are thread-safe. They raise OSError if the store fails or refuses, TimeoutError
     if it does not answer. After an OSError a write may or may not have been done; repeating it is safe. Methods that
     read a session raise DamagedRecord; they read no record that is larger than the settings allow.
-    used_bytes: as last measured; 0 if the store limits itself.
+    owner: names the caller that a session belongs to, in a form that `check_owner` accepts.
+    used_bytes, num_sessions: of all workers, as last measured, and with this worker's changes since.
     """
 
     @property
     def used_bytes(self) -> int: ...
 
-    def check_room(self) -> None:
-        """Raise JournalFull if the store has no room for another session."""
+    @property
+    def num_sessions(self) -> int: ...
+
+    def check_room(self, owner: str = ANYONE) -> None:
+        """Raise JournalFull if the store has no room for another session, OwnerFull if the owner's share is used."""
         ...
 
-    def append(self, session_id: str, number: int, event: Event) -> None:
+    def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
         """Write an event durably, after its predecessors. Succeeds if this very event was written before.
+
+        owner: whose bytes the event counts with; that of event 0 is the session's.
 
         Raises EventTaken if another event has this number, JournalClosed, EventTooLarge.
         """
@@ -63,8 +75,8 @@ class Journal(Protocol):
         """Return the events from `start` on; none of an unknown session, only the "close" of a closed one."""
         ...
 
-    def put_image(self, session_id: str, data: bytes) -> str:
-        """Store an encoded image of the session and return its hash. Raises JournalClosed."""
+    def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
+        """Store an encoded image of the session, unless the owner has it, and return its hash. Raises JournalClosed."""
         ...
 
     def get_image(self, session_id: str, image: str) -> bytes:
@@ -100,8 +112,8 @@ class Journal(Protocol):
     def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
         """Delete sessions whose ids expired before this time, in seconds since 1970.
 
-        is_full: delete old claims and what other workers have left, too, which may read the whole store. One call does
-        a bounded part; the next one continues.
+        is_full: delete old claims and what killed workers have left, too, and measure the store, which reads all names
+        in it. One call does a bounded part; the next one continues.
         """
         ...
 
@@ -123,10 +135,30 @@ def claim_key(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
+def owner_key(name: str) -> str:
+    """Return the owner that stands for a caller of this name."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def is_owner(text: str) -> bool:
+    return _OWNER.fullmatch(text) is not None
+
+
+def check_owner(owner: str) -> str:
+    """Return the owner if it can be one; it becomes a path or a key. Raises ValueError."""
+    if not is_owner(owner):
+        raise ValueError("not an owner of sessions")
+    return owner
+
+
 def check_image_name(image: str) -> None:
     """Raise FileNotFoundError if an image cannot have this name."""
-    if not _HASH.fullmatch(image):
+    if not is_image_name(image):
         raise FileNotFoundError("not the name of an image")
+
+
+def is_image_name(text: str) -> bool:
+    return _HASH.fullmatch(text) is not None
 
 
 def check_image(image: str, data: bytes | None) -> bytes:

@@ -1,46 +1,52 @@
-"""Journals in Redis or Valkey: per session a list of events, a hash of images, and a marker once it is closed.
+"""Journals in Redis or Valkey: per session a list of events, its pictures' names, and a marker once it is closed.
 
-Each operation is one script: one round trip, and atomic. All keys of a session have its id as their hash tag and so lie
-on one node of a cluster; each expires with its session, so there is nothing to sweep. The server's settings decide
-whether acknowledged writes survive a crash (docs/decisions/0008).
+    torchmoor:{session id}:events      :pictures, by name their owners      :account, owner and bytes      :closed
+    and pictures, see handlers/journal/redis_pictures.py
+
+Each operation on a session is one script: one round trip, and atomic. All keys of a session have its id as their hash
+tag and so lie on one node of a cluster; each expires with its session, so there is nothing to sweep. The server's
+settings decide whether acknowledged writes survive a crash (docs/decisions/0008).
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
-from handlers.journal.event import Event, check_size, decode_close, image_hash
+from handlers.journal.budget import Budget, JournalUsage
+from handlers.journal.event import DamagedRecord, Event, check_size, decode_close, image_hash
 from handlers.journal.journal import (
+    ANYONE,
     EXPIRED_KEPT_S,
     MAX_CLAIM_BYTES,
     EventTaken,
     JournalClosed,
     check_image,
     check_image_name,
+    check_owner,
     claim_key,
     expiry,
+    is_owner,
     is_session_id,
 )
+from handlers.journal.redis_pictures import RedisPictures
+from handlers.journal.redis_scripts import RedisScripts
 from handlers.settings import JournalSettings
-from torchmoor.wire.store_urls import RedisAddress
 
-SCANNED = 1000  # keys of one page of ids
-# KEYS: events, closed. ARGV: number, event, expiry.
+SESSION_BYTES = 600  # that a server needs for a session besides its events and pictures
+# KEYS: events, closed, account. ARGV: number, event, expiry, owner.
 _APPEND = """
 if redis.call('EXISTS', KEYS[2]) == 1 then return 'closed' end
 local count, number = redis.call('LLEN', KEYS[1]), tonumber(ARGV[1])
 if count > number then
-  if redis.call('LINDEX', KEYS[1], number) == ARGV[2] then return 'written' end
+  if redis.call('LINDEX', KEYS[1], number) == ARGV[2] then return 'again' end
   return 'taken'
 end
 if count < number then return 'gap' end
 redis.call('RPUSH', KEYS[1], ARGV[2])
+redis.call('HSETNX', KEYS[3], 'owner', ARGV[4])
+redis.call('HINCRBY', KEYS[3], 'bytes', #ARGV[2])
 redis.call('EXPIREAT', KEYS[1], ARGV[3])
+redis.call('EXPIREAT', KEYS[3], ARGV[3])
 return 'written'
 """
 # KEYS: events, closed. ARGV: first, last, the most bytes of an event.
@@ -52,28 +58,43 @@ for number, event in ipairs(events) do
 end
 return events
 """
-# KEYS: images, closed. ARGV: name, bytes, expiry.
-_PUT_IMAGE = """
+# KEYS: pictures, closed. ARGV: name, owner, expiry.
+_NAME_PICTURE = """
 if redis.call('EXISTS', KEYS[2]) == 1 then return 'closed' end
-redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('EXPIREAT', KEYS[1], ARGV[3])
 return 'written'
 """
-# KEYS: images. ARGV: name, the most bytes.
-_GET_IMAGE = """
-local size = redis.call('HSTRLEN', KEYS[1], ARGV[1])
+# KEYS: pictures, images. ARGV: name, the most bytes. Older versions have stored images with their session.
+_FIND_PICTURE = """
+local owner = redis.call('HGET', KEYS[1], ARGV[1])
+if owner then return {owner} end
+local size = redis.call('HSTRLEN', KEYS[2], ARGV[1])
 if size > tonumber(ARGV[2]) then return size end
-return redis.call('HGET', KEYS[1], ARGV[1])
+return redis.call('HGET', KEYS[2], ARGV[1])
 """
-# KEYS: events, images, closed. ARGV: event, expiry, the most bytes of an event.
-_CLOSE = """
-redis.call('SETNX', KEYS[3], ARGV[1])
-redis.call('EXPIREAT', KEYS[3], ARGV[2])
-redis.call('UNLINK', KEYS[1], KEYS[2])
-return redis.call('GETRANGE', KEYS[3], 0, ARGV[3])
+# KEYS: events, images, pictures, account, closed.
+_END = """
+local pictures, account = redis.call('HGETALL', KEYS[3]), redis.call('HMGET', KEYS[4], 'owner', 'bytes')
+redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[4])
 """
-# KEYS: events, images, closed.
-_DELETE = "redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])"
+# KEYS: those of _END. ARGV: event, expiry, the most bytes of an event.
+_CLOSE = f"""
+redis.call('SETNX', KEYS[5], ARGV[1])
+redis.call('EXPIREAT', KEYS[5], ARGV[2])
+{_END}
+return {{pictures, account, redis.call('GETRANGE', KEYS[5], 0, ARGV[3])}}
+"""
+# KEYS: those of _END.
+_DELETE = f"""
+redis.call('UNLINK', KEYS[5])
+{_END}
+return {{pictures, account}}
+"""
+# KEYS: pictures.
+_FORGET = "redis.call('UNLINK', KEYS[1])"
+# KEYS: those of _END.
+_LIST_PICTURES = "return {redis.call('HGETALL', KEYS[3]), {false, false}}"
 # KEYS: claim. ARGV: value, seconds, the most bytes.
 _CLAIM = """
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2], 'NX')
@@ -82,112 +103,177 @@ return redis.call('GETRANGE', KEYS[1], 0, ARGV[3] - 1)
 
 
 class RedisJournal:
-    """client: returns bytes. tombstone_s: how long the marker of a closed session outlives its expiry."""
+    """tombstone_s: how long the marker of a closed session outlives its expiry."""
 
-    used_bytes = 0
-
-    def __init__(self, client: "redis.Redis", tombstone_s: int, settings: JournalSettings) -> None:
-        self._client: Any = client
+    def __init__(self, scripts: RedisScripts, tombstone_s: int, settings: JournalSettings) -> None:
+        self._scripts = scripts
+        self._pictures = RedisPictures(scripts)
         self._tombstone_s = tombstone_s
         self._settings = settings
+        self._budget = Budget(settings)
 
-    def check_room(self) -> None:
-        """Do nothing: the server refuses writes when it is full."""
+    @property
+    def used_bytes(self) -> int:
+        return self._budget.used_bytes
 
-    def append(self, session_id: str, number: int, event: Event) -> None:
+    @property
+    def num_sessions(self) -> int:
+        return self._budget.num_sessions
+
+    def check_room(self, owner: str = ANYONE) -> None:
+        self._budget.check(owner)
+
+    def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
         data = event.encode(session_id, self._settings.max_event_bytes)
-        keys = (_key(session_id, "events"), _key(session_id, "closed"))
-        said = _unless_closed(self._run(_APPEND, keys, number, data, self._expire_at(session_id)))
+        keys = _keys(session_id, "events", "closed", "account")
+        said = self._scripts.run(_APPEND, keys, number, data, _needed_until(session_id), check_owner(owner))
         if said == b"taken":
             raise EventTaken(f"event {number} of this session has been written already")
         if said == b"gap" and expiry(session_id) > time.time():  # the keys of an expired session are gone
             raise OSError(f"events before number {number} of this session are missing: the server has lost them")
+        if _unless_closed(said) == b"written":
+            num_bytes = len(data) if number else SESSION_BYTES + len(data)
+            self._budget.add(owner, expiry(session_id), num_bytes, int(number == 0))
 
     def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
         if max_events == 0:
             return []
         last = -1 if max_events is None else start + max_events - 1
         max_bytes = self._settings.max_event_bytes
-        found = self._run(_READ, (_key(session_id, "events"), _key(session_id, "closed")), start, last, max_bytes)
+        found = self._scripts.run(_READ, _keys(session_id, "events", "closed"), start, last, max_bytes)
         if isinstance(found, bytes):
             return [self._decode_close(session_id, found)]
         return [Event.decode(_within(data, max_bytes), session_id) for data in found]
 
-    def put_image(self, session_id: str, data: bytes) -> str:
-        name = image_hash(data)
-        keys = (_key(session_id, "images"), _key(session_id, "closed"))
-        _unless_closed(self._run(_PUT_IMAGE, keys, name, data, self._expire_at(session_id)))
+    def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
+        name, expires_at = image_hash(data), expiry(session_id)
+        self._budget.add(owner, expires_at, self._pictures.share(session_id, owner, name, data))
+        keys = _keys(session_id, "pictures", "closed")
+        try:
+            _unless_closed(self._scripts.run(_NAME_PICTURE, keys, name, owner, _needed_until(session_id)))
+        except JournalClosed:
+            self._budget.add(owner, expires_at, -self._pictures.release(session_id, owner, name))
+            raise
         return name
 
     def get_image(self, session_id: str, image: str) -> bytes:
         check_image_name(image)
         max_bytes = self._settings.max_image_bytes
-        found = self._run(_GET_IMAGE, [_key(session_id, "images")], image, max_bytes)
+        found = self._scripts.run(_FIND_PICTURE, _keys(session_id, "pictures", "images"), image, max_bytes)
+        if isinstance(found, list):
+            found = self._pictures.get(_read_owner(found[0]), image, max_bytes)
         return check_image(image, _within(found, max_bytes))
 
     def close(self, session_id: str, event: Event) -> Event:
-        keys = [_key(session_id, name) for name in ("events", "images", "closed")]
         max_bytes = self._settings.max_event_bytes
         data = event.encode(session_id, max_bytes)
         expire_at = expiry(session_id) + self._tombstone_s
-        return self._decode_close(session_id, self._run(_CLOSE, keys, data, expire_at, max_bytes))
+        pictures, account, closed = self._scripts.run(_CLOSE, _all_keys(session_id), data, expire_at, max_bytes)
+        self._free(session_id, pictures, account)
+        return self._decode_close(session_id, closed)
 
     def delete(self, session_id: str) -> None:
-        keys = [_key(session_id, name) for name in ("events", "images", "closed")]
-        self._run(_DELETE, keys)
+        self._free(session_id, *self._scripts.run(_DELETE, _all_keys(session_id)))
+
+    def _free(self, session_id: str, pictures: Sequence[bytes], account: Sequence[bytes | None]) -> None:
+        """Release a session's pictures, names and owners in turn, and count the session's bytes no longer."""
+        num_bytes = num_sessions = 0
+        for name, owner in zip(pictures[::2], pictures[1::2], strict=True):
+            num_bytes += self._pictures.release(session_id, _read_owner(owner), name.decode())
+        if pictures:  # the names stay until then, so that who finds them can repeat this
+            self._scripts.run(_FORGET, _keys(session_id, "pictures"))
+        of_session, event_bytes = account
+        if event_bytes is not None:
+            num_bytes += int(event_bytes) + SESSION_BYTES
+            num_sessions = 1
+        owner_name = ANYONE if of_session is None else _read_owner(of_session)
+        self._budget.add(owner_name, expiry(session_id), -num_bytes, -num_sessions)
 
     def claim(self, name: str, value: str) -> str:
         keys = [f"torchmoor:claim:{claim_key(name)}"]
-        first: bytes = self._run(_CLAIM, keys, value, self._settings.claim_s, MAX_CLAIM_BYTES)
+        first: bytes = self._scripts.run(_CLAIM, keys, value, self._settings.claim_s, MAX_CLAIM_BYTES)
         return first.decode(errors="replace")
 
     def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
-        with _translated():
-            after, keys = self._client.scan(int(cursor or 0), match="torchmoor:{*}:events", count=SCANNED)
-        names = [key.decode(errors="replace").partition("{")[2].partition("}")[0] for key in keys]
+        after, keys = self._scripts.scan(int(cursor or 0), "torchmoor:{*}:events")
+        names = [_tag(key) for key in keys]
         return [name for name in names if is_session_id(name)], str(after) if after else ""
 
     def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
-        """Do nothing: every key expires by itself."""
+        """Delete nothing that expires by itself. is_full: release pictures of closed sessions, and measure."""
+        self._budget.expire(expired_before)
+        if is_full:
+            self._measure()
+
+    def _measure(self) -> None:
+        found, seen = self._budget.begin_measurement(), set[int]()
+        cursor, is_last = 0, False
+        while not is_last:
+            cursor, keys = self._scripts.scan(cursor, "torchmoor:{*")
+            is_last = cursor == 0
+            self._release_closed([key for key in keys if key.endswith("}:pictures")])
+            pictures = _unseen((key for key in keys if "}:picture:" in key and is_owner(_tag(key))), seen)
+            self._pictures.renew((_tag(key), key.rpartition(":")[2]) for key in pictures)
+            self._measure_pictures(pictures, found)
+            self._measure_sessions(_unseen((key for key in keys if key.endswith("}:account")), seen), found)
+        self._budget.replace(found)
+
+    def _measure_sessions(self, keys: Sequence[str], found: JournalUsage) -> None:
+        accounts = self._scripts.run_all([("HMGET", key, "owner", "bytes") for key in keys])
+        for key, (owner, num_bytes) in zip(keys, accounts, strict=True):
+            is_whole = is_session_id(_tag(key)) and is_owner((owner or b"").decode(errors="replace"))
+            if is_whole and (num_bytes or b"").isdigit():  # else it has expired, or another program has written it
+                found.add(owner.decode(), expiry(_tag(key)), int(num_bytes) + SESSION_BYTES, 1)
+
+    def _measure_pictures(self, keys: Sequence[str], found: JournalUsage) -> None:
+        answers = self._scripts.run_all([(command, key) for key in keys for command in ("STRLEN", "TTL")])
+        now = int(time.time())
+        for key, num_bytes, ttl_s in zip(keys, answers[::2], answers[1::2], strict=True):
+            found.add(_tag(key), now + ttl_s - EXPIRED_KEPT_S, num_bytes)
+
+    def _release_closed(self, keys: Sequence[str]) -> None:
+        """Release the pictures of closed sessions, which killed workers have left."""
+        ids = [_tag(key) for key in keys if is_session_id(_tag(key))]
+        closed = self._scripts.run_all([("EXISTS", *_keys(session_id, "closed")) for session_id in ids])
+        for session_id in (session_id for session_id, is_closed in zip(ids, closed, strict=True) if is_closed):
+            self._free(session_id, *self._scripts.run(_LIST_PICTURES, _all_keys(session_id)))
 
     def _decode_close(self, session_id: str, data: bytes) -> Event:
         check_size(len(data), self._settings.max_event_bytes)
         return decode_close(data, session_id)
 
-    def _run(self, script: str, keys: Sequence[str], *arguments: object) -> Any:
-        """Return the script's result. Raises OSError."""
-        with _translated():
-            try:
-                return self._client.eval(script, len(keys), *keys, *arguments)
-            except redis.ReadOnlyError:  # the primary became a replica; its address may now lead to the new one
-                self._client.connection_pool.disconnect()
-                raise
 
-    def _expire_at(self, session_id: str) -> int:
-        return expiry(session_id) + EXPIRED_KEPT_S
-
-
-def connect(address: RedisAddress, limits: JournalSettings) -> "redis.Redis":
-    """Make a client with time-outs. Connects with the first command."""
-    pool = redis.ConnectionPool(
-        connection_class=redis.SSLConnection if address.tls else redis.Connection,
-        host=address.host,
-        port=address.port,
-        db=address.db,
-        username=address.username,
-        password=address.password,
-        protocol=2,  # a new connection needs fewer round trips
-        socket_connect_timeout=limits.connect_timeout_s,
-        socket_timeout=limits.timeout_s,
-        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),  # for a connection cut while idle
-        max_connections=limits.max_in_flight,
-    )
-    return redis.Redis(connection_pool=pool)
-
-
-def _key(session_id: str, name: str) -> str:
+def _keys(session_id: str, *names: str) -> list[str]:
     expiry(session_id)  # only a valid id becomes a key
-    return f"torchmoor:{{{session_id}}}:{name}"
+    return [f"torchmoor:{{{session_id}}}:{name}" for name in names]
+
+
+def _all_keys(session_id: str) -> list[str]:
+    return _keys(session_id, "events", "images", "pictures", "account", "closed")
+
+
+def _tag(key: str) -> str:
+    """Return the part of a key that decides about its node: a session's id or an owner."""
+    return key.partition("{")[2].partition("}")[0]
+
+
+def _unseen(keys: Iterable[str], seen: set[int]) -> list[str]:
+    """Return the keys that a scan, which may repeat some, returns for the first time. seen: hashes of earlier ones."""
+    found = [key for key in dict.fromkeys(keys) if hash(key) not in seen]
+    seen.update(map(hash, found))
+    return found
+
+
+def _needed_until(session_id: str) -> int:
+    return expiry(session_id) + EXPIRED_KEPT_S
+
+
+def _read_owner(data: bytes) -> str:
+    """Decode an owner. Raises DamagedRecord."""
+    owner = data.decode(errors="replace")
+    if not is_owner(owner):
+        raise DamagedRecord("the owner of a session has another form")
+    return owner
 
 
 def _within(found: Any, max_bytes: int) -> Any:
@@ -202,18 +288,3 @@ def _unless_closed(said: Any) -> Any:
     if said == b"closed":
         raise JournalClosed("this session was closed")
     return said
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Raise the library's errors as OSError, without their texts, which may quote arguments."""
-    try:
-        yield
-    except redis.TimeoutError:
-        raise TimeoutError("the journal's server did not answer in time") from None
-    except redis.ConnectionError as exc:
-        raise ConnectionError(f"the journal's server cannot be reached ({type(exc).__name__})") from None
-    except redis.RedisError as exc:
-        code = str(exc).partition(" ")[0]
-        said = code if code.isalpha() and code.isupper() else type(exc).__name__
-        raise OSError(f"the journal's server refused a command ({said})") from None

@@ -1,69 +1,81 @@
 """Journals in S3: an object per event, created only if there is none (If-None-Match).
 
-    {prefix}sessions/{expiry}/{session id}/events/{number}      {prefix}sessions/.../images/{hash}
+    {prefix}sessions/{expiry}/{session id}/events/{number}
+    {prefix}sessions/{expiry}/{session id}/owner/{owner}
+    {prefix}sessions/{expiry}/{session id}/closed
     {prefix}claims/{hash}
+    and pictures, see handlers/journal/s3_pictures.py
 
 A turn costs two requests: a GET of the next event, which usually does not exist, and the PUT of its own. So closing is
 an event, too: it takes the next number, so that it and a turn cannot both succeed, and then replaces every earlier
 event, so that a reader finds it first wherever it starts. The expiry precedes the id, so that a sweep finds expired
-sessions at the beginning of one listing. Relies on S3's consistency of reads, listings and conditional writes.
+sessions at the beginning of one listing.
 """
 
-import base64
-import hashlib
-import itertools
-import random
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from itertools import chain, groupby
+from typing import Any
 
-from handlers.journal.event import Event, check_size, image_hash
+from handlers.journal import s3_objects
+from handlers.journal.budget import Budget
+from handlers.journal.event import Event, image_hash
 from handlers.journal.journal import (
+    ANYONE,
     MAX_CLAIM_BYTES,
     EventTaken,
     JournalClosed,
     check_image,
     check_image_name,
+    check_owner,
     claim_key,
     expiry,
+    is_owner,
     is_session_id,
 )
-from handlers.s3 import S3Error, list_objects, make_client, translated
+from handlers.journal.s3_objects import S3Objects
+from handlers.journal.s3_pictures import S3Pictures
 from handlers.settings import JournalSettings
 
-PARALLEL = 8  # requests of one operation at once
-PAGE = 1000  # keys of a listing, and the most that S3 deletes at once
+CLOSED = "closed"
 MAX_SWEPT_PAGES = 10  # of sessions and of claims, in one sweep
-MAX_CONFLICTS = 5  # retries of a conditional write while another is undecided
-ATTEMPTS = 2  # of a request; an operation has a time-out of its own
-T = TypeVar("T")
-R = TypeVar("R")
+MAX_MEASURED = 50 * s3_objects.PAGE  # the cost of what one sweep measures: a request has that of a page
 
 
 class S3Journal:
     """prefix: empty, or with a slash at its end."""
 
-    used_bytes = 0
-
     def __init__(self, client: Any, bucket: str, prefix: str, settings: JournalSettings) -> None:
-        self._client = client
-        self._bucket = bucket
+        self._objects = S3Objects(client, bucket)
+        self._pictures = S3Pictures(self._objects, prefix)
+        self._swept_objects = S3Objects(client, bucket)  # with threads of its own: clients do not wait for a sweep
+        self._swept_pictures = S3Pictures(self._swept_objects, prefix)
         self._prefix = prefix
         self._settings = settings
+        self._budget = Budget(settings)
         self._swept_claims = ""  # where the last sweep ended
-        self._parallel = ThreadPoolExecutor(PARALLEL, "journal-s3")
+        self._measuring: Iterator[int] | None = None  # the measurement that is not complete yet
 
-    def check_room(self) -> None:
-        """Do nothing: the store has no end."""
+    @property
+    def used_bytes(self) -> int:
+        return self._budget.used_bytes
 
-    def append(self, session_id: str, number: int, event: Event) -> None:
+    @property
+    def num_sessions(self) -> int:
+        return self._budget.num_sessions
+
+    def check_room(self, owner: str = ANYONE) -> None:
+        self._budget.check(owner)
+
+    def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
         data = event.encode(session_id, self._settings.max_event_bytes)
-        if self._create(self._event(session_id, number), data):
+        key = self._event(session_id, number)
+        if number == 0 and check_owner(owner) != ANYONE:
+            self._objects.put(f"{self._session(session_id)}owner/{owner}", b"")
+        if self._objects.create(key, data):
+            self._budget.add(owner, expiry(session_id), len(data), int(number == 0))
             return
-        found = self._get(self._event(session_id, number), self._settings.max_event_bytes)
+        found = self._objects.get(key, self._settings.max_event_bytes)
         if found is not None and Event.decode(found, session_id).kind == "close":
             raise JournalClosed("this session was closed")
         if found != data:
@@ -78,76 +90,127 @@ class S3Journal:
             if max_events is not None:
                 num_asked = min(num_asked, max_events - len(events))
             first = start + len(events)
-            for event in self._each(partial(self._read_one, session_id), range(first, first + num_asked)):
+            for event in self._objects.each(partial(self._read_one, session_id), range(first, first + num_asked)):
                 if event is None:  # later ones were written after this request
                     is_end = True
                     break
                 events.append(event)
-            num_asked = PARALLEL
+            num_asked = s3_objects.PARALLEL
         return [event for event in events if event.kind == "close"][:1] or events
 
-    def put_image(self, session_id: str, data: bytes) -> str:
-        name = image_hash(data)
-        key = self._image(session_id, name)
-        self._put(key, data)
+    def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
+        folder = self._session(session_id)
+        pointer, num_bytes = self._pictures.share(folder, session_id, owner, data)
         if self._find_close(session_id, 0) is not None:  # after the write: a later close finds the image
-            self._delete([key])
+            self._pictures.release(session_id, [pointer])
             raise JournalClosed("this session was closed")
-        return name
+        self._budget.add(owner, expiry(session_id), num_bytes)
+        return image_hash(data)
 
     def get_image(self, session_id: str, image: str) -> bytes:
         check_image_name(image)
-        return check_image(image, self._get(self._image(session_id, image), self._settings.max_image_bytes))
+        folder, max_bytes = self._session(session_id), self._settings.max_image_bytes
+        data = self._pictures.get(folder, image, max_bytes)
+        if data is None:  # older versions have stored it with its session
+            data = self._objects.get(f"{folder}images/{image}", max_bytes)
+        return check_image(image, data)
 
     def close(self, session_id: str, event: Event) -> Event:
         folder, max_bytes = self._session(session_id), self._settings.max_event_bytes
-        last = max((int(key.rpartition("/")[2]) for key in self._list(f"{folder}events/")), default=-1)
+        found = self._objects.find_all(folder)
+        sizes = {_number(item["Key"]): item["Size"] for item in found if self._kind(item["Key"]) == "events"}
+        last = max(sizes, default=-1)
         first = self._find_close(session_id, last) if last >= 0 else None
+        num_sessions = int(first is None and last >= 0)
         while first is None:
             last += 1
-            if self._create(self._event(session_id, last), event.encode(session_id, max_bytes)):
+            if self._objects.create(self._event(session_id, last), event.encode(session_id, max_bytes)):
                 first = event
             else:  # a turn or another close was faster
                 first = self._find_close(session_id, last)
         data = first.encode(session_id, max_bytes)
-        self._each(lambda number: self._put(self._event(session_id, number), data), range(last))
-        self._delete(self._list(f"{folder}images/"))
+        copies = [*(self._event(session_id, number) for number in range(last)), f"{folder}{CLOSED}"]
+        self._objects.each(lambda key: self._objects.put(key, data), copies)
+        num_bytes = sum(sizes.values()) - (last + 2) * len(data) + self._release(session_id, self._list(folder))
+        self._budget.add(self._owner(item["Key"] for item in found), expiry(session_id), -num_bytes, -num_sessions)
         return first
 
     def delete(self, session_id: str) -> None:
-        self._delete(self._list(self._session(session_id)))
+        keys = self._list(self._session(session_id))
+        num_bytes = self._release(session_id, keys)
+        self._budget.add(self._owner(keys), expiry(session_id), -num_bytes, -self._count_open(keys))
+        self._objects.delete([key for key in keys if self._kind(key) in ("events", "owner", CLOSED)])
+
+    def _release(self, session_id: str, keys: list[str]) -> int:
+        """Delete a session's pictures. keys: of its objects. Return the bytes that are free then."""
+        self._objects.delete([key for key in keys if self._kind(key) == "images"])
+        return self._pictures.release(session_id, [key for key in keys if self._kind(key) == "pictures"])
 
     def claim(self, name: str, value: str) -> str:
         key = f"{self._prefix}claims/{claim_key(name)}"
-        if self._create(key, value.encode()):
+        if self._objects.create(key, value.encode()):
             return value
-        first = self._get(key, MAX_CLAIM_BYTES)
+        first = self._objects.get(key, MAX_CLAIM_BYTES)
         if first is None:
             raise OSError("a claim was swept away while it was read")
         return first.decode(errors="replace")
 
     def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
         folder = f"{self._prefix}sessions/"
-        page = [item["Key"] for item in self._page(folder, cursor)]
-        names = dict.fromkeys(key.removeprefix(folder).split("/")[1] for key in page)
-        return [name for name in names if is_session_id(name)], page[-1] if len(page) == PAGE else ""
+        page = [item["Key"] for item in self._objects.page(folder, cursor)]
+        names = dict.fromkeys(map(self._session_id, page))
+        return [name for name in names if is_session_id(name)], page[-1] if len(page) == s3_objects.PAGE else ""
 
     def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
+        self._sweep_sessions(expired_before)
+        if is_full:
+            self._sweep_claims(expired_before - self._settings.claim_s)
+            if self._measuring is None:
+                self._measuring = self._measure(expired_before)
+        self._budget.expire(expired_before)
+        self._continue_measuring()
+
+    def _continue_measuring(self) -> None:
+        measuring, self._measuring = self._measuring, None  # an error ends it
+        left = MAX_MEASURED
+        for cost in measuring or ():
+            left -= cost
+            if left <= 0:
+                self._measuring = measuring
+                break
+
+    def _sweep_sessions(self, expired_before: int) -> None:
         folder = f"{self._prefix}sessions/"
         for _ in range(MAX_SWEPT_PAGES):
-            expired = [item["Key"] for item in self._page(folder) if item["Key"] < f"{folder}{expired_before:08x}"]
-            self._delete(expired)
-            if len(expired) < PAGE:
+            page = self._swept_objects.page(folder)
+            keys = [item["Key"] for item in page if item["Key"] < f"{folder}{expired_before:08x}"]
+            pointers = [(self._session_id(key), key) for key in keys if self._kind(key) == "pictures"]
+            self._swept_pictures.release_all(pointers)
+            self._swept_objects.delete(keys)
+            if len(keys) < s3_objects.PAGE:
                 break
-        if not is_full:
-            return
+
+    def _sweep_claims(self, made_before: int) -> None:
         for _ in range(MAX_SWEPT_PAGES):
-            page = self._page(f"{self._prefix}claims/", self._swept_claims)
-            self._swept_claims = page[-1]["Key"] if len(page) == PAGE else ""
-            too_old = expired_before - self._settings.claim_s
-            self._delete([item["Key"] for item in page if item["LastModified"].timestamp() < too_old])
+            page = self._swept_objects.page(f"{self._prefix}claims/", self._swept_claims)
+            self._swept_claims = page[-1]["Key"] if len(page) == s3_objects.PAGE else ""
+            self._swept_objects.delete([item["Key"] for item in page if item["LastModified"].timestamp() < made_before])
             if not self._swept_claims:
                 break
+
+    def _measure(self, expired_before: int) -> Iterator[int]:
+        """Measure the store. Yield the cost of each step."""
+        found = self._budget.begin_measurement()
+        items = chain.from_iterable(self._swept_objects.pages(f"{self._prefix}sessions/"))
+        for session_id, of_session in groupby(items, lambda item: self._session_id(item["Key"])):
+            sizes = {item["Key"]: item["Size"] for item in of_session}
+            if is_session_id(session_id):
+                num_bytes = sum(sizes.values())
+                found.add(self._owner(sizes), expiry(session_id), num_bytes, self._count_open(sizes))
+            yield len(sizes)
+        released_before = expired_before - self._settings.claim_s
+        yield from self._swept_pictures.measure(found, expired_before, released_before)
+        self._budget.replace(found)
 
     def _session(self, session_id: str) -> str:
         return f"{self._prefix}sessions/{expiry(session_id):08x}/{session_id}/"
@@ -155,8 +218,28 @@ class S3Journal:
     def _event(self, session_id: str, number: int) -> str:
         return f"{self._session(session_id)}events/{number:08d}"
 
-    def _image(self, session_id: str, name: str) -> str:
-        return f"{self._session(session_id)}images/{name}"
+    def _parts(self, key: str) -> list[str]:
+        """Split the key of a session's object: expiry, session id, its kind (the next folder, or "closed"), rest."""
+        return [*key.removeprefix(f"{self._prefix}sessions/").split("/", 3), "", ""]
+
+    def _session_id(self, key: str) -> str:
+        return self._parts(key)[1]
+
+    def _kind(self, key: str) -> str:
+        return self._parts(key)[2]
+
+    def _owner(self, keys: Iterable[str]) -> str:
+        """Return the owner of a session from the keys of its objects."""
+        owners = (_name(key) for key in keys if self._kind(key) == "owner")
+        return next((owner for owner in owners if is_owner(owner)), ANYONE)
+
+    def _count_open(self, keys: Iterable[str]) -> int:
+        """Return 1 for the objects of an open session, else 0."""
+        kinds = set(map(self._kind, keys))
+        return int("events" in kinds and CLOSED not in kinds)
+
+    def _list(self, folder: str) -> list[str]:
+        return [item["Key"] for item in self._objects.find_all(folder)]
 
     def _find_close(self, session_id: str, number: int) -> Event | None:
         """Return the event of this number if it is a "close"."""
@@ -164,85 +247,13 @@ class S3Journal:
         return event if event is not None and event.kind == "close" else None
 
     def _read_one(self, session_id: str, number: int) -> Event | None:
-        data = self._get(self._event(session_id, number), self._settings.max_event_bytes)
+        data = self._objects.get(self._event(session_id, number), self._settings.max_event_bytes)
         return None if data is None else Event.decode(data, session_id)
 
-    def _each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Run the action on several items at once. Raises what any of them raised."""
-        if len(items) == 1:
-            return [action(items[0])]
-        return list(self._parallel.map(action, items))
 
-    def _get(self, key: str, max_bytes: int) -> bytes | None:
-        """Read an object; None if there is none. Raises DamagedRecord if it is larger than max_bytes."""
-        try:
-            with _translated():
-                found = self._client.get_object(Bucket=self._bucket, Key=key)
-                with closing(found["Body"]) as body:
-                    check_size(found["ContentLength"], max_bytes)
-                    data: bytes = body.read()
-                    return data
-        except S3Error as exc:
-            if exc.is_missing:
-                return None
-            raise
-
-    def _put(self, key: str, data: bytes, **conditions: str) -> None:
-        # A store knows a body that was cut off by its MD5; SeaweedFS would keep an empty object without one.
-        md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-        with _translated():
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=data, ContentMD5=md5, **conditions)
-
-    def _create(self, key: str, data: bytes) -> bool:
-        """Return False if the object exists, perhaps by an earlier attempt of this very request."""
-        for num_conflicts in itertools.count():
-            try:
-                self._put(key, data, IfNoneMatch="*")
-                return True
-            except S3Error as exc:
-                if exc.is_precondition:
-                    return False
-                if exc.status != 409 or num_conflicts == MAX_CONFLICTS:  # 409: another write, which may fail yet
-                    raise
-            time.sleep(random.uniform(0, 0.05 * 2**num_conflicts))
-        raise AssertionError("unreachable")
-
-    def _page(self, folder: str, after: str = "") -> list[Any]:
-        """List up to PAGE objects below this prefix, in order."""
-        with _translated():
-            found = list_objects(self._client, self._bucket, folder, after=after, page=PAGE)
-            return list(itertools.islice(found, PAGE))
-
-    def _list(self, folder: str) -> list[str]:
-        with _translated():
-            return [item["Key"] for item in list_objects(self._client, self._bucket, folder, page=PAGE)]
-
-    def _delete(self, keys: Sequence[str]) -> None:
-        for page in (keys[start : start + PAGE] for start in range(0, len(keys), PAGE)):
-            objects = [{"Key": key} for key in page]
-            with _translated():
-                answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
-            for error in answer.get("Errors", ()):
-                raise OSError(f"the journal's store did not delete an object ({error.get('Code')})")
+def _name(key: str) -> str:
+    return key.rpartition("/")[2]
 
 
-def connect(limits: JournalSettings) -> Any:
-    """Make a client, without a request. Raises SettingsError."""
-    client = make_client(
-        "handler.journal.url names S3, which cannot be used",
-        limits.connect_timeout_s,
-        limits.timeout_s,
-        attempts=ATTEMPTS,
-        connections=limits.max_in_flight + PARALLEL,
-    )
-    client.meta.events.register_last("before-call.s3", _send_at_once)
-    return client
-
-
-def _send_at_once(params: Any, **kwargs: Any) -> None:
-    """Send the body without waiting for "100 Continue", which would cost a round trip per write."""
-    params["headers"].pop("Expect", None)
-
-
-def _translated() -> AbstractContextManager[None]:
-    return translated("the journal's store")
+def _number(key: str) -> int:
+    return int(_name(key))

@@ -51,18 +51,19 @@ def _open_directory(parts: SplitResult, settings: JournalSettings) -> Journal:
 
 
 def _open_redis(parts: SplitResult, settings: JournalSettings, tombstone_s: int) -> Journal:
-    from handlers.journal import redis  # other journals do not need the library
+    from handlers.journal import redis, redis_scripts  # other journals do not need the library
 
     address = read_redis_address(parts)
     if address is None:
         raise SettingsError(
             f"handler.journal.url must have a host and a database's number: {parts.scheme}://host:port/0"
         )
-    return redis.RedisJournal(redis.connect(address, settings), tombstone_s, settings)
+    scripts = redis_scripts.RedisScripts(redis_scripts.connect(address, settings))
+    return redis.RedisJournal(scripts, tombstone_s, settings)
 
 
 def _open_s3(parts: SplitResult, settings: JournalSettings) -> Journal:
-    from handlers.journal import s3  # as above
+    from handlers.journal import s3, s3_objects  # as above
     from handlers.s3 import split_url
 
     if not parts.netloc or "@" in parts.netloc or ":" in parts.netloc:
@@ -71,4 +72,4 @@ def _open_s3(parts: SplitResult, settings: JournalSettings) -> Journal:
             "AWS_... variables or files"
         )
     bucket, prefix = split_url(f"s3://{parts.netloc}{unquote(parts.path)}")
-    return s3.S3Journal(s3.connect(settings), bucket, prefix, settings)
+    return s3.S3Journal(s3_objects.connect(settings), bucket, prefix, settings)

@@ -16,13 +16,13 @@ import torch
 
 from handlers.engine.engine import is_device_lost
 from handlers.errors import HandlerError, InternalError, OutOfMemory, Overloaded
-from handlers.settings import TaskSettings
+from handlers.many_settings import TaskSettings
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class TaskRow:
     """One input of one request.
 
     size: its tokens; the rows of a batch are padded to the largest. kind: rows of different kinds never share a batch.
@@ -48,8 +48,8 @@ class RowQueue:
     run: computes one output per row of a batch.
     """
 
-    run: Callable[[Sequence[Row]], Sequence[Any]]
-    waiting: deque[Row] = field(default_factory=deque)
+    run: Callable[[Sequence[TaskRow]], Sequence[Any]]
+    waiting: deque[TaskRow] = field(default_factory=deque)
     is_scheduled: bool = False  # queued for a thread, or running
     is_closed: bool = False
 
@@ -87,7 +87,7 @@ class Compute:
             if thread.is_alive():
                 thread.join(timeout=30)
 
-    def put(self, queue: RowQueue, rows: Sequence[Row]) -> None:
+    def put(self, queue: RowQueue, rows: Sequence[TaskRow]) -> None:
         """Queue rows, all or none. Raises Overloaded."""
         limit = self._settings.max_waiting
         with self._changed:
@@ -134,10 +134,10 @@ class Compute:
                         self._line.append(queue)
                     self._changed.notify_all()
 
-    def _take(self, queue: RowQueue) -> list[Row]:
+    def _take(self, queue: RowQueue) -> list[TaskRow]:
         """Take the oldest wanted row and later ones of its bucket, within the limits of a batch."""
         wanted = [row for row in queue.waiting if row.is_wanted()]
-        batch: list[Row] = []
+        batch: list[TaskRow] = []
         size = 0
         for row in wanted:
             if batch and row.bucket != batch[0].bucket:
@@ -151,7 +151,7 @@ class Compute:
         queue.waiting = deque(row for row in wanted if row not in taken)
         return batch
 
-    def _run(self, queue: RowQueue, batch: Sequence[Row]) -> None:
+    def _run(self, queue: RowQueue, batch: Sequence[TaskRow]) -> None:
         try:
             with torch.inference_mode():
                 outputs = queue.run(batch)
@@ -169,7 +169,7 @@ class Compute:
             _deliver(row, output)
 
 
-def _deliver(row: Row, outcome: Any) -> None:
+def _deliver(row: TaskRow, outcome: Any) -> None:
     try:
         row.on_done(outcome)
     except Exception:

@@ -3,10 +3,10 @@
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from handlers.errors import LoadStopped, LoadTimedOut
 from handlers.reply import PendingReply
@@ -44,6 +44,11 @@ class ResidentModel(Protocol):
     @property
     def mapped_bytes(self) -> int:
         """Mapped files: page cache, which the kernel may drop and read again."""
+        ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The model's versions, platform, inputs and outputs, as the open inference protocol names them."""
         ...
 
     def start(self, incoming: Incoming, reply: PendingReply) -> None:

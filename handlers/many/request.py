@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from handlers.errors import InvalidJson, InvalidRequest
 from handlers.requests import Incoming, refuse_other_media
@@ -12,12 +12,21 @@ MAX_NAME = 40
 Parameters = Mapping[str, type | tuple[type, ...]]  # by name, the accepted types
 
 
+class TaskForm(Protocol):
+    """The form of a request's answer."""
+
+    def answer(self, result: Any, num_tokens: int) -> dict[str, Any]:
+        """Convert the task's result. num_tokens: of all inputs."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
-    """inputs: in the task's form; bytes of an image."""
+    """inputs: in the task's form; bytes of an image. form: of the answer; None for the task's own."""
 
     inputs: Any
     parameters: Mapping[str, Any]
+    form: TaskForm | None = None
 
     def check_parameters(self, known: Parameters) -> None:
         """Raise InvalidRequest for an unknown parameter or a wrong type; null is accepted."""
@@ -73,7 +82,7 @@ def read_body(incoming: Incoming) -> Any:
 
 
 def read_request(body: Any) -> TaskRequest:
-    """Split a body into inputs and parameters. Raises InvalidRequest."""
+    """Split a decoded body into inputs and parameters. Raises InvalidRequest."""
     if isinstance(body, bytes | str):
         return TaskRequest(body, {})
     if not isinstance(body, dict):

@@ -4,7 +4,7 @@ import logging
 import time
 from typing import Any
 
-from handlers.counters import Counters
+from handlers.counters import MODEL_REQUEST_OUTCOMES, Counters
 from handlers.errors import HandlerError, InvalidRequest
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.model import ModelLease
@@ -14,11 +14,9 @@ from handlers.reply import PendingReply
 from handlers.requests import Incoming
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
+from torchmoor.wire.operations import ACTION, MODEL, MODEL_ACTIONS, URL
 
 logger = logging.getLogger(__name__)
-
-ACTIONS = ("load", "unload", "pin", "unpin", "prewarm")
-OUTCOMES = ("answered", "refused", "failed", "cancelled")
 
 
 class ManyService:
@@ -53,6 +51,9 @@ class ManyService:
         name = incoming.headers.get(wire.TARGET_MODEL)
         if not name:
             raise InvalidRequest("name the model in the header X-Amzn-SageMaker-Target-Model, boto3's TargetModel")
+        question = incoming.headers.get(wire.MODEL_QUESTION, "")
+        if question not in ("", *operations.MODEL_QUESTIONS):
+            raise InvalidRequest(f"{wire.MODEL_QUESTION} must be one of {', '.join(operations.MODEL_QUESTIONS)}")
         request = _ModelRequest(incoming, reply, self.counters)
         cancel = self._registry.acquire(name, request.begin, request.refuse)
         reply.on_cancel(lambda reason: cancel())
@@ -67,15 +68,15 @@ class ManyService:
             else:
                 self._answer_tier(name, reply)
 
-        if action == "load":
+        if action == operations.LOAD:
             registry.load(name, url, done)
-        elif action == "unload":
+        elif action == operations.UNLOAD:
             registry.unload(name, done)
-        elif action == "unpin":
+        elif action == operations.UNPIN:
             registry.unpin(name)
             done(None)
         else:
-            start = registry.pin if action == "pin" else registry.prewarm
+            start = registry.pin if action == operations.PIN else registry.prewarm
             errors: list[HandlerError] = []
 
             def note(error: HandlerError | None) -> None:
@@ -88,7 +89,7 @@ class ManyService:
 
     def _answer_tier(self, name: str, reply: PendingReply) -> None:
         tier = self._tiers().get(name, "source")
-        reply.finish_json({"model": name, "tier": tier})
+        reply.finish_json({MODEL: name, "tier": tier})
 
     def _tiers(self) -> dict[str, str]:
         return {model["name"]: model["tier"] for model in reversed(self._registry.status()["models"])}
@@ -98,7 +99,7 @@ class ManyService:
         return {"instance": self._instance, "device": self._device, **self._registry.status(), **self._requests()}
 
     def _requests(self) -> dict[str, dict[str, int]]:
-        return {"requests": {name: self.counters.get(name) for name in OUTCOMES}}
+        return {"requests": self.counters.get_all(MODEL_REQUEST_OUTCOMES)}
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers of the metrics (handlers/metrics.py). Any thread."""
@@ -129,8 +130,14 @@ class _ModelRequest:
         self._reply.receipts[wire.MODEL_CACHE] = lease.found
         self._reply.receipts[wire.MODEL_LOAD_MS] = str(round(lease.load_s * 1000))
         self._reply.on_end(lambda: self._end(lease))
+        name, question = self._incoming.headers[wire.TARGET_MODEL], self._incoming.headers.get(wire.MODEL_QUESTION)
         with self._reply.guarded():
-            lease.model.start(self._incoming, self._reply)
+            if question == operations.METADATA:
+                self._reply.finish_json({"name": name, **lease.model.metadata})
+            elif question == operations.READY:
+                self._reply.finish_json({"name": name, "ready": True})
+            else:
+                lease.model.start(self._incoming, self._reply)
 
     def refuse(self, error: HandlerError) -> None:
         self._counters.add("refused")
@@ -145,13 +152,13 @@ class _ModelRequest:
 
 def _read_action(body: Any) -> tuple[str, str, str | None]:
     """Read a models operation: action, name, url. Raises InvalidRequest."""
-    if not isinstance(body, dict) or body.keys() - {"action", "model", "url"}:
+    if not isinstance(body, dict) or body.keys() - {ACTION, MODEL, URL}:
         raise InvalidRequest("a models operation has 'action', 'model' and perhaps 'url'")
-    action, name, url = body.get("action"), body.get("model"), body.get("url")
-    if action not in ACTIONS:
-        raise InvalidRequest(f"'action' must be one of {', '.join(ACTIONS)}", param="action")
+    action, name, url = body.get(ACTION), body.get(MODEL), body.get(URL)
+    if action not in MODEL_ACTIONS:
+        raise InvalidRequest(f"'action' must be one of {', '.join(MODEL_ACTIONS)}", param=ACTION)
     if not isinstance(name, str) or not name:
-        raise InvalidRequest("'model' must name a model", param="model")
-    if url is not None and (not isinstance(url, str) or action != "load"):
-        raise InvalidRequest("'url' goes with the action 'load', and is a text", param="url")
+        raise InvalidRequest("'model' must name a model", param=MODEL)
+    if url is not None and (not isinstance(url, str) or action != operations.LOAD):
+        raise InvalidRequest("'url' goes with the action 'load', and is a text", param=URL)
     return action, name, url

@@ -18,7 +18,7 @@ from typing import IO, BinaryIO, cast
 from handlers.errors import ModelBroken
 from handlers.many.folder import CODE
 from handlers.many.model import LoadProgress
-from handlers.settings import ManySettings
+from handlers.many_settings import ManySettings
 
 Take = Callable[[int], None]  # reserves this number of bytes; raises OutOfDisk
 PIECE_BYTES = 1 << 20

@@ -21,7 +21,7 @@ RAGGED = "torchmoor_ragged"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PackedShare:
     """One sequence's share of a packed step.
 
     num_tokens: its tokens in the step; length: its stored positions, these included.
@@ -43,7 +43,7 @@ def in_place(storage: Tensor, first: int, length: int) -> Sequence[Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DecodingRows:
     """Sequences of one token each, computed in one call.
 
     table: (rows, blocks) int32, where each row's blocks of `block` positions are, in order; entries behind them are not
@@ -61,13 +61,13 @@ class PackedBatch:
     """A step as attention sees it.
 
     storage: (layers, 2, kv heads, slots, head size); slots: (T,) int64, where the step's own tokens go.
-    rows: the sequences at the beginning of the step that are computed together; parts: the others, in order.
+    rows: the sequences at the beginning of the step that are computed together; shares: of the others, in order.
     """
 
     storage: Tensor
     slots: Tensor
-    parts: Sequence[Part]
-    rows: Rows | None = None
+    shares: Sequence[PackedShare]
+    rows: DecodingRows | None = None
 
 
 class PackedStep(Cache):
@@ -97,9 +97,9 @@ def ragged_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Apply causal attention of each part to its own cache.
+    """Apply causal attention of each share to its own cache.
 
-    query: (1, heads, T, head size), key and value: (1, kv heads, T, head size), T the sum of the parts' tokens.
+    query: (1, heads, T, head size), key and value: (1, kv heads, T, head size), T the sum of the shares' tokens.
     Returns (1, T, heads, head size). Raises NotImplementedError for unsupported kinds of attention.
     """
     for name in ("softcap", "s_aux"):  # a cap on the scores, attention sinks
@@ -113,21 +113,21 @@ def ragged_attention(
         num_rows = len(batch.rows.lengths)
         outputs.append(_attend_rows(query[:, :, :num_rows], keys, values, batch.rows, scaling, sliding_window))
         query = query[:, :, num_rows:]
-    for part, own in zip(batch.parts, query.split([part.num_tokens for part in batch.parts], dim=2), strict=True):
-        visible = min(part.length, sliding_window + part.num_tokens - 1) if sliding_window else part.length
-        if isinstance(part.context, Tensor):
-            slots = part.context[-visible:]
+    for share, own in zip(batch.shares, query.split([share.num_tokens for share in batch.shares], dim=2), strict=True):
+        visible = min(share.length, sliding_window + share.num_tokens - 1) if sliding_window else share.length
+        if isinstance(share.context, Tensor):
+            slots = share.context[-visible:]
             stored = keys.index_select(1, slots)[None], values.index_select(1, slots)[None]
         else:
-            stored = part.context[2 * module.layer_idx], part.context[2 * module.layer_idx + 1]
-            if visible < part.length:
+            stored = share.context[2 * module.layer_idx], share.context[2 * module.layer_idx + 1]
+            if visible < share.length:
                 stored = stored[0][:, :, -visible:], stored[1][:, :, -visible:]
         outputs.append(_attend(own, *stored, scaling, sliding_window))
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
 def _attend_rows(
-    query: Tensor, keys: Tensor, values: Tensor, rows: Rows, scaling: float | None, sliding_window: int | None
+    query: Tensor, keys: Tensor, values: Tensor, rows: DecodingRows, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
     """Compute one token per row, all rows at once. query: (1, heads, rows, d); keys, values: (kv heads, slots, d)."""
     folded = query[0].transpose(0, 1)
@@ -143,7 +143,7 @@ def _attend_rows(
 
 
 def _gather_rows(
-    query: Tensor, keys: Tensor, values: Tensor, rows: Rows, scaling: float | None, sliding_window: int | None
+    query: Tensor, keys: Tensor, values: Tensor, rows: DecodingRows, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
     """Return what paged_attention.attend returns, on any device. Pads all rows to the longest."""
     num_rows, num_heads, size = query.shape

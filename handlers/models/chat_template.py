@@ -1,10 +1,11 @@
 """Renders a conversation as a prompt: default templates, and protection against texts that imitate turns."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from handlers.errors import InvalidRequest
+from handlers.models.answer_style import TOOL_MARKS, find_answer_style
 from handlers.models.template_process import SHARED, TemplateFailed
 
 # Source: Touvron et al. 2023, "Llama 2", and the prompts of Meta's reference code.
@@ -65,6 +66,8 @@ _BRACKETED = re.compile("<[|\uff5c].+[|\uff5c]>")
 class ChatTemplate:
     """A checkpoint's template, or the one that its family was trained with.
 
+    A checkpoint may have another template for requests with tools. style: the marks in the model's answers.
+
     renderer: the tokenizer, or the processor of a vision model. model_type: as in the checkpoint's config.
     """
 
@@ -73,7 +76,9 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._variables: dict[str, str | None] = {}
         marks: Sequence[str] = ()
+        self._tool_template = self._template
         if isinstance(self._template, dict):
+            self._tool_template = self._template.get("tool_use") or self._template.get("default")
             self._template = self._template.get("default")
         if not self._template and model_type == "llama":
             self._template, marks = LLAMA2, LLAMA2_MARKS
@@ -82,22 +87,28 @@ class ChatTemplate:
             self._variables["image_token"] = image_token
         if self._template:
             SHARED.start()
-        self._controls = _controls(tokenizer, [*marks, *([image_token] if image_token else [])])
+        self.style = find_answer_style(self._tool_template or "", tokenizer)
+        own = [*marks, *([image_token] if image_token else [])]
+        self._said_controls = _controls(tokenizer, own)
+        self._controls = _controls(tokenizer, [*own, *(TOOL_MARKS if self.style.call else ())])
 
     def check(self) -> None:
         """Raise InvalidRequest without a template."""
         if not self._template:
             raise InvalidRequest(NO_TEMPLATE)
 
-    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         """Return the conversation as text, up to the beginning of the assistant's next answer.
 
-        messages: with a text or a list of parts as content, as this template reads it.
+        messages: with a text or a list of parts as content, as this template reads it. tools: that the answer may call.
         Raises InvalidRequest without a template, if it refuses the messages, or if it exceeds its limits.
         """
         self.check()
-        safe = [{**message, "content": self._disarm_content(message["content"])} for message in messages]
-        request = {"conversations": [safe], "chat_template": self._template, "add_generation_prompt": True}
+        safe = [self._disarm_message(message) for message in messages]
+        template = self._tool_template if tools else self._template
+        request = {"conversations": [safe], "chat_template": template, "add_generation_prompt": True}
+        if tools:
+            request["tools"] = self._disarm_all(list(tools))
         try:
             return SHARED.render({**self._tokenizer.special_tokens_map, **self._variables, **request})
         except TemplateFailed as exc:
@@ -109,12 +120,30 @@ class ChatTemplate:
 
         So the text of a user or a model cannot imitate a turn.
         """
-        return text if self._controls is None else self._controls.sub(lambda m: f"{m[0][0]} {m[0][1:]}", text)
+        return _spaced(text, self._controls)
 
-    def _disarm_content(self, content: Any) -> Any:
+    def _disarm_message(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Disarm a message's texts. The assistant's own may have the marks of calls."""
+        controls = self._said_controls if message["role"] == "assistant" else self._controls
+        content = message["content"]
         if isinstance(content, str):
-            return self.disarm(content)
-        return [{**p, "text": self.disarm(p["text"])} if p["type"] == "text" else p for p in content]
+            content = _spaced(content, controls)
+        else:
+            content = [{**p, "text": _spaced(p["text"], controls)} if p["type"] == "text" else p for p in content]
+        others = {name: value for name, value in message.items() if name not in ("role", "content")}
+        return {"role": message["role"], "content": content, **self._disarm_all(others)}
+
+    def _disarm_all(self, value: Any) -> Any:
+        """Disarm each text of a JSON value."""
+        if isinstance(value, str):
+            return self.disarm(value)
+        if isinstance(value, Mapping):
+            return {self.disarm(name): self._disarm_all(inner) for name, inner in value.items()}
+        return [self._disarm_all(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _spaced(text: str, controls: "re.Pattern[str] | None") -> str:
+    return text if controls is None else controls.sub(lambda m: f"{m[0][0]} {m[0][1:]}", text)
 
 
 def _controls(tokenizer: Any, marks: Sequence[str]) -> "re.Pattern[str] | None":

@@ -40,10 +40,10 @@ class _Object:
     tag: str  # changes with the content
 
 
-def find_checkpoint(settings: ModelSettings, archive: Path, environ: Mapping[str, str]) -> Path:
+def find_checkpoint(settings: ModelSettings, worker_dir: Path, environ: Mapping[str, str]) -> Path:
     """Return the directory of the checkpoint that the settings name, after a download if needed.
 
-    archive: base of relative paths. Raises SettingsError.
+    worker_dir: base of relative paths. Raises SettingsError.
     """
     if settings.path.startswith(S3):
         return _from_s3(settings)
@@ -51,7 +51,7 @@ def find_checkpoint(settings: ModelSettings, archive: Path, environ: Mapping[str
         return _from_hub(settings, environ)
     if "://" in settings.path:
         raise SettingsError(f"handler.model.path must be a directory, {S3}bucket/prefix or {HUB}owner/name")
-    return archive / settings.path
+    return worker_dir / settings.path
 
 
 def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:

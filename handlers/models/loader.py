@@ -15,10 +15,11 @@ from handlers.models.compiled import compile_layers
 from handlers.models.declared_size import BuildLimit, check_config
 from handlers.models.llava import LlavaModel
 from handlers.models.memory import check_fits, read_headers
-from handlers.models.probe import Probe
+from handlers.models.plain import PlainModel
 from handlers.models.processor import Processor
 from handlers.models.skeleton import build_skeleton
 from handlers.models.text import TextModel
+from handlers.models.transformers_check import TransformersCheck
 
 logger = logging.getLogger(__name__)
 
@@ -69,19 +70,63 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
         model.model.vision_tower.set_attn_implementation(attention)
     model = model.to(device).eval().requires_grad_(False)
     logger.info("model loaded type=%s path=%s device=%s dtype=%s", config.model_type, path, device, model.dtype)
-    probe = Probe(model)
+    transformers_check = TransformersCheck(model)
     loaded: TextModel
     if can_see:
         image_token_id = getattr(config, "image_token_id", None) or config.image_token_index
         processor = Processor.load(path, image_token_id)
         loaded = LlavaModel(model, processor, has_patches=SEEING[config.model_type])
     else:
-        loaded = TextModel(model, AutoTokenizer.from_pretrained(path, local_files_only=True))
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        loaded = make_text_model(model, tokenizer, transformers_check)
+    if not loaded.is_packed:
+        if is_compiled:
+            raise SettingsError(f"handler.model.compile must be off for models of type {config.model_type}")
+        return loaded
     loaded.pack_weights()
     if is_compiled:
         compile_layers(loaded.decoder)
-    probe.check(loaded)
+    transformers_check.check(loaded)
     return loaded
+
+
+def make_text_model(model: Any, tokenizer: Any, transformers_check: TransformersCheck) -> TextModel:
+    """Prepare a causal LM for the engine: in packed steps if it answers the same in them, else as a PlainModel.
+
+    Raises SettingsError if it answers differently in both.
+    """
+    kind, attention = model.config.model_type, model.config._attn_implementation
+    try:
+        packed = TextModel(model, tokenizer)
+        difference = transformers_check.compare(packed, as_rows=False)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as exc:  # each of transformers' families fails in its own way
+        is_known = isinstance(exc, NotImplementedError)
+        difference = str(exc) if is_known else "the decoder has other parts than the engine replaces"
+    else:
+        # An error here is the device's, which the model cannot mend.
+        difference = difference or transformers_check.compare(packed, as_rows=True)
+        if difference is None:
+            return packed
+    try:
+        model.set_attn_implementation(attention)
+        plain = PlainModel(model, tokenizer)
+        transformers_check.check(plain)
+    except (torch.OutOfMemoryError, SettingsError):
+        raise
+    except Exception as exc:
+        raise SettingsError(
+            f"models of type {kind} are not supported: with a cache of only keys and values they fail "
+            f"({type(exc).__name__}: {str(exc)[:300]})"
+        ) from exc
+    logger.warning(
+        "models of type %s do not run in packed steps: the engine computes one sequence at a time, so that with N "
+        "answers at a time each takes N times as long (docs/checkpoints.md) reason=%s",
+        kind,
+        difference,
+    )
+    return plain
 
 
 def _build_limit(path: Path) -> BuildLimit:

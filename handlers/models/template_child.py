@@ -1,4 +1,4 @@
-"""Renders chat templates in a process of its own, so that limits of processor time and memory can end it.
+"""The program of the process that renders chat templates.
 
 Started as a script by `handlers.models.template_process`, with both limits as arguments. Each line of standard input is
 a request, the keyword arguments of transformers' `render_jinja_template` as JSON; each line of standard output is an

@@ -1,7 +1,8 @@
-"""The process that renders a worker's chat templates.
+"""The worker's handle of the process that renders chat templates: starts, limits and ends it.
 
-Checkpoints bring their templates, and a template can compute for ever or fill the memory, within one operation too. A
-thread cannot be ended then, but a process can: its time and memory are limited, and the next request gets a new one.
+Checkpoints bring their templates, and a template can compute forever or fill the memory, even within a single
+operation. A thread cannot be ended then, but a process can: its time and memory are limited, and the next request gets
+a new one.
 """
 
 import atexit
@@ -15,7 +16,7 @@ from typing import Any
 
 CPU_S = 3.0
 MEMORY_BYTES = 256 << 20
-DEADLINE_S = 60.0  # for a process that does not compute at all
+DEADLINE_S = 60.0  # wall-clock limit, for a process that hangs without using CPU time
 CHILD = Path(__file__).with_name("template_child.py")
 ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TZ")  # nothing secret
 
@@ -34,7 +35,7 @@ class TemplateFailed(Exception):
 class TemplateProcess:
     """Renders templates, one at a time. Any thread. Starts its process when it is needed.
 
-    cpu_s: processor time of one rendering. memory_bytes: of all, beside what the process needs itself.
+    cpu_s: processor time of one rendering. memory_bytes: limit beyond what the process itself needs.
     """
 
     def __init__(self, cpu_s: float = CPU_S, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -42,10 +43,6 @@ class TemplateProcess:
         self._memory_bytes = memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
 
     def start(self) -> None:
         """Start the process unless it runs; it takes about a second until it answers."""
@@ -116,4 +113,4 @@ class TemplateProcess:
         process.stdout.close()
 
 
-SHARED = TemplateProcess()  # of the worker: one for each of many models would take 60 MB each
+SHARED = TemplateProcess()  # one per worker; one per model would cost 60 MB each

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from handlers.models.attention import RAGGED, PackedBatch, PackedStep
 from handlers.models.chat_template import ChatTemplate
+from handlers.models.fingerprint import fingerprint
 from handlers.models.packed_linear import PackedLinear, can_pack, pack_linears, rows_are_independent
 
 logger = logging.getLogger(__name__)
+_LAYERS = {"full_attention", "sliding_attention"}  # the kinds that packed attention computes
 
 
 class TextModel:
@@ -21,27 +23,42 @@ class TextModel:
     A message is {"role": "user" or another, "content": [{"type": "image"}, {"type": "text", "text": ...}]}.
     """
 
+    is_packed = True  # a step computes its sequences together
     image_token_id: int | None = None
     image_token: str = ""
+    max_context: int
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    vocabulary: int
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, tokenizer, model.config.model_type)
         self.decoder = self._find_decoder()
-        self.decoder.set_attn_implementation(RAGGED)
-        config = self.decoder.config
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(self.decoder.parameters()).dtype
-        self.max_context: int = config.max_position_embeddings
-        self.num_layers: int = config.num_hidden_layers
-        self.num_kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.vocabulary: int = config.vocab_size
         self.eos_token_ids = self._find_eos()
+        self.fingerprint = fingerprint(model)
+        self._prepare_decoder()
+        self.max_context = min([self.max_context, *_constant_rope_lengths(model.config.get_text_config())])
 
     def _find_decoder(self) -> Any:
         return self.model.model
+
+    def _prepare_decoder(self) -> None:
+        """Replace the decoder's attention and read its sizes. Raises NotImplementedError for other kinds of layers."""
+        config = self.decoder.config
+        others = set(getattr(config, "layer_types", None) or ()) - _LAYERS
+        if others:
+            raise NotImplementedError(f"layers of kind {', '.join(sorted(others))}")
+        self.decoder.set_attn_implementation(RAGGED)
+        self.max_context = config.max_position_embeddings
+        self.num_layers = config.num_hidden_layers
+        self.num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.vocabulary = config.vocab_size
 
     def pack_weights(self) -> None:
         """Pack the linear layers' weights if the device supports it. Call before the first step."""
@@ -60,13 +77,16 @@ class TextModel:
         ids = configured if isinstance(configured, list) else [configured]
         return frozenset(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
 
-    def render(self, messages: Sequence[dict[str, Any]], image_sizes: Sequence[int]) -> list[int]:
+    def render(
+        self, messages: Sequence[dict[str, Any]], image_sizes: Sequence[int], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Return the token ids of a conversation, up to the beginning of the assistant's next answer.
 
         image_sizes: the number of tokens of each image, in order; each of its positions holds `image_token_id`.
+        tools: that the answer may call, as OpenAI defines them.
         Raises InvalidRequest without a template, or if it refuses the messages.
         """
-        text = self.template.render(self._as_template_expects(messages))
+        text = self.template.render(self._as_template_expects(messages), tools)
         return self._encode(text, image_sizes, adds_special=self._adds_bos())
 
     def encode_prompt(self, pieces: Sequence[str | None], image_sizes: Sequence[int]) -> list[int]:
@@ -126,3 +146,13 @@ class TextModel:
         ).last_hidden_state[0]
         logits: Tensor = self.model.get_output_embeddings()(hidden[last])
         return logits.float()
+
+
+def _constant_rope_lengths(config: Any) -> list[int]:
+    """Return the lengths beyond which long rope changes the frequencies of stored keys, too.
+
+    Dynamic rope changes them beyond max_position_embeddings, which is the longest context anyway.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]

@@ -31,18 +31,8 @@ VISION_WIDTH, VISION_LAYERS, VISION_INNER = 128, 5, 384
 TEXT_WIDTH, TEXT_LAYERS, TEXT_INNER = 192, 4, 320
 HEAD_WIDTH = 32
 
-CHAT_TEMPLATE = (
-    "{{ bos_token }}"
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}{{ '<image>' }}{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}"
-    "{{ '<|end|>' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
+ROOT = Path(__file__).resolve().parents[2]
+CHAT_TEMPLATE = (ROOT / "models" / "tiny-llava" / "chat_template.jinja").read_text()
 
 
 def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:

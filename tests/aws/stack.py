@@ -5,8 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 TEMPLATE = Path(__file__).parents[2] / "deploy" / "sagemaker" / "template.yaml"
+ROLE = TEMPLATE.with_name("role.yaml")
 ASYNCHRONOUS = {"Invocation": "Asynchronous", "MinCapacity": "0", "MaxCapacity": "2"}
+
+
+def read_document(found: Any) -> Any:
+    """Read a policy from a stack; moto formats it as a Python literal, AWS as JSON, and YAML reads both."""
+    return yaml.safe_load(found) if isinstance(found, str) else found
 
 
 class Stack:
@@ -18,7 +26,8 @@ class Stack:
         self._template = TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
 
     def put(self, operation: str, **parameters: str) -> None:
-        given = {"ImageTag": "1", "ModelBucket": "models", "ModelKey": "llava.tar.gz", **parameters}
+        required = {"ImageTag": "1", "ModelBucket": "models", "ModelKey": "llava.tar.gz"}
+        given = {**required, "InstanceType": "ml.g4dn.xlarge", **parameters}  # moto knows no newer types
         self.aws.ask(
             "cloudformation",
             f"{operation}_stack",

@@ -153,9 +153,25 @@ def test_dry_run_prints_every_command_and_runs_none(tmp_path: Path) -> None:
     assert push == f"docker push {registry}/torchmoor:v1"
 
 
+def test_the_samples_five_arguments_mean_what_they_mean_there(aws: Aws) -> None:
+    """AWS's LLaVA notebook calls its script with a repository, tag, base image, region and account."""
+    base = f"763104351884.dkr.ecr.{REGION}.amazonaws.com/pytorch-inference:2.3.0"
+    given = ("llava-stateful", "1.0", base, REGION)
+
+    done = run("--dry-run", "--engine", "docker", "--file", str(ROOT / "README.md"), *given, ACCOUNT)
+    other = run("--engine", "docker", *given, "111122223333", AWS_ENDPOINT_URL=aws.url)
+
+    assert (done.returncode, done.stdout) == (0, f"{ECR}/llava-stateful:1.0\n"), done.stderr
+    assert f"--build-arg BASE_IMAGE={base}" in done.stderr
+    assert f"ecr.py create llava-stateful --region {REGION}" in done.stderr
+    assert other.returncode == 1
+    assert other.stderr.endswith(f"the credentials are those of account {ACCOUNT}, not 111122223333\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["llava", "v1"], "there are 2 arguments"),
         (["--tags", "v1"], "unknown option --tags"),
         (["--tag"], "--tag needs a value"),
         (["--engine", "kaniko"], "--engine must be docker, podman or buildah"),

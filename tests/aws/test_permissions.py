@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from scripts.deploy_sagemaker import main
 from scripts.sagemaker_deploy.account import Account
@@ -18,7 +17,7 @@ from scripts.sagemaker_deploy.progress import Watch
 from tests.aws.conftest import ACCOUNT, REGION, Aws
 from tests.aws.enforced import enforce, is_allowed
 from tests.aws.slow_sagemaker import SlowSageMaker
-from tests.aws.stack import ASYNCHRONOUS, Stack
+from tests.aws.stack import ASYNCHRONOUS, Stack, read_document
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -32,11 +31,6 @@ def read_deployer() -> Any:
     filled = subprocess.run(["bash", "-c", command[1]], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert not re.search(r"\b(REPOSITORY|ENDPOINT|ACCOUNT|REGION|BUCKET|ROLE)\b", filled)
     return json.loads(filled)
-
-
-def read_document(found: Any) -> Any:
-    """Read a policy from a stack; moto formats it as a Python literal, AWS as JSON, and YAML reads both."""
-    return yaml.safe_load(found) if isinstance(found, str) else found
 
 
 class Deployer:

@@ -7,21 +7,23 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.aws.conftest import ACCOUNT, REGION, Aws
-from tests.aws.stack import ASYNCHRONOUS, TEMPLATE, Stack
-from torchmoor.config.session_keys import SessionSettings
+from tests.aws.stack import ASYNCHRONOUS, ROLE, TEMPLATE, Stack, read_document
+from torchmoor.config.session_keys import SessionIdSettings
 
 pytestmark = pytest.mark.slow
 ALARM = "HasBacklogWithoutCapacity-llava-AllTraffic"
 
 
-def test_template_is_sound() -> None:
+@pytest.mark.parametrize("template", [TEMPLATE, ROLE], ids=["stack", "role"])
+def test_template_is_sound(template: Path) -> None:
     """The template passes AWS's own linter without warnings."""
     lint = Path(sys.executable).with_name("cfn-lint")
-    done = subprocess.run([lint, TEMPLATE, "--non-zero-exit-code", "warning"], capture_output=True, text=True)
+    done = subprocess.run([lint, template, "--non-zero-exit-code", "warning"], capture_output=True, text=True)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -53,6 +55,39 @@ def test_asynchronous_stack_has_all_its_parts(stack: Stack, aws: Aws) -> None:
     assert (alarm["MetricName"], alarm["Threshold"]) == ("HasBacklogWithoutCapacity", 1.0)
 
 
+def test_role_alone_may_do_what_the_stacks_role_may(stack: Stack, aws: Aws) -> None:
+    """A stack of nothing but the role has the same statements, without those of topics and networks."""
+    stack.put("create")
+    given = {"ModelBucket": "models", "ModelPrefix": "llava/", "DataBucket": "data"}
+    aws.ask(
+        "cloudformation",
+        "create_stack",
+        StackName="role",
+        TemplateBody=ROLE.read_text(),
+        Parameters=[{"ParameterKey": key, "ParameterValue": value} for key, value in given.items()],
+        Capabilities=["CAPABILITY_IAM"],
+    )
+
+    [made] = aws.ask("cloudformation", "describe_stacks", StackName="role")["Stacks"]
+    [output] = made["Outputs"]
+    alone, whole = (_statements(aws, arn) for arn in (output["OutputValue"], stack.outputs()["RoleArn"]))
+    assert {sid: each["Action"] for sid, each in alone.items()} == {sid: each["Action"] for sid, each in whole.items()}
+    assert alone["ReadModel"]["Resource"] == "arn:aws:s3:::models/llava/*"
+    assert alone["KeepSessions"]["Resource"] == "arn:aws:s3:::data/sessions/*"
+    assert {sid for sid, each in alone.items() if each["Resource"] == "*"} == {"EcrLogin", "WriteMetrics"}
+    resources = aws.ask("cloudformation", "list_stack_resources", StackName="role")["StackResourceSummaries"]
+    assert [each["ResourceType"] for each in resources] == ["AWS::IAM::Role"]
+
+
+def _statements(aws: Aws, role_arn: str) -> dict[str, Any]:
+    """Return the statements of a role's policies by their names."""
+    role = role_arn.rpartition("/")[2]
+    names = aws.ask("iam", "list_role_policies", RoleName=role)["PolicyNames"]
+    found = [aws.ask("iam", "get_role_policy", RoleName=role, PolicyName=name)["PolicyDocument"] for name in names]
+    policies = [read_document(document) for document in found]
+    return {each["Sid"]: each for policy in policies for each in policy["Statement"]}
+
+
 def test_session_keys_are_in_secrets_manager_alone(stack: Stack, aws: Aws) -> None:
     """The container's environment refers to a secret, whose value the container can read."""
     stack.put("create")
@@ -62,7 +97,7 @@ def test_session_keys_are_in_secrets_manager_alone(stack: Stack, aws: Aws) -> No
     assert match, given
     assert match[2] == stack.outputs()["SessionKeysSecret"]
     secret = json.loads(aws.ask("secretsmanager", "get_secret_value", SecretId=match[2])["SecretString"])
-    assert len(SessionSettings.parse(match[1] + secret[match[3]]).keys["k0"]) == 32
+    assert len(SessionIdSettings.parse(match[1] + secret[match[3]]).keys["k0"]) == 32
     template = aws.ask("cloudformation", "get_template", StackName="vision")
     assert secret[match[3]] not in json.dumps(template, default=str)
 

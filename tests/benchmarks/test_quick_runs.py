@@ -73,10 +73,11 @@ def test_engine_runs() -> None:
 
 @slow
 def test_failover_runs() -> None:
-    """When one instance of three fails, no session and no acknowledged turn is lost."""
+    """When one instance of three fails, no session and no acknowledged turn is lost, and no stream breaks."""
     ratios = quick_run("failover")["ratios"]
 
     assert (ratios["sessions_lost"], ratios["turns_lost"], ratios["failed_before_first_byte"]) == (0, 0, 0)
+    assert (ratios["failed_after_first_byte"], ratios["long_answers_broken"]) == (0, 0)
     assert ratios["detect_s"] is not None
 
 

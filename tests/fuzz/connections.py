@@ -29,6 +29,7 @@ import httptools
 
 from tests.fuzz.llhttp import CUT, Answers, Requests
 from torchmoor.config.limits import LimitSettings
+from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.http.message import Request
@@ -40,6 +41,7 @@ from torchmoor.run.app import Proxy
 
 SETTINGS = ProxySettings(
     endpoints=(EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),)),),
+    listen=ListenSettings(host="0.0.0.0"),  # nothing listens; any Host is served
     limits=LimitSettings(max_header_bytes=1_000, max_body_bytes=600, max_passthrough_body_bytes=800),
 )
 TOKEN = re.compile(rb"<[0-9a-f]{32}>")

@@ -13,12 +13,14 @@ from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import SequenceCache
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner
+from handlers.engine.sampler import SamplingParams
 from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
+from handlers.engine.sequence import ImageSpan, Sequence, TokenEvent
 from handlers.errors import OutOfMemory
 from handlers.models.loader import load_model
 from handlers.settings import ChatSessionSettings
 from handlers.start import choose_kv_bytes
+from tests.unit.handlers.tiny_checkpoints import PLAIN, save
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,9 +41,15 @@ def exact() -> Iterator[None]:
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def answer(device: torch.device, prompts: list[list[int]], pixels: torch.Tensor | None = None, **options: Any) -> Any:
+def answer(
+    device: torch.device,
+    prompts: list[list[int]],
+    pixels: torch.Tensor | None = None,
+    checkpoint: Path = CHECKPOINT,
+    **options: Any,
+) -> Any:
     """Return greedy tokens of all prompts, batched; if there are pixels, each prompt begins with a picture."""
-    model = load_model(CHECKPOINT, device, "float32")
+    model = load_model(checkpoint, device, "float32")
     runner = ModelRunner(model, KV_BYTES, **options)
     engine = Engine(runner, Scheduler(8, Pace(32, 2.0)), 1)
     spans: list[ImageSpan] = []
@@ -76,6 +84,15 @@ def test_answers_are_those_of_the_cpu(options: dict[str, bool]) -> None:
     expected = answer(torch.device("cpu"), random_prompts())
 
     assert answer(CUDA, random_prompts(), **options) == expected
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "falcon-alibi"])
+def test_a_plain_model_answers_as_on_the_cpu(family: str, tmp_path: Path) -> None:
+    """transformers' forward pass over the pool's blocks, without graphs."""
+    save(PLAIN[family](), tmp_path, CHECKPOINT)
+    expected = answer(torch.device("cpu"), random_prompts(), checkpoint=tmp_path)
+
+    assert answer(CUDA, random_prompts(), checkpoint=tmp_path) == expected
 
 
 def test_pictures_are_seen_as_on_the_cpu() -> None:

@@ -22,7 +22,7 @@ ANSWER = {"max_new_tokens": 1200, "do_sample": True, "temperature": 1e6, "seed":
 
 
 def test_an_instance_is_ready_serves_and_drains(podman: Podman, image: str, tmp_path: Path) -> None:
-    """The side port answers probes; after SIGTERM the probe reports draining while running requests complete."""
+    """The probe port answers probes; after SIGTERM the probe reports draining while running requests complete."""
     model = tmp_path / "model"
     build = [sys.executable, ROOT / "scripts" / "build_archives.py", "--only", "llava", "--model-store", tmp_path]
     subprocess.run(build, check=True, timeout=120)

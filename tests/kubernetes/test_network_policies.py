@@ -35,7 +35,7 @@ def valkey(overlay: Overlay) -> Peer:
 
 
 def test_only_proxies_reach_instances(rules: Rules, proxy: Peer, instance: Peer, valkey: Peer) -> None:
-    """Proxies reach the inference and side ports of instances; other instances do not."""
+    """Proxies reach the inference and probe ports of instances; other instances do not."""
     for port in (INFERENCE, SIDE):
         assert rules.allow(proxy, instance, port)
         for other in (instance, valkey, STRANGER, Peer({"app": "anything"})):

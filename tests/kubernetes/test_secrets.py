@@ -28,7 +28,7 @@ from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.cli.main import main
 from torchmoor.config.asynchronous import AsyncQueueSettings
-from torchmoor.config.session_keys import SessionSettings
+from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.proxy.access.credentials import read_credentials
 
 pytestmark = pytest.mark.redis
@@ -106,7 +106,7 @@ def test_session_keys_and_clients_keys_are_such(demo: Overlay, tmp_path: Path) -
 
     credentials = read_credentials({}, path)
 
-    assert len(SessionSettings.parse(secrets["session-keys"]["session-keys"]).keys["k0"]) == 32
+    assert len(SessionIdSettings.parse(secrets["session-keys"]["session-keys"]).keys["k0"]) == 32
     assert credentials.guards_data
     assert list(credentials.tokens) == ["client"]
     assert len(credentials.keys) == 1
@@ -139,7 +139,7 @@ def test_the_configuration_can_be_served(overlay: Overlay, tmp_path: Path, monke
 
 
 def test_the_configuration_asks_for_what_the_service_publishes(overlay: Overlay) -> None:
-    """The SRV record's name consists of the port, service and namespace, and the side port matches."""
+    """The SRV record's name consists of the port, service and namespace, and the probe port (named side) matches."""
     content = yaml.safe_load(overlay.find_generated("ConfigMap", "torchmoor")["data"]["torchmoor.yaml"])
     (entry,) = content["Discovery"]
     port, protocol, service, namespace, rest = entry["dns_name"].split(".", 4)

@@ -22,7 +22,8 @@ from tests.proxy.fake_instance import FakeInstance
 from tests.waiting import DEADLINE_S
 from torchmoor.config.access import AccessSettings, Credentials
 from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
-from torchmoor.config.dialects import ChatPageSettings, ContainerSettings
+from torchmoor.config.chat_page import ChatPageSettings
+from torchmoor.config.container import ContainerSettings
 from torchmoor.config.health import HealthSettings, RecoverySettings
 from torchmoor.config.launcher import DEFAULT_INFLIGHT_BODY_BYTES
 from torchmoor.config.limits import CallerSettings, LimitSettings, TimeoutSettings
@@ -30,7 +31,7 @@ from torchmoor.config.listen import ListenSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings
-from torchmoor.config.session_keys import SessionSettings
+from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -40,7 +41,7 @@ from torchmoor.wire.session_ids import compose
 T = TypeVar("T")
 
 KEY = b"0123456789abcdef0123456789abcdef"
-LISTEN = ListenSettings(port=0, admin_port=0)
+LISTEN = ListenSettings(allowed_hosts=("x",), port=0, admin_port=0)
 # Probes are off unless a test wants them: the tests check what the proxy notices by itself.
 NO_PROBES = HealthSettings(starting_interval_s=3600, ready_interval_s=3600)
 
@@ -124,7 +125,7 @@ class Stage:
             timeouts=timeouts or TimeoutSettings(sweep_interval_s=0.02),
             health=health,
             recovery=recovery or RecoverySettings(),
-            sessions=SessionSettings(keys={"k1": KEY}, are_journaled=are_journaled),
+            sessions=SessionIdSettings(keys={"k1": KEY}, are_journaled=are_journaled),
             access=access or AccessSettings(),
             credentials=credentials or Credentials(),
             container=container or ContainerSettings(),
@@ -262,7 +263,7 @@ class Stage:
         self.until(lambda: all(c.exchange is None for c in server.connections), "all exchanges over")
         self.until(lambda: self.outstanding() == 0, "all leases released")
         self.until(lambda: self._extra_tasks() == [], f"no task left but {self._extra_tasks()}")
-        assert self.proxy.data.budget.used_bytes == 0
+        assert self.proxy.data.budget.used_bytes == self.proxy.data.continuations.used_bytes == 0
         assert self.proxy.data.gate is None or self.proxy.data.gate.unverified.num_bytes == 0
         callers = self.proxy.data.dispatchers.callers
         assert callers is None or not callers.num_requests

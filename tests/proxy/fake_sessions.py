@@ -44,6 +44,7 @@ class FakeSessions:
     status: Mapping[str, Any] = field(default_factory=lambda: STATUS)
     refusal: tuple[int, str, str] | None = None
     journal: set[str] = field(default_factory=set)  # hashes of sessions that no instance holds
+    num_evicted: int = 0
     num_lists: int = 0
 
     def __post_init__(self) -> None:
@@ -72,6 +73,7 @@ class FakeSessions:
                 "sessions": [self.sessions[name] for name in page],
                 "next": page[-1] if len(page) < len(names) else None,
                 "open": len(self.sessions),
+                "evicted": self.num_evicted,
             }
             await wire.answer(body=json.dumps(told).encode())
         elif body.get("in_journal") and body["session"] in self.journal:

@@ -23,6 +23,7 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import answering
+from tests.sagemaker_tokens import make_token
 from tests.tools import require
 from tests.waiting import DEADLINE_S
 from torchmoor.config.access import AccessKey, AccessSettings, Credentials
@@ -173,7 +174,7 @@ def test_nothing_of_a_tampered_request_reaches_an_instance(guarded: Stage) -> No
     assert send(request, url=request.url + "?a=1") == mismatch
     assert send(request, headers={custom: "two"}) == mismatch
     assert send(request, headers={"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}) == mismatch
-    assert send(request, headers={"Host": "elsewhere:80"}) == mismatch
+    assert send(request, headers={"Host": "localhost:80"}) == mismatch
     assert len(received(guarded)) == 1
 
 
@@ -269,7 +270,7 @@ def test_a_client_cannot_name_itself(guarded: Stage, stage: Stage) -> None:
 
 
 def test_openai_client_comes_in_with_a_token(guarded: Stage) -> None:
-    """api_key is the token; a wrong or missing one raises AuthenticationError with OpenAI's error object."""
+    """api_key is a token, or made of an access key; any other raises AuthenticationError with OpenAI's error object."""
     body = {"id": "1", "object": "chat.completion", "created": 1, "model": "llava", "choices": []}
     guarded.a.behave = guarded.b.behave = answering(body=json.dumps(body).encode())
 
@@ -281,9 +282,13 @@ def test_openai_client_comes_in_with_a_token(guarded: Stage) -> None:
     assert client(TOKEN).chat.completions.create(model="llava", messages=MESSAGES).id == "1"
     assert received(guarded)[0].headers["x-torchmoor-principal"] == principal_of("token", "alice")
     assert [model.id for model in client(TOKEN).models.list()] == ["llava"]
+    made = make_token("AKIAEXAMPLE", SECRET)
+    assert client(made).chat.completions.create(model="llava", messages=MESSAGES).id == "1"
+    assert received(guarded)[1].headers["x-torchmoor-principal"] == principal_of("key", "AKIAEXAMPLE")
     for ask in (
         lambda: client("wrong").chat.completions.create(model="llava", messages=MESSAGES),
         lambda: client("wrong").models.list(),
+        lambda: client(make_token("AKIAEXAMPLE", OTHER_SECRET)).models.list(),
     ):
         with pytest.raises(openai.AuthenticationError) as caught:
             ask()
@@ -292,7 +297,7 @@ def test_openai_client_comes_in_with_a_token(guarded: Stage) -> None:
     answer = requests.get(f"{guarded.proxy.runtime_url}/v1/models", timeout=60)
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "invalid_request_error")
     assert answer.headers["www-authenticate"] == "Bearer"
-    assert len(received(guarded)) == 1
+    assert len(received(guarded)) == 2
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing,
 from tests.proxy.fake_many import FakeFleet
 from tests.waiting import wait_until
 from torchmoor.config.access import Credentials
-from torchmoor.config.dialects import ContainerSettings
+from torchmoor.config.container import ContainerSettings
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import MultiModelSettings

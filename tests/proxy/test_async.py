@@ -23,6 +23,8 @@ from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.asynchronous import AsyncEndpointSettings
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
 from torchmoor.errors import ConfigError
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Endpoint
 
 MakeStage = Callable[..., Stage]
 
@@ -428,3 +430,62 @@ def test_command_line_says_that_nobody_answers() -> None:
 
     assert result.exit_code == 3
     assert "no answer from the admin plane at http://127.0.0.1:9" in result.stderr
+
+
+def test_an_update_waits_for_running_requests(stage: Stage) -> None:
+    """A request that runs when the endpoint's instances are replaced ends where it runs; the next one runs on theirs.
+
+    Until then, it can be cancelled.
+    """
+    gate = Gate()
+
+    async def behave(received: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer(body=b"first")
+
+    async def wait_for_cancel(received: Received, wire: Wire) -> None:
+        cancelled.reached.set()
+        await wire.until_closed()
+
+    async def replace(generation: int, instance: FakeInstance) -> Endpoint:
+        settings = stage.registry.get_endpoint("llava").settings
+        endpoint = stage.registry.stage(settings, generation)
+        stage.registry.add(
+            Instance(
+                name=f"new-{generation}",
+                endpoint="llava",
+                generation=generation,
+                model="llava",
+                port=instance.port,
+                state=InstanceState.READY,
+            )
+        )
+        stage.registry.serve(endpoint)
+        return endpoint
+
+    async def end(endpoint: Endpoint) -> None:
+        stage.registry.retire(endpoint)
+
+    stage.run(dismiss(stage, "b"))
+    stage.a.behave, stage.b.behave, cancelled = behave, answering(body=b"second"), Gate()
+    first = submit(stage, Body=b"{}")
+    gate.wait_reached()
+
+    stage.run(replace(1, stage.b))
+    second = submit(stage, Body=b"{}")
+    assert until_there(second["OutputLocation"]) == b"second"
+    gate.open()
+
+    assert until_there(first["OutputLocation"]) == b"first"
+    assert (len(stage.a.received), len(stage.b.received)) == (1, 1)
+    stage.b.behave = wait_for_cancel
+    third = submit(stage, Body=b"{}")
+    cancelled.wait_reached()
+    last = stage.run(replace(2, stage.a))
+    assert admin(stage, f"/async-requests/{third['InferenceId']}/cancel", method="POST")[0] == 200
+    stage.until(lambda: stage.instance("new-1").outstanding == 0, "the cancelled request has left")
+    stage.run(end(last))
+
+
+async def dismiss(stage: Stage, name: str) -> None:
+    stage.registry.dismiss(name)

@@ -247,3 +247,48 @@ def test_longest_body_is_what_an_idle_instance_has_room_for() -> None:
 
         assert instance.has_body_room(instance.max_body_bytes)
         assert not instance.has_body_room(instance.max_body_bytes + 1)
+
+
+FORM = "Content-Type: application/x-www-form-urlencoded; charset=utf-8\r\n"
+
+
+@pytest.mark.parametrize("path", ["/endpoints/llava/invocations", "/predictions/llava"])
+@pytest.mark.parametrize(
+    "lines",
+    [FORM, FORM.upper(), "Content-Type: multipart/form-data; boundary=B\r\n"],
+    ids=["form", "FORM", "multipart"],
+)
+def test_long_form_counts_for_its_fields(make_stage: MakeStage, path: str, lines: str) -> None:
+    """TorchServe makes an object of each field, so a form that fits as JSON is refused, with what to do."""
+    stage = make_stage(max_inflight_body_bytes=1 << 20)
+    body = b"a&" * (120 << 10)
+
+    refused = stage.raw(ask(body, path=path, more=lines))
+    accepted = stage.raw(ask(body, path=path, more="Content-Type: application/json\r\n"))
+
+    assert b"of a form. Send JSON as application/json." in refused
+    assert accepted.startswith(b"HTTP/1.1 200")
+
+
+def test_second_content_type_does_not_hide_a_form(make_stage: MakeStage) -> None:
+    """A request with two is refused."""
+    stage = make_stage(max_inflight_body_bytes=1 << 20)
+    both = f"{FORM}Content-Type: application/json\r\n"
+
+    of_runtime = stage.raw(ask(b"a&" * (120 << 10), more=both))
+    of_torchserve = stage.raw(ask(b"a&" * (120 << 10), path="/predictions/llava", more=both))
+
+    assert b"'contentType' is given twice" in of_runtime
+    assert b"'contentType' is given twice" in of_torchserve
+
+
+def test_form_of_undeclared_length_counts_for_its_fields(make_stage: MakeStage) -> None:
+    """It is refused as soon as it has become too long."""
+    stage = make_stage(max_inflight_body_bytes=1 << 20)
+    part = b"a&" * (60 << 10)
+    chunk = f"{len(part):x}\r\n".encode() + part + b"\r\n"
+    head = f"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\n{FORM}Transfer-Encoding: chunked\r\n\r\n".encode()
+
+    refused = stage.raw(head + chunk + b"0\r\n\r\n")
+
+    assert b"of a form. Send JSON as application/json." in refused

@@ -140,7 +140,7 @@ def test_a_forged_signature_does_not_use_the_share_of_its_key(make_stage: MakeSt
     """A body that has not been verified counts for no caller."""
     stage = make_stage(credentials=CREDENTIALS, callers=CallerSettings(max_requests=1))
     head = (
-        f"POST {PATH} HTTP/1.1\r\nHost: h\r\nX-Amz-Date: DATE\r\nContent-Length: 5\r\nAuthorization: AWS4-HMAC-SHA256 "
+        f"POST {PATH} HTTP/1.1\r\nHost: x\r\nX-Amz-Date: DATE\r\nContent-Length: 5\r\nAuthorization: AWS4-HMAC-SHA256 "
         "Credential=AKIAEXAMPLE/DAY/us-east-1/sagemaker/aws4_request, SignedHeaders=host;x-amz-date, "
         f"Signature={'0' * 64}\r\n\r\n"
     )
@@ -171,6 +171,42 @@ def test_without_keys_nothing_is_limited_unless_configured(make_stage: MakeStage
     assert read(send(stage, token=""))[0] == 429
     holding.gate.open()
     assert read(first)[0] == 200
+
+
+def test_instances_learn_a_client_s_address_only_where_it_is_the_caller(make_stage: MakeStage) -> None:
+    """It stands for a caller without a principal where callers are limited. A client cannot send it itself."""
+    free = make_stage()
+    limited_by_address = make_stage(callers=CallerSettings(limited="always"))
+    limited_by_key = make_stage(credentials=CREDENTIALS)
+    for stage in (free, limited_by_address, limited_by_key):
+        connection = stage.http()
+        headers = {"X-Torchmoor-Source": "192.0.2.1"}
+        if stage is limited_by_key:
+            headers["Authorization"] = f"Bearer {TOKEN}"
+        connection.request("POST", PATH, body=b"{}", headers=headers)
+        assert read(connection)[0] == 200
+
+    seen = [stage.a.received + stage.b.received for stage in (free, limited_by_address, limited_by_key)]
+
+    assert [[request.headers.get("x-torchmoor-source") for request in each] for each in seen] == [
+        [None],
+        ["127.0.0.1"],
+        [None],
+    ]
+
+
+def test_a_caller_s_full_share_of_the_journal_is_a_throttling_error(make_stage: MakeStage) -> None:
+    """The instance's message and Retry-After reach boto3; no other instance is asked."""
+    stage = make_stage(credentials=CREDENTIALS)
+    message = "one caller's may hold 200 (journal.max_caller_bytes)"
+    stage.a.behave = stage.b.behave = refusing(429, "CallerBudgetReached", message, {"Retry-After": "460"})
+
+    response = refused_opening(stage.client(secret=SECRET))
+
+    assert response["Error"] == {"Code": "ThrottlingException", "Message": message}
+    assert response["ResponseMetadata"]["HTTPStatusCode"] == 429
+    assert response["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "460"
+    assert len(stage.a.received) + len(stage.b.received) == 1
 
 
 class Sessions:

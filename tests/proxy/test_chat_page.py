@@ -23,7 +23,7 @@ from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
 from tests.proxy.fake_instance import Gate, Received, Wire, refusing, streaming
 from tests.waiting import wait_until
 from torchmoor.config.access import Credentials
-from torchmoor.config.dialects import ChatPageSettings
+from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.routing import reasons
 

@@ -167,6 +167,7 @@ def test_reader_that_stops_for_good_is_cut_off(make_stage: Callable[..., Stage])
     stage.a.behave = stage.b.behave = endless
     with stage.socket() as sock:
         sock.sendall(POST.replace(b"invocations ", b"invocations-response-stream "))
+        waiting(stage)
 
         closed_upstream(stage)
 

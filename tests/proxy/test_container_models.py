@@ -13,7 +13,7 @@ from tests.proxy.conftest import NO_PROBES, Stage
 from tests.proxy.fake_instance import Gate
 from tests.proxy.fake_many import FakeFleet, FakeMany
 from tests.waiting import wait_until
-from torchmoor.config.dialects import ContainerSettings
+from torchmoor.config.container import ContainerSettings
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.instances.instance import InstanceState
 

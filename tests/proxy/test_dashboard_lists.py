@@ -65,9 +65,13 @@ def test_sessions_are_found_sorted_pinned_and_closed(
     a, b = holders.of["a"], holders.of["b"]
     a.hold(make_session(name, turns=at, bytes=at << 20) for at, name in enumerate(HASHES[:59]))
     b.hold([make_session(HASHES[59], tier="journal", is_running=True, waiting=2), make_session("f" * 16, tier=HOSTILE)])
+    a.num_evicted = 1234
     for scheme, size in (("light", DESKTOP), ("dark", PHONE)):
         with open_tab(browser, stage.proxy.admin_url, scheme=scheme, size=size) as tab:
             expect(tab.page.locator("#sessions-table")).to_contain_text("1 to 25 of 61 sessions")
+            expect(tab.page.locator("#sessions-facts")).to_contain_text(
+                re.compile(r"^evicted: 1.?234 by a; an evicted")
+            )
             assert tab.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             tab.save(tmp_path / f"sessions-{size[0]}.png")
             tab.page.locator("#sessions-instance").select_option("b")

@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire, answering, refusing
 from torchmoor.config.limits import TimeoutSettings
+from torchmoor.proxy.api.invocation import Invocation
 
 OPERATIONS = ("invoke_endpoint", "invoke_endpoint_with_response_stream")
 
@@ -316,3 +317,19 @@ def test_replay_needs_the_body_to_be_kept(make_stage: Callable[..., Stage]) -> N
     error = refusal(stage, Body=bytes(1001))
 
     assert (status_of(error), len(stage.a.received + stage.b.received)) == (503, 1)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_fault_of_the_proxy_is_answered(stage: Stage, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    """A whole request that the proxy fails to place gets 500 at once, and the next one is served."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Invocation, "route", fail)
+        error = refusal(stage, operation)
+
+    assert status_of(error) == 500
+    assert stage.a.received == stage.b.received == []
+    assert stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")["ResponseMetadata"]["HTTPStatusCode"] == 200

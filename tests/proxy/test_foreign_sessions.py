@@ -79,6 +79,22 @@ def test_session_goes_to_the_instance_that_opened_it(make_stage: Callable[..., S
         assert {send(stage, session, path=each) for each in PATHS} == {(200, instance)}
 
 
+def test_client_gets_a_new_id_without_an_expiry(make_stage: Callable[..., Stage]) -> None:
+    """A handler need not say when its session expires."""
+    stage = make_stage()
+
+    async def behave(request: Received, wire: Wire) -> None:
+        await wire.answer(headers={"X-Amzn-SageMaker-New-Session-Id": "mine-1"}, body=b"{}")
+
+    stage.a.behave = stage.b.behave = behave
+    connection = stage.http()
+    connection.request("POST", PATHS[0], b"{}", {SESSION_ID: "NEW_SESSION"})
+    answer = connection.getresponse()
+    answer.read()
+
+    assert (answer.status, answer.headers["X-Amzn-SageMaker-New-Session-Id"]) == (200, "mine-1")
+
+
 def test_session_that_was_closed_or_never_opened_is_refused(make_stage: Callable[..., Stage]) -> None:
     """The answer is the same as for an id that this endpoint never issued, and no instance receives the request."""
     stage = start(make_stage)

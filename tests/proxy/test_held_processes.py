@@ -18,7 +18,7 @@ from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.routing import VariantSettings as Variant
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.session_keys import SessionSettings
+from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -51,7 +51,7 @@ def make_settings(**scaling: float) -> ProxySettings:
         endpoints=(EndpointSettings(name="llava", variants=(variant,)),),
         listen=ListenSettings(port=0, admin_port=0, processes=2),
         health=NO_PROBES,
-        sessions=SessionSettings(keys={"k1": KEY}),
+        sessions=SessionIdSettings(keys={"k1": KEY}),
     )
 
 

@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import refusing, streaming
-from torchmoor.config.dialects import ContainerSettings
+from torchmoor.config.container import ContainerSettings
 
 # CONTRACT section 7, of endpoints with one model and without GPUs.
 NAMES = {

@@ -9,10 +9,11 @@ from typing import Any
 import openai
 import pytest
 
-from tests.proxy.conftest import Stage, read_answer
+from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.proxy.instances.instance import InstanceState
+from torchmoor.wire.response_ids import response_id
 
 BASES = ("/v1", "/endpoints/llava/openai/v1")
 BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'
@@ -182,7 +183,7 @@ def test_models_are_the_endpoints(stage: Stage) -> None:
     ("path", "body", "code"),
     [
         ("/endpoints/other/openai/v1/chat/completions", BODY, "model_not_found"),
-        ("/v1/completions", BODY, "UnknownOperationException"),
+        ("/v1/audio/speech", BODY, "UnknownOperationException"),
         ("/v1/chat/completions", None, "UnknownOperationException"),
         ("/endpoints/llava/openai/v1/embeddings", BODY, "UnknownOperationException"),
     ],
@@ -283,3 +284,27 @@ def test_death_within_an_event_cuts_the_connection(stage: Stage) -> None:
             answer = b""
 
     assert not answer.endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("instance", ["a", "b"])
+def test_response_goes_where_its_session_is(stage: Stage, base: str, instance: str) -> None:
+    """The id in the path or in the body finds the instance; method and path go along as a field of a POST."""
+    behave(stage, answering(body=b"{}"))
+    found = response_id(make_session_id(instance), 3)
+    requests: list[tuple[str, str, dict[str, Any] | None]] = [
+        ("GET", f"responses/{found}/input_items?limit=2", None),
+        ("DELETE", f"responses/{found}", None),
+        ("POST", f"responses/{found}/cancel", {}),
+        ("POST", "responses", {"input": "x" * 20_000, "model": "llava", "previous_response_id": found}),
+    ]
+
+    for method, path, body in requests:
+        connection = stage.http()
+        connection.request(method, f"{base}/{path}", None if body is None else json.dumps(body))
+        assert connection.getresponse().status == 200
+        seen = getattr(stage, instance).received[-1]
+        assert (seen.method, seen.path) == ("POST", "/predictions/llava")
+        assert seen.headers["x-torchmoor-resource"] == f"{method} {path}"
+        assert seen.body == (b"" if body is None else json.dumps(body).encode())
+    assert len(getattr(stage, instance).received) == len(requests)

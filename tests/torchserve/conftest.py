@@ -50,6 +50,10 @@ class Fleet:
         found: list[dict[str, Any]] = requests.get(f"{self.admin}/instances", timeout=60).json()["instances"]
         return found
 
+    def settled(self) -> set[str]:
+        """Return the instances that get all turns of their sessions, which one that has just come back does not."""
+        return {i["name"] for i in self.instances() if i["state"] == "ready" and i["share"] == 1.0}
+
     def status(self, name: str) -> dict[str, Any]:
         """Return an instance's own status, requested without the proxy."""
         (instance,) = [i for i in self.instances() if i["name"] == name]

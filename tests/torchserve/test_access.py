@@ -24,7 +24,7 @@ from tests.torchserve.test_sessions import SAMPLES, Chat, data_url, open_session
 from tests.waiting import wait_until
 
 KEYS = {"AKIAONE": secrets.token_hex(20), "AKIATWO": secrets.token_hex(20)}
-TOKEN, ADMIN_TOKEN = secrets.token_hex(16), secrets.token_hex(16)
+TOKEN, OTHERS_TOKEN, ADMIN_TOKEN = (secrets.token_hex(16) for _ in range(3))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def guarded(
     keys.touch(0o600)
     keys.write_text("".join(f"key {key_id} {secret}\n" for key_id, secret in KEYS.items()))
     tls = ("--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1]))
-    environment = {"TORCHMOOR_TOKENS": f"alice:{TOKEN}", "TORCHMOOR_ADMIN_TOKEN": ADMIN_TOKEN}
+    environment = {"TORCHMOOR_TOKENS": f"alice:{TOKEN},bob:{OTHERS_TOKEN}", "TORCHMOOR_ADMIN_TOKEN": ADMIN_TOKEN}
     with run_fleet(
         *("--keys", str(keys), *tls, "--journal", "off"),
         run_dir=folder / "run",
@@ -51,7 +51,7 @@ def guarded(
     ) as fleet:
         yield fleet
     log = (folder / "up.log").read_text()
-    assert not any(secret in log for secret in (*KEYS.values(), TOKEN, ADMIN_TOKEN))
+    assert not any(secret in log for secret in (*KEYS.values(), TOKEN, OTHERS_TOKEN, ADMIN_TOKEN))
 
 
 def connect(fleet: Fleet, certificate: tuple[Path, Path], key_id: str, secret: str = "") -> Any:
@@ -95,6 +95,24 @@ def test_openai_comes_in_with_its_token(guarded: Fleet, certificate: tuple[Path,
                     client.chat.completions.create(model="llava", messages=messages)
 
 
+def test_responses_belong_to_their_callers(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
+    """Another caller's id is not found, for whatever it is used."""
+    with openai.DefaultHttpxClient(verify=ssl.create_default_context(cafile=certificate[0])) as http:
+        alice, bob = (
+            openai.OpenAI(base_url=f"{guarded.runtime}/v1", api_key=key, max_retries=0, http_client=http)
+            for key in (TOKEN, OTHERS_TOKEN)
+        )
+        first = alice.responses.create(model="llava", input="What is this?")
+
+        for use in (bob.responses.retrieve, bob.responses.delete, bob.responses.input_items.list):
+            with pytest.raises(openai.NotFoundError, match="not found"):
+                use(first.id)
+        with pytest.raises(openai.NotFoundError) as caught:
+            bob.responses.create(model="llava", input="And this?", previous_response_id=first.id)
+        assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+        assert alice.responses.retrieve(first.id) == first
+
+
 def test_only_the_proxy_is_reached(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
     """TorchServe listens on loopback and never receives clients' secrets; the proxy serves its inference paths only."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
@@ -110,7 +128,7 @@ def test_only_the_proxy_is_reached(guarded: Fleet, certificate: tuple[Path, Path
     assert children
     for pid in children:
         environment = Path(f"/proc/{pid}/environ").read_bytes().decode()
-        assert not any(secret in environment for secret in (*KEYS.values(), TOKEN, ADMIN_TOKEN))
+        assert not any(secret in environment for secret in (*KEYS.values(), TOKEN, OTHERS_TOKEN, ADMIN_TOKEN))
 
 
 def instances(fleet: Fleet) -> list[dict[str, Any]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import select
 import signal
-import struct
+import socket
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -20,11 +19,11 @@ import pytest
 
 from tests.torchserve.conftest import ROOT, Fleet
 from tests.torchserve.drawings import draw
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.torchserve
 
-ENDLESS = ("--max-new-tokens", "1500", "--temperature", "1e6", "--seed", "6")  # the settings of test_cancel.py
+ENDLESS = ("--max-new-tokens", "1500", "--temperature", "1e6", "--seed", "11")  # the settings of test_cancel.py
 
 
 @pytest.fixture
@@ -53,25 +52,21 @@ def run(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def begin_in_full_pipe(fleet: Fleet, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Start a command, and yield it with the read end of its output pipe, once it has begun to write.
+def begin_unread(fleet: Fleet, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+    """Start a command, and yield it with the other end of its output, once it has begun to write.
 
-    The pipe's buffer is shorter than an answer, so the command cannot end before the test reads.
+    Its output is a socket that holds a few pieces of an answer, so the command cannot end before the test reads.
+    A pipe would not do: a write of up to 4096 bytes enters it whole or, while it has less room, not at all.
     """
-    reader, writer = os.pipe()
-    room = 512
-    size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-    os.write(writer, b"." * (size - room))
-    with begin(fleet, *arguments, stdout=writer) as process:
-        os.close(writer)
-        wait_until(lambda: num_waiting(reader) > size - room, "the answer has begun")
-        yield process, reader
-
-
-def num_waiting(reader: int) -> int:
-    """Return how many bytes a pipe holds."""
-    (number,) = struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, bytes(4)))
-    return int(number)
+    reader, writer = socket.socketpair()
+    writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system makes this its smallest size
+    with reader, begin(fleet, *arguments, stdout=writer.fileno()) as process:
+        writer.close()
+        try:
+            assert select.select([reader], [], [], DEADLINE_S)[0], "the answer has not begun"
+            yield process, reader
+        finally:
+            process.kill()
 
 
 def num_open(fleet: Fleet) -> int:
@@ -123,11 +118,11 @@ def test_a_session_is_closed_when_a_question_is_given_up(
 
     `timeout` sends its signal twice: to the process, and to its group.
     """
-    with begin_in_full_pipe(fleet, "ask", "Where is it?", picture, *ENDLESS) as (process, reader):
+    with begin_unread(fleet, "ask", "Where is it?", picture, *ENDLESS) as (process, reader):
         for number in numbers:
             process.send_signal(number)
             sleep(0.01)
-        with os.fdopen(reader, "rb") as output:
+        with reader.makefile("rb") as output:
             output.read()
         _, errors = process.communicate(timeout=60)
 
@@ -135,11 +130,19 @@ def test_a_session_is_closed_when_a_question_is_given_up(
     assert errors.strip() == ""
 
 
+def test_an_unknown_endpoint_is_answered_with_the_known_ones(fleet: Fleet) -> None:
+    """The user has mistyped a name, or the default is another fleet's."""
+    done = run(fleet, "ask", "What color is the circle?", "--endpoint", "nope")
+
+    assert done.returncode == 1
+    assert done.stderr == f"Error: {fleet.runtime} has no endpoint nope, but llava: select one with --endpoint\n"
+
+
 def test_a_reader_that_has_enough_ends_the_question(fleet: Fleet, picture: str, before: int) -> None:
     """`torchmoor ask ... | head -c 1` ends early, and its session is closed, too."""
-    with begin_in_full_pipe(fleet, "ask", "Where is it?", picture, *ENDLESS) as (process, reader):
+    with begin_unread(fleet, "ask", "Where is it?", picture, *ENDLESS) as (process, reader):
         assert process.stderr is not None
-        os.close(reader)
+        reader.close()
         errors = process.stderr.read()
         process.wait(60)
 

@@ -13,6 +13,7 @@ from huggingface_hub.errors import BadRequestError
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_curl import curl
+from torchmoor.wire.headers import CONTEXT_TOKENS, PREFILL_TOKENS
 
 pytestmark = pytest.mark.torchserve
 
@@ -34,6 +35,25 @@ def conversation(text: str = QUESTION, image: str | None = None) -> Any:
     return [{"role": "user", "content": [*see, {"type": "text", "text": text}]}]
 
 
+@pytest.mark.parametrize(
+    ("members", "problem"),
+    [
+        ({"Accept": "text/csv"}, "Accept: application/json"),
+        ({"Body": b" " * (6 * 1024 * 1024 + 1)}, r"Request [0-9a-f-]{36} has oversize body\. .* 6291456 bytes"),
+    ],
+)
+def test_boto3_raises_validation_errors_for_what_cannot_be_served(
+    fleet: Fleet, members: dict[str, Any], problem: str
+) -> None:
+    """An Accept that no answer has, and a body above SageMaker's limit, also in the streamed operation."""
+    client = fleet.client()
+    request = {"EndpointName": "llava", "ContentType": "application/json", "Body": b'{"inputs": "x"}', **members}
+
+    for invoke in (client.invoke_endpoint, client.invoke_endpoint_with_response_stream):
+        with pytest.raises(client.exceptions.ValidationError, match=problem):
+            invoke(**request)
+
+
 @pytest.fixture(params=["/v1", "/endpoints/llava/openai/v1"])
 def gpt(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     """Return OpenAI's own client, configured with the address only."""
@@ -52,7 +72,9 @@ def test_openai_client_sees_a_picture(gpt: openai.OpenAI) -> None:
     assert (choice.finish_reason, answer.model, answer.object) == ("stop", "llava", "chat.completion")
     assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.prompt_tokens_details is not None
     assert answer.id.startswith("chatcmpl-")
+    assert choice.message.annotations == []
 
 
 def test_openai_client_streams_a_conversation(gpt: openai.OpenAI) -> None:
@@ -80,13 +102,41 @@ def test_openai_client_raises_its_own_exceptions(gpt: openai.OpenAI) -> None:
     for is_streaming in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
             gpt.chat.completions.create(  # type: ignore[call-overload]
-                model="llava", messages=conversation(), tools=[{"type": "function"}], stream=is_streaming
+                model="llava", messages=conversation(), functions=[{"name": "f"}], stream=is_streaming
             )
         error = caught.value
-        assert (error.code, error.param, error.type) == ("InvalidRequest", "tools", "invalid_request_error")
+        assert (error.code, error.param, error.type) == ("InvalidRequest", "functions", "invalid_request_error")
         assert error.request_id
     with pytest.raises(openai.PermissionDeniedError, match="private or local"):
         gpt.chat.completions.create(model="llava", messages=conversation(image="http://169.254.169.254/x.png"))
+
+
+def test_openai_client_continues_a_prompt(gpt: openai.OpenAI, fleet: Fleet) -> None:
+    """Completions continue the prompt as TGI's `inputs` do, whole and streamed."""
+    body = {"inputs": prompt(), "parameters": {"max_new_tokens": 8}}
+    [own] = requests.post(f"{fleet.runtime}/invocations", json=body, timeout=90).json()
+
+    whole = gpt.completions.create(model="llava", prompt=prompt(), max_tokens=8)
+    with gpt.completions.create(model="llava", prompt=prompt(), max_tokens=8, stream=True) as stream:
+        streamed = "".join(chunk.choices[0].text for chunk in stream)
+
+    assert whole.choices[0].text == streamed == own["generated_text"]
+    assert whole.usage is not None
+    assert whole.object == "text_completion"
+    with pytest.raises(openai.BadRequestError, match="one text"):
+        gpt.completions.create(model="llava", prompt=["a", "b"])
+
+
+@pytest.mark.parametrize("base", ["/v1", "/endpoints/llava/openai/v1"])
+def test_a_chat_completion_needs_a_model(fleet: Fleet, base: str) -> None:
+    """As at OpenAI, which conformance suites expect; other paths take the same body without it."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+    refused = requests.post(f"{fleet.runtime}{base}/chat/completions", json=body, timeout=90)
+    served = requests.post(f"{fleet.runtime}/endpoints/llava/invocations", json=body, timeout=90)
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+    assert served.status_code == 200
 
 
 def test_openai_client_reads_an_instance_itself(fleet: Fleet) -> None:
@@ -239,3 +289,26 @@ def test_text_beyond_ascii_comes_whole(fleet: Fleet) -> None:
     events = [json.loads(line[5:]) for line in "".join(pieces).split("\n") if line]
     assert "".join(event["token"]["text"] for event in events) == whole[0]["generated_text"]
     assert any(not event["token"]["text"].isascii() for event in events)
+
+
+def test_an_affinity_key_keeps_a_conversation_on_its_instance(fleet: Fleet) -> None:
+    """Each turn finds the earlier ones in the cache of one of two instances, and no log has the key."""
+    key = "a-conversation-of-the-test"
+    messages = conversation()
+    homes = set()
+    with openai.OpenAI(base_url=f"{fleet.runtime}/v1", api_key="any", timeout=90, max_retries=0) as client:
+        for turn in range(4):
+            answer = client.chat.completions.with_raw_response.create(
+                model="llava", messages=messages, max_tokens=8, prompt_cache_key=key
+            )
+            homes.add(answer.headers["x-torchmoor-instance"])
+            assert answer.headers["x-amzn-sagemaker-invoked-routing-reason"] == "affinity"
+            num_prefill, num_context = (int(answer.headers[name]) for name in (PREFILL_TOKENS, CONTEXT_TOKENS))
+            assert not turn or num_prefill < num_context / 2
+            text = answer.parse().choices[0].message.content
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "What shape is it?"}]
+
+    assert len(homes) == 1
+    logs = [path for path in fleet.run_dir.parent.rglob("*.log*") if path.is_file()]
+    assert logs
+    assert not any(key.encode() in path.read_bytes() for path in logs)

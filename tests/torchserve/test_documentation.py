@@ -1,6 +1,8 @@
-"""Run the examples of README.md, docs/runtime-api.md and docs/clients.md unchanged, except for the address."""
+"""Run the examples of README.md, docs/runtime-api.md and docs/clients.md unchanged, except for the address.
 
-import json
+tests/documented/test_readme.py runs all of README.md, with its shell commands.
+"""
+
 import os
 import re
 import subprocess
@@ -55,12 +57,13 @@ def test_shell_commands_of_the_api_work(fleet: Fleet) -> None:
 
 def test_python_of_the_api_works(fleet: Fleet) -> None:
     """The API's Python examples run: boto3, OpenAI and Hugging Face; the SageMaker SDK in its own environment."""
-    connect, predict, ask = blocks(RUNTIME_API, "python")
+    connect, predict, ask, turns = blocks(RUNTIME_API, "python")
 
     answer, _, streamed = run(fleet, sys.executable, connect + ask).partition("\n")
 
     assert answer
     assert streamed
+    assert len(run(fleet, sys.executable, f"{ask}\nprint()\n{turns}").splitlines()) == 3
     assert run(fleet, str(require_clients()), predict)
 
 
@@ -71,19 +74,7 @@ def test_python_of_the_readme_works(fleet: Fleet) -> None:
     answers = run(fleet, sys.executable, f"{boto3_session}\nprint()\n{openai_chat}").split("\n")
 
     assert answers[0] == "The image shows a red circle in the center."
-    assert answers[1]
-
-
-@pytest.mark.needs("curl")
-def test_curl_of_the_readme_works(fleet: Fleet) -> None:
-    """The README's curl command uses TorchServe's own path, which the proxy forwards."""
-    [block] = [block for block in blocks(README, "console") if "$ curl" in block]
-    opening, asking = re.findall(r"^\$ (curl.*\n(?: +.*\n)*)", block, re.MULTILINE)
-
-    session = json.loads(shell(fleet, opening))["session_id"]
-    answer = shell(fleet, re.sub(r"ts-seq-[\w-]+\.\.\.", session, asking))
-
-    assert f"\n{answer}\n" in block
+    assert answers[1] == "The circle is red."
 
 
 def test_python_of_the_clients_works(fleet: Fleet) -> None:

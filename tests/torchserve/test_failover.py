@@ -7,15 +7,27 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
+import openai
 import pytest
+import requests
 from botocore.exceptions import ClientError, EventStreamError
 
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_faults import PATIENTLY, ask_until_answered, processes_below, ready_instances, worker_pids
+from tests.torchserve.long_streams import begin_streams, num_continued
+from tests.torchserve.test_faults import (
+    PATIENTLY,
+    ask_until_answered,
+    processes_below,
+    ready_instances,
+    stopped_worker,
+    worker_pids,
+)
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 
@@ -111,33 +123,63 @@ def find_jvm(run_dir: Path, instance: str) -> int:
     return pid
 
 
-def recorded_turns(journal: Path, session_id: str) -> list[str]:
-    """Return the invocation ids of the turns in a session's journal."""
+def recorded_turns(journal: Path, session_id: str) -> list[dict[str, Any]]:
+    """Return the turns in a session's journal."""
     events = [json.loads(path.read_bytes()) for path in sorted((journal / session_id).glob("[0-9]" * 8))]
-    return [event["invocation_id"] for event in events if event["kind"] == "turn"]
+    return [event for event in events if event["kind"] == "turn"]
+
+
+def has_continued(fleet: Fleet, number: int) -> bool:
+    return num_continued(fleet) >= number
 
 
 def check(talks: list[Talk], journal: Path) -> None:
-    """Check that each acknowledged turn is recorded exactly once, and that only started streams have failed."""
+    """Check that each acknowledged turn is recorded exactly once, and that none has failed."""
     for talk in talks:
-        assert (talk.failed_before_byte, talk.wrong) == ([], [])
-        recorded = recorded_turns(journal, talk.chat.id)
+        assert (talk.failed_before_byte, talk.failed_after_byte, talk.wrong) == ([], [], [])
+        recorded = [turn["invocation_id"] for turn in recorded_turns(journal, talk.chat.id)]
         assert len(set(recorded)) == len(recorded)
         assert set(talk.acknowledged) <= set(recorded)
         talk.ask()
-        assert (talk.failed_before_byte, talk.failed_after_byte[1:], talk.wrong) == ([], [], [])
+        assert (talk.failed_before_byte, talk.failed_after_byte, talk.wrong) == ([], [], [])
 
 
 def open_apart(fleet: Fleet) -> list[Chat]:
-    """Open sessions about a red circle until two instances hold one each; return these two."""
+    """Open sessions about a red circle until two settled instances hold one each; return these two."""
+    settled = fleet.settled()
     chats: dict[str, Chat] = {}
-    for _ in range(20):
+    for _ in range(30):
         chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
         (holder,) = fleet.holders(chat.id)
-        chats.setdefault(holder, chat)
+        if holder in settled:
+            chats.setdefault(holder, chat)
         if len(chats) == 2:
             break
     return list(chats.values())
+
+
+def test_hanging_worker_is_gone_around(three: Three) -> None:
+    """A turn that a hanging worker does not answer is answered by another instance; a close then frees both.
+
+    SIGSTOP of the Python worker leaves TorchServe reporting READY; the proxy detects the silence. After SIGCONT the
+    instance serves again.
+    """
+    fleet = three.fleet
+    chat = open_session(fleet.client(), image=data_url(draw("square", "blue")))
+    assert "blue" in chat.ask("What color is the square?")
+    (hung,) = fleet.holders(chat.id)
+
+    with stopped_worker(three.run_dir, hung):
+        assert "blue" in chat.ask("What color is the square?")
+        wait_until(lambda: hung not in ready_instances(fleet), "the hanging worker is noticed", **PATIENTLY)
+
+    wait_until(lambda: hung in ready_instances(fleet), "the worker is back", **PATIENTLY)
+    assert "blue" in ask_until_answered(chat, "What color is the square?")
+    assert len(fleet.holders(chat.id)) == 2
+
+    chat.close()
+
+    wait_until(lambda: fleet.holders(chat.id) == [], "no instance holds the session")
 
 
 def test_sessions_survive_the_death_of_their_worker(three: Three) -> None:
@@ -165,61 +207,72 @@ def test_sessions_survive_the_death_of_their_worker(three: Three) -> None:
     assert "blue" in again.ask("What color is the square?")
 
 
-def test_hanging_worker_is_gone_around(three: Three) -> None:
-    """A turn that a hanging worker does not answer is answered by another instance.
+def test_streams_go_on_elsewhere_while_their_workers_die(three: Three) -> None:
+    """Two of three workers get kill -9 one after the other in the middle of four streams in different forms.
 
-    SIGSTOP of the Python worker leaves TorchServe reporting READY; the proxy detects the silence. After SIGCONT the
-    instance serves again.
+    Each client reads on to the end and gets, byte for byte, the answer that nothing interrupts. The turn is recorded
+    once.
     """
-    fleet = three.fleet
-    # A restarted instance first gets only a share of its sessions' turns.
+    fleet, run_dir = three.fleet, three.run_dir
     wait_until(lambda: all(i["share"] == 1.0 for i in fleet.instances()), "all instances at work", **PATIENTLY)
-    chat = open_session(fleet.client(), image=data_url(draw("square", "blue")))
-    assert "blue" in chat.ask("What color is the square?")
-    (hung,) = fleet.holders(chat.id)
-    workers = worker_pids(three.run_dir, hung)
-    assert workers
+    spared = sorted(ready_instances(fleet))[-1]
+    requests.post(f"{fleet.admin}/instances/{spared}/drain", timeout=10).raise_for_status()
+    chats = [open_session(fleet.client(), image=data_url(draw("circle", "red"))) for _ in range(2)]
+    whole = [stream.finish() for stream in begin_streams(fleet, chats[0])]
+    before = num_continued(fleet)
 
-    try:
-        for pid in workers:
-            os.kill(pid, signal.SIGSTOP)
-        assert "blue" in chat.ask("What color is the square?")
-        wait_until(lambda: hung not in ready_instances(fleet), "the hanging worker is noticed", **PATIENTLY)
-    finally:
-        for pid in workers:
-            os.kill(pid, signal.SIGCONT)
+    streams = begin_streams(fleet, chats[1])
+    requests.post(f"{fleet.admin}/instances/{spared}/resume", timeout=10).raise_for_status()
+    victims = sorted(ready_instances(fleet) - {spared})
+    assert {stream.instance for stream in streams} <= set(victims)
+    for victim in victims:
+        for pid in worker_pids(run_dir, victim):
+            os.kill(pid, signal.SIGKILL)
+        num_lost = sum(stream.instance <= victim for stream in streams)
+        wait_until(partial(has_continued, fleet, before + num_lost), "the streams go on")
 
-    wait_until(lambda: hung in ready_instances(fleet), "the worker is back", **PATIENTLY)
-    assert "blue" in ask_until_answered(chat, "What color is the square?")
+    assert [stream.finish() for stream in streams] == whole
+    assert [event["answer"] for event in recorded_turns(three.journal, chats[1].id)] == whole[:1]
+    wait_until(lambda: len(ready_instances(fleet)) == NUM_INSTANCES, "the workers are back", **PATIENTLY)
 
 
-def test_close_frees_every_instance_that_has_served_the_session(three: Three) -> None:
-    """While the session's worker is stopped, another instance takes the session over; a close then frees both."""
-    fleet = three.fleet
-    wait_until(lambda: all(i["share"] == 1.0 for i in fleet.instances()), "all instances at work", **PATIENTLY)
-    chat = open_session(fleet.client(), image=data_url(draw("square", "blue")))
-    (home,) = fleet.holders(chat.id)
-    workers = worker_pids(three.run_dir, home)
-    try:
-        for pid in workers:
-            os.kill(pid, signal.SIGSTOP)
-        assert "blue" in chat.ask("What color is the square?")
-        wait_until(lambda: home not in ready_instances(fleet), "the hanging worker is noticed", **PATIENTLY)
-    finally:
-        for pid in workers:
-            os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: home in ready_instances(fleet), "the worker is back", **PATIENTLY)
-    assert len(fleet.holders(chat.id)) == 2
+def test_responses_survive_the_death_of_their_instance(three: Three) -> None:
+    """After kill -9 between two turns, a stored response is shown, continued and branched as if nothing had happened.
 
-    chat.close()
+    The answers equal those of a client that sends the whole conversation.
+    """
+    picture: Any = {"type": "input_image", "image_url": data_url(draw("circle", "red")), "detail": "auto"}
+    asked: Any = [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}, picture]}]
+    with openai.OpenAI(base_url=f"{three.fleet.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt:
+        raw = gpt.responses.with_raw_response.create(model="llava", input=asked)
+        victim, first = raw.headers["x-torchmoor-instance"], raw.parse()
+        second = gpt.responses.create(model="llava", input="What shape is it?", previous_response_id=first.id)
 
-    wait_until(lambda: fleet.holders(chat.id) == [], "no instance holds the session")
+        os.kill(find_jvm(three.run_dir, victim), signal.SIGKILL)
+        for pid in worker_pids(three.run_dir, victim):
+            os.kill(pid, signal.SIGKILL)
+
+        assert gpt.responses.retrieve(first.id) == first
+        third = gpt.responses.create(model="llava", input=QUESTION, previous_response_id=second.id)
+        branch = gpt.responses.create(model="llava", input="How many shapes?", previous_response_id=first.id)
+        for response, said in ((third, [first, second]), (branch, [first])):
+            resent: Any = [*asked, {"role": "assistant", "content": said[0].output_text}]
+            for question, answer in zip(["What shape is it?"], said[1:], strict=False):
+                resent += [{"role": "user", "content": question}, {"role": "assistant", "content": answer.output_text}]
+            question = gpt.responses.input_items.list(response.id).data[0].content[0].text  # type: ignore[union-attr]
+            whole = gpt.responses.create(
+                model="llava", input=[*resent, {"role": "user", "content": question}], store=False
+            )
+            assert whole.output_text == response.output_text
+            assert whole.usage is not None
+            assert response.usage is not None
+            assert whole.usage.input_tokens == response.usage.input_tokens
 
 
 def test_killed_and_hanging_instances_lose_nothing(three: Three) -> None:
     """kill -9 of one TorchServe during conversations, then SIGSTOP of another, lose no session.
 
-    Every acknowledged turn is recorded once, and requests fail only if a part of their answer had been sent.
+    Every acknowledged turn is recorded once, and none fails: streams that had begun go on at another instance.
     """
     fleet, run_dir = three.fleet, three.run_dir
     wait_until(lambda: len(ready_instances(fleet)) == NUM_INSTANCES, "all instances are ready", **PATIENTLY)

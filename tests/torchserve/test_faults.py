@@ -1,7 +1,10 @@
 """Messages of a fleet that does not start; helpers to find the processes of a fleet."""
 
 import os
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,6 +48,20 @@ def worker_pids(folder: Path, instance: str) -> list[int]:
         if b"model_service_worker" in command and f"TORCHMOOR_INSTANCE={instance}".encode() in environment:
             pids.append(pid)
     return pids
+
+
+@contextmanager
+def stopped_worker(folder: Path, instance: str) -> Iterator[None]:
+    """Stop the instance's worker by SIGSTOP, and let it go on at the end."""
+    workers = worker_pids(folder, instance)
+    assert workers
+    try:
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
 
 
 def ask_until_answered(chat: Chat, question: str) -> str:

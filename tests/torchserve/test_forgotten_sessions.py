@@ -1,7 +1,9 @@
 """Clients that forget their sessions: two workers for eight sessions each keep forty conversations."""
 
+import io
 import json
 import random
+import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,9 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 import requests
+from botocore.config import Config
 from botocore.exceptions import ClientError
+from PIL import Image
 
 from tests.servers import LossyProxy
 from tests.torchserve.conftest import Fleet, run_fleet
@@ -22,27 +26,40 @@ pytestmark = [pytest.mark.slow, pytest.mark.torchserve]
 MAX_SESSIONS = 8
 NUM_SESSIONS = 40
 COLOURS = ("red", "blue", "green", "yellow")
+KEYS = {"AKIAONE": secrets.token_hex(20), "AKIATWO": secrets.token_hex(20)}
+MAX_JOURNALED = 80  # of which the tests before need about half
+NUM_SHARED = 3  # large pictures that fill one caller's share of the journal
 
 
 @pytest.fixture(scope="module")
 def crowded(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Run two instances whose workers hold eight sessions each, with a journal."""
+    """Run two instances whose workers hold eight sessions each, with keys and a journal."""
     folder = tmp_path_factory.mktemp("crowded")
-    limit = {"TORCHMOOR_HANDLER_SESSION_MAX_SESSIONS": str(MAX_SESSIONS)}
-    with run_fleet("--instances", "2", run_dir=folder / "run", log=folder / "up.log", environment=limit) as running:
+    keys = folder / "keys"
+    keys.touch(0o600)
+    keys.write_text("".join(f"key {key_id} {secret}\n" for key_id, secret in KEYS.items()))
+    limits = {
+        "TORCHMOOR_HANDLER_SESSION_MAX_SESSIONS": str(MAX_SESSIONS),
+        "TORCHMOOR_HANDLER_JOURNAL_MAX_SESSIONS": str(MAX_JOURNALED),
+        "TORCHMOOR_HANDLER_JOURNAL_MAX_CALLER_BYTES": str(NUM_SHARED * 1_000_000),
+    }
+    with run_fleet(
+        *("--instances", "2", "--keys", str(keys)), run_dir=folder / "run", log=folder / "up.log", environment=limits
+    ) as running:
         yield running
 
 
 class User:
     """A boto3 client of the session API."""
 
-    def __init__(self, runtime: str) -> None:
+    def __init__(self, runtime: str, key_id: str = "AKIAONE") -> None:
         self._client: Any = boto3.client(
             "sagemaker-runtime",
             endpoint_url=runtime,
             region_name="us-east-1",
-            aws_access_key_id="any",
-            aws_secret_access_key="any",
+            aws_access_key_id=key_id,
+            aws_secret_access_key=KEYS[key_id],
+            config=Config(retries={"total_max_attempts": 2}),
         )
 
     def send(self, session_id: str, **body: Any) -> Any:
@@ -51,8 +68,19 @@ class User:
         )
 
     def open(self, colour: str) -> str:
-        answer = self.send("NEW_SESSION", type="start_session", image=data_url(draw("circle", colour)))
+        return self.open_with(data_url(draw("circle", colour)))
+
+    def open_with(self, image: str) -> str:
+        answer = self.send("NEW_SESSION", type="start_session", image=image)
         return str(json.load(answer["Body"])["session_id"])
+
+    def use_invocation_id(self, invocation_id: str) -> None:
+        """Send all further requests with this id, as if they were attempts of one."""
+
+        def replace(request: Any, **_: Any) -> None:
+            request.headers["amz-sdk-invocation-id"] = invocation_id  # which boto3 does not sign
+
+        self._client.meta.events.register("before-send.sagemaker-runtime", replace)
 
     def ask(self, session_id: str) -> str:
         answer = self.send(session_id, type="send_text_prompt", prompt_text="What color is the circle?")
@@ -84,22 +112,18 @@ def test_close_of_an_evicted_session_happens_once(crowded: Fleet) -> None:
     for _ in range(2 * MAX_SESSIONS + 2):
         user.open("blue")
 
-    def close(invocation_id: str) -> requests.Response:
-        headers = {"X-Amzn-SageMaker-Session-Id": forgotten, "amz-sdk-invocation-id": invocation_id}
-        return requests.post(
-            f"{crowded.runtime}/endpoints/llava/invocations",
-            json={"type": "close_session"},
-            headers=headers,
-            timeout=60,
-        )
+    def close(invocation_id: str) -> Any:
+        closing = User(crowded.runtime)
+        closing.use_invocation_id(invocation_id)
+        return closing.send(forgotten, type="close_session")
 
-    first, again, other = close("c1"), close("c1"), close("c2")
+    first, again = close("c1"), close("c1")
 
-    assert (first.status_code, first.json()) == (200, {"success": True})
-    assert (again.status_code, again.json()) == (200, {"success": True})
-    assert again.headers["X-Amzn-SageMaker-Closed-Session-Id"] == forgotten
-    assert (other.status_code, other.headers["x-amzn-ErrorType"]) == (400, "ValidationError")
-    assert "this session was closed" in other.json()["Message"]
+    assert json.load(first["Body"]) == json.load(again["Body"]) == {"success": True}
+    assert again["ClosedSessionId"] == forgotten
+    with pytest.raises(ClientError, match="this session was closed") as caught:
+        close("c2")
+    assert caught.value.response["Error"]["Code"] == "ValidationError"
 
 
 def test_operator_closes_an_evicted_session(crowded: Fleet) -> None:
@@ -132,3 +156,59 @@ def test_boto3_repeats_a_close_whose_answer_was_lost(crowded: Fleet) -> None:
         assert json.load(answer["Body"]) == {"success": True}
         assert answer["ClosedSessionId"] == session_id
         assert answer["ResponseMetadata"]["RetryAttempts"] == lossy.num_lost == 1
+
+
+def noise(number: int) -> str:
+    """Return the address of a picture of about a megabyte, which no other has."""
+    picture = io.BytesIO()
+    Image.frombytes("RGB", (600, 600), random.Random(number).randbytes(600 * 600 * 3)).save(picture, "PNG")
+    return data_url(picture.getvalue())
+
+
+def test_a_caller_cannot_fill_the_journal_for_others(crowded: Fleet) -> None:
+    """Its openings are refused when its share is full, with the time until there is room. A close makes room.
+
+    Sessions that have the same pictures need no more room, and turns go on.
+    """
+    user, greedy = User(crowded.runtime), User(crowded.runtime, "AKIATWO")
+    ids = [greedy.open_with(noise(0)) for _ in range(2 * NUM_SHARED)]
+
+    def fill() -> None:
+        for number in range(1, 2 * NUM_SHARED + 2):  # each instance counts what it has written itself
+            ids.append(greedy.open_with(noise(number)))
+
+    with pytest.raises(ClientError) as caught:
+        fill()
+
+    response = caught.value.response
+    assert response["Error"]["Code"] == "ThrottlingException"
+    assert "journal.max_caller_bytes" in response["Error"]["Message"]
+    assert 3500 < int(response["ResponseMetadata"]["HTTPHeaders"]["retry-after"]) <= 3660
+    assert len(ids) >= 3 * NUM_SHARED - 1
+    greedy.ask(ids[0])
+    user.ask(user.open("red"))
+    for session_id in ids:
+        greedy.send(session_id, type="close_session")
+    greedy.send(greedy.open_with(noise(0)), type="close_session")
+
+
+def test_a_journal_keeps_a_limited_number_of_sessions(crowded: Fleet) -> None:
+    """An opening beyond it is refused, with the time until there is room. Turns go on, and a close makes room."""
+    user = User(crowded.runtime)
+    ids = [user.open("red")]
+
+    def fill() -> None:
+        for _ in range(2 * MAX_JOURNALED):  # each instance counts what it has written itself
+            ids.append(json.load(user.send("NEW_SESSION", requestType="NEW_SESSION")["Body"])["session_id"])
+
+    with pytest.raises(ClientError) as caught:
+        fill()
+
+    response = caught.value.response
+    assert response["Error"]["Code"] == "ServiceUnavailable"
+    assert "journal.max_sessions" in response["Error"]["Message"]
+    assert 1000 < int(response["ResponseMetadata"]["HTTPHeaders"]["retry-after"]) <= 3660
+    assert user.ask(ids[0]) == "The circle is red."
+    for session_id in ids:
+        user.send(session_id, type="close_session")
+    user.open("blue")

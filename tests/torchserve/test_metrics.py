@@ -51,20 +51,30 @@ def test_workers_numbers_reach_prometheus(fleet: Fleet) -> None:
     (instance,) = [i for i in fleet.instances() if i["name"] == home]
     own = f"http://{instance['host']}:{instance['metrics_port']}"
 
-    status = fleet.status(home)
-    num_turns = status["turns"]["finished"]
-    wait_until(lambda: total(own, "turns_total", Outcome="finished") == num_turns >= 3, "the turns")
+    def agrees(address: str, name: str, group: str, entry: str, **labels: str) -> None:
+        """Wait for a metric: a worker's lines reach its page one by one, and the proxy's after that."""
+        wait_until(
+            lambda: total(address, name, **labels) == fleet.status(home)[group][entry],
+            f"{name} at {address} is what the status says",
+        )
 
+    assert fleet.status(home)["turns"]["finished"] >= 3
+    agrees(own, "turns_total", "turns", "finished", Outcome="finished")
     for metric in CHAT_METRICS:
-        suffix = "" if metric.kind in (COUNTER, GAUGE) else "_count"
+        name = PREFIX + metric.name + ("" if metric.kind in (COUNTER, GAUGE) else "_count")
         for address in (own, fleet.admin):
-            assert scrape(address).get(PREFIX + metric.name + suffix), metric.name
-    assert total(own, "sessions_open") == status["sessions"]["open"]
-    assert total(fleet.admin, "kv_bytes", instance=home) == status["memory"]["kv_bytes"] > 0
-    assert total(fleet.admin, "tokens_total", instance=home, Kind="reused") == status["tokens"]["reused"] > 0
-    assert total(own, "queue_seconds_count") >= total(own, "time_to_first_token_seconds_count") >= 3
+            wait_until(lambda at=address, name=name: scrape(at).get(name), f"{address} shows {name}")  # type: ignore[misc]
+    agrees(own, "sessions_open", "sessions", "open")
+    agrees(fleet.admin, "kv_bytes", "memory", "kv_bytes", instance=home)
+    agrees(fleet.admin, "tokens_total", "tokens", "reused", instance=home, Kind="reused")
+    assert total(fleet.admin, "kv_bytes", instance=home) > 0
+    assert total(fleet.admin, "tokens_total", instance=home, Kind="reused") > 0
+    wait_until(
+        lambda: total(own, "queue_seconds_count") >= total(own, "time_to_first_token_seconds_count") >= 3, "the times"
+    )
     assert total(own, "time_to_first_token_seconds_sum") > 0
     assert total(fleet.admin, "engine_steps_total", instance=home, ModelName="llava", endpoint="llava") > 0
+    assert total(fleet.admin, "pump_rounds_total", instance=home, ModelName="llava", endpoint="llava") > 0
     assert {s.labels["instance"] for s in scrape(fleet.admin)["InstanceScraped"]} == {"llava-0", "llava-1"}
     assert scrape(fleet.admin)["Invocations_total"]
     chat.close()

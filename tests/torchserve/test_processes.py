@@ -12,7 +12,7 @@ from botocore.exceptions import BotoCoreError
 from tests.servers import RedisServer
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.journals import JOURNAL_URL, check_fleet
+from tests.torchserve.journals import JOURNAL_URL, MAX_SESSIONS, check_fleet, check_forgotten
 from tests.torchserve.test_faults import processes_below, ready_instances
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
@@ -51,7 +51,7 @@ def two(archives: Path, tmp_path_factory: pytest.TempPathFactory, redis_server: 
         *("--processes", "2", "--instances", "2"),
         run_dir=folder / "run",
         log=folder / "up.log",
-        environment={JOURNAL_URL: redis_server.url},
+        environment={JOURNAL_URL: redis_server.url, "TORCHMOOR_HANDLER_SESSION_MAX_SESSIONS": str(MAX_SESSIONS)},
     ) as fleet:
         yield fleet
         logs = [(fleet.run_dir / name / "logs/torchserve.log").read_text() for name in ready_instances(fleet)]
@@ -80,6 +80,11 @@ def test_session_outlives_the_process_that_it_was_opened_through(two: Fleet) -> 
     assert set(processes_below(two.run_dir)) == before
 
 
+def test_forgotten_sessions_can_be_asked_again_through_another_proxy(two: Fleet) -> None:
+    """Workers that hold few sessions read the others from Valkey, whichever process opened them."""
+    check_forgotten(two, 3 * MAX_SESSIONS)
+
+
 def test_sessions_in_valkey_survive_their_instance(two: Fleet, redis_server: RedisServer) -> None:
     """After kill -9 of a JVM, sessions continue elsewhere, and a closed one is deleted."""
 
@@ -87,4 +92,4 @@ def test_sessions_in_valkey_survive_their_instance(two: Fleet, redis_server: Red
         with redis_server.client() as client:
             return sorted(key.decode().rpartition(":")[2] for key in client.scan_iter(f"*{session_id}*"))
 
-    check_fleet(two, kept, ["events", "images"], ["closed"])
+    check_fleet(two, kept, ["account", "events", "pictures"], ["closed"])

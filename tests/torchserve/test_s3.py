@@ -1,9 +1,15 @@
-"""An archive without weights, with a checkpoint and a journal in S3 that only the environment names."""
+"""An archive without weights, with a checkpoint and a journal in S3 that only the environment names.
+
+Asynchronous results go to S3, too.
+"""
 
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlparse
 
 import pytest
 from botocore.exceptions import ClientError
@@ -11,7 +17,8 @@ from botocore.exceptions import ClientError
 from tests.servers import BUCKET, S3Server
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.drawings import draw
-from tests.torchserve.journals import JOURNAL_URL, check_fleet
+from tests.torchserve.journals import JOURNAL_URL, MAX_SESSIONS, check_fleet, check_forgotten
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.s3]
 
@@ -43,10 +50,12 @@ def from_s3(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> It
         "MAX_INPUT_LENGTH": "150",
         "MAX_TOTAL_TOKENS": "200",
         "TORCHMOOR_HANDLER_MODEL_CACHE_DIR": str(folder / "cache"),
+        "TORCHMOOR_HANDLER_SESSION_MAX_SESSIONS": str(MAX_SESSIONS),
     }
     run_dir, log = folder / "run", folder / "up.log"
+    results = ("--async-output", f"s3://{BUCKET}/results")
     with run_fleet(
-        *store, "--endpoint", "llava", "--instances", "2", run_dir=run_dir, log=log, environment=environment
+        *store, *results, "--endpoint", "llava", "--instances", "2", run_dir=run_dir, log=log, environment=environment
     ) as fleet:
         yield fleet
 
@@ -84,11 +93,46 @@ def test_its_limits_are_those_of_the_environment(from_s3: Fleet) -> None:
         )
 
 
+def test_forgotten_sessions_in_s3_can_be_asked_again(from_s3: Fleet) -> None:
+    """Workers that hold few sessions read the others from S3."""
+    check_forgotten(from_s3, 3 * MAX_SESSIONS)
+
+
 def test_sessions_in_s3_survive_their_instance(from_s3: Fleet, s3_server: S3Server) -> None:
     """After kill -9 of a JVM, sessions continue elsewhere with the environment's credentials."""
 
     def kept(session_id: str) -> list[str]:
         found = s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix="fleet/").get("Contents", [])
-        return sorted({item["Key"].split("/")[4] for item in found if session_id in item["Key"]})
+        return sorted({item["Key"].split("/")[4] for item in found if f"/{session_id}/" in item["Key"]})
 
-    check_fleet(from_s3, kept, ["events", "images"], ["events"])
+    check_fleet(from_s3, kept, ["events", "pictures"], ["closed", "events"])
+
+
+def test_asynchronous_results_are_polled_in_s3(from_s3: Fleet, s3_server: S3Server) -> None:
+    """A client that takes bucket and key from the locations and polls S3 gets the result and the failure."""
+    client, s3 = from_s3.client(), s3_server.client()
+
+    def submit(body: dict[str, Any]) -> dict[str, str]:
+        submitted: dict[str, str] = client.invoke_endpoint_async(
+            EndpointName="llava", ContentType="application/json", Body=json.dumps(body)
+        )
+        return submitted
+
+    def wait_for(location: str) -> str:
+        url, found = urlparse(location), []
+        assert url.scheme == "s3"
+
+        def is_there() -> bool:
+            with suppress(s3.exceptions.NoSuchKey):
+                found.append(s3.get_object(Bucket=url.netloc, Key=url.path[1:])["Body"].read().decode())
+            return bool(found)
+
+        wait_until(is_there, f"{location} is there", deadline_s=60.0, interval_s=0.1)
+        return found[0]
+
+    answered = submit({"inputs": "Hello", "parameters": {"max_new_tokens": 4}})
+    refused = submit({"inputs": 1})
+
+    assert answered["OutputLocation"] == f"s3://{BUCKET}/results/{answered['InferenceId']}.out"
+    assert json.loads(wait_for(answered["OutputLocation"]))[0]["generated_text"]
+    assert "'inputs' must be" in wait_for(refused["FailureLocation"])

@@ -60,3 +60,13 @@ def test_modules_that_the_architecture_names_exist() -> None:
 
     assert len(named) > 60
     assert missing == []
+
+
+def test_every_page_is_listed() -> None:
+    """The index of the documentation and the site's navigation list each page, the index of decisions each decision."""
+    index, navigation = (ROOT / "docs/index.md").read_text(encoding="utf-8"), (ROOT / "mkdocs.yml").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    decisions = (ROOT / "docs/decisions/index.md").read_text(encoding="utf-8")
+
+    assert {page for page in pages if f"]({page})" not in index or page not in navigation} == set()
+    assert [path.name for path in (ROOT / "docs/decisions").glob("0*.md") if f"]({path.name})" not in decisions] == []

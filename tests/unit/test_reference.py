@@ -34,7 +34,7 @@ def test_page_is_up_to_date() -> None:
 
 
 def test_metrics_are_up_to_date() -> None:
-    """The table in docs/metrics.md matches metrics/table.py."""
+    """The table in docs/metrics.md matches admin/collectors.py."""
     assert METRICS_PAGE.read_text() == make_metrics_page()
 
 

@@ -31,7 +31,7 @@ class AsyncAdmin:
     """
 
     def __init__(self, service: AsyncInference) -> None:
-        self.collector = AsyncMetricsCollector(endpoint.metrics for endpoint in service.endpoints.values())
+        self.collector = AsyncMetricsCollector(lambda: [endpoint.metrics for endpoint in service.endpoints.values()])
         self._service = service
 
     def add_to(self, router: web.UrlDispatcher) -> None:

@@ -1,31 +1,70 @@
-"""Collectors of the metrics page: they render the proxy's counts and the fleet's state when Prometheus scrapes."""
+"""The metrics page's metrics and their collectors, which read counts and state when Prometheus scrapes.
+
+The metrics of requests are defined where they are counted (metrics/invocations.py), as are those of asynchronous
+requests and of the host.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from weakref import WeakKeyDictionary
 
 from prometheus_client.core import Metric
 
 from torchmoor.admin.connections import AdminConnections
 from torchmoor.fleet.data_plane_view import LogCounts, VariantTraffic
-from torchmoor.metrics.asynchronous import AsyncMetrics
-from torchmoor.metrics.table import (
-    ACCESS,
-    ACCESS_LOG,
-    ADMIN,
-    ASYNCHRONOUS,
-    DISCOVERY,
-    INSTANCES,
-    INVOCATIONS,
-    MODELS,
-    MetricFamilies,
-)
-from torchmoor.proxy.instances.breaker import BreakerState
+from torchmoor.metrics.asynchronous import ASYNCHRONOUS, AsyncMetrics
+from torchmoor.metrics.definition import BY_INSTANCE, BY_VARIANT, counter, gauge
+from torchmoor.metrics.families import MetricFamilies
+from torchmoor.metrics.host import HOST
+from torchmoor.metrics.invocations import CountGroup, counted
+from torchmoor.proxy.instances.breaker import SEVERITIES
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
-BREAKER_STATES = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
+BY_DNS_NAME = ("endpoint", "variant", "dns_name")
+
+INVOCATIONS = (
+    *counted(CountGroup.REQUESTS),
+    counter("InvocationsPerInstance", "Requests sent to the endpoint, divided by its instances."),
+    gauge("WaitingInvocations", "Requests that wait for an instance.", BY_VARIANT),
+    gauge("ConcurrentRequestsPerModel", "Requests that an instance works on or that wait for one.", BY_VARIANT),
+    counter("RoutingDecisions", "Instances chosen, by reason. A retry chooses again.", labels=(*BY_VARIANT, "reason")),
+)
+INSTANCES = (
+    gauge("OutstandingInvocations", "Requests that the instance works on.", BY_INSTANCE),
+    gauge("InflightBodyBytes", "Heap that their bodies take in the instance's JVM.", BY_INSTANCE, "bytes"),
+    gauge("InstanceReady", "1 while the instance takes requests.", BY_INSTANCE, "0 or 1"),
+    gauge("InstanceBreaker", "0: closed, 1: half open (one trial request), 2: open.", BY_INSTANCE, "0 to 2"),
+    gauge("InstanceShare", "Share of its usual work; below 1 during slow start.", BY_INSTANCE, "0 to 1"),
+)
+ACCESS = (
+    counter(
+        "AccessDenied",
+        "Requests refused for their credentials, or (ServiceUnavailable) dropped before their signature was checked.",
+        labels=("error",),
+    ),
+    counter("CallerLimited", "Requests refused because their caller is at a limit of `callers`.", labels=("setting",)),
+)
+ACCESS_LOG = (
+    counter("AccessLogLines", "Lines of the access log.", labels=()),
+    counter("AccessLogDropped", "Lines lost because the log could not be written fast enough.", labels=()),
+)
+ADMIN = (
+    gauge("AdminConnections", "Open connections to the admin plane.", ()),
+    counter("AdminConnectionsRefused", "Connections to the admin plane above its limit.", labels=()),
+)
+DISCOVERY = (
+    gauge("DiscoveredInstances", "Instances that come from the DNS name.", BY_DNS_NAME),
+    counter("DiscoveryFailures", "DNS queries without an answer.", labels=BY_DNS_NAME),
+    gauge("DiscoveryAnswerAge", "Time since the last answer for the DNS name.", BY_DNS_NAME, "seconds"),
+)
+MODELS = (
+    *counted(CountGroup.MODELS),
+    gauge("LoadedModelCount", "Models in the instance's memory.", BY_INSTANCE),
+)
+METRICS = (*INVOCATIONS, *INSTANCES, *ACCESS, *ACCESS_LOG, *ADMIN, *DISCOVERY, *MODELS, *ASYNCHRONOUS, *HOST)
 
 
 class InstanceAverage:
@@ -54,21 +93,22 @@ class MetricsCollector:
     def __init__(
         self,
         registry: Registry,
-        traffic: Iterable[VariantTraffic],
+        traffic: Callable[[], Iterable[VariantTraffic]],
         denied: Mapping[str, int],
         limited: Mapping[str, int],
         log: LogCounts | None,
     ) -> None:
         self._registry = registry
-        self._traffic = list(traffic)
+        self._traffic = traffic
         self._denied = denied
         self._limited = limited
         self._log = log
-        self._averages = [InstanceAverage() for _ in self._traffic]
+        self._averages: WeakKeyDictionary[VariantTraffic, InstanceAverage] = WeakKeyDictionary()
 
     def collect(self) -> Iterator[Metric]:
         families = MetricFamilies((*INVOCATIONS, *INSTANCES, *ACCESS, *(ACCESS_LOG if self._log is not None else ())))
-        for traffic, average in zip(self._traffic, self._averages, strict=True):
+        for traffic in self._traffic():
+            average = self._averages.setdefault(traffic, InstanceAverage())
             metrics = traffic.metrics
             instances = list(traffic.variant.pool.members)
             labels = (metrics.endpoint, metrics.variant)
@@ -84,7 +124,7 @@ class MetricsCollector:
             families.add("OutstandingInvocations", labels, instance.outstanding)
             families.add("InflightBodyBytes", labels, instance.inflight_body_bytes)
             families.add("InstanceReady", labels, int(instance.state is InstanceState.READY))
-            families.add("InstanceBreaker", labels, BREAKER_STATES.index(instance.breaker.state))
+            families.add("InstanceBreaker", labels, SEVERITIES.index(instance.breaker.state))
             families.add("InstanceShare", labels, instance.share)
         for error, count in list(self._denied.items()):
             families.add("AccessDenied", (error,), count)
@@ -126,12 +166,13 @@ class AdminCollector:
 class ModelMetricsCollector:
     """Collects the metrics of endpoints with many models. Yields nothing without such an endpoint."""
 
-    def __init__(self, traffic: Iterable[VariantTraffic]) -> None:
-        self._traffic = [each for each in traffic if each.variant.models is not None]
+    def __init__(self, traffic: Callable[[], Iterable[VariantTraffic]]) -> None:
+        self._traffic = traffic
 
     def collect(self) -> Iterator[Metric]:
         families = MetricFamilies(MODELS)
-        for traffic in self._traffic:
+        found = [each for each in self._traffic() if each.variant.models is not None]
+        for traffic in found:
             families.add_counts(traffic.metrics)
             models = traffic.variant.models
             assert models is not None
@@ -139,19 +180,19 @@ class ModelMetricsCollector:
                 families.add(
                     "LoadedModelCount", (traffic.variant.endpoint, instance.name), models.num_loaded(instance.name)
                 )
-        if self._traffic:
+        if found:
             yield from families
 
 
 class AsyncMetricsCollector:
     """Collects the metrics of all endpoints that take asynchronous requests."""
 
-    def __init__(self, endpoints: Iterable[AsyncMetrics]) -> None:
-        self._endpoints = list(endpoints)
+    def __init__(self, endpoints: Callable[[], Iterable[AsyncMetrics]]) -> None:
+        self._endpoints = endpoints
 
     def collect(self) -> Iterator[Metric]:
         families = MetricFamilies(ASYNCHRONOUS)
-        for endpoint in self._endpoints:
+        for endpoint in self._endpoints():
             for name, value in endpoint.gauges():
                 families.add(name, (endpoint.endpoint,), value)
             for metrics in endpoint.variants.values():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from torchmoor.errors import ApiError, ValidationError
+from torchmoor.proxy.access.web_pages import is_own_origin
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 
 MAX_DIGITS = 9  # of ?limit=, since int() raises an error of its own for thousands of digits
@@ -31,10 +31,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     An operator's browser may be logged in here, and a foreign page could otherwise act in the operator's name.
     """
     origin = request.headers.get("Origin")
-    try:
-        is_own = origin is None or urlsplit(origin).netloc == request.host
-    except ValueError:
-        is_own = False
+    is_own = origin is None or is_own_origin(origin, request.host)
     try:
         if request.method == "POST" and not is_own:
             raise RequestRefused(403, f"A page of {origin} may not do this.")
@@ -51,7 +48,7 @@ def read_limit(query: Mapping[str, str], *, default: int, most: int) -> int:
     return int(given)
 
 
-def read_status(answer: OperationAnswer | None) -> dict[str, Any]:
+def read_content(answer: OperationAnswer | None) -> dict[str, Any]:
     """Parse a successful answer; empty for any other."""
     return {} if answer is None or answer.status != 200 else answer.content()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import RequestRefused, error_message, read_status
+from torchmoor.admin.http import RequestRefused, error_message, read_content
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.errors import UnknownEndpoint, ValidationError
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
@@ -22,8 +22,8 @@ from torchmoor.wire import operations
 STATUS_TIMEOUT_S = 2.0
 ACTION_TIMEOUT_S = 360.0  # an unload waits for the requests that use the model
 FRESH_S = 1.0
-ACTIONS = ("pin", "unpin", "prewarm", "unload")
-_WHERE_HELD = ("pin", "prewarm")  # the other actions go to every instance; one without the model answers so
+ACTIONS = (operations.PIN, operations.UNPIN, operations.PREWARM, operations.UNLOAD)
+_WHERE_HELD = (operations.PIN, operations.PREWARM)  # others go to every instance; one without the model answers so
 
 
 class ModelsAdmin:
@@ -77,7 +77,7 @@ class ModelsAdmin:
 
     async def _ask(self, instance: Instance) -> dict[str, Any] | None:
         answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=STATUS_TIMEOUT_S)
-        status = read_status(answer)
+        status = read_content(answer)
         if not isinstance(status.get("models"), list):
             return None
         rows = [row for row in status["models"] if isinstance(row, dict)]
@@ -92,7 +92,7 @@ class ModelsAdmin:
         instances = self._choose(name, action, request.query)
         if not instances:
             raise RequestRefused(404, "No ready instance with many models matches; see GET /models.")
-        body = {"action": action, "model": name}
+        body = {operations.ACTION: action, operations.MODEL: name}
         answers = await asyncio.gather(
             *(self._operations.ask(each, operations.MODELS, body, timeout_s=ACTION_TIMEOUT_S) for each in instances)
         )

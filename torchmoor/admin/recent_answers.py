@@ -1,4 +1,4 @@
-"""A short-lived cache of expensive answers: concurrent equal questions cost one look-up."""
+"""A short-lived cache of expensive answers: concurrent equal queries cost one look-up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from time import monotonic
 from typing import Any
 
-MAX_KEPT = 16  # different questions
+MAX_KEPT = 16  # different queries
 
 
 class RecentAnswers:
@@ -19,17 +19,17 @@ class RecentAnswers:
         self._kept: dict[Hashable, tuple[float, Any]] = {}
         self._num_changes = 0
 
-    async def get(self, question: Hashable, find: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the fresh answer to a question, or call `find` for it."""
+    async def get(self, query: Hashable, find: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the fresh answer to a query, or call `find` for it."""
         async with self._lock:
-            known = self._kept.pop(question, None)
+            known = self._kept.pop(query, None)
             if known is None or monotonic() - known[0] >= self._fresh_s:
                 num_changes = self._num_changes
                 answer = await find()
                 if num_changes != self._num_changes:  # possibly older than the change: not kept for later callers
                     return answer
                 known = (monotonic(), answer)
-            self._kept[question] = known
+            self._kept[query] = known
             while len(self._kept) > MAX_KEPT:
                 del self._kept[next(iter(self._kept))]
             return known[1]

@@ -9,7 +9,6 @@ import hmac
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -19,6 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from torchmoor.admin.asynchronous import AsyncAdmin
 from torchmoor.admin.collectors import AdminCollector, MetricsCollector, ModelMetricsCollector
 from torchmoor.admin.connections import AdminConnection, AdminConnections
+from torchmoor.admin.control import ControlAdmin
 from torchmoor.admin.dashboard.page import Dashboard
 from torchmoor.admin.decisions import DecisionsAdmin
 from torchmoor.admin.http import RequestRefused, answer_errors
@@ -26,11 +26,13 @@ from torchmoor.admin.models import ModelsAdmin
 from torchmoor.admin.sessions import SessionsAdmin
 from torchmoor.admin.views import describe_discovery, describe_instance, describe_scaling
 from torchmoor.config.settings import ProxySettings
-from torchmoor.errors import ConfigError
 from torchmoor.fleet.data_plane_view import DataPlaneView
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics.host import HostCollector
-from torchmoor.proxy.access.exposure import is_loopback
+from torchmoor.proxy.access.web_pages import WebPageGuard
+from torchmoor.proxy.api.control_operation import AnswerControl
+from torchmoor.proxy.api.reference.document import make_document
+from torchmoor.proxy.api.reference.routes import ADMIN_PLANE
 from torchmoor.proxy.instances.registry import Registry
 
 HEALTH = "/healthz"
@@ -42,7 +44,8 @@ PROBES = (HEALTH, LIVE, READY)  # a prober has no token
 class AdminServer:
     """Serves the dashboard, the probes, the metrics page and the JSON API while its context lasts.
 
-    Its own routes are /healthz, /livez, /readyz, /metrics, /instances, and POST /instances/NAME/drain and /resume.
+    Its own routes are /healthz, /livez, /readyz, /metrics, /openapi.json, /instances, and POST /instances/NAME/drain
+    and /resume.
 
     With a token, all routes but the probes need it: as a bearer token, or as the password of any user, which a browser
     can send. A POST from another site's page is refused. port 0: any free port; `port` says which after the start.
@@ -54,14 +57,16 @@ class AdminServer:
         data: DataPlaneView,
         has_asked_all: Callable[[], bool],
         settings: ProxySettings,
+        control: AnswerControl,
         *,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """has_asked_all: whether each instance was probed at least once."""
-        operations, traffic, async_inference = data.operations, data.traffic(), data.async_inference
+        """has_asked_all: whether each instance was probed at least once. control: answers for the control plane."""
+        operations, traffic, async_inference = data.operations, data.traffic, data.async_inference
         self.port = settings.listen.admin_port
         self.connections = AdminConnections(settings.limits)
         self._host = settings.listen.admin_host
+        self._pages = WebPageGuard(self._host, settings.listen.allowed_hosts)
         self._token = settings.credentials.admin_token.encode()
         self._tls = tls
         self._registry = registry
@@ -77,11 +82,15 @@ class AdminServer:
         self._metrics.register(HostCollector())
         ProcessCollector(registry=self._metrics)
         check = self._check_token if self._token else self._check_host
-        app = web.Application(middlewares=[self.connections.watch, check, answer_errors])
+        app = web.Application(
+            middlewares=[self.connections.watch, check, answer_errors],
+            client_max_size=settings.control.max_body_bytes,
+        )
         app.router.add_get(HEALTH, self._healthz)
         app.router.add_get(LIVE, self._livez)
         app.router.add_get(READY, self._readyz)
         app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/openapi.json", self._show_reference)
         app.router.add_get("/instances", self._show_instances)
         app.router.add_post("/instances/{name}/drain", self._drain)
         app.router.add_post("/instances/{name}/resume", self._resume)
@@ -89,6 +98,7 @@ class AdminServer:
         SessionsAdmin(registry, operations, self._dashboard.statuses).add_to(app.router)
         DecisionsAdmin(data.find_decisions).add_to(app.router)
         self._dashboard.add_to(app.router)
+        ControlAdmin(control).add_to(app.router)
         if async_inference is not None:
             async_admin = AsyncAdmin(async_inference)
             self._metrics.register(async_admin.collector)
@@ -134,16 +144,12 @@ class AdminServer:
 
     @web.middleware
     async def _check_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Without a token, accept only loopback names in the Host header.
+        """Without a token, accept only loopback and allowed names in the Host header.
 
         A foreign site's DNS name can point to a loopback address, and its page would then be of the same origin.
         """
         host = request.headers.get("Host")
-        try:
-            is_own = host is None or is_loopback(urlsplit(f"//{host}").hostname or "")  # every browser sends one
-        except (ConfigError, ValueError):
-            is_own = False
-        if not is_own:
+        if host is not None and not self._pages.is_own_host(host):  # every browser sends one
             raise web.HTTPForbidden(text=f"The admin plane is not called {host!r}: use its address.")
         return await handler(request)
 
@@ -177,6 +183,9 @@ class AdminServer:
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=await self.make_metrics_page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _show_reference(self, request: web.Request) -> web.Response:
+        return web.json_response(make_document(ADMIN_PLANE))
 
     async def _show_instances(self, request: web.Request) -> web.Response:
         await self._refresh()

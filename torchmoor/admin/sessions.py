@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import RequestRefused, error_message, read_limit, read_status
+from torchmoor.admin.http import RequestRefused, error_message, read_content
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.errors import ValidationError
@@ -22,13 +23,14 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.wire import operations
 from torchmoor.wire.error_codes import INVALID_REQUEST
-from torchmoor.wire.session_hash import SESSION_HASH, SESSION_HASH_PREFIX
+from torchmoor.wire.session_hash import SESSION_HASH
+from torchmoor.wire.session_query import SessionQuery, SessionQueryError
 
-DEFAULT_PAGE = 100
+DEFAULT_PAGE = "100"
 FRESH_S = 1.0
 LIST_TIMEOUT_S = 3.0
 ACTION_TIMEOUT_S = 30.0  # a close waits for the journal
-MAX_QUESTIONS = 32  # at once
+MAX_QUERIES = 32  # at once
 # The fields of a session that are shown; all others of an instance's answer are dropped.
 NUMBERS = ("bytes", "turns", "images", "waiting", "opened_at", "last_used_at", "expires_at")
 TRUTHS = ("is_running", "is_pinned")
@@ -47,7 +49,7 @@ class SessionsAdmin:
         self._operations = operations
         self._statuses = statuses
         self._answers = RecentAnswers(FRESH_S)
-        self._free = asyncio.Semaphore(MAX_QUESTIONS)
+        self._free = asyncio.Semaphore(MAX_QUERIES)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -55,23 +57,22 @@ class SessionsAdmin:
         router.add_post("/sessions/{hash}/{action:" + "|".join(operations.SESSION_ACTIONS) + "}", self._act)
 
     async def _show(self, request: web.Request) -> web.Response:
-        query = request.query
-        after, prefix = query.get("after", ""), query.get("session", "")
-        if not SESSION_HASH_PREFIX.fullmatch(after) or not SESSION_HASH_PREFIX.fullmatch(prefix):
-            raise RequestRefused(400, "after and session must be a session's hash or its first digits, 0-9 and a-f.")
-        limit = read_limit(query, default=DEFAULT_PAGE, most=operations.MAX_SESSIONS)
-        instances = self._choose(query)
-        question = {"after": after, "prefix": prefix, "limit": limit}
-        key = (after, prefix, limit, *(instance.name for instance in instances))
-        return web.json_response(await self._answers.get(key, lambda: self._find(instances, question)))
+        given = request.query
+        try:
+            query = SessionQuery.from_text({"limit": DEFAULT_PAGE, **given, "prefix": given.get("session", "")})
+        except SessionQueryError as error:
+            raise RequestRefused(400, str(error)) from error
+        instances = self._choose(given)
+        key = (query, *(instance.name for instance in instances))
+        return web.json_response(await self._answers.get(key, lambda: self._find(instances, query)))
 
-    async def _find(self, instances: list[Instance], question: Mapping[str, Any]) -> dict[str, Any]:
+    async def _find(self, instances: list[Instance], query: SessionQuery) -> dict[str, Any]:
         """Return a page of these instances' sessions, ordered by hash."""
         await self._statuses.refresh_all()
-        pages = await asyncio.gather(*(self._list(instance, question) for instance in instances))
+        pages = await asyncio.gather(*(self._list(instance, query) for instance in instances))
         rows = [row for page in pages if page is not None for row in page["sessions"]]
         rows.sort(key=lambda row: (row["session"], row["instance"]))
-        page = rows[: question["limit"]]
+        page = rows[: query.limit]
         while len(page) < len(rows) and rows[len(page)]["session"] == page[-1]["session"]:
             page.append(rows[len(page)])
         has_more = len(page) < len(rows) or any(each is not None and each["has_more"] for each in pages)
@@ -90,10 +91,10 @@ class SessionsAdmin:
             ],
         }
 
-    async def _list(self, instance: Instance, question: Mapping[str, Any]) -> dict[str, Any] | None:
+    async def _list(self, instance: Instance, query: SessionQuery) -> dict[str, Any] | None:
         """Return an instance's page; None if it gave none."""
-        answer = await self._ask(instance, question, LIST_TIMEOUT_S)
-        content = read_status(answer)
+        answer = await self._ask(instance, asdict(query), LIST_TIMEOUT_S)
+        content = read_content(answer)
         if not isinstance(content.get("sessions"), list):
             return None
         rows = [row for given in content["sessions"] if (row := _read_row(instance, given)) is not None]
@@ -122,7 +123,7 @@ class SessionsAdmin:
     async def _close_in_journal(self, session: str, instances: Iterable[Instance]) -> list[dict[str, Any]]:
         """Close a session that no instance holds, through one instance of each endpoint. Return their results."""
         by_endpoint = {instance.endpoint: instance for instance in instances}.values()
-        body = {"action": operations.CLOSE, "session": session, operations.IN_JOURNAL: True}
+        body = {operations.ACTION: operations.CLOSE, operations.SESSION: session, operations.IN_JOURNAL: True}
         answers = await asyncio.gather(*(self._ask(each, body, ACTION_TIMEOUT_S) for each in by_endpoint))
         return _holders(_result(instance, answer) for instance, answer in zip(by_endpoint, answers, strict=True))
 
@@ -132,7 +133,7 @@ class SessionsAdmin:
             raise RequestRefused(400, "A session is named by the 16 hexadecimal digits that GET /sessions shows.")
         instances = self._choose(request.query)
         await self._statuses.refresh_all()
-        body = {"action": action, "session": session}
+        body = {operations.ACTION: action, operations.SESSION: session}
         answers = await asyncio.gather(*(self._ask(each, body, ACTION_TIMEOUT_S) for each in instances))
         self._answers.forget()
         rows = [_result(instance, answer) for instance, answer in zip(instances, answers, strict=True)]

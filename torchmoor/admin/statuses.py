@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from torchmoor.admin.http import read_status
+from torchmoor.admin.http import read_content
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
-from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.wire import operations
 
 MAX_AGE_S = 1.5
 WAIT_S = 0.5  # for answers; then the page shows the last known ones
 TIMEOUT_S = 2.0
-MAX_QUESTIONS = 32  # at once
-_UP = frozenset((InstanceState.READY, InstanceState.DRAINING))
+MAX_QUERIES = 32  # at once
 SHOWN = ("device", "sessions", "memory", "turns", "tokens", "images", "engine")
 
 
@@ -32,14 +31,14 @@ class InstanceStatuses:
         self._operations = operations
         self._known: dict[str, dict[str, Any]] = {}
         self._asked_at: dict[str, float] = {}
-        self._questions: dict[str, asyncio.Task[None]] = {}
+        self._queries: dict[str, asyncio.Task[None]] = {}
         registry.listen(self._on_change)
 
     async def __aenter__(self) -> InstanceStatuses:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        tasks = list(self._questions.values())
+        tasks = list(self._queries.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -54,17 +53,17 @@ class InstanceStatuses:
         due = [
             instance
             for instance in self._registry.instances()
-            if (instance.state in _UP or instance.name in self._known)
+            if (instance.state in SERVING or instance.name in self._known)
             and self._registry.variant_of(instance).models is None
-            and instance.name not in self._questions
+            and instance.name not in self._queries
             and now - self._asked_at.get(instance.name, -MAX_AGE_S) >= MAX_AGE_S
         ]
         due.sort(key=lambda instance: self._asked_at.get(instance.name, 0.0))
-        for instance in due[: MAX_QUESTIONS - len(self._questions)]:
+        for instance in due[: MAX_QUERIES - len(self._queries)]:
             self._asked_at[instance.name] = now
-            self._questions[instance.name] = asyncio.create_task(self._ask(instance))
-        if self._questions:
-            await asyncio.wait(list(self._questions.values()), timeout=wait_s)
+            self._queries[instance.name] = asyncio.create_task(self._ask(instance))
+        if self._queries:
+            await asyncio.wait(list(self._queries.values()), timeout=wait_s)
 
     async def refresh_all(self) -> None:
         """As `refresh`, but wait until each instance has answered or timed out."""
@@ -74,7 +73,7 @@ class InstanceStatuses:
         try:
             answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=TIMEOUT_S)
         finally:
-            self._questions.pop(instance.name, None)
+            self._queries.pop(instance.name, None)
         if self._registry.find(instance.name) is not instance:
             return
         status = _read(answer)
@@ -92,7 +91,7 @@ class InstanceStatuses:
 
 def _read(answer: OperationAnswer | None) -> dict[str, Any] | None:
     """Return the part of an answer that is shown; None if another program than our handler answered."""
-    status = read_status(answer)
+    status = read_content(answer)
     if not isinstance(status.get("sessions"), dict):
         return None
     return {key: status[key] for key in SHOWN if key in status}

@@ -97,6 +97,8 @@ class AsyncInference:
         self.settings = settings
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self.workers: dict[str, Worker] = {}
+        self._notifier: Notifier | None = None  # while it runs
+        self._draining: dict[asyncio.Task[None], Worker] = {}  # workers of endpoints that are gone
         self.on_submitted: Callable[[str], None] = lambda endpoint: None
         self._parts = parts
         self._wall = wall
@@ -114,19 +116,39 @@ class AsyncInference:
             self._check_locations()
             self._results = self._parts.results()
             stack.push_async_callback(self._results.close)
-            notifier = self._parts.notifier()
+            notifier = self._notifier = self._parts.notifier()
             stack.push_async_callback(notifier.close)
             await stack.enter_async_context(self._client)
+            stack.push_async_callback(self._stop_workers)
             for endpoint in self.endpoints.values():
-                if endpoint.capacity is not None:
-                    worker = self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.capacity, notifier)
-                    await stack.enter_async_context(worker)
+                self._start_worker(endpoint)
             for work in (self._watch_queue(), self._sweep_store()):
                 task = asyncio.get_running_loop().create_task(work)
                 stack.push_async_callback(asyncio.wait, (task,))
                 stack.callback(task.cancel)
             self._stack = stack.pop_all()
         return self
+
+    def add(self, endpoint: AsyncEndpointContext) -> None:
+        """Accept the requests of one more endpoint, and run those that are in the queue already."""
+        self.endpoints[endpoint.name] = endpoint
+        if self._notifier is not None:
+            self._start_worker(endpoint)
+
+    def remove(self, name: str, drain_timeout_s: float) -> None:
+        """Accept no further requests of an endpoint; what runs for longer than this returns to the queue."""
+        self.endpoints.pop(name, None)
+        worker = self.workers.pop(name, None)
+        if worker is not None:
+            task = asyncio.get_running_loop().create_task(worker.drain(drain_timeout_s))
+            self._draining[task] = worker
+            task.add_done_callback(self._draining.pop)
+
+    async def _stop_workers(self) -> None:
+        self._notifier = None
+        draining = list(self._draining)
+        await asyncio.gather(*(worker.stop() for worker in (*self.workers.values(), *self._draining.values())))
+        await asyncio.gather(*draining)
 
     def _check_locations(self) -> None:
         """Raise ConfigError if the results of an endpoint cannot be written."""
@@ -144,6 +166,13 @@ class AsyncInference:
     async def _finish_submitting(self) -> None:
         """Wait for the running submits, each of which the queue bounds in time."""
         await asyncio.gather(*self._submitting, return_exceptions=True)
+
+    def _start_worker(self, endpoint: AsyncEndpointContext) -> None:
+        """Start the worker of an endpoint whose requests run in this process."""
+        if endpoint.capacity is not None:
+            assert self._notifier is not None
+            self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.capacity, self._notifier)
+            self.workers[endpoint.name].start()
 
     def _make_worker(self, endpoint: AsyncEndpointContext, capacity: Capacity, notifier: Notifier) -> Worker:
         context = WorkerContext(
@@ -166,7 +195,7 @@ class AsyncInference:
         """Read the backlogs for the metrics, and drop old requests from the queue."""
         while True:
             try:
-                for endpoint in self.endpoints.values():
+                for endpoint in list(self.endpoints.values()):
                     backlog, metrics = await self.queue.backlog(endpoint.name), endpoint.metrics
                     metrics.num_waiting, metrics.num_running = backlog.waiting, backlog.running
                     metrics.oldest_age_s = backlog.oldest_age_s
@@ -249,7 +278,7 @@ class AsyncInference:
     async def cancel(self, inference_id: str) -> AsyncState | None:
         """Cancel a request, as `Queue.cancel`. If a worker of this process runs it, it stops at once."""
         state = await self.queue.cancel(inference_id)
-        for worker in self.workers.values():
+        for worker in (*self.workers.values(), *self._draining.values()):
             worker.check_claim(inference_id)
             worker.wake()
         return state

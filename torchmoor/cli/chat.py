@@ -22,6 +22,12 @@ from torchmoor.cli.conversation import (
 )
 from torchmoor.clients.errors import CallFailed
 
+HELP = """\
+/image PATH   add a picture to the next question: a file, or an http(s) or s3 address
+/help         print this list
+/quit         end the conversation, as Ctrl-D does
+Any other line is a question."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
@@ -80,7 +86,7 @@ def _converse(conversation: Conversation, images: Sequence[str], options: ChatOp
         import readline  # noqa: F401  (line editing and history for input())
 
         greeting = "Ask about the picture" if options.images else "Ask"
-        click.echo(f"{greeting}. /image PATH adds one, /quit ends.", err=True)
+        click.echo(f"{greeting}. /image PATH adds one, /help lists the commands, /quit ends.", err=True)
     num_failed = 0
     while True:
         try:
@@ -90,7 +96,9 @@ def _converse(conversation: Conversation, images: Sequence[str], options: ChatOp
         if line in ("/quit", "/exit"):
             break
         try:
-            if line.startswith("/image "):
+            if line == "/help":
+                click.echo(HELP, err=True)
+            elif line.startswith("/image "):
                 images = (*images, image_reference(line.removeprefix("/image ").strip()))
             elif line:
                 asked, images = images, ()  # a refused picture must not fail the next question as well

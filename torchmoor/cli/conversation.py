@@ -17,13 +17,15 @@ from botocore.config import Config
 
 from torchmoor.cli.waiting_notice import EndpointWatch
 from torchmoor.clients import runtime
+from torchmoor.clients.errors import EndpointError
 from torchmoor.clients.events import read_event_stream
 from torchmoor.clients.receipts import read_receipt
 from torchmoor.clients.runtime import readable_errors
-from torchmoor.clients.signing import Login, Signer, make_client
+from torchmoor.clients.signing import SERVICE, Login, Signer, make_client
 from torchmoor.errors import TorchmoorError
 
 READ_TIMEOUT_S = 120
+LIST_TIMEOUT_S = 5
 HINT = " (is `torchmoor up` running, and is this its --url?)"
 
 
@@ -68,9 +70,35 @@ class EndpointCalls:
                 raise ChatError(f"--url must be an http(s) address: {error}") from error
             self._watch = EndpointWatch(target.url, target.endpoint, Signer(target.login), say)
 
+    @contextmanager
+    def _explained_errors(self) -> Iterator[None]:
+        """Translate boto3's errors. The error of an unknown endpoint names the endpoints that there are."""
+        try:
+            with readable_errors(HINT):
+                yield
+        except EndpointError as error:
+            names = self._endpoint_names() if error.code == "ValidationError" else []
+            if not names or self.target.endpoint in names:
+                raise
+            raise EndpointError(
+                f"{self.target.url} has no endpoint {self.target.endpoint}, but {', '.join(names)}: "
+                "select one with --endpoint",
+                code=error.code,
+            ) from error
+
+    def _endpoint_names(self) -> list[str]:
+        """Return the names of the endpoints; none if the address does not list them."""
+        config = Config(read_timeout=LIST_TIMEOUT_S, retries={"total_max_attempts": 1})
+        try:
+            with readable_errors():
+                found = make_client(self.target.url, self.target.login, config, SERVICE).list_endpoints(MaxResults=100)
+        except EndpointError:
+            return []
+        return sorted(each["EndpointName"] for each in found["Endpoints"])
+
     def call(self, session_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and return its whole answer."""
-        with readable_errors(HINT), self._watch.waiting():
+        with self._explained_errors(), self._watch.waiting():
             answer: dict[str, Any] = self.client.invoke_endpoint(
                 EndpointName=self.target.endpoint,
                 ContentType="application/json",
@@ -82,7 +110,7 @@ class EndpointCalls:
     @contextmanager
     def stream(self, body: Mapping[str, Any], **arguments: str) -> Iterator[tuple[Any, Callable[[], None]]]:
         """Yield the streamed answer, and a function to call when its first part has arrived."""
-        with readable_errors(HINT), self._watch.waiting() as on_answer:
+        with self._explained_errors(), self._watch.waiting() as on_answer:
             yield (
                 self.client.invoke_endpoint_with_response_stream(
                     EndpointName=self.target.endpoint,

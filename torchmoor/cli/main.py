@@ -16,6 +16,9 @@ from torchmoor.cli.exit_status import reported_by_exit_status
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("up:up", "Start TorchServe instances and the proxy on this machine."),
     "serve": ("serve:serve", "Run the proxy for instances that already run."),
+    "status": ("status:status", "List the fleets of `up` on this machine."),
+    "logs": ("logs:logs", "Print the log of a fleet or of an instance."),
+    "stop": ("stop:stop", "Stop a fleet of `up`."),
     "ask": ("ask:ask", "Ask one question, with or without pictures."),
     "chat": ("chat:chat", "Chat, with or without a picture."),
     "package": ("package:package", "Package a checkpoint as a model archive."),

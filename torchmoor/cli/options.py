@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from torchmoor.cli.running_fleets import complete_endpoints
 from torchmoor.clients.admin import AdminClient
 from torchmoor.config.access import Credentials
 from torchmoor.errors import ConfigError
@@ -66,7 +67,13 @@ url_option = click.option(
     show_envvar=True,
     help="Where the runtime API listens. The second name is the AWS command line's.",
 )
-endpoint_option = click.option("--endpoint", default=DEFAULT_ENDPOINT, show_default=True, help="The endpoint's name.")
+endpoint_option = click.option(
+    "--endpoint",
+    default=DEFAULT_ENDPOINT,
+    show_default=True,
+    shell_complete=complete_endpoints,
+    help="The endpoint's name.",
+)
 keys_option = click.option(
     "--keys",
     "keys_file",

@@ -112,7 +112,7 @@ def can_chat(folder: Path, files: Sequence[str]) -> bool:
     config = _read_json(folder, "config.json", [])
     names = (config or {}).get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
-    is_model = name.endswith("ForCausalLM") or (
+    is_model = name.endswith(("ForCausalLM", "LMHeadModel")) or (
         name.endswith("ForConditionalGeneration") and "vision_config" in (config or {})
     )
     has_weights = any(each.endswith(WEIGHTS) for each in files)

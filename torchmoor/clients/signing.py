@@ -16,6 +16,7 @@ from botocore.credentials import Credentials
 from torchmoor.clients import runtime
 
 SERVICE = "sagemaker"
+RUNTIME = "sagemaker-runtime"
 DEFAULT_REGION = "us-east-1"
 
 
@@ -27,16 +28,17 @@ class Login:
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)  # as boto3.client's arguments
 
 
-def make_client(url: str, login: Login, config: Config) -> Any:
-    """Make boto3's runtime client for this login. Raises ValueError for an invalid address, BotoCoreError."""
+def make_client(url: str, login: Login, config: Config, service: str = RUNTIME) -> Any:
+    """Make one of boto3's clients for this login. Raises ValueError for an invalid address, BotoCoreError."""
     if not login.token:
-        return runtime.make_client(endpoint_url=url, keys=login.keys, config=config)
-    client = runtime.make_client(endpoint_url=url, config=config.merge(Config(signature_version=UNSIGNED)))
+        return runtime.make_client(service, endpoint_url=url, keys=login.keys, config=config)
+    unsigned = config.merge(Config(signature_version=UNSIGNED))
+    client = runtime.make_client(service, endpoint_url=url, config=unsigned)
 
     def add_token(params: dict[str, Any], **_: object) -> None:
         params["headers"]["Authorization"] = f"Bearer {login.token}"
 
-    client.meta.events.register("before-call.sagemaker-runtime", add_token)
+    client.meta.events.register(f"before-call.{service}", add_token)
     return client
 
 

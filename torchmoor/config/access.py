@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from torchmoor.config.group import MIB, Count, Positive, SettingsGroup, refusal
+from torchmoor.config.group import MIB, Count, Positive, SettingsGroup, Shared, refusal
 from torchmoor.errors import ConfigError
 
 MIN_SECRET_CHARS = 16
@@ -25,7 +25,7 @@ class AccessSettings(SettingsGroup, title="access"):
     )
     allows_unsigned_payload: bool = Field(False, description="Accept bodies that no signature covers.")
     max_signed_body_bytes: Count = Field(6 * MIB, description="Longest signed body, buffered for verification.")
-    max_unverified_bytes: Count = Field(
+    max_unverified_bytes: Annotated[Count, Shared(least="max_signed_body_bytes")] = Field(
         256 * MIB, description="Bytes of such bodies at a time, as received; above it, slow bodies are dropped."
     )
 

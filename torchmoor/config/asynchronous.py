@@ -34,7 +34,11 @@ class AsyncInferenceSettings(SettingsGroup, title="async_inference"):
         15.0, description="A worker that does not renew its lease for this time loses its request."
     )
     poll_interval_s: Positive = Field(0.5, description="How late another process's request may be noticed.")
-    max_attempts: Count = Field(5, description="Attempts at failing or lost instances until the request has failed.")
+    max_attempts: Count = Field(
+        5,
+        description="Attempts, the first included, until a request has failed. Failures that cannot be the request's "
+        "fault, such as an unreachable store or a full instance, are not counted; RequestTTLSeconds ends them.",
+    )
     min_backoff_s: Positive = Field(1.0, description="Wait before the second attempt; doubled each time.")
     max_backoff_s: Positive = Field(60.0, description="Longest wait before an attempt.")
     max_inline_bytes: Count = Field(128_000, description="A result up to this size stays in the queue until published.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -12,6 +13,8 @@ from botocore.validate import ParamValidator
 
 from torchmoor.errors import ConfigError
 
+_MODEL_URLS = ("Url", "S3ModelUri")  # shapes that may also name files of this host
+
 
 def check_input(values: Mapping[str, Any], shape: Shape, where: str) -> None:
     """Raise ConfigError unless the names and types are those of an operation's input."""
@@ -20,11 +23,47 @@ def check_input(values: Mapping[str, Any], shape: Shape, where: str) -> None:
         raise ConfigError(f"{where}: {'; '.join(report.generate_report().splitlines())}")
 
 
-def input_shape(service: str, operation: str) -> Shape:
-    """Return an operation's input as the installed botocore describes it."""
-    return _service_model(service).operation_model(operation).input_shape
+def check_constraints(value: Any, shape: Shape, where: str) -> None:
+    """Raise ConfigError about maxima, lengths, patterns and choices, which the service checks and botocore does not."""
+    if shape.type_name == "structure":
+        for key, item in value.items():
+            check_constraints(item, shape.members[key], f"{where}.{key}")
+    elif shape.type_name == "list":
+        for number, item in enumerate(value):
+            check_constraints(item, shape.member, f"{where}[{number}]")
+    elif shape.type_name == "map":
+        for key, item in value.items():
+            check_constraints(key, shape.key, where)
+            check_constraints(item, shape.value, f"{where}.{key}")
+    size = len(value) if isinstance(value, (str, list)) else value
+    most = shape.metadata.get("max")
+    if most is not None and isinstance(size, (int, float)) and size > most:
+        raise ConfigError(f"{where} must be {most} at most, not {value!r}")
+    pattern = shape.metadata.get("pattern")
+    if shape.name in _MODEL_URLS and str(value).startswith("file://"):
+        return
+    if pattern is not None and isinstance(value, str) and not _compile(pattern).fullmatch(value):
+        raise ConfigError(f"{where} must match {pattern}, not {value!r}")
+    choices = getattr(shape, "enum", None)  # of strategies the proxy has a table of its own
+    if shape.name != "RoutingStrategy" and choices and value not in choices:
+        raise ConfigError(f"{where} must be one of {', '.join(choices)}, not {value!r}")
 
 
 @cache
-def _service_model(service: str) -> ServiceModel:
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Return a pattern of a service model; one with Java's Unicode classes, which only tags have, matches all."""
+    try:
+        return re.compile(pattern)
+    except re.error:
+        return re.compile(r"[\s\S]*")
+
+
+def input_shape(service: str, operation: str) -> Shape:
+    """Return an operation's input as the installed botocore describes it."""
+    return service_model(service).operation_model(operation).input_shape
+
+
+@cache
+def service_model(service: str) -> ServiceModel:
+    """Return a service as the installed botocore describes it."""
     return botocore.session.Session().get_service_model(service)

@@ -6,16 +6,14 @@ An EndpointConfig is what boto3's create_endpoint_config takes. It is checked ag
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from botocore.model import Shape
-
 from torchmoor.config.asynchronous import AsyncEndpointSettings
-from torchmoor.config.aws import check_input, input_shape
+from torchmoor.config.aws import check_constraints, check_input, input_shape
 from torchmoor.config.group import read_mapping
 from torchmoor.config.routing import (
+    AffinitySettings,
     EndpointSettings,
     KvAwareSettings,
     LateBindingSettings,
@@ -52,7 +50,7 @@ _USED_OF_VARIANT = frozenset(
 )
 _KEYS = {
     *("EndpointName", "EndpointConfig", "ModelDataUrl", "MultiModelConfig"),
-    *("late_binding", "kv_aware", "multi_model"),
+    *("late_binding", "kv_aware", "affinity", "multi_model"),
 }
 ScalingOfVariants = Mapping[tuple[str, str], ScalingSettings]
 
@@ -73,14 +71,17 @@ def read_endpoint(values: Mapping[str, Any], name: str, where: str, scaling: Sca
     """Return the settings of an entry that check_endpoint accepts. Raises ConfigError."""
     config = values["EndpointConfig"]
     late_binding = values.get("late_binding")
-    kv_aware = KvAwareSettings.read(values.get("kv_aware", {}), f"{where}.kv_aware")
+    groups = {
+        "kv_aware": KvAwareSettings.read(values.get("kv_aware", {}), f"{where}.kv_aware"),
+        "affinity": AffinitySettings.read(values.get("affinity", {}), f"{where}.affinity"),
+    }
     return EndpointSettings(
         name=name,
         variants=tuple(
             _read_variant(
                 variant,
                 f"{where}.EndpointConfig.ProductionVariants[{number}]",
-                kv_aware,
+                groups,
                 scaling.get((name, variant["VariantName"])),
             )
             for number, variant in enumerate(config["ProductionVariants"])
@@ -133,9 +134,9 @@ def _read_async_inference(config: Mapping[str, Any] | None, where: str) -> Async
 
 
 def _read_variant(
-    variant: Mapping[str, Any], where: str, kv_aware: KvAwareSettings, scaling: ScalingSettings | None
+    variant: Mapping[str, Any], where: str, groups: Mapping[str, Any], scaling: ScalingSettings | None
 ) -> VariantSettings:
-    """Return the settings of a production variant that botocore accepts."""
+    """Return the settings of a production variant that botocore accepts. groups: those of its endpoint."""
     if "ModelName" not in variant:
         raise ConfigError(f"{where}.ModelName is missing: the name under which instances serve the model")
     routing = variant.get("RoutingConfig", {"RoutingStrategy": "RANDOM"})  # SageMaker's own default
@@ -152,7 +153,7 @@ def _read_variant(
         model=variant["ModelName"],
         weight=float(variant.get("InitialVariantWeight", 1.0)),
         routing_strategy=strategy,
-        kv_aware=kv_aware,
+        **groups,
         prefix_aware=PrefixAwareSettings()
         if prefix is None
         else PrefixAwareSettings(
@@ -168,7 +169,7 @@ def check_endpoint_config(config: object, where: str) -> None:
         raise ConfigError(f"{where} must be what boto3's create_endpoint_config takes, not {config!r}")
     shape = input_shape("sagemaker", "CreateEndpointConfig")
     check_input(_with_counts(config), shape, where)
-    _check_constraints(config, shape, where)
+    check_constraints(config, shape, where)
     _check_used(config, _USED_OF_CONFIG, UNUSED_OF_CONFIG, where)
     for number, variant in enumerate(config["ProductionVariants"]):
         _check_used(variant, _USED_OF_VARIANT, UNUSED_OF_VARIANT, f"{where}.ProductionVariants[{number}]")
@@ -188,26 +189,6 @@ def _with_counts(config: Mapping[str, Any]) -> Mapping[str, Any]:
             for each in variants
         ],
     }
-
-
-def _check_constraints(value: Any, shape: Shape, where: str) -> None:
-    """Check maxima, lengths, patterns and choices, which the service checks and botocore's validator does not."""
-    if shape.type_name == "structure":
-        for key, item in value.items():
-            _check_constraints(item, shape.members[key], f"{where}.{key}")
-    elif shape.type_name == "list":
-        for number, item in enumerate(value):
-            _check_constraints(item, shape.member, f"{where}[{number}]")
-    size = len(value) if isinstance(value, (str, list)) else value
-    most = shape.metadata.get("max")
-    if most is not None and isinstance(size, (int, float)) and size > most:
-        raise ConfigError(f"{where} must be {most} at most, not {value!r}")
-    pattern = shape.metadata.get("pattern")
-    if pattern is not None and isinstance(value, str) and not re.fullmatch(pattern, value):
-        raise ConfigError(f"{where} must match {pattern}, not {value!r}")
-    choices = getattr(shape, "enum", None)  # of strategies the proxy has a table of its own
-    if shape.name != "RoutingStrategy" and choices and value not in choices:
-        raise ConfigError(f"{where} must be one of {', '.join(choices)}, not {value!r}")
 
 
 def _check_used(values: Mapping[str, Any], used: frozenset[str], unused: frozenset[str], where: str) -> None:

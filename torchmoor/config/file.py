@@ -19,7 +19,7 @@ from torchmoor.config.group import read_list, read_mapping
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import EndpointSettings
-from torchmoor.config.session_keys import SessionSettings
+from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import GROUPS, Configuration, ProxySettings
 from torchmoor.errors import ConfigError
 
@@ -64,8 +64,8 @@ def parse(content: object, *, session_keys: str = "", queue: str = "") -> Config
         {
             **values,
             "endpoints": endpoints,
-            "sessions": SessionSettings.read(
-                {**sessions, "keys": SessionSettings.parse(session_keys).keys}, "sessions"
+            "sessions": SessionIdSettings.read(
+                {**sessions, "keys": SessionIdSettings.parse(session_keys).keys}, "sessions"
             ),
         }
     )

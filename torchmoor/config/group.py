@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Self, get_args
 
 from annotated_types import Ge, Gt, Le
@@ -22,6 +23,16 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 OptionalPort = Annotated[int, Field(ge=0, le=65_535)]
 Texts = Annotated[tuple[str, ...], Field(strict=False)]  # YAML has lists, and strict tuples refuse them
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Marks a limit for all proxy processes together: each gets its part. least: the field that bounds a part."""
+
+    least: str = ""
+
+
+SharedCount = Annotated[Count, Shared()]
 
 _EXPECTED = {
     "int": "a whole number",

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from torchmoor.config.group import Count, Fraction, Positive, SettingsGroup, refusal
+from torchmoor.config.group import Count, Fraction, Positive, SettingsGroup, SharedCount, refusal
 
 
 class HealthSettings(SettingsGroup, title="health"):
@@ -24,7 +24,9 @@ class HealthSettings(SettingsGroup, title="health"):
         20.0, description="Status questions per second over all instances; a large fleet is asked less often."
     )
     unanswered_before_down: Count = Field(
-        3, description="Unanswered probes until an instance counts as down. A busy instance may answer late."
+        3,
+        description="Unanswered probes until an instance counts as down. A busy instance may answer late; while it "
+        "streams, it is not down.",
     )
 
 
@@ -39,7 +41,7 @@ class RecoverySettings(SettingsGroup, title="recovery"):
     slow_start_s: Positive = Field(10.0, description="From an instance's return until it gets its full share of work.")
     least_share: Fraction = Field(0.1, description="The share of work at the beginning of a slow start.")
     retry_fraction: Fraction = Field(0.2, description="Share of all requests that may be sent to another instance.")
-    retry_burst: Count = Field(
+    retry_burst: SharedCount = Field(
         100, description="Further requests that may be sent again at once, as when an instance dies."
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_address
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,12 +25,9 @@ def check_instance_name(name: str) -> str:
     return name
 
 
-class InstanceSettings(SettingsGroup, title="Instances"):
-    """A TorchServe that runs already."""
+class PlacedSettings(SettingsGroup):
+    """What is known of an instance before it is asked. An `Instance` has each of these as a fact of the same name."""
 
-    name: str = Field(description="Letters a-z, digits and single hyphens, 63 at most. Session ids carry it.")
-    port: Port = Field(description="TorchServe's inference port.")
-    host: str = Field("127.0.0.1", description="The instance's address.")
     endpoint: str = Field("", description="May be left out where there is one endpoint.")
     variant: str = Field("", description="May be left out where the endpoint has one variant.")
     management_port: OptionalPort = Field(
@@ -38,28 +35,39 @@ class InstanceSettings(SettingsGroup, title="Instances"):
     )
     metrics_port: OptionalPort = Field(0, description="0: the instance's metrics are not shown.")
     capacity: Count = Field(64, description="Requests that the instance is sent at a time.")
+    takes_operations: bool = Field(
+        True, description="false: the handler is another maker's, and gets no status probes and cancellations."
+    )
     max_inflight_body_bytes: Count = Field(
         DEFAULT_INFLIGHT_BODY_BYTES,
         description="Heap that the bodies of the instance's requests may take at a time: three eighths of its -Xmx.",
     )
 
+    def facts(self) -> dict[str, Any]:
+        """Return the values that an `Instance` takes over."""
+        facts = {name: getattr(self, name) for name in PlacedSettings.model_fields}
+        ports = {name: facts[name] or None for name in ("management_port", "metrics_port")}
+        return {**facts, **ports}
+
+
+class InstanceSettings(PlacedSettings, title="Instances"):
+    """A TorchServe that runs already."""
+
+    name: str = Field(description="Letters a-z, digits and single hyphens, 63 at most. Session ids carry it.")
+    port: Port = Field(description="TorchServe's inference port.")
+    host: str = Field("127.0.0.1", description="The instance's address.")
+
     _check_name = field_validator("name")(check_instance_name)
 
 
-class DiscoverySettings(SettingsGroup, title="Discovery"):
+class DiscoverySettings(PlacedSettings, title="Discovery"):
     """A DNS name whose answers are the instances of a variant, how often it is asked, and what DNS does not say."""
 
     dns_name: str = Field(description="The complete name, with or without a dot at its end. Search domains are unused.")
-    endpoint: str = Field("", description="May be left out where there is one endpoint.")
-    variant: str = Field("", description="May be left out where the endpoint has one variant.")
     record: Literal["SRV", "A", "AAAA"] = Field(
         "SRV", description="The record's type. A and AAAA records have addresses only, and need `port`."
     )
     port: OptionalPort = Field(0, description="The inference port, where the record does not have it.")
-    management_port: OptionalPort = Field(0, description="As in an entry of Instances.")
-    metrics_port: OptionalPort = Field(0, description="As in an entry of Instances.")
-    capacity: Count = Field(64, description="Requests that each instance is sent at a time.")
-    max_inflight_body_bytes: Count = Field(DEFAULT_INFLIGHT_BODY_BYTES, description="As in an entry of Instances.")
     interval_s: Positive = Field(5.0, description="Longest time between questions; the answer's TTL may shorten it.")
     min_interval_s: Positive = Field(1.0, description="Shortest time between questions.")
     timeout_s: Positive = Field(2.0, description="Timeout of a question, over all servers and attempts.")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from torchmoor.config.group import MIB, Count, Positive, SettingsGroup
+from torchmoor.config.group import MIB, Count, Positive, SettingsGroup, Shared, SharedCount, Size
 
 MAX_INLINE_BYTES = 128_000  # the runtime API's limit of an asynchronous request's body
 
@@ -22,11 +22,14 @@ class LimitSettings(SettingsGroup, title="limits"):
     max_foreign_sessions: Count = Field(
         100_000, description="Sessions remembered whose ids an instance's own handler created; the oldest go first."
     )
+    sequence_ttl_s: Count = Field(
+        86_400, description="How long the id of a session is valid that TorchServe's sequenceBatching keeps."
+    )
     max_session_body_bytes: Count = Field(16_384, description="Longest body that is searched for a session id.")
     max_unrouted_body_bytes: Count = Field(
         8 * MIB, description="Body bytes buffered until OpenAI's `model` is found, where there are several endpoints."
     )
-    max_connections: Count = Field(
+    max_connections: SharedCount = Field(
         10_000, description="Client connections at a time; fewer if the limit of open files does not allow as many."
     )
     reserved_descriptors: Count = Field(
@@ -36,10 +39,20 @@ class LimitSettings(SettingsGroup, title="limits"):
     max_replay_body_bytes: Count = Field(
         2 * MIB, description="A body up to this size is kept until its answer begins, so that it can be sent again."
     )
-    max_replay_total_bytes: Count = Field(
+    max_replay_total_bytes: SharedCount = Field(
         64 * MIB, description="The same over all requests in flight; beyond it no further body is kept."
     )
-    max_waiting_bytes: Count = Field(64 * MIB, description="Bodies that wait for an instance or their `model`.")
+    max_continued_bytes: Size = Field(
+        2 * MIB,
+        description="Of a streamed answer, its request and the tokens sent are kept up to this size, so that another "
+        "instance can continue it; 0: streams are never continued.",
+    )
+    max_continued_total_bytes: SharedCount = Field(
+        64 * MIB, description="The same over all streams; beyond it no further stream can be continued."
+    )
+    max_waiting_bytes: Annotated[Count, Shared(least="max_body_bytes")] = Field(
+        64 * MIB, description="Bodies that wait for an instance or their `model`."
+    )
     max_error_body_bytes: Count = Field(
         65_536, description="Bytes read of an instance's error answer to find the cause."
     )
@@ -60,10 +73,10 @@ class CallerSettings(SettingsGroup, title="callers"):
         description="When these limits apply: if there are access keys or tokens, always (without them by client "
         "address), or never.",
     )
-    max_requests: Count = Field(
+    max_requests: SharedCount = Field(
         512, description="Requests of one caller that wait for an instance or are being answered; more get 429."
     )
-    max_sessions: Count = Field(
+    max_sessions: SharedCount = Field(
         100_000, description="Open sessions of one caller; another opening gets 429, turns of open sessions never do."
     )
     max_async_requests: Count = Field(

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from torchmoor.config.group import OptionalPort, SettingsGroup, refusal
+from torchmoor.config.group import OptionalPort, SettingsGroup, Texts, refusal
 
 
 class ListenSettings(SettingsGroup, title="listen"):
@@ -26,6 +26,12 @@ class ListenSettings(SettingsGroup, title="listen"):
     tls_key: str = Field("", description="The certificate's private key: a PEM file without a password.")
     admin_tls_certificate: str = Field("", description="The admin plane's certificate. Empty: plain HTTP.")
     admin_tls_key: str = Field("", description="The private key of the admin plane's certificate.")
+    allowed_hosts: Texts = Field(
+        (),
+        description="A host name or address, without a port, by which clients may call this server besides those of "
+        "loopback, and whose pages may call it. On other addresses names are checked only if there is one here. "
+        "Repeatable.",
+    )
     processes: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="Proxy processes that share the port; one carries about 10,000 requests per second."
     )

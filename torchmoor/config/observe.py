@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from torchmoor.config.group import MIB, Count, Fraction, Positive, SettingsGroup
+from torchmoor.config.group import MIB, Fraction, Positive, SettingsGroup, SharedCount
 
 
 class ObserveSettings(SettingsGroup, title="observe"):
     """What is recorded of each request: only its last routing decision, unless more is asked for."""
 
     access_log: str = Field("", description="A file that gets one line of JSON for each request, or `stderr`.")
-    access_log_buffer_bytes: Count = Field(
+    access_log_buffer_bytes: SharedCount = Field(
         4 * MIB, description="Lines that wait to be written; beyond it they are dropped and counted."
     )
     access_log_interval_s: Positive = Field(1.0, description="The longest time that a line waits to be written.")
@@ -19,8 +19,8 @@ class ObserveSettings(SettingsGroup, title="observe"):
     traces_fraction: Fraction = Field(
         1.0, description="Share of requests traced, if their traceparent does not decide."
     )
-    max_decisions: Count = Field(6000, description="Routing decisions that are remembered for GET /decisions.")
-    max_decisions_per_s: Count = Field(
+    max_decisions: SharedCount = Field(6000, description="Routing decisions that are remembered for GET /decisions.")
+    max_decisions_per_s: SharedCount = Field(
         20, description="How many of each second are remembered, with as many again of failures and retries."
     )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 
 from torchmoor.config.asynchronous import AsyncEndpointSettings
-from torchmoor.config.group import Count, Positive, SettingsGroup, refusal
+from torchmoor.config.group import Count, Positive, SettingsGroup, SharedCount, refusal
 from torchmoor.config.scaling import ScalingSettings
 
 ALL_TRAFFIC = "AllTraffic"
@@ -48,6 +48,18 @@ class KvAwareSettings(SettingsGroup, title="kv_aware"):
         return self
 
 
+class AffinitySettings(SettingsGroup, title="affinity"):
+    """Requests with one affinity key, such as OpenAI's `prompt_cache_key`, stay on one instance."""
+
+    max_key_bytes: Annotated[int, Field(ge=0, le=1024)] = Field(
+        256, description="Longest key; a longer one is ignored and counted. 0: no keys are read."
+    )
+    free_requests: Count = Field(16, description="Outstanding requests up to which an instance keeps its keys.")
+    load_factor: Annotated[float, Field(ge=1)] = Field(
+        1.25, description="Under more load, it keeps them up to this multiple of the instances' mean load."
+    )
+
+
 class LateBindingSettings(SettingsGroup, title="late_binding"):
     """Requests beyond the instances' capacity wait at the proxy for the instance that is free first."""
 
@@ -65,7 +77,7 @@ class MultiModelSettings(SettingsGroup, title="multi_model"):
     """An endpoint whose requests name one of many models. The instances decide how long they keep a model."""
 
     is_cached: bool = Field(True, description="AWS's ModelCacheSetting: models stay in memory after their requests.")
-    hot_outstanding: Count = Field(
+    hot_outstanding: SharedCount = Field(
         16, description="Requests for a model at each instance that has it; with more, another instance loads it too."
     )
     max_models: Count = Field(20_000, description="Models remembered of each instance.")
@@ -86,6 +98,7 @@ class VariantSettings(SettingsGroup, title="variant"):
     )
     prefix_aware: PrefixAwareSettings = PrefixAwareSettings()
     kv_aware: KvAwareSettings = KvAwareSettings()
+    affinity: AffinitySettings = AffinitySettings()
     scaling: ScalingSettings | None = None
 
     @field_validator("name")

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from torchmoor.config.group import Count, Positive, SettingsGroup, refusal
+from torchmoor.config.group import Count, Positive, SettingsGroup, SharedCount, refusal
 
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -55,7 +55,7 @@ class ScalingSettings(SettingsGroup, title="Autoscaling", validate_by_name=True,
         description="How long a request that finds no instance waits for one to start. The wait is part of the time "
         "that the client allows the model.",
     )
-    max_held: Count = Field(
+    max_held: SharedCount = Field(
         1024,
         description="Requests that wait for an instance to start at a time. Those that wait for a busy instance count "
         "against max_waiting of late_binding.",

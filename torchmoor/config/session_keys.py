@@ -11,7 +11,7 @@ from torchmoor.errors import ConfigError
 from torchmoor.wire.session_ids import parse_session_keys
 
 
-class SessionSettings(SettingsGroup, title="session"):
+class SessionIdSettings(SettingsGroup, title="session"):
     """Keys that session ids are signed with, by key id. Handlers sign with the first key; each key verifies.
 
     Without a key no session id can be verified, and every session id is refused.

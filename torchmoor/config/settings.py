@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 
 from torchmoor.config.access import AccessSettings, Credentials
 from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings, AsyncQueueSettings
-from torchmoor.config.dialects import ChatPageSettings, ContainerSettings
+from torchmoor.config.chat_page import ChatPageSettings
+from torchmoor.config.container import ContainerSettings
+from torchmoor.config.control import ControlSettings
 from torchmoor.config.group import SettingsGroup, groups_of, refusal
 from torchmoor.config.health import HealthSettings, RecoverySettings
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
@@ -19,7 +21,7 @@ from torchmoor.config.notifications import NotificationSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings
-from torchmoor.config.session_keys import SessionSettings
+from torchmoor.config.session_keys import SessionIdSettings
 
 
 class ProxySettings(SettingsGroup):
@@ -32,10 +34,11 @@ class ProxySettings(SettingsGroup):
     timeouts: TimeoutSettings = TimeoutSettings()
     health: HealthSettings = HealthSettings()
     recovery: RecoverySettings = RecoverySettings()
-    sessions: SessionSettings = SessionSettings()
+    sessions: SessionIdSettings = SessionIdSettings()
     access: AccessSettings = AccessSettings()
     credentials: Credentials = Credentials()
     container: ContainerSettings = ContainerSettings()
+    control: ControlSettings = ControlSettings()
     async_inference: AsyncInferenceSettings = AsyncInferenceSettings()
     async_queue: AsyncQueueSettings = AsyncQueueSettings()
     objects: ObjectSettings = ObjectSettings()
@@ -47,8 +50,10 @@ class ProxySettings(SettingsGroup):
     @model_validator(mode="after")
     def _check_endpoints(self) -> Self:
         names = [endpoint.name for endpoint in self.endpoints]
-        if not names or len(set(names)) != len(names):
+        if not (names or self.control.is_on) or len(set(names)) != len(names):
             raise refusal("endpoints", f"must be one or more of different names, not {names}")
+        if self.control.is_on and self.listen.processes > 1:
+            raise refusal("control.is_on", f"needs listen.processes 1, not {self.listen.processes}")
         for endpoint in self.endpoints:
             if endpoint.async_inference is not None:
                 self._check_async(endpoint, endpoint.async_inference)

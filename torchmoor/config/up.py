@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import re
+
+from pydantic import Field, field_validator
 
 from torchmoor.config.access import AccessSettings
-from torchmoor.config.dialects import ChatPageSettings
+from torchmoor.config.chat_page import ChatPageSettings
+from torchmoor.config.control import ControlSettings
 from torchmoor.config.group import SettingsGroup, Texts, like
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, LaunchSettings
 from torchmoor.config.listen import ListenSettings
@@ -15,6 +18,7 @@ from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTrackin
 
 MAX_INSTANCES = 64
 DEFAULT_ENDPOINT = "llava"
+_S3_PREFIX = re.compile(r"s3://[a-z0-9][a-z0-9.-]+(/[^\s]*)?")
 
 
 class UpSettings(SettingsGroup, title="up"):
@@ -78,6 +82,14 @@ class UpSettings(SettingsGroup, title="up"):
     async_inputs: Texts = Field(
         (), description="A directory below which InputLocation may name files, as file:///a/path. Repeatable."
     )
+    async_output: str = Field(
+        "",
+        description="Where results of asynchronous requests go: s3://bucket/prefix (default: below --run-dir).",
+    )
+    async_failure: str = Field(
+        "",
+        description="Where failures of asynchronous requests go: s3://bucket/prefix (default: beside the results).",
+    )
     models: str = Field("", description="Where the models of --endpoint many are: a directory, or s3://bucket/prefix.")
     allowed_image_hosts: Texts = Field(
         (),
@@ -97,6 +109,14 @@ class UpSettings(SettingsGroup, title="up"):
     access: AccessSettings = AccessSettings()
     observe: ObserveSettings = ObserveSettings()
     chat_page: ChatPageSettings = ChatPageSettings()
+    control: ControlSettings = ControlSettings()
+
+    @field_validator("async_output", "async_failure")
+    @classmethod
+    def _check_prefix(cls, prefix: str) -> str:
+        if prefix and not _S3_PREFIX.fullmatch(prefix):
+            raise ValueError(f"must be s3://bucket or s3://bucket/prefix, not {prefix!r}")
+        return prefix
 
     def variant_scaling(self) -> ScalingSettings | None:
         """Return each variant's limits and policies; None if the number of instances is fixed. Raises ConfigError."""

@@ -22,40 +22,8 @@ from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.torchserve_properties import read_config_file, read_properties
 
-TORCHSERVE_PREFIX = "TS_"
-# Keys of TorchServe's config.properties that may be set. The container itself sets addresses, ports, models and tokens.
-TORCHSERVE_KEYS: Mapping[str, type] = {
-    "allowed_urls": str,
-    "default_response_timeout": int,
-    "default_startup_timeout": int,
-    "default_workers_per_model": int,
-    "install_py_dep_per_model": bool,
-    "job_queue_size": int,
-    "limit_max_image_pixels": bool,
-    "max_request_size": int,
-    "max_response_size": int,
-    "netty_client_threads": int,
-    "number_of_netty_threads": int,
-    "prefer_direct_buffer": bool,
-    "unregister_model_timeout": int,
-}
-# Values that torchmoor.fleet.torchserve sets in any case. AWS's deep learning containers for GPUs set
-# TS_DISABLE_SYSTEM_METRICS as well, and images that are built on one inherit it.
-AS_IT_IS = {"disable_system_metrics": "true", "disable_token_authorization": "true", "metrics_mode": "prometheus"}
-# Names of AWS's toolkit for the same keys.
-TOOLKIT = {
-    "SAGEMAKER_MODEL_SERVER_WORKERS": "default_workers_per_model",
-    "SAGEMAKER_TS_RESPONSE_TIMEOUT": "default_response_timeout",
-}
-# A foreign model's own model-config sets its batch size and workers; these variables would have to rewrite it.
-UNSERVED = {
-    "SAGEMAKER_PROGRAM": "there is no inference.py here: make an archive of the handler with torch-model-archiver",
-    "SAGEMAKER_TS_BATCH_SIZE": "set batchSize in the archive's model-config",
-    "SAGEMAKER_TS_MAX_BATCH_DELAY": "set maxBatchDelay in the archive's model-config",
-    "SAGEMAKER_TS_MIN_WORKERS": "set minWorkers in the archive's model-config",
-    "SAGEMAKER_TS_MAX_WORKERS": "set maxWorkers in the archive's model-config",
-}
 OVERRIDES = {"log_level": ("TORCHMOOR_LOG_LEVEL",)}  # further variables of a field; the last one wins
 MAX_PORT = 65_535
 MAX_SECONDS = 86_400
@@ -134,7 +102,7 @@ class ContainerEnvironment(
     inference_port: Port = Field(
         8085, alias="TORCHMOOR_INFERENCE_PORT", description="The inference port of `instance`, on all addresses."
     )
-    side_port: Port = Field(
+    probe_port: Port = Field(
         8086, alias="TORCHMOOR_SIDE_PORT", description="The probe port of `instance`, on all addresses."
     )
     properties: dict[str, str] = Field({}, description="Lines of TorchServe's config.properties.")
@@ -144,12 +112,9 @@ class ContainerEnvironment(
 
 def read_environment(environ: Mapping[str, str]) -> ContainerEnvironment:
     """Read the container's variables. Raises ConfigError, which names the variable and says what is allowed."""
-    for name, advice in UNSERVED.items():
-        if environ.get(name, "").strip():
-            raise ConfigError(f"{name} is set, and has no effect here: {advice}, and leave {name} out")
     values: dict[str, object] = {
         "TORCHMOOR_INSTANCE_NAME": _name_of_host(),
-        "properties": _read_properties(environ),
+        "properties": read_config_file(environ) | read_properties(environ),
     }
     for key, field in ContainerEnvironment.model_fields.items():
         for name in (field.alias, *OVERRIDES.get(key, ())):
@@ -161,35 +126,6 @@ def read_environment(environ: Mapping[str, str]) -> ContainerEnvironment:
                 except ValueError as error:
                     raise ConfigError(f"{name} must be {error}, not {text!r}") from None
     return ContainerEnvironment.read(values)
-
-
-def _read_properties(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return lines of TorchServe's config.properties. TS_* override the toolkit's names for the same key."""
-    found: dict[str, str] = {}
-    for name, key in TOOLKIT.items():
-        text = environ.get(name, "").strip()
-        if text:
-            found[key] = _property(name, key, text)
-    for name, value in environ.items():
-        if name.startswith(TORCHSERVE_PREFIX):
-            key = name.removeprefix(TORCHSERVE_PREFIX).lower()
-            if AS_IT_IS.get(key) == value.strip().lower():
-                continue
-            if key not in TORCHSERVE_KEYS:
-                known = ", ".join(f"{TORCHSERVE_PREFIX}{each.upper()}" for each in sorted(TORCHSERVE_KEYS))
-                raise ConfigError(f"{name} cannot be set here: leave it out; what can be is {known}")
-            found[key] = _property(name, key, value.strip())
-    return found
-
-
-def _property(name: str, key: str, text: str) -> str:
-    if TORCHSERVE_KEYS[key] is int and (not text.isdecimal() or int(text) == 0):
-        raise ConfigError(f"{name} must be a number above 0, not {text!r}")
-    if TORCHSERVE_KEYS[key] is bool and text not in ("true", "false"):
-        raise ConfigError(f"{name} must be true or false, not {text!r}")
-    if not text or not text.isprintable():
-        raise ConfigError(f"{name} must be one line of text, not {text!r}")
-    return text
 
 
 def _name_of_host() -> str:

@@ -27,19 +27,21 @@ from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.gpus import usable_gpus
 from torchmoor.run.launching import SESSION_KEYS
 from torchmoor.run.up import has_started, stop_on_signals
-from torchmoor.wire.operations import IN_FLIGHT
+from torchmoor.wire.operations import IN_FLIGHT, NUM_IN_FLIGHT
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
-IDLE_S = 1.0  # a single check may fall between two requests of a proxy that has not noticed yet
+IDLE_S = 1.0  # a proxy that has not noticed the stop yet may send its next request after a single check
 ASK_TIMEOUT_S = 2.0
 
 
 async def run(variables: ContainerEnvironment, report: Callable[[str], None]) -> None:
     """Serve until SIGTERM. Raises ConfigError, LaunchError if the model does not load, OSError if a port is taken."""
     if not os.environ.get(SESSION_KEYS):
-        report(f"warning: {SESSION_KEYS} is not set: the proxies need this instance's keys to know its sessions")
+        report(
+            f"warning: {SESSION_KEYS} is not set: without this instance's keys, proxies cannot verify its session ids"
+        )
     with runtime_directory() as work:
         found = find_model(variables, work, os.environ)
         name = endpoint_name(found.name)
@@ -54,13 +56,13 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
             ) as launcher,
             HealthChecker(registry, HealthSettings(), lambda: None),
             HandlerOperations() as operations,
-            ProbePort(registry, variables.instance_name, variables.side_port, launcher.is_running) as side,
+            ProbePort(registry, variables.instance_name, variables.probe_port, launcher.is_running) as probe_port,
         ):
             stopping = stop_on_signals(launcher)
             if not await has_started(launcher.start([launch]), stopping):
                 return
             await stopping
-            side.is_draining = True
+            probe_port.is_draining = True
             report(f"stopping; running requests have {variables.drain_s:.0f} s to end")
             await drain(registry, variables, operations, launcher.is_running)
         report("stopped")
@@ -72,7 +74,7 @@ async def drain(
     operations: HandlerOperations,
     is_running: Callable[[str], bool],
 ) -> None:
-    """Wait until no request has run for a moment after the settling time, or until the time is over.
+    """Wait until, after settle_s, no request has run for IDLE_S; at most drain_s.
 
     is_running: whether TorchServe runs; after it has died, or was killed by a second signal, no request can end.
     """
@@ -94,4 +96,4 @@ async def drain(
 async def is_idle(instance: Instance, operations: HandlerOperations) -> bool:
     """Return True if the handler says that no request runs. A foreign handler cannot say so and gets the full time."""
     answer = await operations.ask(instance, IN_FLIGHT, {}, timeout_s=ASK_TIMEOUT_S)
-    return answer is not None and answer.status == 200 and answer.content() == {"in_flight": 0}
+    return answer is not None and answer.status == 200 and answer.content() == {NUM_IN_FLIGHT: 0}

@@ -59,7 +59,7 @@ class ProbePort:
     async def _live(self, request: web.Request) -> web.Response:
         """Answer 200 while TorchServe runs, also while it loads its model or restarts its worker."""
         is_live = self._registry.find(self._name) is None or self._is_running(self._name)
-        return _say(is_live, "live", "TorchServe has ended, and is started again in a moment")
+        return _say(is_live, "live", "TorchServe has exited and is being restarted")
 
     async def _ready(self, request: web.Request) -> web.Response:
         instance = self._registry.find(self._name)

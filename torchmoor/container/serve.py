@@ -12,19 +12,20 @@ import re
 from collections.abc import Callable
 
 from torchmoor.config.access import AccessSettings
-from torchmoor.config.dialects import ContainerSettings
+from torchmoor.config.container import ContainerSettings
 from torchmoor.config.group import MIB
 from torchmoor.config.launcher import DEFAULT_BODY_MIB
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.session_keys import SessionSettings
+from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel, find_model
 from torchmoor.container.runtime_directory import container_supervision_settings, make_session_keys, runtime_directory
 from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.fleet.many import MANY, many_environment, many_settings
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.proxy.access.credentials import KEYS_FILE
@@ -33,7 +34,6 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS
-from torchmoor.run.many import MANY, many_environment, many_settings
 from torchmoor.run.proxy_settings import complete
 from torchmoor.run.up import has_started, stop_on_signals
 
@@ -89,7 +89,7 @@ def make_settings(variables: ContainerEnvironment, found: FoundModel, keys: str)
             max_passthrough_body_bytes=int(variables.properties.get("max_request_size", DEFAULT_BODY_MIB * MIB))
         ),
         timeouts=TimeoutSettings(model_timeout_s=variables.model_timeout_s, stop_grace_s=variables.drain_s),
-        sessions=SessionSettings.parse(keys, are_journaled=os.environ.get(JOURNAL_URL) != "off"),
+        sessions=SessionIdSettings.parse(keys, are_journaled=os.environ.get(JOURNAL_URL) != "off"),
         container=ContainerSettings(serves_models=variables.is_multi_model, shows_metrics=True),
         observe=ObserveSettings(access_log=variables.access_log),
     )

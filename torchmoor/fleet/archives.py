@@ -18,6 +18,7 @@ from torchmoor.errors import LaunchError
 PACKAGE = Path(__file__).resolve().parents[1]
 BUNDLE = PACKAGE / "bundle"  # in a wheel: the handlers and the demo model (setup.py)
 MANIFEST = "MAR-INF/MANIFEST.json"
+OPERATIONS = "torchmoor/wire/operations.py"  # in each archive of our handlers
 MODEL = "model"  # the checkpoint's folder in an archive; handler.model.path names it by default
 NOT_SERVED = {"samples", "README.md"}  # beside the demo model's checkpoint
 NOT_CODE = {"__pycache__", "configs"}
@@ -75,6 +76,13 @@ def with_model(entry: str, config: str, model: Mapping[str, Path]) -> ArchiveCon
     return ArchiveContents(entry_file, handlers / "configs" / config, {**files, **weights})
 
 
+def takes_operations(archive: Path) -> bool:
+    """Return False for a readable archive, packed or not, without the definitions that our handlers share."""
+    if archive.is_dir():
+        return (archive / OPERATIONS).is_file()
+    return _has_member(archive, OPERATIONS)
+
+
 def built_in(name: str) -> ArchiveContents | None:
     """Return the archive of a name that needs no model store: the demo model's, and that of many models. Else None."""
     root = find_root()
@@ -120,13 +128,16 @@ def write_archive(
 
 def has_handler(archive: Path) -> bool:
     """Return False for a zip without TorchServe's manifest, which only an endpoint of many models serves."""
-    if not archive.is_file():
-        return True
+    return not archive.is_file() or _has_member(archive, MANIFEST)
+
+
+def _has_member(archive: Path, name: str) -> bool:
+    """Return True if a zip has the file, or cannot be read: the instance reports the damage."""
     try:
-        with zipfile.ZipFile(archive) as bundle:
-            return MANIFEST in bundle.namelist()
+        with zipfile.ZipFile(archive) as packed:
+            return name in packed.namelist()
     except (OSError, zipfile.BadZipFile):
-        return True  # the instance reports the damage
+        return True
 
 
 def _add(bundle: zipfile.ZipFile, name: str, path: Path, count: Callable[[int], None]) -> None:

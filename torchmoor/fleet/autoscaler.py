@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -31,6 +31,7 @@ from torchmoor.fleet.scaling import Scaling, decide, explain
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry, ScalingDecision, Variant
+from torchmoor.proxy.instances.reported_status import parse_status
 from torchmoor.wire.operations import STATUS
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ LOOK_S = 1.0  # between looks
 MIN_LOOK_S = 0.02  # between looks that requests ask for
 PENDING_TIMEOUT_S = 1.0  # so that a slow queue does not delay real-time requests
 SESSIONS_TIMEOUT_S = 2.0
-SESSIONS_INTERVAL_S = 5.0  # between questions to an instance that has sessions
+SESSIONS_INTERVAL_S = 5.0  # between queries to an instance that has sessions
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0  # after a failed start
 
 
@@ -56,20 +57,23 @@ class ScaledInstance:
     """An instance that the autoscaler started. stays_until: it has sessions, and is not asked for them before."""
 
     name: str
-    task: asyncio.Task[None]
+    task: asyncio.Task[None] | None  # None: it was started before it was scaled
     phase: Phase = Phase.RUNNING
     stays_until: float | None = None
 
 
 class ScaledVariant:
-    """One variant's instances. launches: MaxCapacity of them, in the order of their start."""
+    """One variant's instances. launches: MaxCapacity of them, in the order of their start, or more if more run."""
 
-    def __init__(self, variant: Variant, settings: ScalingSettings, launches: Sequence[Launch]) -> None:
-        assert len(launches) == settings.max_capacity
+    def __init__(
+        self, variant: Variant, settings: ScalingSettings, launches: Sequence[Launch], running: Iterable[str] = ()
+    ) -> None:
+        """running: names of instances that run already."""
+        assert len(launches) >= settings.max_capacity
         self.variant = variant
         self.settings = settings
         self.launches = {launch.name: launch for launch in launches}
-        self.members: dict[str, ScaledInstance] = {}
+        self.members = {name: ScaledInstance(name, None) for name in running}
         self.scaling = Scaling(settings.initial_count)
         self.num_sent = 0
         self.pending: Backlog | None = None  # as last read from the queue
@@ -84,7 +88,8 @@ class ScaledVariant:
 class Autoscaler:
     """Scales variants: `start` the initial instances, `run` forever, `stop` without stopping any instance.
 
-    report: shows a message to the operator.
+    report: shows a message to the operator. on_decided: called with a variant whose desired number has changed, and
+    the number before.
     """
 
     def __init__(
@@ -98,13 +103,14 @@ class Autoscaler:
         are_journaled: bool,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._groups = groups
+        self._groups = list(groups)
         self._registry = registry
         self._launcher = launcher
         self._proxy = proxy
         self._report = report
         self._are_journaled = are_journaled
         self._clock = clock
+        self.on_decided: Callable[[Variant, int], None] = lambda variant, before: None
         self._woken = asyncio.Event()
         self._is_started = False
 
@@ -128,10 +134,33 @@ class Autoscaler:
 
     async def stop(self) -> None:
         """Stop scaling. Instances keep running."""
-        tasks = [member.task for group in self._groups for member in group.members.values()]
+        members = [member for group in self._groups for member in group.members.values()]
+        tasks = [member.task for member in members if member.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def add(self, group: ScaledVariant) -> None:
+        """Scale one more variant from now on."""
+        self._is_started = True
+        self._groups.append(group)
+        self.wake()
+
+    async def remove(self, group: ScaledVariant) -> list[str]:
+        """Stop scaling a variant, and return the names of its instances, which keep running.
+
+        Those that are being stopped have ended then.
+        """
+        self._groups.remove(group)
+        group.variant.scale = None
+        tasks = []
+        for member in group.members.values():
+            if member.task is not None:
+                tasks.append(member.task)
+                if member.phase is not Phase.STOPPING:
+                    member.task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return list(group.members)
 
     def wake(self) -> None:
         """Look now, because a request waits."""
@@ -140,17 +169,21 @@ class Autoscaler:
     async def look(self) -> None:
         """Count, decide and act, for every variant."""
         await self._proxy.refresh()
-        traffic = {(each.variant.endpoint, each.variant.name): each for each in self._proxy.traffic()}
-        for number, group in enumerate(self._groups):
+        traffic = {each.variant: each for each in self._proxy.traffic()}
+        groups = [group for group in self._groups if group.variant in traffic]
+        for number, group in enumerate(groups):
             variant = group.variant
-            is_first = variant.endpoint not in {other.variant.endpoint for other in self._groups[:number]}
-            backlog = await self._count(group, traffic[variant.endpoint, variant.name], has_queue=is_first)
+            is_first = variant.endpoint not in {other.variant.endpoint for other in groups[:number]}
+            backlog = await self._count(group, traffic[variant], has_queue=is_first)
+            if group not in self._groups:  # removed meanwhile
+                continue
             before = group.scaling.desired
             now = self._clock()
             group.scaling = decide(group.settings, group.scaling, backlog=backlog, now=now)
             why = explain(group.settings, group.scaling, backlog=backlog, now=now)
             variant.scale = ScalingDecision(group.scaling.desired, backlog, why)
             if group.scaling.desired != before:
+                self.on_decided(variant, before)
                 self._report(f"{_name(variant)}: from {before} to {group.scaling.desired} instances, backlog {backlog}")
             await self._act(group)
 
@@ -226,6 +259,8 @@ class Autoscaler:
                 self._stop(group, member)
             elif await self._must_stay(member, instance):
                 continue
+            elif group not in self._groups:  # removed meanwhile
+                return
             else:
                 self._registry.drain(member.name)
                 member.phase = Phase.DRAINING
@@ -243,7 +278,10 @@ class Autoscaler:
                 # The desired count excluded this instance, unless a scale-out has just raised it.
                 group.scaling = Scaling(min(group.scaling.desired + 1, group.settings.max_capacity))
             elif self._proxy.is_idle(instance) and not self._is_wanted(group):
-                if await self._must_stay(member, instance):  # a session was opened meanwhile
+                must_stay = await self._must_stay(member, instance)
+                if group not in self._groups:  # removed meanwhile
+                    return
+                if must_stay:  # a session was opened meanwhile
                     self._resume(member)
                 elif self._proxy.is_idle(instance):
                     self._stop(group, member)
@@ -263,7 +301,7 @@ class Autoscaler:
         if self._registry.find(member.name) is not None:
             self._registry.dismiss(member.name)
         starting, member.task = member.task, asyncio.create_task(self._until_stopped(group, member))
-        if starting is not asyncio.current_task():
+        if starting is not None and starting is not asyncio.current_task():
             starting.cancel()
 
     async def _until_stopped(self, group: ScaledVariant, member: ScaledInstance) -> None:
@@ -295,11 +333,7 @@ class Autoscaler:
 
 def read_open_sessions(answer: OperationAnswer) -> int | None:
     """Read the number of open sessions: 0 if the handler is not ours, None if the instance failed."""
-    if answer.status >= 500:
-        return None
-    sessions = answer.content().get("sessions")
-    number = sessions.get("open") if isinstance(sessions, dict) else None
-    return number if isinstance(number, int) else 0
+    return None if answer.status >= 500 else parse_status(answer.content()).open_sessions or 0
 
 
 def _name(variant: Variant) -> str:

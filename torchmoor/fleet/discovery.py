@@ -112,7 +112,7 @@ class Discovery:
         for name, known in self._known(dns_name).items():
             if successor is None:
                 self._drainer.drain(name, is_for_good=True)
-            elif _common(successor) != _common(entry.settings):
+            elif successor.facts() != entry.settings.facts():
                 self._drainer.drain(name, self._make(successor, name, known.successor or known.address))
 
     async def _run(self, entry: DiscoveryEntry) -> None:
@@ -216,27 +216,13 @@ class Discovery:
         variant = self._registry.get_endpoint(settings.endpoint).find_variant(settings.variant)
         assert variant is not None  # checked with the configuration
         return Instance(
+            **settings.facts(),
             name=name,
-            endpoint=settings.endpoint,
-            variant=settings.variant,
             model=variant.settings.model,
             host=place.host,
             port=place.port,
-            management_port=settings.management_port or None,
-            metrics_port=settings.metrics_port or None,
-            capacity=settings.capacity,
-            max_inflight_body_bytes=settings.max_inflight_body_bytes,
             source=settings.dns_name,
         )
-
-
-def _common(settings: DiscoverySettings) -> tuple[object, ...]:
-    """Return the settings that an entry gives each of its instances."""
-    each = settings
-    return (
-        *(each.endpoint, each.variant, each.management_port, each.metrics_port),
-        *(each.capacity, each.max_inflight_body_bytes),
-    )
 
 
 def _describe_shared(target: DnsTarget) -> str:

@@ -1,6 +1,6 @@
 """DNS queries of service discovery.
 
-Names are absolute: the system's search domains are not tried, so that one question has one answer. dnspython repeats a
+Names are absolute: the system's search domains are not tried, so that one query has one answer. dnspython repeats a
 truncated query over TCP, follows CNAMEs, validates answers and tries the servers in turn, all within one time-out.
 """
 

@@ -64,7 +64,7 @@ class DiscoveryPlan:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether no instance is missing for the first time; if one is, the next question must come soon."""
+        """Return whether no instance is missing for the first time; if one is, the next query must come soon."""
         return all(count >= ABSENCES_BEFORE_DRAINING for count in self.absences.values())
 
 

@@ -3,7 +3,8 @@
 TorchServe's /ping succeeds before the model is loaded and for minutes after a crash. So an instance is ready if `GET
 /models/{model}` on its management port lists a READY worker; only an instance without a management port is probed by
 /ping. A negative answer or a refused connection takes the instance down at once. Missing answers take it down after
-`unanswered_before_down` in a row (HealthSettings), because moving an instance's sessions is expensive.
+`unanswered_before_down` in a row (HealthSettings), because moving an instance's sessions is expensive, and only while
+its streams stand still, too.
 
 TorchServe keeps listing a worker that hangs as READY. So an instance with our handler is also asked for its status,
 which the worker answers beside its work (worker_probe.py).
@@ -14,18 +15,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import aiohttp
 
 from torchmoor.config.health import HealthSettings
 from torchmoor.fleet.worker_probe import WorkerProbe
 from torchmoor.proxy.http.descriptors import is_shortage
-from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
-
-_UP = frozenset((InstanceState.READY, InstanceState.DRAINING))
 
 
 class HealthChecker:
@@ -40,6 +40,7 @@ class HealthChecker:
         self._on_tick = on_tick
         self._next_probe: dict[str, float] = {}
         self._unanswered: dict[str, int] = {}
+        self._num_pieces: dict[str, int] = {}  # at the last probe
         self._workers: dict[str, WorkerProbe] = {}
         self._probes: set[asyncio.Task[None]] = set()
         self._probing: set[str] = set()
@@ -86,10 +87,11 @@ class HealthChecker:
         for gone in [name for name in self._next_probe if name not in names]:
             del self._next_probe[gone]
             self._unanswered.pop(gone, None)
+            self._num_pieces.pop(gone, None)
             self._workers.pop(gone, None)
         for instance in instances:
             is_due = (
-                instance.state not in _UP
+                instance.state not in SERVING
                 or self._next_probe.get(instance.name, 0.0) <= now
                 or self._unanswered.get(instance.name, 0) > 0
             )
@@ -99,7 +101,7 @@ class HealthChecker:
 
     def suspect(self, instance: Instance) -> None:
         """Probe an instance now, because a request to it failed."""
-        if instance.state in _UP and self._client is not None:
+        if instance.state in SERVING and self._client is not None:
             self._start_probe(instance)
 
     def _start_probe(self, instance: Instance) -> None:
@@ -123,10 +125,13 @@ class HealthChecker:
         if self._registry.find(instance.name) is not instance:
             return
         unanswered = self._unanswered.get(instance.name, 0) + 1 if is_ready is None else 0
+        if unanswered > 1 and instance.num_pieces != self._num_pieces.get(instance.name):
+            unanswered = 1  # it streams: a busy instance is not a dead one
         self._unanswered[instance.name] = unanswered
+        self._num_pieces[instance.name] = instance.num_pieces
         if is_ready and instance.state in (InstanceState.STARTING, InstanceState.DOWN):
             self._registry.set_state(instance.name, InstanceState.READY)
-        elif instance.state in _UP and (is_ready is False or unanswered >= self._settings.unanswered_before_down):
+        elif instance.state in SERVING and (is_ready is False or unanswered >= self._settings.unanswered_before_down):
             self._registry.set_state(instance.name, InstanceState.DOWN)
 
     async def ask(self, instance: Instance) -> bool | None:
@@ -141,7 +146,11 @@ class HealthChecker:
                     return answer.status == 200
             url = f"{instance.url(instance.management_port)}/models/{instance.model}"
             async with self._client.get(url) as answer:
-                return answer.status == 200 and _has_ready_worker(await answer.json(content_type=None))
+                if answer.status != 200:
+                    return False
+                models = _models_of(await answer.json(content_type=None))
+            instance.batches_sequences = any(model.get("stateful") is True for model in models)
+            return any(_has_ready_worker(model) for model in models)
         except aiohttp.ClientConnectorError as error:
             if is_shortage(error):
                 raise
@@ -160,13 +169,10 @@ class HealthChecker:
         return True if await worker.answers(self._client) else None
 
 
-def _has_ready_worker(description: object) -> bool:
-    """Return whether the management API's description of a model lists a READY worker."""
-    if not isinstance(description, list):
-        return False
-    return any(
-        isinstance(worker, dict) and worker.get("status") == "READY"
-        for model in description
-        if isinstance(model, dict)
-        for worker in model.get("workers", ())
-    )
+def _models_of(description: object) -> list[dict[str, Any]]:
+    """Return the versions of a model in the management API's description."""
+    return [each for each in description if isinstance(each, dict)] if isinstance(description, list) else []
+
+
+def _has_ready_worker(model: dict[str, Any]) -> bool:
+    return any(isinstance(worker, dict) and worker.get("status") == "READY" for worker in model.get("workers", ()))

@@ -25,7 +25,7 @@ from torchmoor.config.launcher import DEFAULT_CAPACITY, inflight_body_bytes
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
-from torchmoor.fleet.archives import ArchiveContents, has_handler, write_archive
+from torchmoor.fleet.archives import ArchiveContents, has_handler, takes_operations, write_archive
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
 from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
@@ -70,8 +70,9 @@ class SupervisionSettings:
 class Launch:
     """An instance to run.
 
-    contents: of its archive, which is then written into the instance's folder; None: the model store has the archive.
-    environment: further variables of its handler.
+    contents: of its archive, which is then written into the instance's folder; None: a model store has the archive.
+    store: that model store; None: the launcher's. environment: further variables of its handler. properties: lines of
+    its config.properties.
     """
 
     name: str
@@ -79,10 +80,13 @@ class Launch:
     archive: str
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
     variant: str = ALL_TRAFFIC
+    generation: int = 0  # of the endpoint
     host: str = LOOPBACK  # the address of its inference port
     port: int | None = None  # that port; None: any free one
     contents: ArchiveContents | None = None
+    store: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 class Launcher:
@@ -134,12 +138,14 @@ class Launcher:
         assert launch.name not in self._tasks
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = self._tasks[launch.name] = asyncio.create_task(self._keep_running(launch, first))
-        task.add_done_callback(lambda _: first.cancel())
+        task.add_done_callback(lambda ended: _settle(first, ended, launch.name))
         return first
 
     async def end(self, name: str) -> None:
-        """Stop an instance: remove it from routing, end its processes and delete its folder."""
-        task = self._tasks[name]
+        """Stop an instance, if it is known: remove it from routing, end its processes and delete its folder."""
+        task = self._tasks.get(name)
+        if task is None:
+            return
         task.cancel()
         if self._registry.find(name) is not None:
             self._registry.dismiss(name)
@@ -209,12 +215,15 @@ class Launcher:
             name=launch.name,
             endpoint=launch.endpoint,
             variant=launch.variant,
+            generation=launch.generation,
             archive=launch.archive,
             folder=self._folder(launch.name),
             ports=() if launch.port is None else (launch.port,),
             gpu=launch.gpu,
             host=launch.host,
             contents=launch.contents,
+            store=launch.store,
+            properties=launch.properties,
             environment={**self._environment, **launch.environment},
         )
 
@@ -251,11 +260,14 @@ class Launcher:
                 name=spec.name,
                 endpoint=spec.endpoint,
                 variant=spec.variant,
+                generation=spec.generation,
                 model=spec.model,
                 port=spec.ports[0],
                 management_port=spec.ports[1],
                 metrics_port=spec.ports[2],
                 capacity=self._settings.capacity,
+                takes_operations=spec.contents is not None
+                or takes_operations((spec.store or settings.model_store) / spec.archive),
                 max_inflight_body_bytes=inflight_body_bytes(self._settings.torchserve.heap_mib),
                 started_at=time.monotonic(),
             )
@@ -263,8 +275,9 @@ class Launcher:
 
     async def _until_ready(self, spec: InstanceSpec) -> None:
         """Wait until the instance is ready. Raises LaunchError, with the log's end, if it dies or is too slow."""
-        variant = self._registry.get_endpoint(spec.endpoint).find_variant(spec.variant)
-        assert variant is not None  # the instance was added to it
+        instance = self._registry.find(spec.name)
+        assert instance is not None  # just added
+        variant = self._registry.variant_of(instance)
         last_s = variant.last_start_s
         usual = "" if last_s is None else f" (the last start took {last_s:.1f} s)"
         loop = asyncio.get_running_loop()
@@ -334,12 +347,13 @@ def _console(spec: InstanceSpec, settings: TorchServeSettings) -> AbstractContex
 def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
     """Raise LaunchError if an archive is missing or has no handler."""
     for launch in launches:
-        archive, name = model_store / launch.archive, launch.archive.removesuffix(".mar")
+        store = launch.store or model_store
+        archive, name = store / launch.archive, launch.archive.removesuffix(".mar")
         if launch.contents is not None:
             continue
         if not archive.exists():
             raise LaunchError(
-                f"there is no {launch.archive} in {model_store}: serve a checkpoint with torchmoor up FOLDER --name "
+                f"there is no {launch.archive} in {store}: serve a checkpoint with torchmoor up FOLDER --name "
                 f"{name}, give the archives' directory with --model-store, or build it with make archives in a checkout"
             )
         if not has_handler(archive):
@@ -368,3 +382,14 @@ def _log_tail(spec: InstanceSpec) -> str:
         if lines:
             return "the end of its log:\n" + "\n".join(lines[-NUM_LOG_LINES:])
     return "it wrote no log"
+
+
+def _settle(first: asyncio.Future[None], ended: asyncio.Task[None], name: str) -> None:
+    """End the wait for an instance whose task has ended before it was ready."""
+    if first.done():
+        return
+    error = None if ended.cancelled() else ended.exception()
+    if error is None:
+        first.cancel()
+    else:
+        first.set_exception(LaunchError(f"{name} could not be started: {error}"))

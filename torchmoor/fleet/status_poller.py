@@ -10,44 +10,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from time import thread_time
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torchmoor.config.health import HealthSettings
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.routing.model_placement import ModelPlacement, ModelReport, ReportedTier
+from torchmoor.proxy.instances.reported_status import ReportedStatus, parse_status
+from torchmoor.proxy.routing.model_placement import ModelPlacement
 from torchmoor.wire.operations import STATUS
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 READING_SHARE = 0.05  # of the proxy's time, at most, is spent on reading answers
-_TIERS = {tier.name.lower(): tier for tier in ReportedTier}
 _WITHOUT_MEMORY = frozenset((InstanceState.STARTING, InstanceState.DOWN))
-
-
-class RoutingStatus(NamedTuple):
-    """What routing needs of a handler's status. room: free sessions; report: its models. None if unknown."""
-
-    room: int | None
-    report: ModelReport | None
 
 
 class StatusListener(Protocol):
     """Forwards statuses to other processes."""
 
     def on_asked(self, instance: Instance) -> None:
-        """Handle that a question is being sent."""
+        """Handle that a query is being sent."""
 
-    def on_status(self, instance: Instance, status: RoutingStatus) -> None:
+    def on_status(self, instance: Instance, status: ReportedStatus) -> None:
         """Handle the answer to it; may be missing."""
 
 
 class StatusPoller:
-    """Updates the `session_room` of ready instances and the placement of models."""
+    """Updates what ready instances have reported, and the placement of models."""
 
     def __init__(
         self,
@@ -60,11 +52,11 @@ class StatusPoller:
         self._registry = registry
         self._settings = settings
         self._operations = operations
-        self._allowed = 0.0  # questions that the rate allows now
+        self._allowed = 0.0  # queries that the rate allows now
         self._asked_at: dict[str, float] = {}
         self._reading_s: dict[str, float] = {}  # time to read an instance's last answer
         self._others: set[str] = set()  # instances that do not know the operation
-        self._questions: dict[str, asyncio.Task[None]] = {}
+        self._queries: dict[str, asyncio.Task[None]] = {}
         self._loop_task: asyncio.Task[None] | None = None
         registry.listen(self._on_change)
 
@@ -74,7 +66,7 @@ class StatusPoller:
 
     async def __aexit__(self, *error: object) -> None:
         assert self._loop_task is not None
-        tasks = [self._loop_task, *self._questions.values()]
+        tasks = [self._loop_task, *self._queries.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -93,7 +85,7 @@ class StatusPoller:
             (due_at, instance)
             for instance in self._registry.instances()
             if instance.is_ready
-            and instance.name not in self._questions
+            and instance.name not in self._queries
             and instance.name not in self._others
             and (due_at := self._due_at(instance)) is not None
             and due_at <= now
@@ -102,7 +94,7 @@ class StatusPoller:
         for _, instance in due[: int(self._allowed)]:
             self._allowed -= 1
             self._asked_at[instance.name] = now
-            self._questions[instance.name] = asyncio.create_task(self._ask(instance))
+            self._queries[instance.name] = asyncio.create_task(self._ask(instance))
 
     def _due_at(self, instance: Instance) -> float | None:
         """Return when to ask an instance next; None if its answer does not matter."""
@@ -127,19 +119,20 @@ class StatusPoller:
             if self._registry.find(instance.name) is not instance or not instance.is_ready:
                 return
             began = thread_time()  # not the clock: on a busy host every answer would seem long
-            status = self._read(instance, answer, is_ours=models is not None)
+            status = self._read(instance, answer, is_always_polled=models is not None)
             take_status(instance, status, models, mark)
             if self._listener is not None:
                 self._listener.on_status(instance, status)
             self._reading_s[instance.name] = thread_time() - began
         finally:
-            self._questions.pop(instance.name, None)
+            self._queries.pop(instance.name, None)
 
-    def _read(self, instance: Instance, answer: OperationAnswer | None, *, is_ours: bool) -> RoutingStatus:
+    def _read(self, instance: Instance, answer: OperationAnswer | None, *, is_always_polled: bool) -> ReportedStatus:
         if answer is None:
-            return _NOTHING
-        status = read_status(answer.content()) if answer.status == 200 else _NOTHING
-        if status == _NOTHING and answer.status < 500 and not is_ours:
+            return ReportedStatus()
+        status = parse_status(answer.content()) if answer.status == 200 else ReportedStatus()
+        has_none = status.session_room is None and status.models is None
+        if has_none and answer.status < 500 and not is_always_polled:
             logger.info("instance has no status operation instance=%s", instance.name)
             self._others.add(instance.name)
         return status
@@ -155,11 +148,11 @@ class StatusPoller:
         forget_lost(self._registry, instance)
 
 
-def take_status(instance: Instance, status: RoutingStatus, models: ModelPlacement | None, mark: int) -> None:
-    """Apply a status to routing. mark: the placement's, from before the question."""
-    instance.session_room = status.room
-    if models is not None and status.report is not None:
-        models.report(instance.name, status.report, mark)
+def take_status(instance: Instance, status: ReportedStatus, models: ModelPlacement | None, mark: int) -> None:
+    """Apply a status to routing. mark: the placement's, from before the query."""
+    instance.take_status(status)
+    if models is not None and status.models is not None:
+        models.report(instance.name, status.models, mark)
 
 
 def forget_lost(registry: Registry, instance: Instance) -> None:
@@ -167,38 +160,3 @@ def forget_lost(registry: Registry, instance: Instance) -> None:
     models = registry.variant_of(instance).models
     if models is not None and (registry.find(instance.name) is not instance or instance.state in _WITHOUT_MEMORY):
         models.forget(instance.name)
-
-
-_NOTHING = RoutingStatus(None, None)
-
-
-def read_status(content: Mapping[str, object]) -> RoutingStatus:
-    """Read a handler's status; empty if it is not one."""
-    return RoutingStatus(_read_room(content.get("sessions")), _read_report(content))
-
-
-def _read_room(sessions: object) -> int | None:
-    """Return the number of free sessions."""
-    if not isinstance(sessions, dict):
-        return None
-    most, number = sessions.get("max"), sessions.get("open")
-    return max(0, most - number) if isinstance(most, int) and isinstance(number, int) else None
-
-
-def _read_report(content: Mapping[str, object]) -> ModelReport | None:
-    """Return each model's best tier, without unknown tiers and replaced models."""
-    rows = content.get("models")
-    if not isinstance(rows, list):
-        return None
-    models: dict[str, ReportedTier] = {}
-    for row in rows:
-        if isinstance(row, dict):
-            name, tier = row.get("name"), _TIERS.get(str(row.get("tier")))
-            if isinstance(name, str) and tier is not None and not row.get("retired"):
-                models[name] = min(tier, models.get(name, tier))
-    budgets = content.get("budgets")
-    device = budgets.get("device") if isinstance(budgets, dict) else None
-    used, most = (device.get("used"), device.get("max")) if isinstance(device, dict) else (None, None)
-    if not isinstance(used, int) or not isinstance(most, int):
-        used = most = 0
-    return ModelReport(models, used, most)

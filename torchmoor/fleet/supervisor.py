@@ -23,6 +23,7 @@ from pathlib import Path
 
 POLL_S = 0.1
 ASYNC_FOLDER = "async"  # asynchronous requests and results; only the user removes it
+CONTROL_FOLDER = "control"  # the control plane's resources; only the user removes it
 LOCK_FILE = ".lock"  # locked by the one launcher, and its supervisors, that use the directory
 JOURNAL_FOLDER = "fleet-journal"  # beside the instances' folders; lives as long as the fleet
 
@@ -56,7 +57,7 @@ def _clean_up(folder: Path) -> None:
     """Remove the instance's folder; after the fleet's last instance, also what the fleet shared."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        if {path.name for path in folder.parent.iterdir()} <= {JOURNAL_FOLDER, ASYNC_FOLDER, LOCK_FILE}:
+        if {path.name for path in folder.parent.iterdir()} <= {JOURNAL_FOLDER, ASYNC_FOLDER, CONTROL_FOLDER, LOCK_FILE}:
             (folder.parent / LOCK_FILE).unlink(missing_ok=True)
             shutil.rmtree(folder.parent / JOURNAL_FOLDER, ignore_errors=True)
             folder.parent.rmdir()

@@ -12,19 +12,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
+from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, INSTANCE_LOG
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet.archives import ArchiveContents
 from torchmoor.proxy.access.credentials import SECRETS
 from torchmoor.proxy.http.descriptors import is_shortage
+from torchmoor.wire import headers
 
 PORTS_PER_INSTANCE = 5
 LOOPBACK = "127.0.0.1"
 MAX_TMPDIR_CHARS = 93  # it contains a worker's socket, whose path is limited to 108
 # No files in the shared /tmp; a JVM that runs out of memory exits and is restarted. Bodies are long arrays, which go to
-# the old generation: it gets seven eighths of the heap.
-JAVA_FLAGS = ("-XX:+UseSerialGC", "-XX:NewRatio=7", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")
+# the old generation: it gets seven eighths of the heap. The optimizing compiler costs more than its code saves
+# (docs/benchmarks.md, section stream).
+JAVA_FLAGS = (
+    *("-XX:+UseSerialGC", "-XX:NewRatio=7", "-XX:TieredStopAtLevel=1"),
+    *("-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
+)
 WORKER_DIED = "Backend worker process died."  # a traceback follows
 SUPPRESSED_WARNINGS = ("--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow")  # Java 24+
 
@@ -56,10 +61,13 @@ class InstanceSpec:
     endpoint: str
     archive: str  # file in the model store, or in the instance's own if it has contents
     contents: ArchiveContents | None = None
+    store: Path | None = None  # the model store; None: the settings'
+    properties: Mapping[str, str] = field(default_factory=dict)  # of this instance, besides the settings'
     folder: Path  # its own; the launcher empties it
     ports: tuple[int, ...]  # inference, management, metrics, and two for gRPC
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
     variant: str = ALL_TRAFFIC
+    generation: int = 0  # of the endpoint
     host: str = LOOPBACK  # address of the inference port
     environment: Mapping[str, str]  # from the launcher: session keys, handler settings
 
@@ -78,12 +86,12 @@ class InstanceSpec:
 
     @property
     def logs(self) -> Path:
-        return self.folder / "logs"
+        return self.log_file.parent
 
     @property
     def log_file(self) -> Path:
         """Return the log file that log4j2.xml names."""
-        return self.logs / "torchserve.log"
+        return self.folder / INSTANCE_LOG
 
     @property
     def pid_file(self) -> Path:
@@ -102,7 +110,7 @@ def prepare(spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
     config.write_text(render_config(spec, settings))
     return [
         *(str(find_torchserve()), "--foreground", "--ncs", "--ts-config", str(config)),
-        *("--model-store", str(settings.model_store if spec.contents is None else spec.own_store)),
+        *("--model-store", str(spec.own_store if spec.contents is not None else spec.store or settings.model_store)),
         *(
             "--log-config",
             str(Path(__file__).with_name("log4j2-console.xml" if settings.logs_to_console else "log4j2.xml")),
@@ -130,11 +138,15 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
         "job_queue_size": settings.job_queue_size,
         "max_request_size": settings.max_body_bytes,
         "max_response_size": settings.max_body_bytes,
+        "ts_header_key_sequence_id": headers.SEQUENCE_ID,
+        "ts_header_key_sequence_start": headers.SEQUENCE_START,
+        "ts_header_key_sequence_end": headers.SEQUENCE_END,
         "disable_system_metrics": "true",
         "metrics_mode": "prometheus",
         "model_metrics_auto_detect": "true",  # handlers/metrics.py defines the handler's metrics
         "vmargs": " ".join([f"-Xmx{settings.heap_mib}m", *JAVA_FLAGS, *_java_flags(settings)]),
         **settings.properties,
+        **spec.properties,
     }
     return "".join(f"{key}={value}\n" for key, value in values.items())
 
@@ -157,6 +169,9 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
         "LOG_LOCATION": str(spec.logs),
         "METRICS_LOCATION": str(spec.logs),
         "OMP_NUM_THREADS": str(settings.num_threads),
+        "TS_REQUEST_SEQUENCE_ID": headers.SEQUENCE_ID,
+        "TS_REQUEST_SEQUENCE_START": headers.SEQUENCE_START,
+        "TS_REQUEST_SEQUENCE_END": headers.SEQUENCE_END,
         "TS_DECODE_INPUT_REQUEST": "false",  # the handler parses JSON once; TorchServe would at every step
         **spec.environment,
         "TORCHMOOR_INSTANCE": spec.name,

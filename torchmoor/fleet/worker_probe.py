@@ -38,6 +38,8 @@ class WorkerProbe:
 
         Raises OSError if the proxy has no descriptor for the probe.
         """
+        if not self.instance.can_be_operated:
+            return True
         if not self._knows:
             if self._num_tries >= MAX_TRIES:
                 return True

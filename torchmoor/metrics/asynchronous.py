@@ -4,7 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from torchmoor.metrics.invocations import InvocationMetrics
+from torchmoor.metrics.definition import BY_ENDPOINT, gauge
+from torchmoor.metrics.invocations import CountGroup, InvocationMetrics, counted
+
+ASYNCHRONOUS = (
+    *counted(CountGroup.ASYNCHRONOUS),
+    gauge("ApproximateBacklogSize", "Asynchronous requests that wait or run.", BY_ENDPOINT),
+    gauge(
+        "ApproximateBacklogSizePerInstance",
+        "The backlog divided by the ready instances; the whole backlog without one.",
+        BY_ENDPOINT,
+    ),
+    gauge(
+        "ApproximateAgeOfOldestRequest",
+        "Age of the oldest request of the backlog; 0 without one.",
+        BY_ENDPOINT,
+        "seconds",
+    ),
+    gauge("HasBacklogWithoutCapacity", "1 while requests wait and no instance is ready.", BY_ENDPOINT, "0 or 1"),
+    gauge("AsyncQueueBytes", "Size of SQLite's file, of all endpoints; 0 with Redis.", BY_ENDPOINT, "bytes"),
+    gauge(
+        "AsyncResultBytes",
+        "Bytes in the directories of results, of all endpoints, as last measured; 0 with S3.",
+        BY_ENDPOINT,
+        "bytes",
+    ),
+)
 
 
 class AsyncMetrics:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 BY_VARIANT = ("endpoint", "variant")
+BY_ENDPOINT = ("endpoint",)
+BY_INSTANCE = ("endpoint", "instance")
 
 
 class MetricType(Enum):
@@ -34,3 +36,13 @@ class MetricDefinition:
     unit: str
     help: str
     field: str = ""
+
+
+def counter(name: str, help: str, *, labels: tuple[str, ...] = BY_VARIANT) -> MetricDefinition:
+    """Define a metric that only grows."""
+    return MetricDefinition(name, COUNTER, labels, "", help)
+
+
+def gauge(name: str, help: str, labels: tuple[str, ...], unit: str = "") -> MetricDefinition:
+    """Define a metric that goes up and down."""
+    return MetricDefinition(name, GAUGE, labels, unit, help)

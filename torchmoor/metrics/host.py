@@ -1,33 +1,60 @@
-"""Load of this machine, from Linux' /proc. Other systems report none.
+"""Load of this machine: CPUs and memory from Linux' /proc, GPUs from NVIDIA's driver (extra `gpu`).
 
-NVIDIA's exporter (dcgm-exporter) reports GPUs, and the handlers report their own memory there.
+What a machine does not have is not reported.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 from prometheus_client.core import Metric
 
-from torchmoor.metrics.table import HOST, MetricFamilies
+from torchmoor.metrics.definition import gauge
+from torchmoor.metrics.families import MetricFamilies
+
+try:
+    import pynvml
+except ImportError:
+    pynvml = None
+
+logger = logging.getLogger(__name__)
+
+HOST = (
+    gauge("CPUUtilization", "CPU use since the last scrape; 400 is four busy CPUs.", (), "percent"),
+    gauge("MemoryUtilization", "Memory in use.", (), "percent"),
+    gauge("GPUUtilization", "GPU use, where there are GPUs; 200 is two busy GPUs.", (), "percent"),
+    gauge("GPUMemoryUtilization", "GPU memory in use; 200 is two full GPUs.", (), "percent"),
+)
 
 _IDLE, _IOWAIT = 3, 4  # columns of /proc/stat
 
 
 class HostCollector:
-    """Collects CPU use since the last scrape and current memory use."""
+    """Collects CPU use since the last scrape, and the current use of memory and GPUs.
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
+    nvml: NVIDIA's management library; None if it is not installed.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), nvml: ModuleType | None = pynvml) -> None:
         self._proc = proc
+        self._nvml = nvml
+        self._gpus: list[object] | None = None  # found at the first scrape
         self._before = (0, 0)  # all ticks of all CPUs, and idle ones
 
     def collect(self) -> Iterator[Metric]:
+        families = MetricFamilies(HOST)
+        self._add_cpus(families)
+        self._add_gpus(families)
+        yield from (family for family in families if family.samples)
+
+    def _add_cpus(self, families: MetricFamilies) -> None:
         try:
             stat, meminfo = (self._proc / "stat").read_text(), (self._proc / "meminfo").read_text()
         except OSError:
             return
-        families = MetricFamilies(HOST)
         lines = stat.splitlines()
         ticks = [int(number) for number in lines[0].split()[1:9]]
         total, idle = sum(ticks), ticks[_IDLE] + ticks[_IOWAIT]
@@ -39,4 +66,27 @@ class HostCollector:
         kilobytes = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
         most, free = (int(kilobytes[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
         families.add("MemoryUtilization", (), 100 * (1 - free / most))
-        yield from families
+
+    def _add_gpus(self, families: MetricFamilies) -> None:
+        """Add the sums over all GPUs, as CloudWatch has them."""
+        if self._nvml is None:
+            return
+        try:
+            if self._gpus is None:
+                self._gpus = self._find_gpus(self._nvml)
+            used = [self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu in self._gpus]
+            memory = [self._nvml.nvmlDeviceGetMemoryInfo(gpu) for gpu in self._gpus]
+        except self._nvml.NVMLError as error:
+            logger.warning("GPUs could not be measured error=%s", error)
+            return
+        if self._gpus:
+            families.add("GPUUtilization", (), sum(used))
+            families.add("GPUMemoryUtilization", (), sum(100 * each.used / each.total for each in memory))
+
+    @staticmethod
+    def _find_gpus(nvml: ModuleType) -> list[object]:
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError:  # there is no driver here
+            return []
+        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]

@@ -60,6 +60,9 @@ class InvocationMetrics:
         REQUESTS, "InvocationModelErrors", "Requests that the model answered with an error, or not in time."
     )
     mid_stream_errors: int = _counter(REQUESTS, "MidStreamErrors", "Answers that broke off after the first byte.")
+    streams_continued: int = _counter(
+        REQUESTS, "StreamsContinued", "Streamed answers that another instance continued after theirs was lost."
+    )
     no_capacity: int = _counter(
         REQUESTS, "NoCapacityInvocationFailures", "Requests refused because no instance could take them."
     )
@@ -71,6 +74,9 @@ class InvocationMetrics:
     )
     retries_refused: int = _counter(
         REQUESTS, "RetriesRefused", "Requests not sent again, because the retry budget was used up."
+    )
+    affinity_keys_ignored: int = _counter(
+        REQUESTS, "AffinityKeysIgnored", "Affinity keys that were ignored because they are too long."
     )
     model_latency: Histogram = _histogram(
         REQUESTS, "ModelLatency", "Time from sending the request to an instance until its answer has ended."

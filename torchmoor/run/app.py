@@ -12,10 +12,12 @@ from torchmoor.admin.metrics_page import MetricsPages
 from torchmoor.admin.server import AdminServer
 from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
+from torchmoor.control.plane import describing_plane
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.status_poller import StatusPoller
 from torchmoor.proxy.access.tls import make_tls, reload_tls
+from torchmoor.proxy.api.control_operation import AnswerControl
 from torchmoor.proxy.http.descriptors import raise_limit
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
@@ -36,6 +38,7 @@ class Proxy:
         self,
         settings: ProxySettings,
         registry: Registry,
+        control: AnswerControl | None = None,
         *,
         rng: Random | None = None,
         wall: Callable[[], float] = time.time,
@@ -43,14 +46,18 @@ class Proxy:
     ) -> None:
         """Raise this process's limit of open files, from which the data plane derives its own limits.
 
-        rng, wall, clock: for the data plane of one process. Raises ConfigError.
+        control: answers for the control plane; None: endpoints are described only. rng, wall, clock: for the data plane
+        of one process. Raises ConfigError.
         """
         raise_limit()
         listen = settings.listen
         self.registry = registry
+        self._control = control or describing_plane(settings, registry).answer
         self.data: DataPlane | ProcessGroup
         if listen.processes == 1:
-            self.data = DataPlane(settings, registry, self._suspect, rng=rng, wall=wall, clock=clock)
+            self.data = DataPlane(
+                settings, registry, self._suspect, rng=rng, wall=wall, clock=clock, control=self._control
+            )
             listener = None
         else:
             self.data = listener = ProcessGroup(settings, registry, self._suspect)
@@ -87,11 +94,15 @@ class Proxy:
         return self
 
     async def _start_admin(self, stack: AsyncExitStack) -> AdminServer:
+        credentials, control = self._settings.credentials, self._control
+        if credentials.guards_data and not credentials.admin_token:  # a local user without a key creates no endpoint
+            control = describing_plane(self._settings, self.registry).answer
         admin = AdminServer(
             self.registry,
             self.data,
             self.health.has_asked_all,
             self._settings,
+            control,
             tls=None if self._admin_tls is None else self._admin_tls.context,
         )
         await stack.enter_async_context(admin)

@@ -15,10 +15,18 @@ from torchmoor.run.launching import naming_directory
 
 
 class AsyncFolder:
-    """A folder with queue.db, inputs/ that clients may name as file://, and results/."""
+    """A folder with queue.db, inputs/ that clients may name as file://, and results/ unless output_root is set."""
 
-    def __init__(self, path: Path, report: Callable[[str], None], *, more_inputs: Sequence[Path | str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        report: Callable[[str], None],
+        *,
+        more_inputs: Sequence[Path | str] = (),
+        output_root: str = "",
+    ) -> None:
         self.path = path
+        self._output_root = output_root
         self._report = report
         self._inputs, self._results = path / "inputs", path / "results"
         self._more_inputs = [Path(folder).resolve() for folder in more_inputs]
@@ -27,7 +35,8 @@ class AsyncFolder:
     def inference(self) -> AsyncInferenceSettings:
         """The queue, and where results are stored."""
         return AsyncInferenceSettings(
-            queue=f"sqlite://{quote(str(self.path / 'queue.db'))}", output_root=self._results.as_uri()
+            queue=f"sqlite://{quote(str(self.path / 'queue.db'))}",
+            output_root=self._output_root or self._results.as_uri(),
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from torchmoor.async_inference.notifications.notifier import Notifier
 from torchmoor.async_inference.objects.scheme_store import SchemeStore
@@ -20,20 +20,16 @@ from torchmoor.proxy.instances.registry import Endpoint, Registry
 def make_async_inference(
     settings: ProxySettings,
     registry: Registry,
-    counted: Iterable[VariantTraffic],
+    counted: Callable[[], Iterable[VariantTraffic]],
     dispatchers: Dispatchers | None,
 ) -> AsyncInference | None:
-    """Assemble asynchronous inference; returns None if no endpoint accepts it.
+    """Assemble asynchronous inference; returns None if no endpoint accepts it now or later.
 
-    counted: the counters of all variants. dispatchers: None in a process that runs no requests.
+    counted: returns the counters of all variants. dispatchers: None in a process that runs no requests.
     Raises ConfigError if an endpoint has no location for its results.
     """
-    endpoints = [
-        _make_endpoint(settings, endpoint, [each.metrics for each in counted], dispatchers)
-        for endpoint in registry.endpoints()
-        if endpoint.settings.async_inference is not None
-    ]
-    if not endpoints:
+    is_asked = any(endpoint.settings.async_inference is not None for endpoint in registry.endpoints())
+    if not (is_asked or settings.control.is_on):
         return None
     objects = settings.objects
     parts = AsyncParts(
@@ -42,12 +38,26 @@ def make_async_inference(
         results=lambda: SchemeStore(objects.replace(input_directories=objects.output_directories, input_prefixes=())),
         notifier=lambda: Notifier(settings.notices),
     )
-    return AsyncInference(
+    service = AsyncInference(
         settings.async_inference,
-        endpoints,
+        (),
         parts,
         connect_timeout_s=settings.timeouts.connect_timeout_s,
     )
+
+    def add(endpoint: Endpoint) -> None:
+        if endpoint.settings.async_inference is not None:
+            metrics = [each.metrics for each in counted() if each.variant.endpoint == endpoint.name]
+            service.add(_make_endpoint(settings, endpoint, metrics, dispatchers))
+
+    def retire(endpoint: Endpoint) -> None:
+        context = service.endpoints.get(endpoint.name)
+        service.remove(endpoint.name, settings.control.drain_timeout_s)
+        if context is not None and isinstance(context.capacity, EndpointCapacity):
+            context.capacity.close()
+
+    registry.watch(add, on_retired=retire)
+    return service
 
 
 def _make_endpoint(

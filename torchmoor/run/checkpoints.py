@@ -10,12 +10,9 @@ from pathlib import Path
 from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
-from torchmoor.run.many import MANY
-from torchmoor.wire.checkpoint_places import HUB, HUB_NAME, S3
+from torchmoor.fleet.many import MANY
+from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, HUB, HUB_NAME, MODEL_PATH, S3
 
-MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
-# Variables that name the chat handler's checkpoint (handlers/tgi_lmi_settings.py).
-CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")
 MAX_NAME = 58  # an instance's name has a hyphen and a number after it
 _NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*", re.ASCII)
 

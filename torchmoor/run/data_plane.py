@@ -16,11 +16,13 @@ from typing import Any
 from torchmoor.config.access import Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.settings import ProxySettings
+from torchmoor.control.plane import describing_plane
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.data_plane_view import LogCounts
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.api.application import DataPlaneApplication
+from torchmoor.proxy.api.control_operation import AnswerControl
 from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
 from torchmoor.proxy.dispatch.callers import Callers
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
@@ -29,7 +31,7 @@ from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.id_operations import IdOperations
 from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections
-from torchmoor.proxy.http.exchange import HttpMeans
+from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.server import HttpServer
 from torchmoor.proxy.http.subrequest import Subrequests
@@ -61,12 +63,14 @@ class DataPlane:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         has_async_workers: bool = True,
+        control: AnswerControl | None = None,
     ) -> None:
         """suspect: called with an instance that seems to be dead, so that it is probed at once.
 
         wall: seconds since 1970, for signatures and expiries. clock: decides when deadlines have passed and breakers
         half open.
-        has_async_workers: False if another process has them.
+        has_async_workers: False if another process has them. control: answers for the control plane; None: endpoints
+        are described only.
         Raises ConfigError if a certificate cannot be used.
         """
         limits, timeouts, listen = settings.limits, settings.timeouts, settings.listen
@@ -75,6 +79,9 @@ class DataPlane:
         self.sweeper = Sweeper(timeouts.sweep_interval_s, clock=clock)
         self.budget = ReplayBudget(
             max_body_bytes=limits.max_replay_body_bytes, max_total_bytes=limits.max_replay_total_bytes
+        )
+        self.continuations = ReplayBudget(
+            max_body_bytes=limits.max_continued_bytes, max_total_bytes=limits.max_continued_total_bytes
         )
         max_connections = self._limit_connections(limits)
         connector = Connector(
@@ -101,6 +108,7 @@ class DataPlane:
         means = HttpMeans(
             connector=connector,
             budget=self.budget,
+            continuations=self.continuations,
             max_connections=max_connections,
             max_header_bytes=limits.max_header_bytes,
             max_error_body_bytes=limits.max_error_body_bytes,
@@ -111,10 +119,17 @@ class DataPlane:
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = make_tls(listen.tls_certificate, listen.tls_key)
         self.async_inference = make_async_inference(
-            settings, registry, self.dispatchers.all(), self.dispatchers if has_async_workers else None
+            settings, registry, self.dispatchers.all, self.dispatchers if has_async_workers else None
         )
-        self.application = DataPlaneApplication(self.dispatchers, self.operations, self.gate, self.async_inference)
+        self.application = DataPlaneApplication(
+            self.dispatchers,
+            self.operations,
+            control or describing_plane(settings, registry).answer,
+            self.gate,
+            self.async_inference,
+        )
         self.server = HttpServer(self.application, means, self.sweeper)
+        self._wakes: list[Callable[[], None]] = []
         self.observer: RequestObserver | None = None
         self._observe = settings.observe
         self._listen = listen
@@ -135,15 +150,20 @@ class DataPlane:
 
     def on_need(self, wake: Callable[[], None]) -> None:
         """Register a callback for when a request waits for an instance to be started."""
-        for dispatcher in self.dispatchers.all():
-            dispatcher.on_held = wake
+        self._wakes.append(wake)
+        self.dispatchers.on_held = self._wake
 
         def on_submitted(endpoint: str) -> None:
-            if not self.registry.get_endpoint(endpoint).has_ready_instance():
-                wake()
+            found = self.registry.find_endpoint(endpoint)
+            if found is not None and not found.has_ready_instance():
+                self._wake()
 
         if self.async_inference is not None:
             self.async_inference.on_submitted = on_submitted
+
+    def _wake(self) -> None:
+        for wake in self._wakes:
+            wake()
 
     @property
     def num_denied(self) -> dict[str, int]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchmoor.config.settings import ProxySettings
+from torchmoor.fleet.many import read_container
 from torchmoor.proxy.access.credentials import read_credentials
 from torchmoor.proxy.access.exposure import check_exposure
-from torchmoor.run.many import read_container
 
 
 def complete(settings: ProxySettings, environ: Mapping[str, str], *, is_open: bool | None) -> ProxySettings:

@@ -111,6 +111,8 @@ def read(path: Path, *, given: Given, is_open: bool) -> Configuration:
     proxy = configuration.proxy
     changes = {name: getattr(proxy, name).replace(**values) for name, values in given.items()}
     proxy = complete(proxy.replace(**changes), os.environ, is_open=is_open)
+    if proxy.control.is_on:
+        raise ConfigError("control.is_on is for torchmoor up --control-plane: torchmoor serve creates no endpoints")
     is_scaled = any(variant.scaling for endpoint in proxy.endpoints for variant in endpoint.variants)
     if is_scaled and not proxy.sessions.keys:
         raise ConfigError(

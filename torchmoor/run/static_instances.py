@@ -24,16 +24,11 @@ def make_instances(configuration: Configuration) -> list[Instance]:
     }
     return [
         Instance(
+            **each.facts(),
             name=each.name,
-            endpoint=each.endpoint,
-            variant=each.variant,
             model=models[each.endpoint, each.variant],
             host=each.host,
             port=each.port,
-            management_port=each.management_port or None,
-            metrics_port=each.metrics_port or None,
-            capacity=each.capacity,
-            max_inflight_body_bytes=each.max_inflight_body_bytes,
         )
         for each in configuration.instances
     ]

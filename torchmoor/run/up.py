@@ -10,17 +10,21 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from torchmoor.config.asynchronous import AsyncEndpointSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.session_keys import SessionSettings
+from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
+from torchmoor.control.plane import LaunchingPlane, describing_plane
 from torchmoor.fleet.archives import chat_handler
 from torchmoor.fleet.launcher import Launch, Launcher
-from torchmoor.fleet.supervisor import ASYNC_FOLDER, JOURNAL_FOLDER
+from torchmoor.fleet.many import MANY, many_environment, many_settings
+from torchmoor.fleet.supervisor import ASYNC_FOLDER, CONTROL_FOLDER, JOURNAL_FOLDER
 from torchmoor.proxy.api.chat_page.page import PAGE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
@@ -36,7 +40,6 @@ from torchmoor.run.launching import (
     find_run_dir,
     make_supervision_settings,
 )
-from torchmoor.run.many import MANY, many_environment, many_settings
 from torchmoor.run.proxy_settings import complete
 
 logger = logging.getLogger(__name__)
@@ -64,7 +67,10 @@ async def run(
     supervision_settings = make_supervision_settings(
         launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
     )
-    kept = AsyncFolder(run_dir / ASYNC_FOLDER, report, more_inputs=options.async_inputs)
+    kept = AsyncFolder(
+        run_dir / ASYNC_FOLDER, report, more_inputs=options.async_inputs, output_root=options.async_output
+    )
+    asynchronous = AsyncEndpointSettings(output_path=options.async_output, failure_path=options.async_failure)
     settings = ProxySettings(
         endpoints=tuple(
             EndpointSettings(
@@ -72,7 +78,7 @@ async def run(
                 variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=scaling),),
                 late_binding=options.late_binding if options.is_late_binding else None,
                 multi_model=many_settings(os.environ) if name == MANY else None,
-                async_inference=None if name == MANY else AsyncEndpointSettings(),
+                async_inference=None if name == MANY else asynchronous,
             )
             for name in names
         ),
@@ -82,40 +88,61 @@ async def run(
         access=options.access,
         observe=options.observe,
         chat_page=options.chat_page,
-        sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
+        control=options.control,
+        sessions=SessionIdSettings.parse(keys, are_journaled=options.journal != "off"),
     )
     settings = complete(settings, os.environ, is_open=is_open)
     registry = Registry(settings.endpoints)
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
-    launches = plan(names, options.most_instances, usable_gpus(os.environ))
+    gpus = usable_gpus(os.environ)
+    launches = plan(names, options.most_instances, gpus)
     launches = equip(launches, options.launch, checkpoints)
     environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **share_gpus(launches, os.environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
-    async with (
-        kept,
-        Launcher(supervision_settings, registry, environment, report) as launcher,
-        Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
-        HostFleet(settings, registry, launcher, proxy.data, launches, report) as fleet,
-    ):
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(kept)
+        launcher = await stack.enter_async_context(Launcher(supervision_settings, registry, environment, report))
+        control: LaunchingPlane | None = None
+        if settings.control.is_on:
+            control = LaunchingPlane(
+                settings,
+                registry,
+                launcher,
+                model_store=Path(launch.model_store),
+                reserved=environment,
+                gpus=gpus,
+                run_dir=run_dir,
+            )
+        # Stops before the launcher: what runs is answered before its instance goes.
+        answer = (control or describing_plane(settings, registry, run_dir)).answer
+        proxy = await stack.enter_async_context(Proxy(settings, registry, answer))
+        if control is not None:
+            await stack.enter_async_context(control.running(proxy.data, report))
+        fleet = await stack.enter_async_context(HostFleet(settings, registry, launcher, proxy.data, launches, report))
         stopping = stop_on_signals(launcher)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
         if await has_started(fleet.start(), stopping):
+            report(f"runtime API: {proxy.runtime_url} with {', '.join(names) or 'no endpoint yet'}")
             if settings.chat_page.is_on:
                 report(f"to chat in a browser: {proxy.runtime_url}{PAGE.decode()}")
-            announce(describe(names, runtime_url=proxy.runtime_url, admin_url=proxy.admin_url))
+            report(f"dashboard: {proxy.admin_url}")
+            announce(describe(names, runtime_url=proxy.runtime_url, admin_url=proxy.admin_url, run_dir=run_dir))
             await stopping
         report("stopping")
+    if control is not None and control.resources:
+        report(f"created resources stay in {run_dir / CONTROL_FOLDER}: up --control-plane --run-dir {run_dir}")
 
 
-def describe(endpoints: Sequence[str], *, runtime_url: str, admin_url: str) -> str:
-    """Return the line of JSON with the addresses of both planes."""
+def describe(endpoints: Sequence[str], *, runtime_url: str, admin_url: str, run_dir: Path) -> str:
+    """Return the line of JSON with the addresses of both planes and the directory of the instances' logs."""
     return json.dumps(
         {
             "ready": True,
             "runtime": runtime_url,
             "admin": admin_url,
             "endpoints": list(endpoints),
+            "run_dir": str(run_dir),
         }
     )
 

@@ -1,6 +1,8 @@
 """Error codes on the wire: names of classes of handlers/errors.py, by which the proxy decides, and a stream's own."""
 
+CALLER_BUDGET_REACHED = "CallerBudgetReached"
 INVALID_REQUEST = "InvalidRequest"
+NOT_ACCEPTABLE = "NotAcceptable"
 JOURNAL_UNAVAILABLE = "JournalUnavailable"
 OUT_OF_DISK = "OutOfDisk"
 OUT_OF_MEMORY = "OutOfMemory"

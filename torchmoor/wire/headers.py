@@ -4,14 +4,22 @@ The proxy's code for bytes encodes a name once, where its module begins.
 """
 
 # From the proxy to a handler
+CONTINUATION = "x-torchmoor-continuation"  # see continuation.py: bytes of the body before the original one
 ENDPOINT = "x-torchmoor-endpoint"
+NEEDS_MODEL = "x-torchmoor-needs-model"  # the body must have OpenAI's `model`
+MODEL_QUESTION = "x-torchmoor-model-question"  # of one of many models: see operations.MODEL_QUESTIONS
 OPERATION = "x-torchmoor-operation"
 PRINCIPAL = "x-torchmoor-principal"
 REQUEST_ID = "x-torchmoor-request-id"
+RESOURCE = "x-torchmoor-resource"  # of OpenAI's API: the method and the path below /v1/, with its query
 SESSION_LIMIT = "x-torchmoor-session-limit"  # the caller may not open another session
+SOURCE = "x-torchmoor-source"  # the address of a caller without a principal, where callers are limited
 TIMEOUT_MS = "x-torchmoor-timeout-ms"
 # An instance gets this much more time than the client, so that the proxy is the one to report a time-out.
 TIMEOUT_GRACE_S = 1.0
+
+# In both directions
+CONTINUABLE = "x-torchmoor-continuable"  # see continuation.py
 
 # From a handler: the class of an error, and what an answer cost
 ERROR = "x-torchmoor-error"
@@ -66,9 +74,17 @@ TARGET_CONTAINER = "x-amzn-sagemaker-target-container-hostname"
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
 TARGET_VARIANT = "x-amzn-sagemaker-target-variant"
 
-# Other names of the same API
+# Open inference protocol: the length of the JSON before raw tensors
+INFERENCE_HEADER_LENGTH = "inference-header-content-length"
+
+# Other names of the runtime API
 INVOCATION_ID = "amz-sdk-invocation-id"  # boto3 keeps it when it sends a request again
 INVOKED_VARIANT = "x-amzn-invoked-production-variant"
+
+# TorchServe's sequenceBatching, with the names that AWS's LLaVA sample gives its fields
+SEQUENCE_ID = "X-Amzn-SageMaker-Session-Id"
+SEQUENCE_START = "ts_request_sequence_start"  # TorchServe's default
+SEQUENCE_END = "X-Amzn-SageMaker-Closed-Session-Id"
 
 # A value of SESSION_ID
 NEW_SESSION = "NEW_SESSION"

@@ -8,6 +8,10 @@ MODELS = "models"
 SESSIONS = "sessions"
 STATUS = "status"
 
+# What a request may ask about a model instead of using it; the model is loaded for it
+METADATA, READY = "metadata", "ready"
+MODEL_QUESTIONS = (METADATA, READY)
+
 # Keys of cancel and in-flight
 REQUEST_IDS = "request_ids"
 NUM_CANCELLED = "cancelled"
@@ -19,8 +23,15 @@ SESSION_IDS = "session_ids"
 NUM_ENDED = "ended"
 MAX_ENDED = 1000  # ids in one operation
 
-# Actions of sessions
-CLOSE, PIN, UNPIN = "close", "pin", "unpin"
-SESSION_ACTIONS = (CLOSE, PIN, UNPIN)
+# Keys of models, and its actions. URL goes with LOAD only
+ACTION = "action"
+MODEL = "model"
+URL = "url"
+LOAD, UNLOAD, PREWARM, PIN, UNPIN = "load", "unload", "prewarm", "pin", "unpin"
+MODEL_ACTIONS = (LOAD, UNLOAD, PIN, UNPIN, PREWARM)
+
+# Keys of sessions with an action, and the actions; session_query.py has the keys of a list
+SESSION = "session"  # its hash
 IN_JOURNAL = "in_journal"  # with close: a session that no worker holds
-MAX_SESSIONS = 1000  # in one page
+CLOSE = "close"
+SESSION_ACTIONS = (CLOSE, PIN, UNPIN)

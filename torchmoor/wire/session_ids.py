@@ -23,20 +23,20 @@ INSTANCE_VARIABLE = "TORCHMOOR_INSTANCE"
 
 _CONTEXT = "torchmoor-session-v1"
 _MAC_BYTES = 16
-_PREFIX = "ts-seq-"
+PREFIX = "ts-seq-"
 _EXPIRY_CHARS = 8
 _KEY_ID_CHARS = 2
 _NONCE_CHARS = -(-8 * NONCE_BYTES // 5)  # base32: five bits each
 _MAC_CHARS = -(-8 * _MAC_BYTES // 5)
 
 # Positions of the parts; a hyphen is between two of them, and the key id and the MAC are one.
-_NONCE = slice(len(_PREFIX), len(_PREFIX) + _NONCE_CHARS)
+_NONCE = slice(len(PREFIX), len(PREFIX) + _NONCE_CHARS)
 _EXPIRY = slice(_NONCE.stop + 1, _NONCE.stop + 1 + _EXPIRY_CHARS)
 _KEY_ID = slice(-_MAC_CHARS - _KEY_ID_CHARS, -_MAC_CHARS)
 _INSTANCE = slice(_EXPIRY.stop + 1, _KEY_ID.start - 1)
 
 # Any id that a handler minted, whatever its instance and key: the first group is its expiry.
-ID_FORM = re.compile(rf"{_PREFIX}[a-z2-7]{{{_NONCE_CHARS}}}-([0-9a-f]{{{_EXPIRY_CHARS}}})-[a-z0-9-]{{1,200}}", re.ASCII)
+ID_FORM = re.compile(rf"{PREFIX}[a-z2-7]{{{_NONCE_CHARS}}}-([0-9a-f]{{{_EXPIRY_CHARS}}})-[a-z0-9-]{{1,200}}", re.ASCII)
 _EXPIRY_FORM = re.compile(rf"[0-9a-f]{{{_EXPIRY_CHARS}}}", re.ASCII)
 _INSTANCE_FORM = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)  # no nested repeat of one character: linear
 _KEY_ID_FORM = re.compile(rf"[a-z0-9]{{{_KEY_ID_CHARS}}}")
@@ -101,7 +101,7 @@ def compose(key: bytes, *, endpoint: str, principal: str, nonce: str, expiry: st
     """Spell the id of these parts and sign it. The key must be the one that the key id names."""
     message = "\n".join((_CONTEXT, endpoint, principal, nonce, expiry, instance, key_id)).encode()
     mac = hmac.digest(key, message, "sha256")[:_MAC_BYTES]
-    return f"{_PREFIX}{nonce}-{expiry}-{instance}-{key_id}{_base32(mac)}"
+    return f"{PREFIX}{nonce}-{expiry}-{instance}-{key_id}{_base32(mac)}"
 
 
 def is_instance_name(name: str) -> bool:

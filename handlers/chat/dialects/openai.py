@@ -1,22 +1,35 @@
 """The dialect of OpenAI's chat completions: bodies with `messages`, and their answers."""
 
-import uuid
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import is_bool, is_unicode, names
+from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Content, Reasoning
+from handlers.chat.checks import is_unicode, names
 from handlers.chat.commands import Generate
+from handlers.chat.dialects.openai_fields import (
+    IGNORED,
+    MAX_NAME_CHARS,
+    make_answer_id,
+    read_flag,
+    read_include_usage,
+    read_model,
+    read_sampling,
+    write_event,
+    write_usage,
+)
 from handlers.chat.forms import Summary, Token, encode
-from handlers.chat.messages import ImagePart, Message, Part, TextPart
-from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter
+from handlers.chat.grammars import read_response_format
+from handlers.chat.messages import ImagePart, Message, Part, TextPart, ToolCall
+from handlers.chat.parameters import OPENAI_NAMES, Parameters
 from handlers.chat.pictures.addresses import is_address
+from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import ContextTooLong, HandlerError, InvalidRequest, UnsupportedMedia
-from handlers.requests import Caller, Incoming
+from handlers.requests import Incoming
 from handlers.settings import RequestSettings
-from torchmoor.wire import headers as wire
 
-MAX_NAME_CHARS = 256
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 # Fields that are not supported, with the values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, str]] = {
@@ -25,32 +38,28 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "frequency_penalty": (lambda v: v == 0, "0"),
     "logit_bias": (lambda v: v == {}, "absent or empty"),
     "top_logprobs": (lambda v: v == 0, "absent or 0: only the chosen token is told"),  # prose: allow
-    "tools": (lambda v: v == [], "absent: this server calls no tools"),
-    "tool_choice": (lambda v: v == "none", "absent: this server calls no tools"),
-    "functions": (lambda v: v == [], "absent: this server calls no functions"),
-    "function_call": (lambda v: v == "none", "absent: this server calls no functions"),
-    "parallel_tool_calls": (is_bool, "true or false"),
-    "response_format": (lambda v: v == {"type": "text"}, 'absent or {"type": "text"}'),
+    "functions": (lambda v: v == [], "absent: use 'tools'"),
+    "function_call": (lambda v: v == "none", "absent: use 'tool_choice'"),
     "modalities": (lambda v: v == ["text"], 'absent or ["text"]'),
     "store": (lambda v: v is False, "false: answers are not kept"),
     "service_tier": (lambda v: v in ("auto", "default"), "absent: there is one tier"),
 }
-_FIELDS = {"messages", "model", "stream", "stream_options", "logprobs"}
-_IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # a client's own labels
+_FIELDS = {"messages", "model", "stream", "stream_options", "logprobs", "response_format", *TOOL_FIELDS}
 _MESSAGE_FIELDS = {"role", "content", "name"}
+_OWN_MESSAGE_FIELDS = {"assistant": {"tool_calls", "reasoning_content"}, "tool": {"tool_call_id"}}  # of one role
 
 
 def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
     """Read a body with `messages`. Raises InvalidRequest, ContextTooLong, which name the field."""
     given = {name: value for name, value in body.items() if value is not None}
     _refuse_what_is_not_offered(given)
-    is_streaming = _flag(given, "stream")
+    is_streaming = read_flag(given, "stream")
     form = OpenAIForm(
-        id=_answer_id(incoming),
+        id=make_answer_id("chatcmpl", incoming),
         created=int(now),
-        model=_model(given, incoming.caller),
-        has_usage=_has_usage(given, is_streaming),
-        has_logprobs=_flag(given, "logprobs"),
+        model=read_model(given, incoming),
+        has_usage=read_include_usage(given, is_streaming),
+        has_logprobs=read_flag(given, "logprobs"),
     )
     return Generate(
         caller=incoming.caller,
@@ -67,54 +76,18 @@ def _refuse_what_is_not_offered(given: dict[str, Any]) -> None:
     for name, (is_neutral, wanted) in _NEUTRAL.items():
         if name in given and not is_neutral(given[name]):
             raise InvalidRequest(f"'{name}' must be {wanted}", param=name)
-    unknown = set(given) - _FIELDS - _IGNORED - set(_NEUTRAL) - set(OPENAI_NAMES)
+    unknown = set(given) - _FIELDS - IGNORED - set(_NEUTRAL) - set(OPENAI_NAMES)
     if unknown:
         raise InvalidRequest(
             f"chat completions have no field {names(unknown)} here", param=min(unknown)[:MAX_NAME_CHARS]
         )
 
 
-def _flag(given: dict[str, Any], name: str) -> bool:
-    value = given.get(name, False)
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"'{name}' must be true or false", param=name)
-    return value
-
-
-def _answer_id(incoming: Incoming) -> str:
-    """Make the id from the proxy's id of the request, so that an answer can be found in the logs."""
-    return f"chatcmpl-{incoming.headers.get(wire.REQUEST_ID) or uuid.uuid4()}"
-
-
-def _model(given: dict[str, Any], caller: Caller) -> str:
-    """Return the model's name that the client used. The routing has chosen the model already."""
-    model = given.get("model") or caller.endpoint or "default"
-    if not isinstance(model, str) or len(model) > MAX_NAME_CHARS or not is_unicode(model):
-        raise InvalidRequest(f"'model' must be a text of at most {MAX_NAME_CHARS} characters", param="model")
-    return model
-
-
-def _has_usage(given: dict[str, Any], is_streaming: bool) -> bool:
-    options = given.get("stream_options")
-    if options is None:
-        return False
-    if not isinstance(options, dict) or not is_streaming:
-        raise InvalidRequest("'stream_options' must be an object, and needs 'stream': true", param="stream_options")
-    options = {name: value for name, value in options.items() if value is not None}
-    unknown = set(options) - {"include_usage", "include_obfuscation"}
-    if unknown:
-        raise InvalidRequest(f"stream_options has no field {names(unknown)}", param="stream_options")
-    return _flag(options, "include_usage")
-
-
 def _parameters(given: dict[str, Any]) -> Parameters:
-    values: dict[str, Any] = {}
-    for called, name in OPENAI_NAMES.items():
-        if called in given:
-            value = [given[called]] if name == "stop" and isinstance(given[called], str) else given[called]
-            values[name] = check_parameter(name, value, f"'{called}'")
-            if name == "max_new_tokens":
-                values["length_field"] = called
+    values = read_sampling(given)
+    if "response_format" in given:
+        values["grammar"] = read_response_format(given["response_format"])
+    values["tools"] = read_tools(given)
     return Parameters(**values)
 
 
@@ -130,19 +103,56 @@ def _message(given: Any, where: str) -> Message:
     if not isinstance(given, dict):
         raise InvalidRequest(f"{where} must be an object", param=where)
     fields = {name for name, value in given.items() if value is not None and value != []}
-    unknown = fields - _MESSAGE_FIELDS
-    if unknown:
-        raise InvalidRequest(f"{where} has no field {names(unknown)} here", param=where)
     role = given.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
+    unknown = fields - _MESSAGE_FIELDS - _OWN_MESSAGE_FIELDS.get(role, set())
+    if unknown:
+        raise InvalidRequest(f"{where} has no field {names(unknown)} here", param=where)
+    calls = _calls(given["tool_calls"], f"{where}.tool_calls") if "tool_calls" in fields else ()
+    call_id = given.get("tool_call_id", "")
+    if role == "tool" and (not isinstance(call_id, str) or not call_id or not is_unicode(call_id)):
+        raise InvalidRequest(
+            f"{where}.tool_call_id must name the call that this answers", param=f"{where}.tool_call_id"
+        )
+    reasoning = _text(given.get("reasoning_content") or "", f"{where}.reasoning_content").text
     content = given.get("content")
-    where += ".content"
-    if isinstance(content, str):
-        return Message(_ROLES[role], (_text(content, where),))
-    if not isinstance(content, list) or not content:
+    if not content and calls:
+        return Message(_ROLES[role], (), calls, reasoning=reasoning)
+    return Message(_ROLES[role], _content(content, role, f"{where}.content"), calls, call_id, reasoning)
+
+
+def _content(given: Any, role: str, where: str) -> tuple[Part, ...]:
+    if isinstance(given, str):
+        return (_text(given, where),)
+    if not isinstance(given, list) or not given:
         raise InvalidRequest(f"{where} must be a text or a list of parts", param=where)
-    return Message(_ROLES[role], tuple(_part(part, role, f"{where}[{i}]") for i, part in enumerate(content)))
+    return tuple(_part(part, role, f"{where}[{i}]") for i, part in enumerate(given))
+
+
+def _calls(given: Any, where: str) -> tuple[ToolCall, ...]:
+    """Read the calls of an assistant's message."""
+    if not isinstance(given, list):
+        raise InvalidRequest(f"{where} must be a list", param=where)
+    return tuple(_call(call, f"{where}[{index}]") for index, call in enumerate(given))
+
+
+def _call(given: Any, where: str) -> ToolCall:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(given.get("id"), str):
+        raise InvalidRequest(f"{where} must be an object with 'id' and 'function'", param=where)
+    name, text = function.get("name"), function.get("arguments")
+    try:
+        arguments = json.loads(text or "{}")
+        if not isinstance(arguments, dict) or not isinstance(name, str):
+            raise TypeError("not an object, or no name")
+        json.dumps([given["id"], name, arguments], ensure_ascii=False).encode()
+    except (ValueError, TypeError, RecursionError):
+        where += ".function"
+        raise InvalidRequest(
+            f"{where} must have a name, and arguments that are a JSON object as text", param=where
+        ) from None
+    return ToolCall(given["id"], name, arguments)
 
 
 def _part(given: Any, role: str, where: str) -> Part:
@@ -192,13 +202,19 @@ class OpenAIForm:
         return self._chunk({"role": "assistant", "content": ""})
 
     def token(self, token: Token, summary: Summary | None) -> bytes:
-        data = b""
-        if token.text or self.has_logprobs:
-            data = self._chunk({"content": token.text}, logprobs=self._logprobs([token]))
+        deltas = [{"content": token.text}] if token.parts is None else [_delta(part) for part in token.parts]
+        if token.parts is None and not token.text:
+            deltas = []
+        if self.has_logprobs and not deltas:
+            deltas = [{"content": ""}]
+        logprobs = self._logprobs([token])
+        data = b"".join(self._chunk(delta, logprobs=None if n else logprobs) for n, delta in enumerate(deltas))
         if summary is not None:
             data += self._chunk({}, finish_reason=_finish_reason(summary))
             if self.has_usage:
-                data += _event({**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(summary)})
+                data += write_event(
+                    {**self._head("chat.completion.chunk"), "choices": [], "usage": write_usage(summary)}
+                )
             data += b"data: [DONE]\n\n"
         return data
 
@@ -209,21 +225,21 @@ class OpenAIForm:
     def whole(self, summary: Summary) -> bytes:
         choice = {
             "index": 0,
-            "message": {"role": "assistant", "content": summary.text, "refusal": None},
+            "message": {"role": "assistant", "refusal": None, "annotations": [], **_whole_message(summary)},
             "logprobs": self._logprobs(summary.tokens),
             "finish_reason": _finish_reason(summary),
         }
-        return encode({**self._head("chat.completion"), "choices": [choice], "usage": _usage(summary)})
+        return encode({**self._head("chat.completion"), "choices": [choice], "usage": write_usage(summary)})
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def _chunk(self, delta: dict[str, str], *, finish_reason: str | None = None, logprobs: Any = None) -> bytes:
+    def _chunk(self, delta: Mapping[str, Any], *, finish_reason: str | None = None, logprobs: Any = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         value = {**self._head("chat.completion.chunk"), "choices": [choice]}
         if self.has_usage:
             value["usage"] = None
-        return _event(value)
+        return write_event(value)
 
     def _logprobs(self, tokens: Any) -> dict[str, Any] | None:
         if not self.has_logprobs:
@@ -234,15 +250,37 @@ class OpenAIForm:
         return {"content": content, "refusal": None}
 
 
-def _event(value: Any) -> bytes:
-    return b"data: " + encode(value) + b"\n\n"
-
-
 def _finish_reason(summary: Summary) -> str:
     """Return OpenAI's word: the model's own end and a stop string are both "stop"."""
+    if summary.finish_reason != "length" and summary.message is not None and summary.message.calls:
+        return "tool_calls"
     return "length" if summary.finish_reason == "length" else "stop"
 
 
-def _usage(summary: Summary) -> dict[str, int]:
-    prompt, answer = summary.num_prompt_tokens, summary.num_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+def _whole_message(summary: Summary) -> dict[str, Any]:
+    message = summary.message
+    if message is None:
+        return {"content": summary.text}
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.calls
+    ]
+    found: dict[str, Any] = {"content": message.content or (None if calls else "")}
+    if message.reasoning:
+        found["reasoning_content"] = message.reasoning
+    if calls:
+        found["tool_calls"] = calls
+    return found
+
+
+def _delta(part: AnswerPart) -> dict[str, Any]:
+    match part:
+        case CallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case Content(text):
+            return {"content": text}

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from handlers.chat.checks import names
-from handlers.chat.commands import ActOnSession, CloseInJournal, Command, EndClosed, ListSessions, ReportStatus
+from handlers.chat.commands import ActOnSession, CloseInJournal, Command, EndClosed, ReportStatus
 from handlers.errors import InvalidRequest
 from torchmoor.wire import operations
-from torchmoor.wire.operations import MAX_ENDED, MAX_SESSIONS, SESSION_ACTIONS
-from torchmoor.wire.session_hash import SESSION_HASH, SESSION_HASH_PREFIX
+from torchmoor.wire.operations import ACTION, IN_JOURNAL, MAX_ENDED, SESSION, SESSION_ACTIONS, SESSION_IDS
+from torchmoor.wire.session_hash import SESSION_HASH
+from torchmoor.wire.session_query import SESSION_QUERY_FIELDS, SessionQuery, SessionQueryError
 
 
 def parse_operation(operation: str, read_body: Callable[[], dict[str, Any]]) -> Command:
@@ -24,40 +25,37 @@ def parse_operation(operation: str, read_body: Callable[[], dict[str, Any]]) -> 
             raise InvalidRequest(f"there is no operation {names([operation])}")
 
 
-def _parse_sessions(body: Mapping[str, Any]) -> ListSessions | ActOnSession | CloseInJournal:
+def _parse_sessions(body: Mapping[str, Any]) -> SessionQuery | ActOnSession | CloseInJournal:
     """Read a sessions operation.
 
-    {"after": HASH, "prefix": DIGITS, "limit": N}, each optional; or {"action": "close", "session": HASH}, and for a
-    session that no worker holds, "in_journal": true.
+    The fields of SessionQuery, each optional; or {"action": "close", "session": HASH}, and for a session that no worker
+    holds, "in_journal": true.
     """
-    if "action" in body:
-        _refuse_others(body, ("action", "session", operations.IN_JOURNAL))
-        action, session = body["action"], body.get("session")
+    if ACTION in body:
+        _refuse_others(body, (ACTION, SESSION, IN_JOURNAL))
+        action, session = body[ACTION], body.get(SESSION)
         if action not in SESSION_ACTIONS:
-            raise InvalidRequest(f"'action' must be one of {', '.join(SESSION_ACTIONS)}", param="action")
+            raise InvalidRequest(f"'action' must be one of {', '.join(SESSION_ACTIONS)}", param=ACTION)
         if not isinstance(session, str) or not SESSION_HASH.fullmatch(session):
-            raise InvalidRequest("'session' must be a session's hash, of 16 hexadecimal digits", param="session")
-        if operations.IN_JOURNAL not in body:
+            raise InvalidRequest("'session' must be a session's hash, of 16 hexadecimal digits", param=SESSION)
+        if IN_JOURNAL not in body:
             return ActOnSession(action, session)
-        if action != operations.CLOSE or body[operations.IN_JOURNAL] is not True:
-            raise InvalidRequest("'in_journal' must be true, with the action close", param=operations.IN_JOURNAL)
+        if action != operations.CLOSE or body[IN_JOURNAL] is not True:
+            raise InvalidRequest("'in_journal' must be true, with the action close", param=IN_JOURNAL)
         return CloseInJournal(session)
-    _refuse_others(body, ("after", "prefix", "limit"))
-    after, prefix, limit = body.get("after", ""), body.get("prefix", ""), body.get("limit", MAX_SESSIONS)
-    for name, value in (("after", after), ("prefix", prefix)):
-        if not isinstance(value, str) or not SESSION_HASH_PREFIX.fullmatch(value):
-            raise InvalidRequest(f"'{name}' must be at most 16 hexadecimal digits", param=name)
-    if type(limit) is not int or not 1 <= limit <= MAX_SESSIONS:
-        raise InvalidRequest(f"'limit' must be from 1 to {MAX_SESSIONS}", param="limit")
-    return ListSessions(after=after, prefix=prefix, limit=limit)
+    _refuse_others(body, SESSION_QUERY_FIELDS)
+    try:
+        return SessionQuery(**body)
+    except SessionQueryError as exc:
+        raise InvalidRequest(str(exc), param=exc.field) from exc
 
 
 def _parse_closed(body: Mapping[str, Any]) -> EndClosed:
     """Read an end-closed operation: {"session_ids": [ID, ...]}."""
-    _refuse_others(body, (operations.SESSION_IDS,))
-    ids = body.get(operations.SESSION_IDS)
+    _refuse_others(body, (SESSION_IDS,))
+    ids = body.get(SESSION_IDS)
     if not isinstance(ids, list) or not all(isinstance(i, str) for i in ids) or len(ids) > MAX_ENDED:
-        raise InvalidRequest(f"'session_ids' must be a list of at most {MAX_ENDED} ids", param=operations.SESSION_IDS)
+        raise InvalidRequest(f"'session_ids' must be a list of at most {MAX_ENDED} ids", param=SESSION_IDS)
     return EndClosed(tuple(ids))
 
 

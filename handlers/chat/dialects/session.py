@@ -1,15 +1,17 @@
 """The dialect of the session API: bodies of AWS's LLaVA sample and of its guide to stateful sessions, and answers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from handlers.chat.checks import is_unicode, names
 from handlers.chat.commands import AddImages, Ask, CloseSession, Command, OpenSession
-from handlers.chat.dialects.inputs import LmiForm, TgiForm
+from handlers.chat.dialects.tgi import LmiForm, TgiForm
+from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.forms import AnswerForm, Summary, Token, encode
-from handlers.chat.messages import ImageReference
+from handlers.chat.messages import TOOL, ImageReference, Message, TextPart, write_results
 from handlers.chat.parameters import Parameters, parse_parameters
-from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch, SessionLimitReached
+from handlers.chat.tools import TOOL_FIELDS, read_tools
+from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
@@ -19,7 +21,10 @@ from torchmoor.wire.marked_text import ERROR_MARK
 _FIELDS: dict[str, set[str]] = {  # by the request's type
     "start_session": {"path", "image", "images", "ttl_s"},
     "add_images": {"path", "image", "images"},
-    "send_text_prompt": {"prompt_text", "path", "image", "images", "parameters", "stream"},
+    "send_text_prompt": {
+        *("prompt_text", "tool_results", "path", "image", "images", "parameters", "stream"),
+        *TOOL_FIELDS,
+    },
     "close_session": set(),
 }
 _REQUEST_TYPES = {NEW_SESSION: "start_session", "CLOSE": "close_session"}
@@ -33,7 +38,7 @@ def parse_image(incoming: Incoming, image: bytes) -> Command:
     header_id = incoming.headers.get(wire.SESSION_ID)
     is_declared = incoming.headers.get("content-type", "").strip().lower().startswith("image/")
     if header_id == NEW_SESSION or (is_declared and not header_id):
-        _check_session_limit(incoming)
+        check_session_limit(incoming)
         return OpenSession(caller=incoming.caller, images=(image,), ttl_s=None, invocation_id=incoming.invocation_id)
     session_id = _session_id(header_id, None)
     return AddImages(
@@ -100,18 +105,13 @@ def _parse_open(incoming: Incoming, body: dict[str, Any], header_id: str | None)
     ttl_s = body.get("ttl_s")
     if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):
         raise InvalidRequest("'ttl_s' must be a whole number of seconds, 1 or more")
-    _check_session_limit(incoming)
+    check_session_limit(incoming)
     return OpenSession(caller=incoming.caller, images=images, ttl_s=ttl_s, invocation_id=incoming.invocation_id)
 
 
-def _check_session_limit(incoming: Incoming) -> None:
-    """Raise SessionLimitReached if the proxy says that the caller may not open another session."""
-    if wire.SESSION_LIMIT in incoming.headers:
-        raise SessionLimitReached("the caller has as many open sessions as it may have; close one or try again later")
-
-
 def _parse_ask(incoming: Incoming, body: dict[str, Any], session_id: str, images: tuple[ImageReference, ...]) -> Ask:
-    prompt = body.get("prompt_text")
+    are_results = body.get("tool_results") is not None
+    prompt = _results(body) if are_results else body.get("prompt_text")
     if not isinstance(prompt, str) or not prompt.strip():
         raise InvalidRequest("'prompt_text' must be a text that is not empty")
     if not is_unicode(prompt):
@@ -119,7 +119,8 @@ def _parse_ask(incoming: Incoming, body: dict[str, Any], session_id: str, images
     is_streaming = body.get("stream", False)
     if not isinstance(is_streaming, bool):
         raise InvalidRequest("'stream' must be true or false")
-    parameters = parse_parameters(body.get("parameters"))
+    given = {name: value for name, value in body.items() if value is not None}
+    parameters = replace(parse_parameters(body.get("parameters")), tools=read_tools(given))
     return Ask(
         caller=incoming.caller,
         session_id=session_id,
@@ -129,7 +130,21 @@ def _parse_ask(incoming: Incoming, body: dict[str, Any], session_id: str, images
         invocation_id=incoming.invocation_id,
         form=_form(incoming, parameters, prompt, is_streaming),
         is_streaming=is_streaming,
+        are_results=are_results,
     )
+
+
+def _results(body: dict[str, Any]) -> str:
+    """Read the results of the tools that the session's last answer called."""
+    given = body["tool_results"]
+    fields = {"tool_call_id", "content"}
+    if body.get("prompt_text") is not None or not isinstance(given, list) or not given:
+        raise InvalidRequest("'tool_results' must be a list of results, without 'prompt_text'", param="tool_results")
+    if not all(isinstance(each, dict) and each.keys() == fields for each in given):
+        raise InvalidRequest("a result of 'tool_results' must have 'tool_call_id' and 'content'", param="tool_results")
+    if not all(isinstance(text, str) and is_unicode(text) for each in given for text in each.values()):
+        raise InvalidRequest("'tool_results' must have texts of valid Unicode", param="tool_results")
+    return write_results([Message(TOOL, (TextPart(each["content"]),), call_id=each["tool_call_id"]) for each in given])
 
 
 def _form(incoming: Incoming, parameters: Parameters, prompt: str, is_streaming: bool) -> AnswerForm:
@@ -177,6 +192,9 @@ class SessionForm:
 
     def whole(self, summary: Summary) -> bytes:
         body: dict[str, object] = {"response_text": self.text_before + summary.text}
+        if summary.message is not None and summary.message.calls:
+            calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in summary.message.calls]
+            body = {"response_text": self.text_before + summary.message.content, "tool_calls": calls}
         if self.has_details:
             body["details"] = summary.details()
         return encode(body)

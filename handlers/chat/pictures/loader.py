@@ -30,6 +30,7 @@ from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, 
 from handlers.reply import PendingReply
 from handlers.requests import refuse_other_media
 from handlers.settings import IntakeSettings
+from torchmoor.wire.public_addresses import destination, is_public
 
 if TYPE_CHECKING:
     from handlers.chat.pictures.s3 import S3Images
@@ -119,9 +120,12 @@ class _PinnedAdapter(HTTPAdapter):
 class ImageLoader:
     """Reads and decodes images within limits. Safe to call from several threads."""
 
-    def __init__(self, settings: IntakeSettings, resolver: Resolver = resolve) -> None:
+    def __init__(
+        self, settings: IntakeSettings, resolver: Resolver = resolve, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._settings = settings
         self._resolver = resolver
+        self._clock = clock
         self._allowed_names = {host.lower() for host in settings.allowed_hosts if not _is_network(host)}
         self._allowed_networks = [
             ipaddress.ip_network(host, strict=False) for host in settings.allowed_hosts if _is_network(host)
@@ -197,7 +201,7 @@ class ImageLoader:
         """Return how many seconds a fetch may take. Raises Overloaded if the request has waited too long for it."""
         if reply is None:
             return self._settings.total_timeout_s
-        left_s = reply.fetches_end_at - time.monotonic()
+        left_s = reply.fetches_end_at - self._clock()
         if left_s <= 0:
             raise Overloaded("too many images are being fetched; try again later")
         return min(left_s, self._settings.total_timeout_s)
@@ -275,25 +279,10 @@ class ImageLoader:
     def _may_fetch(self, host: str, address: str) -> bool:
         if host.lower() in self._allowed_names:
             return True
-        ip = _destination(ipaddress.ip_address(address.partition("%")[0]))
+        ip = destination(ipaddress.ip_address(address.partition("%")[0]))
         if any(ip.version == network.version and ip in network for network in self._allowed_networks):
             return True
-        if isinstance(ip, ipaddress.IPv6Address) and (ip not in _GLOBAL_UNICAST or ip.teredo):
-            return False
-        return ip.is_global and not ip.is_multicast and ip != _AZURE_PLATFORM
-
-
-_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-_AZURE_PLATFORM = ipaddress.IPv4Address("168.63.129.16")  # in each Azure network: DNS, keys, the host's agent
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-
-
-def _destination(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the IPv4 address that an IPv6 address carries, in any of its ways, else the address itself."""
-    if isinstance(ip, ipaddress.IPv4Address):
-        return ip
-    translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
-    return ip.ipv4_mapped or ip.sixtofour or translated or ip
+        return is_public(ip)
 
 
 def _is_network(host: str) -> bool:

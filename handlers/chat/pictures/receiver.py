@@ -22,7 +22,8 @@ class ReceivedImage:
 class ImageReceiver:
     """Reads the images of requests. Any thread; reading may take long.
 
-    can_see: whether the model reads images. max_images: of one conversation.
+    can_see: whether the model reads images. max_images: of a conversation; those of a request are checked here before
+    they are read, and those of a session by its store.
     """
 
     def __init__(
@@ -41,8 +42,7 @@ class ImageReceiver:
         """
         if references and not self._can_see:
             raise InvalidRequest("this model reads text only; ask without an image")
-        if len(references) > self._max_images:
-            raise InvalidRequest(f"a conversation may have {self._max_images} images, not {len(references)}")
+        check_num_images(len(references), self._max_images)
         received: list[ReceivedImage] = []
         try:
             for reference in references:
@@ -61,3 +61,9 @@ class ImageReceiver:
         """Give these images up; is_kept as for `ImageStore.release`."""
         for item in received:
             self._store.release(item.image, is_kept=is_kept)
+
+
+def check_num_images(number: int, most: int) -> None:
+    """Raise InvalidRequest if a conversation would have too many images."""
+    if number > most:
+        raise InvalidRequest(f"a conversation may have {most} images, not {number}")

@@ -173,6 +173,16 @@ class ImageStore:
             self.unpin(image)
             raise
 
+    def find_encoded(self, image: Image) -> bytes | None:
+        """Return the bytes of a held image, perhaps of another encoding; None if the host does not have them."""
+        with self._lock:
+            return self._entries[image.key].encoded
+
+    def share(self, image: Image) -> None:
+        """Hold a held image once more."""
+        with self._lock:
+            self._hold(self._entries[image.key])
+
     def measure(self, images: Iterable[Image]) -> tuple[int, ImageTier]:
         """Return the bytes of these held images on device and host, and the slowest of their tiers."""
         num_bytes, tiers = 0, {ImageTier.FEATURES}

@@ -1,4 +1,4 @@
-"""The expiry of sessions: their order, the thread that ends them, and the memory of those that ended."""
+"""The expiry of sessions and of their journals: the thread that ends them, and the memory of those that ended."""
 
 import logging
 import threading
@@ -150,7 +150,12 @@ class Tombstones:
         return len(self._tombstones)
 
     def add(self, sid: SessionId, error: type[SessionGone], now: float) -> SessionGone:
-        """Remember that a session ended. Return the error that its requests get."""
+        """Remember that a session ended. Return the error that its requests get.
+
+        Of a session that has expired the id itself says so, unless the clock was wrong; then the session goes on.
+        """
+        if error is SessionExpired and sid.expires_at <= now:
+            return _gone(error)
         forget_at = now + self._settings.tombstone_s
         keep_until = max(forget_at, sid.expires_at + self._settings.tombstone_s)
         self._tombstones[sid.text] = _Tombstone(error, forget_at, keep_until)

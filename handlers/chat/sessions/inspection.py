@@ -2,23 +2,23 @@
 
 from typing import Any
 
-from handlers.chat.commands import ListSessions
 from handlers.chat.pictures.store import ImageTier
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.store import SessionStore
+from torchmoor.wire.session_query import SessionQuery
 
 _TIERS = {ImageTier.FEATURES: "device", ImageTier.HOST: "host", ImageTier.JOURNAL: "journal"}
 
 
-def list_sessions(store: SessionStore, wanted: ListSessions) -> dict[str, Any]:
+def list_sessions(store: SessionStore, query: SessionQuery) -> dict[str, Any]:
     """Return a page: `sessions`; `next`, the hash to ask for the next page with, or None; `open`, their number.
 
     `evicted`: how many sessions left this worker's memory since its start. The journal has them, without their hashes.
     """
     sessions = store.snapshot()
-    matching = [each for each in sessions if each.hash > wanted.after and each.hash.startswith(wanted.prefix)]
+    matching = [each for each in sessions if each.hash > query.after and each.hash.startswith(query.prefix)]
     matching.sort(key=lambda session: session.hash)
-    page = matching[: wanted.limit]
+    page = matching[: query.limit]
     return {
         "sessions": [describe(store, session) for session in page],
         "next": page[-1].hash if len(matching) > len(page) else None,

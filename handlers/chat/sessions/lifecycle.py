@@ -1,10 +1,10 @@
 """What clients and operators do to sessions: open, add images, close, pin."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 
-from handlers.chat.commands import ActOnSession, AddImages, Ask, CloseSession, EndClosed, OpenSession
+from handlers.chat.commands import ActOnSession, AddImages, CloseSession, EndClosed, OpenSession
 from handlers.chat.pictures.receiver import ImageReceiver, ReceivedImage
 from handlers.chat.pictures.store import digests
 from handlers.chat.sessions.recorder import CLOSED, SessionRecorder
@@ -17,13 +17,17 @@ from handlers.errors import (
     InvalidRequest,
     JournalUnavailable,
     SessionClosed,
+    SessionGone,
     SessionLost,
     SessionUnknown,
     TurnConflict,
 )
 from handlers.journal.event import Event
 from handlers.reply import PendingReply
+from handlers.requests import Caller
+from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
+from torchmoor.wire.response_ids import Place
 from torchmoor.wire.session_ids import SessionId
 
 MAX_UNREAD = 3  # journals of a batch, each of which may take a whole time-out
@@ -52,24 +56,45 @@ class SessionLifecycle:
         self._background = background
 
     @contextmanager
-    def hold(self, command: Ask | AddImages) -> Iterator[Session]:
+    def hold(self, session_id: str, caller: Caller) -> Iterator[Session]:
         """Hold the session, taken over from its journal if this worker does not have it.
 
         Raises the SessionGone family, Overloaded.
         """
-        session = self._find(command)
+        session = self._find(session_id, caller)
         try:
             yield session
         finally:
             self._store.unhold(session)
 
-    def _find(self, command: Ask | AddImages) -> Session:
+    @contextmanager
+    def hold_resource(
+        self, place: Place | None, caller: Caller, unknown: HandlerError, kind: str = ""
+    ) -> Iterator[Session]:
+        """Hold the session that one of OpenAI's resources is, with all that the journal has of it. Worker threads only.
+
+        place: None for a malformed id. unknown: what is raised if there is no such session, or another caller's.
+        kind: what the resource must be; "" accepts any session. Raises Overloaded, JournalUnavailable.
+        """
+        if place is None:
+            raise unknown
         try:
-            return self._store.hold(command.session_id, command.caller)
+            with self.hold(place.session_id, caller) as session:
+                with session.recording:
+                    self._recorder.catch_up(session)
+                if kind and (session.resource is None or session.resource.get("object") != kind):
+                    raise unknown
+                yield session
+        except SessionGone as error:
+            raise unknown from error
+
+    def _find(self, session_id: str, caller: Caller) -> Session:
+        try:
+            return self._store.hold(session_id, caller)
         except SessionLost:
-            if not self._recorder.is_known(command.session_id):
+            if not self._recorder.is_known(session_id):
                 raise
-        return self._store.adopt(command.session_id, command.caller)
+        return self._store.adopt(session_id, caller)
 
     def choose_ttl_s(self, command: OpenSession) -> int:
         """Return the time to live that the client asks for, or the default. Raises InvalidRequest above the limit."""
@@ -79,12 +104,15 @@ class SessionLifecycle:
             raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
         return ttl_s
 
-    def open(self, command: OpenSession, ttl_s: int, reply: PendingReply) -> SessionId:
+    def open(
+        self, command: OpenSession, ttl_s: int, reply: PendingReply, source: tuple[Session, int] | None = None
+    ) -> SessionId:
         """Open a session with the command's images.
 
-        A request that the client sends again gets the session that it opened the first time, perhaps elsewhere.
+        source: a session that the caller holds, and how many of its entries the new one begins with. A request that the
+        client sends again gets the session that it opened the first time, perhaps elsewhere.
         """
-        self._recorder.check_room()
+        self._recorder.check_room(command.caller)
         received = self._receiver.receive(command.caller.scope, command.images, reply)
         try:
             session = self._store.open(ttl_s, command.caller)
@@ -92,28 +120,54 @@ class SessionLifecycle:
             self._receiver.release(received)
             raise
         try:
-            return self._record_opening(session, command, received, reply)
+            return self._record_opening(session, command, received, reply, source)
         finally:
             self._store.unhold(session)
 
     def _record_opening(
-        self, session: Session, command: OpenSession, received: Sequence[ReceivedImage], reply: PendingReply
+        self,
+        session: Session,
+        command: OpenSession,
+        received: Sequence[ReceivedImage],
+        reply: PendingReply,
+        source: tuple[Session, int] | None,
     ) -> SessionId:
         """Record the new session, or discard it if the same request opened another one before."""
+        names = digests(item.image for item in received)
         try:
-            self._add(session, "open", received, command.invocation_id)
-            images = digests(item.image for item in received)
-            claimed = self._recorder.claim_opening(command.caller, command.invocation_id, images, session.id.text)
+            if source is None:
+                self._add(session, "open", received, command.invocation_id, command.resource)
+            else:
+                parent, num_entries = source
+                opening = Event(kind="open", question=str(num_entries), invocation_id=command.invocation_id)
+                self._recorder.record(session, opening)
+                self._recorder.copy(parent, num_entries, session)
+                names = (parent.id.text, str(num_entries))
+            names = (*names, command.question) if command.question else names
+            claimed = self._recorder.claim_opening(command.caller, command.invocation_id, names, session.id.text)
         except Exception:
             self._discard(session)
             raise
         first = self._ids.verify(claimed, command.caller)
         if first is None or first == session.id:  # None: the claim is damaged
-            reply.on_cancel(lambda reason: self._discard(session))  # the client left before it could read the id
+            self._discard_if_unread(session, reply)
             self._counters.add("sessions_opened")
             return session.id
         self._discard(session)
         return first
+
+    def _discard_if_unread(self, session: Session, reply: PendingReply) -> None:
+        """Undo the opening if the client does not get the id: its first question fails, or it leaves before."""
+
+        def on_end() -> None:
+            if reply.is_streaming:  # its head has the id
+                return
+            if reply.error is not None:
+                self._discard(session)
+            else:
+                reply.on_cancel(lambda reason: self._discard(session))
+
+        reply.on_end(on_end)
 
     def _discard(self, session: Session) -> None:
         """Undo an opening, in memory now and in the journal soon. Any thread, the pump's too."""
@@ -124,7 +178,7 @@ class SessionLifecycle:
 
     def add_images(self, command: AddImages, reply: PendingReply) -> None:
         """Add images for the session's next question, once even if the client sends the request again."""
-        with self.hold(command) as session:
+        with self.hold(command.session_id, command.caller) as session:
             self._add_once(session, command, self._receiver.receive(session.scope, command.images, reply))
 
     def _add_once(self, session: Session, command: AddImages, received: Sequence[ReceivedImage]) -> None:
@@ -148,8 +202,33 @@ class SessionLifecycle:
     def _has_added(self, session: Session, invocation_id: str, received: Sequence[ReceivedImage]) -> bool:
         return self._recorder.has_added(session, invocation_id, digests(item.image for item in received))
 
-    def _add(self, session: Session, kind: str, received: Sequence[ReceivedImage], invocation_id: str) -> None:
+    def _add(
+        self,
+        session: Session,
+        kind: str,
+        received: Sequence[ReceivedImage],
+        invocation_id: str,
+        resource: str = "",
+    ) -> None:
         """Add images to the session and to its journal. Raises TurnConflict, the session's end, InvalidRequest."""
+        images = digests(item.image for item in received)
+        event = Event(kind=kind, images=images, invocation_id=invocation_id, response=resource)
+        self._record_with(session, event, received, self._recorder.record)
+
+    def add_entry(self, session: Session, question: str, received: Sequence[ReceivedImage], invocation_id: str) -> None:
+        """Add items to the conversation, without an answer. Raises TurnConflict, the session's end, InvalidRequest."""
+        images = digests(item.image for item in received)
+        event = Event(kind="turn", images=images, question=question, response="{}", invocation_id=invocation_id)
+        self._record_with(session, event, received, self._recorder.add)
+
+    def _record_with(
+        self,
+        session: Session,
+        event: Event,
+        received: Sequence[ReceivedImage],
+        record: Callable[[Session, Event, Sequence[bytes]], None],
+    ) -> None:
+        """Record an event together with the images that it adds to the session."""
         images = [item.image for item in received]
         with session.recording:  # no turn may use an image before it is recorded
             try:
@@ -158,11 +237,23 @@ class SessionLifecycle:
                 self._receiver.release(received)
                 raise
             try:
-                event = Event(kind=kind, images=digests(images), invocation_id=invocation_id)
-                self._recorder.record(session, event, [item.encoded for item in received])
+                record(session, event, [item.encoded for item in received])
             except Exception:
                 self._store.drop_images(session, images)
                 raise
+
+    def delete_entry(self, session: Session, number: int, invocation_id: str, reply: PendingReply) -> None:
+        """Hide the response of an entry, and close the session after its last one. Raises TurnConflict, SessionGone."""
+        with session.recording:
+            self._recorder.record(session, Event(kind="delete", question=str(number), invocation_id=invocation_id))
+        is_used = session.resource is not None or session.turn is not None
+        if len(session.deleted) >= len(session.entries) and not is_used:
+            self.end(session, "", reply)
+
+    def end(self, session: Session, invocation_id: str, reply: PendingReply) -> None:
+        """Close a held session, and let the answer say so."""
+        self._try_close(session.id.text, session, invocation_id)
+        reply.receipts[wire.CLOSED_SESSION_ID] = session.id.text
 
     def close(self, command: CloseSession) -> None:
         """Close a session at its client's request, once even if the client sends the request again.

@@ -7,19 +7,24 @@ All methods block on the journal: call them on worker threads only, never on the
 
 import json
 import logging
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
 
-from handlers.chat.messages import answer_message, question_message
 from handlers.chat.pictures.store import Image, ImageStore
+from handlers.chat.sessions.entries import entries_of, messages_added, remember_entry
 from handlers.chat.sessions.idempotency import IdempotencyCache
-from handlers.chat.sessions.session import Session
+from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
 from handlers.errors import (
     BadImage,
+    CallerBudgetReached,
+    HandlerError,
     InvalidRequest,
     JournalUnavailable,
     Overloaded,
@@ -28,7 +33,7 @@ from handlers.errors import (
     TurnConflict,
 )
 from handlers.journal.event import DamagedRecord, Event, EventTooLarge
-from handlers.journal.journal import EventTaken, Journal, JournalClosed, JournalFull
+from handlers.journal.journal import EventTaken, Journal, JournalClosed, JournalFull, OwnerFull
 from handlers.requests import Caller
 from torchmoor.wire.session_hash import session_hash
 
@@ -61,20 +66,30 @@ class SessionRecorder:
 
     @property
     def journal_bytes(self) -> int:
-        """The bytes in the journal's directory, as last measured; 0 for other journals."""
+        """The bytes in the journal, as last measured."""
         return 0 if self._journal is None else self._journal.used_bytes
 
-    def check_room(self) -> None:
-        """Raise Overloaded if the journal has no room for another session, JournalUnavailable."""
+    @property
+    def journal_sessions(self) -> int:
+        """The open sessions in the journal, as last measured."""
+        return 0 if self._journal is None else self._journal.num_sessions
+
+    def check_room(self, caller: Caller) -> None:
+        """Raise Overloaded or CallerBudgetReached if the journal has no room for another session of this caller.
+
+        Raises JournalUnavailable.
+        """
         if self._journal is None:
             return
         try:
             with self._translated(session_id=""):
-                self._journal.check_room()
+                self._journal.check_room(owner_of(caller))
         except JournalFull as exc:
             self._counters.add("journal_refusals")
-            error = Overloaded(f"{exc}; close sessions or try again later")
-            error.retry_after_s = FULL_RETRY_S if exc.room_at is None else self._store.seconds_until(exc.room_at)
+            wait_s = FULL_RETRY_S if exc.room_at is None else self._store.seconds_until(exc.room_at)
+            kind = CallerBudgetReached if isinstance(exc, OwnerFull) else Overloaded
+            error = kind(f"{exc}; close sessions or try again in {wait_s} s")
+            error.retry_after_s = wait_s
             raise error from exc
 
     def is_known(self, session_id: str) -> bool:
@@ -109,9 +124,9 @@ class SessionRecorder:
             for event in events:
                 try:
                     self._apply(session, event)
+                    self._remember(session, event)
                 except (BadImage, InvalidRequest) as exc:  # workers record neither
                     raise self._lose(session.id.text, exc) from exc
-                self._remember(session, event)
                 session.num_events += 1
         return len(events)
 
@@ -124,6 +139,9 @@ class SessionRecorder:
         if event.kind != "turn":
             self._take_in(session, event.images)
             return
+        self._apply_turn(session, event)
+
+    def _apply_turn(self, session: Session, event: Event) -> None:
         pending = list(session.pending_images)
         used: list[Image] = []
         for name in event.images:
@@ -133,8 +151,7 @@ class SessionRecorder:
             else:
                 pending.remove(image)
             used.append(image)
-        messages = [*session.messages, question_message(event.question, len(used)), answer_message(event.answer)]
-        self._store.commit(session, messages, used)
+        self._store.commit(session, [*session.messages, *messages_added(event)], used)
 
     def _take_in(self, session: Session, names: Sequence[str]) -> list[Image]:
         """Load images that another worker recorded, for the session's next question."""
@@ -148,6 +165,45 @@ class SessionRecorder:
                 self._images.release(image)
             raise
         return images
+
+    def copy(self, source: Session, num_entries: int, target: Session) -> None:
+        """Record a session's first entries in a new session, which shares the images and KV blocks of the source.
+
+        Hold both sessions. Raises InvalidRequest, SessionLost, JournalUnavailable.
+        """
+        with source.recording:
+            entries, images = entries_of(source, num_entries), iter(list(source.images))
+        for event in entries:
+            own = list(islice(images, len(event.images)))
+            encoded = [] if self._journal is None else [self.fetch(source, image.digest) for image in own]
+            with target.recording:
+                copied = replace(event, invocation_id="", nonce=secrets.token_hex(8))
+                self._write(target, copied, encoded)
+                self._share(target, own)
+                self._apply_turn(target, copied)
+                self._remember(target, copied)
+
+    def _share(self, session: Session, images: Sequence[Image]) -> None:
+        """Add images that another session holds."""
+        for image in images:
+            self._images.share(image)
+        try:
+            self._store.add_images(session, images)
+        except HandlerError:
+            for image in images:
+                self._images.release(image)
+            raise
+
+    def read_image(self, session: Session, image: Image) -> bytes:
+        """Return the bytes of one of the session's images. Raises SessionLost, JournalUnavailable."""
+        encoded = self._images.find_encoded(image)
+        return self.fetch(session, image.digest) if encoded is None else encoded
+
+    def add(self, session: Session, event: Event, encoded: Sequence[bytes]) -> None:
+        """Record a turn that no generation has made, whose images the session holds. Raises as `record` does."""
+        with session.recording:
+            self.record(session, event, encoded)
+            self._apply_turn(session, event)
 
     def fetch(self, session: Session, digest: str) -> bytes:
         """Read the encoded bytes of one of the session's images. Raises SessionLost, JournalUnavailable."""
@@ -170,27 +226,28 @@ class SessionRecorder:
             try:
                 with self._translated(session.id.text):
                     for data in encoded_images:
-                        self._journal.put_image(session.id.text, data)
-                    self._journal.append(session.id.text, session.num_events, event)
+                        self._journal.put_image(session.id.text, data, session.owner)
+                    self._journal.append(session.id.text, session.num_events, event, session.owner)
             except SessionClosed:
                 self._store.close(session)
                 raise
             session.num_events += 1
 
     def _remember(self, session: Session, event: Event) -> None:
-        """Remember the event of a client's invocation id. Its texts are shared with the conversation, not copied."""
+        """Remember an entry, and the event of a client's invocation id, whose texts the conversation shares."""
+        remember_entry(session, event, lambda messages: self._store.commit(session, messages, []))
         if event.invocation_id and event.kind != "open":
             session.replays.append(event)
             del session.replays[: -self._max_replays]
 
-    def find_answer(self, session: Session, invocation_id: str, question: str) -> str | None:
-        """Return the answer to a request that the client sends again, or None. Catch up first.
+    def find_answer(self, session: Session, invocation_id: str, question: str) -> Event | None:
+        """Return the turn of a request that the client sends again, or None. Catch up first.
 
         The question is compared too, because a client may use one id for all its requests.
         """
         for event in reversed(session.replays):
             if event.kind == "turn" and (event.invocation_id, event.question) == (invocation_id, question):
-                return event.answer
+                return event
         return None
 
     def has_added(self, session: Session, invocation_id: str, images: tuple[str, ...]) -> bool:
@@ -198,7 +255,7 @@ class SessionRecorder:
         done = (event for event in session.replays if event.kind == "images")
         return any((event.invocation_id, event.images) == (invocation_id, images) for event in done)
 
-    def claim_opening(self, caller: Caller, invocation_id: str, images: tuple[str, ...], session_id: str) -> str:
+    def claim_opening(self, caller: Caller, invocation_id: str, names: tuple[str, ...], session_id: str) -> str:
         """Return the session for an opening: this one, or the one that the same request opened before.
 
         With a journal, that may have been on another instance. Call this after the opening is recorded, so that the
@@ -207,7 +264,7 @@ class SessionRecorder:
         """
         if not invocation_id:
             return session_id
-        name = _name("opening", caller.endpoint, caller.principal, invocation_id, *images)
+        name = _name("opening", caller.endpoint, caller.principal, invocation_id, *names)
         if self._journal is None:
             return self.openings.claim(name, session_id)
         with self._translated(session_id):

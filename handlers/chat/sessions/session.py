@@ -1,5 +1,6 @@
 """A session: one conversation with its images, its KV cache and its queue of turns."""
 
+import json
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from handlers.chat.pictures.store import Image
 from handlers.engine.kv_cache import SequenceCache
 from handlers.errors import HandlerError, SessionGone
 from handlers.journal.event import Event
+from handlers.journal.journal import ANYONE, owner_key
+from handlers.requests import Caller
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import SessionId
 
@@ -29,12 +32,13 @@ class QueuedTurn(Protocol):
 class Session:
     """The state of one conversation. `SessionStore` changes it.
 
-    scope: conversations of one scope share images and KV blocks. opened_at, used_at: at this worker, in seconds since
-    1970.
+    scope: conversations of one scope share images and KV blocks. owner: see `owner_of`. opened_at, used_at: at this
+    worker, in seconds since 1970.
     """
 
     id: SessionId
     scope: str
+    owner: str
     cache: SequenceCache
     opened_at: float
     used_at: float
@@ -46,6 +50,10 @@ class Session:
     turn: QueuedTurn | None = None  # the running turn; it pins the session
     waiting: deque[QueuedTurn] = field(default_factory=deque)
     num_events: int = 0  # events of the journal that this session has applied
+    entries: list[Event | None] = field(default_factory=list)  # its turns; None for those that are not responses
+    deleted: set[int] = field(default_factory=set)  # numbers of entries whose responses are not shown
+    deleted_items: set[tuple[int, int]] = field(default_factory=set)  # number of the entry, place in it
+    resource: dict[str, Any] | None = None  # the fields of the OpenAI conversation or file that it is
     replays: list[Event] = field(default_factory=list)  # the last requests that were served, to recognise a retry
     recording: threading.RLock = field(default_factory=threading.RLock)  # held while session and journal change as one
     end: SessionGone | None = None  # why the session is over, once it is
@@ -58,3 +66,10 @@ class Session:
     def __repr__(self) -> str:
         state = "ended" if self.end else "pinned" if self.turn else "idle"
         return f"<Session {self.id.text[:24]} {state} {len(self.images)} images {self.cache!r}>"
+
+
+def owner_of(caller: Caller) -> str:
+    """Return the caller's name in the journal, where its sessions share their images and one budget."""
+    if not caller.principal and not caller.source:
+        return ANYONE
+    return owner_key(json.dumps([caller.endpoint, caller.principal, caller.source]))

@@ -17,13 +17,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from handlers.chat.pictures.receiver import check_num_images
 from handlers.chat.pictures.store import Image, ImageStore, ImageTier
 from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones, lost
-from handlers.chat.sessions.session import QueuedTurn, Session
+from handlers.chat.sessions.session import QueuedTurn, Session, owner_of
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.kv_cache import BlockPool, SequenceCache
 from handlers.errors import (
-    InvalidRequest,
     OutOfMemory,
     Overloaded,
     SessionClosed,
@@ -59,7 +59,7 @@ class SessionStore:
         self._ids = ids
         self._wall = wall
         self._lock = threading.RLock()
-        self._is_durable = is_durable
+        self.is_durable = is_durable
         self._sessions: dict[str, Session] = {}
         self._expiries = ExpiryOrder()
         self._idle: OrderedDict[Session, None] = OrderedDict()  # the least recently used one first
@@ -126,7 +126,8 @@ class SessionStore:
         if len(self._sessions) >= self.settings.max_sessions:
             self._make_room()
         now = self._wall()
-        session = Session(sid, caller.scope, SequenceCache(self.pool, caller.scope), opened_at=now, used_at=now)
+        cache = SequenceCache(self.pool, caller.scope)
+        session = Session(sid, caller.scope, owner_of(caller), cache, opened_at=now, used_at=now)
         session.num_holds = 1
         self._sessions[sid.text] = session
         self._expiries.add(session)
@@ -138,13 +139,13 @@ class SessionStore:
         if len(self._sessions) < self.settings.max_sessions:
             return
         oldest = next(iter(self._idle), None)
-        if self._is_durable and oldest is not None:
+        if self.is_durable and oldest is not None:
             self._forget(oldest)
             self._release(oldest, keeps_features=True)
             self.sessions_evicted += 1
             return
         message = f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
-        if self._is_durable:
+        if self.is_durable:
             raise Overloaded(message)
         first = self._expiries.first() or 0
         if oldest is not None:
@@ -226,8 +227,8 @@ class SessionStore:
     def discard(self, session: Session) -> None:
         """Undo an opening that failed, so that no client knows the id."""
         with self._lock:
-            self._forget(session)
-            self._release(session)
+            if self._forget(session):
+                self._stop(session, lost())
 
     def expire(self) -> None:
         """End every session whose time is over, and forget old tombstones."""
@@ -268,8 +269,8 @@ class SessionStore:
             self.images.release(image, is_kept=keeps_features)
         session.images, session.pending_images = [], []
 
-    def enqueue(self, session: Session, turn: QueuedTurn) -> bool:
-        """Append a turn to the session's queue. Return True if it may begin now, False if it waits.
+    def enqueue(self, session: Session, turn: QueuedTurn, *, may_wait: bool = True) -> bool:
+        """Append a turn to the session's queue. Return True if it may begin now, False if it waits or may not.
 
         Raises Overloaded when too many wait, the session's end if it is over, SessionLost if it was evicted.
         """
@@ -281,9 +282,10 @@ class SessionStore:
                 session.turn = turn
                 self.pool.pin(session.cache)
                 return True
-            if len(session.waiting) >= self.settings.max_waiting_turns:
+            if may_wait and len(session.waiting) >= self.settings.max_waiting_turns:
                 raise Overloaded(f"{len(session.waiting)} questions of this session wait already; wait for an answer")
-            session.waiting.append(turn)
+            if may_wait:
+                session.waiting.append(turn)
             return False
 
     def dequeue(self, session: Session, turn: QueuedTurn) -> QueuedTurn | None:
@@ -352,8 +354,7 @@ class SessionStore:
             if session.end is not None:
                 raise session.end
             num_images = len(session.images) + len(session.pending_images) + len(images)
-            if num_images > self.settings.max_images:
-                raise InvalidRequest(f"a session may have {self.settings.max_images} images, not {num_images}")
+            check_num_images(num_images, self.settings.max_images)
             session.used_at = self._wall()
             session.pending_images.extend(images)
 

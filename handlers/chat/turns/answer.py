@@ -1,8 +1,20 @@
-"""The answer on its way to the client: its receipt, its tokens and its end."""
+"""The answer on its way to the client: its receipt, its tokens and its end.
 
+The engine's thread only adds tokens. The thread that needs their text makes it: the pump's for a stream, a worker's for
+the end, so the next step of the engine does not wait. A stop string ends the engine's work, so the text of an answer
+with one is made at once.
+"""
+
+import threading
+from collections import deque
+from dataclasses import replace
+
+from handlers.chat.answer_parts import AnswerMessage, AnswerReader
 from handlers.chat.forms import AnswerForm, Summary, Token
+from handlers.continuation import AnswerStart, Continuation, write_note
 from handlers.engine.detokenizer import Detokenizer
 from handlers.engine.sequence import FinishReason, TokenEvent
+from handlers.errors import TurnConflict
 from handlers.models.text import TextModel
 from handlers.reply import JSON, PendingReply
 from torchmoor.wire import headers as wire
@@ -11,68 +23,133 @@ from torchmoor.wire import headers as wire
 class AnswerWriter:
     """Writes an answer in its dialect's form, as a stream or whole.
 
-    receipt: response headers that say what the answer cost; sent with the first byte.
+    receipt: response headers that say what the answer cost; sent with the first byte. reader: splits the answer into
+    parts, if it can have others than content. start: what another worker needs to continue the stream; None if it
+    cannot be continued.
     """
 
     def __init__(
-        self, reply: PendingReply, form: AnswerForm, model: TextModel, stop: tuple[str, ...], *, is_streaming: bool
+        self,
+        reply: PendingReply,
+        form: AnswerForm,
+        model: TextModel,
+        stop: tuple[str, ...],
+        reader: AnswerReader | None,
+        *,
+        is_streaming: bool,
     ) -> None:
         self.receipt: dict[str, str] = {}
+        self.start: AnswerStart | None = None
         self._reply = reply
         self._form = form
         self._eos_token_ids = model.eos_token_ids
         self._is_streaming = is_streaming
+        self._has_stop = bool(stop)
         self._detokenizer = Detokenizer(model.tokenizer, stop)
-        self._kept: list[Token] = []  # of an answer that is not streamed
+        self._reader = reader
+        self._encoding = threading.Lock()  # one thread at a time takes tokens from `_added`, and writes them
+        self._added: deque[tuple[TokenEvent, str | None]] = deque()  # with their text, if it is known
+        self._last: tuple[TokenEvent, str | None] | None = None
+        self._is_begun = False
 
-    @property
-    def text(self) -> str:
-        """The text that is certain so far."""
-        return self._detokenizer.text
+    def resume(self, given: Continuation) -> None:
+        """Take over a stream behind the tokens that its client has. Raises TurnConflict if they end the answer."""
+        self.start = given.start
+        with self._encoding:
+            self._is_begun = given.has_begun
+            if given.has_begun:
+                self._form.begin()
+            for token in given.tokens:
+                self._form.token(self._token(TokenEvent(token), None), None)
+        if self._detokenizer.is_stopped:
+            raise TurnConflict("the answer that is to be continued has ended")
 
-    @property
-    def tokens(self) -> list[Token]:
-        """The tokens of an answer that is not streamed."""
-        return self._kept
-
-    def push(self, event: TokenEvent) -> tuple[Token, FinishReason | None]:
-        """Detokenize one more token; return it with the finish reason if it is the last."""
-        assert event.token_id is not None
+    def add(self, event: TokenEvent) -> FinishReason | None:
+        """Take one more token; return the finish reason if it is the last. Engine thread."""
         reason = event.finish_reason
-        text = self._detokenizer.push(event.token_id)
-        if reason is not None:
-            text += self._detokenizer.finish()
+        text = self._decode(event) if self._has_stop else None
         if self._detokenizer.is_stopped:
             reason = FinishReason.STOP
-        token = Token(event.token_id, text, event.logprob, event.token_id in self._eos_token_ids)
-        if not self._is_streaming:
-            self._kept.append(token)
-        return token, reason
+        if reason is None:
+            self._added.append((event, text))
+        else:
+            self._last = event, text
+        return reason
 
-    def show(self, token: Token) -> None:
-        """Stream a token that others follow."""
+    def show(self) -> None:
+        """Let a stream's reader know of the tokens that were added, which others follow. Engine thread."""
         if self._is_streaming:
-            self._write(token, None)
+            self._begin()
+            self._reply.announce()
+
+    def read_rest(self) -> tuple[str, list[Token]]:
+        """Return the whole text and the tokens that are not streamed yet. Call this after the last token."""
+        assert self._last is not None
+        if self._reply.is_streaming:
+            self._write_added()
+        tokens = [*self._take_added(), self._token(*self._last, is_last=True)]
+        return self._detokenizer.text, tokens
+
+    @property
+    def message(self) -> AnswerMessage | None:
+        """The answer by its parts so far."""
+        return None if self._reader is None else self._reader.message
 
     def end(self, token: Token, summary: Summary) -> None:
         """Send the last token and the end of the stream, or the whole answer."""
         if self._is_streaming:
-            self._write(token, summary)
+            self._begin()
+            self._write_added()
+            self._reply.write(self._form.token(token, summary), is_end=True)
         else:
             num_tokens = {wire.GENERATED_TOKENS: str(summary.num_tokens)}
             headers = {**JSON, **self.receipt, **num_tokens}
             self._reply.finish(headers, self._form.whole(summary))
 
     def end_with(self, text: str) -> None:
-        """Send a stored answer."""
+        """Send a stored answer, or what its client does not have of it. Raises TurnConflict if it has another one."""
+        shown = self._detokenizer.shown
+        if not text.startswith(shown):
+            raise TurnConflict("another answer to this question has been recorded; send it again to get that answer")
         self.receipt[wire.CACHE_TIER] = "answer"
         reason = FinishReason.EOS.value
         summary = Summary(text=text, finish_reason=reason, num_tokens=0, num_prompt_tokens=0, seed=None)
-        self.end(Token(0, text, 0.0, False), summary)
+        rest, parts = text.removeprefix(shown), None
+        if self._reader is not None:
+            parts = [*self._reader.read(rest), *self._reader.finish()]
+            summary = replace(summary, message=self._reader.message)
+        self.end(Token(0, rest, 0.0, False, parts), summary)
 
-    def _write(self, token: Token, summary: Summary | None) -> None:
+    def _begin(self) -> None:
         if not self._reply.is_streaming:
             headers = {"Content-Type": self._form.content_type, **self.receipt}
-            self._reply.begin(headers, self._form.error)
-            self._reply.write(self._form.begin())
-        self._reply.write(self._form.token(token, summary), is_end=summary is not None)
+            if self.start is not None:
+                headers[wire.CONTINUABLE] = self.start.encode()
+            self._reply.begin(headers, self._form.error, self._write_added, is_marked=self.start is not None)
+
+    def _write_added(self) -> None:
+        """Write what was added, behind what precedes the first token."""
+        with self._encoding:
+            is_first, self._is_begun = not self._is_begun, True
+            parts = [self._form.begin()] if is_first else []
+            tokens = self._take_added()
+            parts += [self._form.token(token, None) for token in tokens]
+            note = write_note([token.id for token in tokens], is_first=is_first) if self.start is not None else ""
+            self._reply.write(b"".join(parts), note)
+
+    def _take_added(self) -> list[Token]:
+        added = [self._added.popleft() for _ in range(len(self._added))]
+        return [self._token(*item) for item in added]
+
+    def _token(self, event: TokenEvent, text: str | None, *, is_last: bool = False) -> Token:
+        assert event.token_id is not None
+        text = self._decode(event) if text is None else text
+        parts = None if self._reader is None else self._reader.read(text)
+        if is_last and self._reader is not None and parts is not None:
+            parts += self._reader.finish()
+        return Token(event.token_id, text, event.logprob, event.token_id in self._eos_token_ids, parts)
+
+    def _decode(self, event: TokenEvent) -> str:
+        assert event.token_id is not None
+        text = self._detokenizer.push(event.token_id)
+        return text if event.finish_reason is None else text + self._detokenizer.finish()

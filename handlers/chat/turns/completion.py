@@ -5,8 +5,10 @@ computes only the new turn.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from handlers.chat.commands import Generate
+from handlers.chat.forms import Summary
 from handlers.chat.messages import MARKDOWN_IMAGE, Part, TextPart, first_address, images_of, split_images
 from handlers.chat.pictures.fetch_pool import find_line
 from handlers.chat.pictures.receiver import ReceivedImage
@@ -15,7 +17,7 @@ from handlers.chat.turns.context_limits import truncate
 from handlers.chat.turns.generation import Generation, GenerationParts
 from handlers.chat.turns.question import Prompt
 from handlers.engine.kv_cache import SequenceCache
-from handlers.errors import ContextTooLong, InvalidRequest
+from handlers.errors import InvalidRequest
 from handlers.reply import PendingReply
 
 
@@ -59,17 +61,21 @@ class Completion:
         images = [item.image for item in self._received]
         sizes = [image.num_tokens for image in images]
         if request.prompt is None:
-            ids = model.render([message.for_template() for message in request.messages], sizes)
+            ids = model.render([message.for_template() for message in request.messages], sizes, self._tools)
         else:
             ids = model.encode_prompt([p.text if isinstance(p, TextPart) else None for p in parts], sizes)
         return Prompt(ids, images)
 
+    @property
+    def _tools(self) -> Sequence[dict[str, Any]]:
+        tools = self._request.parameters.tools
+        return () if tools is None else tools.definitions
+
     def _check_length(self, parts: Sequence[Part]) -> None:
-        """Raise ContextTooLong before the text is tokenized, which takes a second per megabyte."""
-        limit = self._parts.limits.engine.max_question_chars
         num_chars = sum(len(part.text) for part in parts if isinstance(part, TextPart))
-        if num_chars > limit:
-            raise ContextTooLong(f"the request has {num_chars} characters of text, more than {limit}")
+        num_chars += sum(len(str(call.arguments)) for message in self._request.messages for call in message.calls)
+        num_chars += 0 if self._request.parameters.tools is None else self._request.parameters.tools.num_chars
+        self._parts.limits.check_chars(num_chars, "the request has {} characters of text")
 
     def _check_raw_prompt(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Apply `truncate`. Raises InvalidRequest if the prompt contains the model's own image token."""
@@ -87,11 +93,18 @@ class Completion:
             )
         return [TextPart(truncate(model, text, limit, is_raw=True)) for text in texts]
 
+    def count_tokens(self) -> int:
+        """Return the number of the prompt's tokens, with its pictures, without answering it. Raises as `compose`."""
+        try:
+            return len(self.compose(self._reply.raise_if_cancelled).ids)
+        finally:
+            self._parts.receiver.release(self._received, is_kept=True)
+
     def fetch(self, image: Image) -> bytes:
         """Return the bytes that came with the request."""
         return next(item.encoded for item in self._received if item.image == image)
 
-    def commit(self, text: str) -> None:
+    def commit(self, summary: Summary) -> None:
         """Do nothing: the answer belongs to no conversation."""
 
     def _release(self) -> None:

@@ -33,6 +33,15 @@ class ContextLimits:
         """The most device memory of a conversation and its answer."""
         return min(self.pool.capacity_bytes, self.session.max_session_bytes or self.pool.capacity_bytes)
 
+    def check_chars(self, num_chars: int, described: str) -> None:
+        """Raise ContextTooLong for a text too long to tokenize, which takes a second per megabyte.
+
+        described: "the question has {} characters".
+        """
+        limit = self.engine.max_question_chars
+        if num_chars > limit:
+            raise ContextTooLong(f"{described.format(num_chars)}, more than {limit}")
+
     def max_prompt_beside_answer(self, wanted: int | None) -> int:
         """Return the most tokens of a prompt beside an answer of `wanted` tokens, which gets at most half of all."""
         room = min(self.max_context, self.max_bytes // self.pool.shape.block_bytes * BLOCK)

@@ -7,33 +7,49 @@ one way: from the generation to its question. Its owner is called back once, whe
 """
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from handlers.chat.answer_parts import AnswerReader
 from handlers.chat.commands import Ask, Generate
-from handlers.chat.forms import Summary, Token
+from handlers.chat.forms import Summary
 from handlers.chat.pictures.fetch_pool import FetchPool
 from handlers.chat.pictures.receiver import ImageReceiver
 from handlers.chat.pictures.store import Image, ImageStore, ImageTier
+from handlers.chat.tools import constrain
 from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.answer import AnswerWriter
 from handlers.chat.turns.context_limits import ContextLimits
-from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, place_images
+from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of, place_images
+from handlers.continuation import AnswerStart, Continuation
 from handlers.counters import Counters
 from handlers.engine.engine import Engine
+from handlers.engine.grammar import Grammar, GrammarCompiler
 from handlers.engine.kv_cache import SequenceCache
+from handlers.engine.sampler import SamplingParams
 from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
 from handlers.engine.sequence import Sequence as TokenSequence
-from handlers.errors import ClientGone, HandlerError, InternalError, OutOfMemory, TurnConflict, TurnTimedOut
+from handlers.errors import (
+    ClientGone,
+    HandlerError,
+    InternalError,
+    InvalidRequest,
+    OutOfMemory,
+    TurnConflict,
+    TurnTimedOut,
+)
+from handlers.models.answer_style import AnswerStyle
 from handlers.models.text import TextModel
 from handlers.reply import PendingReply
 from torchmoor.wire import headers as wire
 
 logger = logging.getLogger(__name__)
+SEED_BITS = 62  # of the seed of an answer whose request has none
 
 Submit = Callable[[Callable[[], None]], Future[None]]
 """Runs an action on another thread. Raises RuntimeError once that is shut down."""
@@ -46,6 +62,7 @@ class GenerationParts:
     limits: ContextLimits
     model: TextModel
     engine: Engine
+    grammars: GrammarCompiler
     images: ImageStore
     admission: Admission
     receiver: ImageReceiver
@@ -77,9 +94,17 @@ class Generation:
         self._cache = cache
         self._parameters = parameters
         self._reply = reply
+        is_raw = isinstance(request, Generate) and request.prompt is not None
+        self._style = AnswerStyle() if is_raw else parts.model.template.style
+        has_tools = parameters.tools is not None
+        reader = None
+        if has_tools or self._style.thought:
+            reader = AnswerReader(self._style, has_tools=has_tools, name=str(reply.received_at))
         self._writer = AnswerWriter(
-            reply, request.form, parts.model, parameters.stop, is_streaming=request.is_streaming
+            reply, request.form, parts.model, parameters.stop, reader, is_streaming=request.is_streaming
         )
+        self._session_id = request.session_id if isinstance(request, Ask) else ""
+        self._is_marked = request.is_streaming and reply.may_mark
         self._lock = threading.Lock()
         self._sequence: TokenSequence | None = None
         self._preparation: Future[None] | None = None
@@ -89,6 +114,7 @@ class Generation:
         self._begun = self._first_token_at = self._received
         self._deadline = reply.shorten_deadline(self._received + parts.limits.engine.turn_timeout_s)
         self._pinned: list[Image] = []
+        self._grammar: Grammar | None = None
         self._prompt: Prompt | None = None
         self._is_admitted = False
         self._kept = 0
@@ -151,6 +177,10 @@ class Generation:
             if self._prompt is None:
                 self._begun = time.monotonic()
                 self._parts.counters.observe("queue", self._begun - self._received)
+                if self._reply.continuation is not None:
+                    self._resume(self._reply.continuation)
+                source = constrain(self._parameters.tools, self._parameters.grammar, self._style)
+                self._grammar = None if source is None else self._parts.grammars.compile(source)
                 self._prompt = self._question.compose(self._raise_if_stopped)
                 self._writer.receipt |= self._prompt.receipt
                 self._raise_if_stopped()
@@ -160,7 +190,8 @@ class Generation:
                 self._sequence = sequence
                 self._parts.engine.submit(sequence)
         except AnsweredBefore as answered:
-            self._end_with(answered.text)
+            with self._reply.guarded():
+                self._end_with(answered.text)
         except OutOfMemory as error:
             if self._prompt is None:
                 self.fail(error)
@@ -172,11 +203,25 @@ class Generation:
             logger.exception("answer could not be prepared %s", self._reply.ids)
             self.fail(InternalError("the question could not be prepared; the worker's log has the reason"))
 
+    def _resume(self, given: Continuation) -> None:
+        """Take over an answer that another worker began. Raises InvalidRequest, TurnConflict."""
+        model, tokens = self._parts.model, given.tokens
+        if not all(0 <= token < model.vocabulary and token not in model.eos_token_ids for token in tokens):
+            raise InvalidRequest("the answer that is to be continued is not this model's")
+        self._writer.resume(given)
+
     def _make_sequence(self, prompt: Prompt) -> TokenSequence:
         """Match the prompt with the cache; pin the features of the images that must be prefilled."""
         keys, starts = place_images(prompt, self._parts.model.image_token_id)
         max_new_tokens = self._parts.limits.max_new_tokens(len(keys), self._parameters)
         kept = self._cache.match(keys)
+        params = self._parameters.sampling(max_new_tokens, self._grammar)
+        if self._is_marked:
+            params = self._mark(prompt, params, kept)
+        begun = self._reply.continuation
+        given = () if begun is None else begun.tokens
+        if len(given) >= max_new_tokens:
+            raise TurnConflict("the answer that is to be continued is as long as it may be")
         tiers: set[ImageTier] = set()
         spans = []
         for image, start in zip(prompt.images, starts, strict=True):
@@ -187,13 +232,27 @@ class Generation:
                 spans.append(ImageSpan(start, features))
         self._writer.receipt |= {
             wire.CACHE_TIER: _tier(kept, tiers),
-            wire.PREFILL_TOKENS: str(len(keys) - kept),
+            wire.PREFILL_TOKENS: str(len(keys) + len(given) - kept),
             wire.CONTEXT_TOKENS: str(len(keys)),
             wire.QUEUE_MS: f"{(self._begun - self._received) * 1000:.1f}",
         }
         self._kept = kept
-        params = self._parameters.sampling(max_new_tokens)
-        return TokenSequence(keys, spans, self._cache, params, self._deadline, self._on_event)
+        return TokenSequence(keys, spans, self._cache, params, self._deadline, self._on_event, self._reply.wake, given)
+
+    def _mark(self, prompt: Prompt, params: SamplingParams, num_cached: int) -> SamplingParams:
+        """Let another worker continue the answer, or check that this one can. Return the parameters with their seed.
+
+        Raises TurnConflict.
+        """
+        about = f"{self._parts.model.fingerprint} {self._session_id} {params.max_new_tokens}"
+        digest = digest_of(about, prompt)
+        start = self._writer.start
+        if start is None:
+            seed = secrets.randbits(SEED_BITS) if params.do_sample and params.seed is None else params.seed
+            start = self._writer.start = AnswerStart(self._reply.received_at, seed, num_cached, digest)
+        elif start.digest != digest:
+            raise TurnConflict("the answer began with another model or prompt and cannot be continued here")
+        return replace(params, seed=start.seed)
 
     # The engine's thread
 
@@ -201,30 +260,31 @@ class Generation:
         """Take one more token or an error. Return False to end the sequence."""
         if event.token_id is None:
             error = event.error
-            if isinstance(error, OutOfMemory) and self._sequence is not None and not self._sequence.output:
+            if isinstance(error, OutOfMemory) and self._sequence is not None and not self._sequence.num_new:
                 self._wait_for_memory(error)
                 return False
             self.fail(error if isinstance(error, HandlerError) else InternalError("the answer could not be computed"))
             return False
         assert self._sequence is not None
-        token, reason = self._writer.push(event)
-        if len(self._sequence.output) == 1:
+        reason = self._writer.add(event)
+        if self._sequence.num_new == 1:
             self._first_token_at = time.monotonic()
             ttft_s = self._first_token_at - self._received
             self._writer.receipt[wire.TTFT_MS] = f"{ttft_s * 1000:.1f}"
             self._parts.counters.observe("ttft", ttft_s)
-            self._parts.counters.add("tokens_prefilled", len(self._sequence.prompt) - self._kept)
+            num_known = len(self._sequence.prompt) + self._sequence.num_given
+            self._parts.counters.add("tokens_prefilled", num_known - self._kept)
             self._parts.counters.add("tokens_reused", self._kept)
             self._sequence.images.clear()  # the prefill has read them
             self._unpin()
         if reason is not None:
-            summary = self._summarise(reason)
-            if summary.num_tokens > 1:
-                gap_s = (time.monotonic() - self._first_token_at) / (summary.num_tokens - 1)
+            num_tokens = self._sequence.num_new
+            if num_tokens > 1:
+                gap_s = (time.monotonic() - self._first_token_at) / (num_tokens - 1)
                 self._parts.counters.observe("inter_token", gap_s)
-            self._submit(self._parts.preparing.submit, lambda: self._finish(token, summary))
+            self._submit(self._parts.preparing.submit, partial(self._finish, reason))
             return False
-        self._writer.show(token)
+        self._writer.show()
         return True
 
     def _wait_for_memory(self, error: OutOfMemory) -> None:
@@ -246,23 +306,27 @@ class Generation:
 
     def _summarise(self, reason: FinishReason) -> Summary:
         assert self._sequence is not None
+        text, tokens = self._writer.read_rest()
         return Summary(
-            text=self._writer.text,
+            text=text,
             finish_reason=reason.value,
             num_tokens=len(self._sequence.output),
             num_prompt_tokens=len(self._sequence.prompt),
             seed=self._parameters.seed,
-            tokens=self._writer.tokens,
+            tokens=tokens,
+            message=self._writer.message,
+            num_cached_tokens=self._kept if self._writer.start is None else self._writer.start.num_cached,
         )
 
     # The end
 
-    def _finish(self, token: Token, summary: Summary) -> None:
+    def _finish(self, reason: FinishReason) -> None:
         """Commit the answer, then send its end. Runs on a worker thread, because recording may take long."""
         try:
-            self._question.commit(summary.text)
+            summary = self._summarise(reason)
+            self._commit(summary)
             self._over("turns_finished")
-            self._writer.end(token, summary)
+            self._writer.end(summary.tokens[-1], summary)
         except AnsweredBefore as answered:
             if self._reply.is_streaming:  # its tokens may differ from the stored answer
                 self.fail(TurnConflict("this question has been answered already; send it again to get that answer"))
@@ -273,6 +337,14 @@ class Generation:
         except Exception:
             logger.exception("answer could not be finished %s", self._reply.ids)
             self.fail(InternalError("the answer could not be recorded; the worker's log has the reason"))
+
+    def _commit(self, summary: Summary) -> None:
+        """Record the answer, unless a worker that seemed to be lost has recorded the same. Raises as `commit` does."""
+        try:
+            self._question.commit(summary)
+        except AnsweredBefore as answered:
+            if self._reply.continuation is None or answered.text != summary.text:
+                raise
 
     def _end_with(self, text: str) -> None:
         """Send the stored answer of a request that was answered before."""
@@ -295,7 +367,7 @@ class Generation:
             self._is_over = True
         self._parts.counters.add(outcome)
         if self._sequence is not None:
-            self._parts.counters.add("tokens_generated", len(self._sequence.output))
+            self._parts.counters.add("tokens_generated", self._sequence.num_new)
         self._unpin()
         self._on_over()
         if self._is_admitted:

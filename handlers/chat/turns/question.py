@@ -1,9 +1,12 @@
 """What a generation answers: where its prompt comes from, and what becomes of the answer."""
 
+import hashlib
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from handlers.chat.forms import Summary
 from handlers.chat.pictures.store import Image
 
 
@@ -31,7 +34,7 @@ class Question(Protocol):
         """Read the encoded bytes of one of the prompt's images that the image store dropped. Raises HandlerError."""
         ...
 
-    def commit(self, text: str) -> None:
+    def commit(self, summary: Summary) -> None:
         """Record the complete answer before the client sees its end. Raises HandlerError, AnsweredBefore."""
         ...
 
@@ -42,6 +45,15 @@ class AnsweredBefore(Exception):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.text = text
+
+
+def digest_of(about: str, prompt: Prompt) -> str:
+    """Name what an answer follows from, which must be the same where it is continued. about: all but the prompt."""
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
+    digest.update(array("q", prompt.ids).tobytes())
+    for image in prompt.images:
+        digest.update(image.digest.encode())
+    return digest.hexdigest()
 
 
 def place_images(prompt: Prompt, image_token_id: int | None) -> tuple[list[int], list[int]]:

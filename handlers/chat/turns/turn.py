@@ -9,17 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from handlers.chat.commands import Ask
-from handlers.chat.messages import answer_message, question_message
+from handlers.chat.forms import Summary
+from handlers.chat.items import messages_of, text_of, write_items
+from handlers.chat.messages import TOOL, answer_message, system_message
 from handlers.chat.pictures.fetch_pool import find_line
 from handlers.chat.pictures.receiver import ReceivedImage
 from handlers.chat.pictures.store import Image, digests
+from handlers.chat.sessions.entries import ask_messages
 from handlers.chat.sessions.recorder import CONFLICT, SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.store import SessionStore
 from handlers.chat.turns.context_limits import truncate
 from handlers.chat.turns.generation import Generation, GenerationParts
+from handlers.chat.turns.history import count_turns, read_system, without_oldest
 from handlers.chat.turns.question import AnsweredBefore, Prompt
-from handlers.errors import ContextTooLong, HandlerError, TurnConflict
+from handlers.errors import HandlerError, TurnConflict
 from handlers.journal.event import Event
 from handlers.reply import PendingReply
 from torchmoor.wire import headers as wire
@@ -45,17 +49,32 @@ class Turn:
         self._session = session
         self._ask = ask
         self._reply = reply
-        self._text = ""
+        self._text = ""  # of the question, as it is recorded
         self._history: list[dict[str, Any]] = []  # the conversation before the question
-        self._messages: list[dict[str, Any]] = []  # the conversation with the question, without the dropped turns
+        self._messages: list[dict[str, Any]] = []  # the conversation with the question, as it is kept
+        self._system = ""  # came with this question, the session's first
         self._num_dropped = 0
         self._own_images: list[ReceivedImage] = []  # came with this question
         self._new_images: list[Image] = []  # first asked about by this question
         self._generation = Generation(parts, self, session.cache, ask, reply, self._release)
 
+    def is_answered(self) -> bool:
+        """Return whether the session has the answer already, to the same request when it came first."""
+        text = self._read_text()
+        return self._recorder.find_answer(self._session, self._ask.invocation_id, text) is not None
+
     def start(self) -> None:
         """Begin now or wait for the session's earlier turns. Raises Overloaded, the session's end."""
-        may_begin = self._store.enqueue(self._session, self)
+        self._start(may_begin=self._store.enqueue(self._session, self))
+
+    def try_start(self) -> bool:
+        """Begin now unless another turn of the session runs. Raises the session's end, SessionLost."""
+        may_begin = self._store.enqueue(self._session, self, may_wait=False)
+        if may_begin:
+            self._start(may_begin=True)
+        return may_begin
+
+    def _start(self, *, may_begin: bool) -> None:
         self._parts.counters.add("turns_started")
         if may_begin:
             self.begin()
@@ -80,6 +99,7 @@ class Turn:
         with session.recording:
             num_caught_up = self._recorder.catch_up(session)
             self._raise_if_answered()
+            self._place_draft()
         if num_caught_up:
             receipt[wire.REBUILT_EVENTS] = str(num_caught_up)
         raise_if_stopped()
@@ -89,12 +109,33 @@ class Turn:
             self._new_images = list(session.pending_images)
             images = [*session.images, *self._new_images]
             self._history = session.messages
-            self._messages = [*self._history, question_message(self._text, len(self._new_images))]
+            self._messages = [*self._history, *self._compose_question()]
         ids = self._render([image.num_tokens for image in images])
         num_dropped = session.num_dropped + self._num_dropped
         if num_dropped and self._may_drop:
             receipt[wire.DROPPED_TURNS] = str(num_dropped)
         return Prompt(ids, images, receipt)
+
+    def _place_draft(self) -> None:
+        """Number the response. Raises TurnConflict if the session has other turns than the one that it answers."""
+        draft, num_entries = self._ask.draft, len(self._session.entries)
+        if draft is not None:
+            if draft.after not in (None, num_entries):
+                raise TurnConflict(CONFLICT)
+            draft.place(self._session.id.text, num_entries + 1)
+
+    def _compose_question(self) -> list[dict[str, Any]]:
+        """Make the messages that the conversation gets with the question."""
+        draft, num_images = self._ask.draft, len(self._new_images)
+        if draft is not None:
+            return messages_of(draft.items, num_images)
+        self._system = read_system(self._ask.history, self._history, self._session.num_dropped)
+        system = [system_message(self._system)] if self._system else []
+        return [*system, *ask_messages(self._text, self._asked_by, num_images)]
+
+    @property
+    def _asked_by(self) -> str:
+        return TOOL if self._ask.are_results else ""
 
     def _add_images(self, received: list[ReceivedImage]) -> None:
         try:
@@ -106,24 +147,30 @@ class Turn:
 
     @property
     def _may_drop(self) -> bool:
-        return self._parts.limits.session.overflow == "drop_oldest"
+        draft = self._ask.draft
+        return self._parts.limits.session.overflow == "drop_oldest" if draft is None else draft.may_drop
 
     def _render(self, sizes: Sequence[int]) -> list[int]:
         """Render the conversation; drop its oldest turns if it exceeds the context and the settings allow that."""
-        model, messages = self._parts.model, self._messages
-        ids = model.render(messages, sizes)
+        model, draft, messages = self._parts.model, self._ask.draft, self._messages
+        if draft is not None:
+            messages = [*(each.for_template() for each in draft.instructions), *messages]
+        tools = () if self._ask.parameters.tools is None else self._ask.parameters.tools.definitions
+        ids = model.render(messages, sizes, tools)
         limit = self._parts.limits.max_prompt_beside_answer(self._ask.parameters.max_new_tokens)
-        num_turns = len(messages) // 2
+        num_turns = count_turns(messages) - 1
         if not self._may_drop or len(ids) <= limit or not num_turns:
             return ids
         steps = [*range(DROP_STEP, num_turns, DROP_STEP), num_turns]
 
         def fits(num_dropped: int) -> bool:
-            return len(model.render(without_oldest(messages, num_dropped), sizes)) <= limit
+            return len(model.render(without_oldest(messages, num_dropped), sizes, tools)) <= limit
 
         self._num_dropped = steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits)]
-        self._messages = without_oldest(messages, self._num_dropped)
-        return model.render(self._messages, sizes)
+        left = without_oldest(messages, self._num_dropped)
+        if draft is None:  # the Responses API decides it for each prompt
+            self._messages = left
+        return model.render(left, sizes, tools)
 
     def fetch(self, image: Image) -> bytes:
         """Return the bytes that came with the question, or read them from the journal."""
@@ -132,24 +179,39 @@ class Turn:
 
     def _raise_if_answered(self) -> None:
         """Raise AnsweredBefore if the client sends the question again because it missed the answer."""
-        answer = self._recorder.find_answer(self._session, self._ask.invocation_id, self._text)
-        if answer is not None:
-            raise AnsweredBefore(answer)
+        turn = self._recorder.find_answer(self._session, self._ask.invocation_id, self._text)
+        if turn is None:
+            return
+        draft = self._ask.draft
+        if draft is None:
+            raise AnsweredBefore(turn.answer)
+        draft.place(self._session.id.text, self._session.entries.index(turn) + 1)
+        raise AnsweredBefore(draft.restore(turn.answer, turn.response))
 
     def _read_text(self) -> str:
-        limit, text = self._parts.limits.engine.max_question_chars, self._ask.prompt_text
-        if len(text) > limit:
-            raise ContextTooLong(f"'prompt_text' has {len(text)} characters, more than {limit}")
+        text, draft = self._ask.prompt_text, self._ask.draft
+        num_chars = len(text) if draft is None else len(text_of(draft.items))
+        tools = self._ask.parameters.tools
+        num_chars += 0 if tools is None else tools.num_chars
+        self._parts.limits.check_chars(num_chars, "the question has {} characters")
+        if draft is not None:
+            return write_items(draft.items)
+        if self._ask.are_results:
+            return text
         return truncate(self._parts.model, text, self._ask.parameters.truncate)
 
-    def commit(self, text: str) -> None:
+    def commit(self, summary: Summary) -> None:
         """Add question and answer to the journal and to the conversation."""
-        session = self._session
+        session, draft = self._session, self._ask.draft
+        answer, response = (summary.text, "") if draft is None else draft.record(summary)
         event = Event(
             kind="turn",
             images=digests(self._new_images),
             question=self._text,
-            answer=text,
+            answer=answer,
+            system=self._system,
+            response=response,
+            asked_by=self._asked_by,
             invocation_id=self._ask.invocation_id,
         )
         with session.recording:
@@ -161,8 +223,8 @@ class Turn:
                 self._recorder.catch_up(session)
                 self._raise_if_answered()
                 raise
-            self._store.commit(session, [*self._messages, answer_message(text)], self._new_images)
-            session.num_dropped += self._num_dropped
+            self._store.commit(session, [*self._messages, answer_message(summary.text)], self._new_images)
+            session.num_dropped += self._num_dropped if draft is None else 0
         self._own_images = []
 
     def _release(self) -> None:
@@ -171,10 +233,3 @@ class Turn:
         following = self._store.dequeue(self._session, self)
         if following is not None:
             following.begin()
-
-
-def without_oldest(messages: Sequence[dict[str, Any]], num_turns: int) -> list[dict[str, Any]]:
-    """Remove the first turns, but put their images before the first question that is left."""
-    dropped, left = messages[: 2 * num_turns], list(messages[2 * num_turns :])
-    images = [part for message in dropped for part in message["content"] if part["type"] == "image"]
-    return [{**left[0], "content": [*images, *left[0]["content"]]}, *left[1:]]

@@ -16,10 +16,10 @@ from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.engine import make_engine
 from handlers.engine.runner import cache_shape
 from handlers.errors import ModelBroken, OutOfMemory, Overloaded, SettingsError
-from handlers.many.loading.placement import Assembled, PlacedModel
-from handlers.models.loader import load_model
-from handlers.models.probe import Probe
+from handlers.many.loading.tensor_placement import Assembled, PlacedModel
+from handlers.models.loader import load_model, make_text_model
 from handlers.models.text import TextModel
+from handlers.models.transformers_check import TransformersCheck
 from handlers.reply import PendingReply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, JournalSettings
@@ -64,6 +64,10 @@ class ChatModel(PlacedModel):
     def device_bytes(self) -> int:
         return super().device_bytes + self._kv_bytes
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return {"versions": ["1"], "platform": "text-generation", "inputs": [], "outputs": []}
+
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         service = self._service
         if service is None:
@@ -107,12 +111,9 @@ def _make_text_model(model: Any, folder: Path) -> TextModel:
     The weights are not packed, since packed ones would be private memory instead of page cache.
     """
     try:
-        probe = Probe(model)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        made = TextModel(model, tokenizer)
-        probe.check(made)
+        return make_text_model(model, tokenizer, TransformersCheck(model))
     except (SettingsError, torch.OutOfMemoryError):
         raise
     except Exception as exc:  # each of transformers' families fails in its own way
         raise ModelBroken(f"the model cannot generate text here: {type(exc).__name__}: {str(exc)[:300]}") from exc
-    return made

@@ -17,21 +17,22 @@ from handlers.errors import ModelBroken, SettingsError
 from handlers.many.compute import Compute
 from handlers.many.folder import CONFIG, read_json
 from handlers.many.loading.chat_model import ChatModel
-from handlers.many.loading.placement import Assembled
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.task_model import TaskModel
+from handlers.many.loading.tensor_placement import Assembled
 from handlers.many.loading.transformers_loading import load_model
 from handlers.many.model import LoadProgress, ResidentModel
 from handlers.many.tasks.embeddings import MODULES, Embeddings, read_pooling
 from handlers.many.tasks.feature_extraction import FeatureExtraction
 from handlers.many.tasks.fill_mask import FillMask
 from handlers.many.tasks.image_classification import ImageClassification
+from handlers.many.tasks.open_inference import read_inference
 from handlers.many.tasks.question_answering import QuestionAnswering
 from handlers.many.tasks.task import Task
 from handlers.many.tasks.text import SharedTokenizer
 from handlers.many.tasks.text_classification import TextClassification
 from handlers.many.tasks.token_classification import TokenClassification
-from handlers.many.tasks.triton import TritonTask, is_triton, read_tensors
+from handlers.many.tasks.triton import TritonTask, is_triton
 from handlers.models.declared_size import check_files
 from handlers.models.loader import choose_type
 from handlers.settings import HandlerSettings
@@ -121,7 +122,10 @@ class CheckpointLoader:
 
     def _load_triton(self, folder: Path) -> ResidentModel:
         task = TritonTask.load(folder, self._device, is_allowed=self._settings.many.allow_torchscript)
-        return TaskModel(task, Assembled(task.module), self._device, self.compute, self._readers, read_tensors)
+        assembled = Assembled(task.module)
+        return TaskModel(
+            task, assembled, self._device, self.compute, self._readers, read_inference, metadata=task.describe()
+        )
 
     def _load_chat(self, folder: Path, config: dict[str, Any], progress: LoadProgress) -> ResidentModel:
         assembled = None

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -10,16 +10,21 @@ from typing import Any
 import torch
 
 from handlers.errors import HandlerError, InternalError
-from handlers.many.compute import Compute, Row, RowQueue
-from handlers.many.loading.placement import Assembled, PlacedModel
-from handlers.many.request import TaskRequest, read_body, read_request
-from handlers.many.tasks.task import Task, TaskWork
+from handlers.many.compute import Compute, RowQueue, TaskRow
+from handlers.many.loading.tensor_placement import Assembled, PlacedModel
+from handlers.many.openai_bodies import read_task_request
+from handlers.many.request import TaskForm, TaskRequest
+from handlers.many.tasks.task import EncodedAnswer, Task, TaskWork
 from handlers.reply import JSON, PendingReply
 from handlers.requests import Incoming
 
 
 class TaskModel(PlacedModel):
-    """Implements `handlers.many.model.ResidentModel`. readers: the threads that check and tokenize."""
+    """Implements `handlers.many.model.ResidentModel`.
+
+    readers: the threads that check and tokenize. read: reads bodies, if not those of `openai_bodies`. metadata: the
+    open inference protocol's; None if the model takes no tensors.
+    """
 
     def __init__(
         self,
@@ -28,12 +33,14 @@ class TaskModel(PlacedModel):
         device: torch.device,
         compute: Compute,
         readers: Executor,
-        read: Callable[[Any], TaskRequest] = read_request,
+        read: Callable[[Incoming], TaskRequest] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(assembled, device)
         self.task = task
         self._readers = readers
-        self._read = read
+        self._read = read or partial(read_task_request, task=task.name)
+        self.metadata = metadata or {"versions": ["1"], "platform": task.name, "inputs": [], "outputs": []}
         self._compute = compute
         self.queue = RowQueue(task.run)
 
@@ -43,12 +50,21 @@ class TaskModel(PlacedModel):
     def _begin(self, incoming: Incoming, reply: PendingReply) -> None:
         with reply.guarded():
             reply.raise_if_cancelled()
-            work = self.task.read(self._read(read_body(incoming)), reply)
+            request = self._read(incoming)
+            work = self.task.read(request, reply)
+            if request.form is not None:
+                work = _in_form(work, request.form)
             self._compute.put(self.queue, _Answer(work, reply).rows())
 
     def close(self) -> None:
         self._compute.close(self.queue)
         super().close()
+
+
+def _in_form(work: TaskWork, form: TaskForm) -> TaskWork:
+    """Return the work with its answer in another form."""
+    num_tokens = sum(each.size for each in work.inputs)
+    return TaskWork(work.inputs, lambda outputs: form.answer(work.finish(outputs), num_tokens))
 
 
 class _Answer:
@@ -61,9 +77,9 @@ class _Answer:
         self._num_missing = len(work.inputs)
         self._lock = threading.Lock()
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TaskRow]:
         return [
-            Row(own.inputs, own.size, own.kind, self._is_wanted, partial(self._take, index))
+            TaskRow(own.inputs, own.size, own.kind, self._is_wanted, partial(self._take, index))
             for index, own in enumerate(self._work.inputs)
         ]
 
@@ -81,7 +97,11 @@ class _Answer:
             self._reply.fail(outcome)
         elif was_wanted and is_complete:
             with self._reply.guarded():
-                self._reply.finish(JSON, encode(self._work.finish(self._outputs)))
+                answer = self._work.finish(self._outputs)
+                if isinstance(answer, EncodedAnswer):
+                    self._reply.finish(answer.headers, answer.body)
+                else:
+                    self._reply.finish(JSON, encode(answer))
 
 
 def encode(answer: Any) -> bytes:

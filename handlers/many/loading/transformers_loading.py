@@ -24,8 +24,8 @@ from transformers.core_model_loading import WeightRenaming
 
 from handlers.errors import ModelBroken, SettingsError
 from handlers.many.folder import CONFIG, read_json
-from handlers.many.loading.placement import Assembled
 from handlers.many.loading.shared import SharedParts, digest
+from handlers.many.loading.tensor_placement import Assembled
 from handlers.many.loading.weights import Weights, read_weights
 from handlers.many.model import LoadProgress
 from handlers.models.declared_size import BuildLimit, check_config
@@ -100,7 +100,7 @@ def _make_template(folder: Path, auto: Any, weights: Weights) -> UnloadedModel:
     except SettingsError as exc:
         raise ModelBroken(str(exc)) from exc
     except Exception as exc:  # every family checks its configuration in its own way
-        raise ModelBroken(f"no model can be made of {CONFIG}: {_short(exc)}") from exc
+        raise ModelBroken(f"no model can be made of {CONFIG}: {_shortened(exc)}") from exc
     model.eval().requires_grad_(False)
     # Checkpoints that need other transforms than renaming are converted.
     renamings = tuple(each for each in get_model_conversion_mapping(model) if type(each) is WeightRenaming)
@@ -213,7 +213,7 @@ def _convert(folder: Path, template: UnloadedModel, dtype: torch.dtype | None, w
             **options,
         )
     except Exception as exc:  # transformers and its converters raise any exception
-        raise ModelBroken(f"the model's weights cannot be read: {_short(exc)}") from exc
+        raise ModelBroken(f"the model's weights cannot be read: {_shortened(exc)}") from exc
     _check_complete(template, model, set(info["missing_keys"]), sorted(info["unexpected_keys"]))
     return model.eval().requires_grad_(False)
 
@@ -254,7 +254,7 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def _short(exc: Exception) -> str:
+def _shortened(exc: Exception) -> str:
     """Shorten a library's error for an answer."""
     text = " ".join(str(exc).split())
     return f"{type(exc).__name__}: {text[:500]}"

@@ -30,10 +30,9 @@ from handlers.many.residency.entry import RESIDENT, LoaderStep, ModelEntry, Mode
 from handlers.many.residency.load_history import BrokenModel, LoadHistory
 from handlers.many.residency.memory_budget import MemoryBudget
 from handlers.many.residency.ticket import ModelTicket
-from handlers.settings import ManySettings
+from handlers.many_settings import ManySettings
 
 # Events since the worker started. hits: requests whose model was on the device; evictions: from memory.
-EVENTS = ("hits", "misses", "loads", "promotions", "demotions", "evictions", "failures")
 
 
 class ModelCache:

@@ -16,10 +16,10 @@ import torch
 from handlers.errors import HandlerError, ModelBroken, ModelUnknown, OutOfMemory
 from handlers.many.model import Loader
 from handlers.many.residency.cache import ModelCache
-from handlers.many.residency.disk import DiskCache
+from handlers.many.residency.download import Downloader
 from handlers.many.residency.entry import LoaderStep, ModelEntry
+from handlers.many_settings import ManySettings
 from handlers.process_memory import release_memory
-from handlers.settings import ManySettings
 
 logger = logging.getLogger(__name__)
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
@@ -32,14 +32,14 @@ class LoaderThreads:
         self,
         settings: ManySettings,
         cache: ModelCache,
-        disk: DiskCache,
+        downloader: Downloader,
         load: Loader,
         device: torch.device,
         report: Callable[..., Any],
     ) -> None:
         self._load_timeout_s = settings.load_timeout_s
         self._cache = cache
-        self._disk = disk
+        self._downloader = downloader
         self._load = load
         self._device = device
         self._report = report
@@ -89,7 +89,7 @@ class LoaderThreads:
             return
         entry.progress.allow(self._load_timeout_s)
         began = time.monotonic()
-        lease = self._disk.fetch(entry.name, entry.progress)
+        lease = self._downloader.fetch(entry.name, entry.progress)
         if lease.is_new:
             self._note("download", "unpacked", entry.name, lease.version, began)
         try:

@@ -20,7 +20,8 @@ import torch
 from handlers.errors import HandlerError, LoadStopped, ModelLoaded, ModelUnknown, SourceUnavailable
 from handlers.many.model import Cancel, Loader, ModelLease, ModelTier
 from handlers.many.residency.cache import ModelCache
-from handlers.many.residency.disk import DiskCache, take_home
+from handlers.many.residency.disk_cache import DiskCache, take_home
+from handlers.many.residency.download import Downloader
 from handlers.many.residency.entry import ModelEntry, OnDone
 from handlers.many.residency.loader_threads import LoaderThreads
 from handlers.many.residency.status import add_disk, describe_memory
@@ -28,8 +29,8 @@ from handlers.many.residency.ticket import ModelTicket
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import open_source
 from handlers.many.sources.source import check_name
+from handlers.many_settings import ManySettings
 from handlers.process_memory import choose_device_bytes
-from handlers.settings import ManySettings
 
 logger = logging.getLogger(__name__)
 MIN_TICK_S = 0.01
@@ -46,14 +47,14 @@ class ModelRegistry:
         self,
         settings: ManySettings,
         source: GivenSource,
-        disk: DiskCache,
+        downloader: Downloader,
         load: Loader,
         device: torch.device,
         lock_file: IO[str] | None = None,
     ) -> None:
         self._settings = settings
         self._source = source
-        self._disk = disk
+        self._disk = downloader.disk
         self._lock_file = lock_file
         self._lock = threading.Lock()
         device_bytes = settings.device_bytes or choose_device_bytes(device)
@@ -63,7 +64,7 @@ class ModelRegistry:
 
         self._cache = ModelCache(settings, device_bytes, give_back, is_unified=device.type == "cpu")
         self.counters = self._cache.counters
-        self._threads = LoaderThreads(settings, self._cache, disk, load, device, self._report)
+        self._threads = LoaderThreads(settings, self._cache, downloader, load, device, self._report)
         self._stopping = threading.Event()
         self._watchers = [
             threading.Thread(target=self._watch_clock, name="many-clock", daemon=True),
@@ -237,11 +238,12 @@ class ModelRegistry:
                 logger.exception("comparing models with their source failed")
 
 
-def open_registry(settings: ManySettings, archive: Path, load: Loader, device: torch.device) -> ModelRegistry:
-    """Build a registry with its source and its disk. archive: base of a relative source. Raises SettingsError."""
-    source = GivenSource(open_source(settings, archive), settings.url_roots, settings.max_files)
+def open_registry(settings: ManySettings, worker_dir: Path, load: Loader, device: torch.device) -> ModelRegistry:
+    """Build a registry with its source and its disk. worker_dir: base of a relative source. Raises SettingsError."""
+    source = GivenSource(open_source(settings, worker_dir), settings.url_roots, settings.max_files)
     home, lock_file = take_home(settings)
-    return ModelRegistry(settings, source, DiskCache(home, source.find, settings), load, device, lock_file)
+    downloader = Downloader(DiskCache(home, settings.disk_bytes), source.find, settings)
+    return ModelRegistry(settings, source, downloader, load, device, lock_file)
 
 
 @contextmanager

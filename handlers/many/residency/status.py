@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from handlers.counters import MODEL_EVENTS
 from handlers.many.model import ModelTier
-from handlers.many.residency.cache import EVENTS, ModelCache
-from handlers.many.residency.disk import DiskCache
+from handlers.many.residency.cache import ModelCache
+from handlers.many.residency.disk_cache import DiskCache
 from handlers.many.residency.entry import ModelEntry, ModelState
 
 
@@ -24,7 +25,7 @@ def describe_memory(cache: ModelCache, now: float) -> dict[str, Any]:
         },
         "next_to_go": cache.next_to_go(),
         "waiting": cache.entries.num_waiting(),
-        "counters": {name: cache.counters.get(name) for name in EVENTS},
+        "counters": cache.counters.get_all(MODEL_EVENTS),
     }
 
 
@@ -38,6 +39,7 @@ def add_disk(status: dict[str, Any], in_memory: set[str], disk: DiskCache) -> No
 
 
 def _describe(entry: ModelEntry, pinned: bool, now: float) -> dict[str, Any]:
+    """Describe a model. bytes: measured; counted_bytes: as the budget counts them."""
     model = entry.model
     return {
         "name": entry.name,

@@ -5,11 +5,11 @@ from pathlib import Path
 from handlers.errors import ModelUnknown, SettingsError
 from handlers.many.sources.directory import find_in
 from handlers.many.sources.source import Find, SourceModel
-from handlers.settings import ManySettings
+from handlers.many_settings import ManySettings
 
 
-def open_source(settings: ManySettings, archive: Path) -> Find:
-    """Make the source; makes no request. archive: base of a relative directory. Raises SettingsError."""
+def open_source(settings: ManySettings, worker_dir: Path) -> Find:
+    """Make the source; makes no request. worker_dir: base of a relative directory. Raises SettingsError."""
     if not settings.source:
         return _find_nothing
     if settings.source.startswith("s3://"):
@@ -18,7 +18,7 @@ def open_source(settings: ManySettings, archive: Path) -> Find:
         return open_s3(settings).find
     if "://" in settings.source:
         raise SettingsError("handler.many.source must be a directory or s3://bucket/prefix")
-    root = (archive / Path(settings.source).expanduser()).resolve()
+    root = (worker_dir / Path(settings.source).expanduser()).resolve()
     if not root.is_dir():
         raise SettingsError(f"handler.many.source: there is no directory {root}")
     return lambda name: find_in(root / name, name, settings.max_files)

@@ -21,8 +21,8 @@ from handlers.many.sources.source import (
     is_archive,
     version_of,
 )
+from handlers.many_settings import ManySettings
 from handlers.s3 import PIECE_BYTES, PieceReader, S3Error, list_objects, make_client, read_object, split_url, translated
-from handlers.settings import ManySettings
 
 
 class S3Source:

@@ -1,7 +1,7 @@
 """The source of models: what a model, its files and its version are, and the function that finds one.
 
 A model is a `.tar.gz`, a `.mar`, or a folder. Its version changes with its content, so that asking again finds what was
-added or replaced. Sources keep nothing; handlers/many/residency/disk.py does.
+added or replaced. Sources keep nothing; handlers/many/residency/disk_cache.py does.
 """
 
 import hashlib

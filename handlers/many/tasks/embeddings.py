@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from handlers.errors import ModelBroken
-from handlers.many.compute import Row
+from handlers.many.compute import TaskRow
 from handlers.many.folder import read_json
 from handlers.many.request import TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import SharedTokenizer, TextTask, find_max_tokens
+from handlers.many_settings import TaskSettings
 from handlers.reply import PendingReply
-from handlers.settings import TaskSettings
 
 MODULES = "modules.json"
 # Pooling modes by their keys in sentence-transformers, in the order in which it joins several.
@@ -124,7 +124,7 @@ class Embeddings(TextTask):
         work = self.read_texts(request, answer, is_truncated=True)  # as sentence-transformers does
         return TaskWork(work.inputs, lambda outputs: {"embeddings": work.finish(outputs)})
 
-    def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
+    def run(self, rows: Sequence[TaskRow]) -> Sequence[Tensor]:
         """Return (width,) per row."""
         hidden = self.forward(rows).last_hidden_state.float()
         sizes = torch.tensor([row.size for row in rows], device=hidden.device)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from handlers.many.compute import Row
+from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
@@ -20,7 +20,7 @@ class FeatureExtraction(TextTask):
         request.check_parameters({"truncation": bool})
         return self.read_texts(request, lambda text, encoded, vectors: [vectors.tolist()])
 
-    def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
+    def run(self, rows: Sequence[TaskRow]) -> Sequence[Tensor]:
         """Return (tokens, width) per row."""
         hidden = self.forward(rows).last_hidden_state.float().cpu()
         return [own[: row.size] for own, row in zip(hidden, rows, strict=True)]

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.errors import InvalidRequest
-from handlers.many.compute import Row
+from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest, as_list
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import Input, TaskWork
+from handlers.many_settings import TaskSettings
 from handlers.reply import PendingReply
-from handlers.settings import TaskSettings
 
 DEFAULT_TOP_K = 5
 PIXELS_PER_TOKEN = 256  # a patch of 16 by 16 counts as one token of a batch
@@ -55,7 +55,7 @@ class ImageClassification:
 
         return TaskWork(inputs, finish)
 
-    def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
+    def run(self, rows: Sequence[TaskRow]) -> Sequence[Tensor]:
         """Return float32 logits."""
         pixels = torch.stack([row.inputs for row in rows]).to(self.model.device, self.model.dtype)
         return list(self.model(pixel_values=pixels).logits.float().cpu())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from handlers.errors import ContextTooLong, InvalidRequest, ModelBroken
-from handlers.many.compute import Row
+from handlers.many.compute import TaskRow
 from handlers.many.request import Parameters, TaskRequest, as_list, check_text
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
@@ -84,7 +84,7 @@ class QuestionAnswering(TextTask):
             return_special_tokens_mask=True,
         )
 
-    def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
+    def run(self, rows: Sequence[TaskRow]) -> Sequence[Tensor]:
         """Return (2, tokens) per row: the logits of an answer's begin and end at each token."""
         found = self.forward(rows)
         logits = torch.stack([found.start_logits, found.end_logits], 1).float().cpu()

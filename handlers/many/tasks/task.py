@@ -1,17 +1,17 @@
 """The task protocol: how a request becomes rows of a batch, and their outputs an answer."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from handlers.many.compute import Row
+from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest
 from handlers.reply import PendingReply
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """The input of one row, see `compute.Row`."""
+    """The input of one row, see `compute.TaskRow`."""
 
     inputs: Any
     size: int
@@ -19,8 +19,16 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedAnswer:
+    """An answer that is not JSON."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class TaskWork:
-    """A request that was read. finish: converts the outputs of its rows, in order, to the JSON answer."""
+    """A request that was read. finish: converts the outputs of its rows, in order, to JSON or an EncodedAnswer."""
 
     inputs: Sequence[Input]
     finish: Callable[[Sequence[Any]], Any]
@@ -38,6 +46,6 @@ class Task(Protocol):
         """
         ...
 
-    def run(self, rows: Sequence[Row]) -> Sequence[Any]:
+    def run(self, rows: Sequence[TaskRow]) -> Sequence[Any]:
         """Compute one batch on the device. Returns outputs on the CPU."""
         ...

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from handlers.errors import ContextTooLong
-from handlers.many.compute import Row
+from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import Input, TaskWork
-from handlers.settings import TaskSettings
+from handlers.many_settings import TaskSettings
 
 UNLIMITED = 1_000_000  # tokenizers without a limit report a much larger number
 # From one encoding and its output to one result.
@@ -83,7 +83,7 @@ class TextTask:
         alone = None if self._can_pad else object()  # a kind that no other row shares
         return Input(own, len(own["input_ids"]), alone)
 
-    def forward(self, rows: Sequence[Row]) -> Any:
+    def forward(self, rows: Sequence[TaskRow]) -> Any:
         """Return the model's output for rows, padded at their ends."""
         size = max(row.size for row in rows)
         batch = {
@@ -96,7 +96,7 @@ class TextTask:
         options = {"use_cache": False} if "use_cache" in self._read_by_model else {}
         return self.model(**batch, **options)
 
-    def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
+    def run(self, rows: Sequence[TaskRow]) -> Sequence[Tensor]:
         """Return float32 logits, one tensor per row; logits per token without the padding."""
         logits = self.forward(rows).logits.float().cpu()
         if logits.dim() < 3:

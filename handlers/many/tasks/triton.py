@@ -1,4 +1,4 @@
-"""TorchScript models in Triton's layout; tensors in the V2 protocol's JSON.
+"""TorchScript models in Triton's layout.
 
     config.pbtxt          names, types and shapes of inputs and outputs
     1/model.pt            the traced or scripted model; the newest of several versions is used
@@ -7,7 +7,6 @@ A TorchScript file is a program, so a setting must allow it. A folder with only 
 works too: the model gets the inputs in the order of the request.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,29 +17,15 @@ import torch
 from torch import Tensor
 
 from handlers.errors import InvalidRequest, ModelBroken
-from handlers.many.compute import Row
+from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest
+from handlers.many.tasks.open_inference import MAX_DIMENSIONS, MAX_TENSORS, NAMES, TYPES, TensorForm, read_tensor
 from handlers.many.tasks.pbtxt import Message, parse_pbtxt
 from handlers.many.tasks.task import Input, TaskWork
 from handlers.reply import PendingReply
 
 CONFIG = "config.pbtxt"
 MODEL = "model.pt"
-MAX_TENSORS = 64
-MAX_DIMENSIONS = 16
-TYPES = {
-    "BOOL": torch.bool,
-    "UINT8": torch.uint8,
-    "INT8": torch.int8,
-    "INT16": torch.int16,
-    "INT32": torch.int32,
-    "INT64": torch.int64,
-    "FP16": torch.float16,
-    "BF16": torch.bfloat16,
-    "FP32": torch.float32,
-    "FP64": torch.float64,
-}
-_NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +107,6 @@ def _places(specs: Sequence[TensorSpec]) -> list[int]:
     return list(range(len(specs)))
 
 
-def read_tensors(body: Any) -> TaskRequest:
-    """Read a V2 request: {"inputs": [{"name", "shape", "datatype", "data"}]}. Raises InvalidRequest."""
-    if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
-        raise InvalidRequest(
-            'this model reads tensors: send {"inputs": [{"name", "shape", "datatype", "data"}]}', param="inputs"
-        )
-    wanted = body.get("outputs") or []
-    if not isinstance(wanted, list) or not all(isinstance(each, dict) for each in wanted):
-        raise InvalidRequest("'outputs' must be a list of objects with 'name'", param="outputs")
-    given = {"id": body.get("id"), "outputs": [each.get("name") for each in wanted]}
-    return TaskRequest(body["inputs"], given)
-
-
 class TritonTask:
     """Maps tensors to tensors."""
 
@@ -178,17 +150,17 @@ class TritonTask:
                 raise InvalidRequest(f"the input {name[:100]!r} stands twice", param="inputs")
             given[name] = tensor
         tensors = self._check(given)
-        wanted = request.get("outputs", [])
-        unknown = [name for name in wanted if name not in [spec.name for spec in self._config.outputs]]
+        form: TensorForm = request.parameters["form"]
+        unknown = [name for name in form.names if name not in [spec.name for spec in self._config.outputs]]
         if unknown and self._config.outputs:
             raise InvalidRequest(f"there is no output {str(unknown[0])[:100]!r}", param="outputs")
 
         def finish(outputs: Sequence[Any]) -> Any:
-            answer = {"model_version": self._version, "outputs": self._describe(outputs[0], wanted)}
-            name = request.get("id", None)
-            return answer if name is None else {"id": name, **answer}
+            named = zip(self._output_names(len(outputs[0])), outputs[0], strict=True)
+            wanted = [(name, tensor) for name, tensor in named if not form.names or name in form.names]
+            return form.encode(self._version, wanted)
 
-        can_join = self._config.max_batch_size > 0
+        can_join = self._config.max_batch_size > 0 and bool(self._config.inputs)  # whose batch sizes are checked
         kind = tuple((t.dtype, tuple(t.shape[1:])) for t in tensors) if can_join else object()
         return TaskWork([Input(tensors, 1, kind)], finish)
 
@@ -203,7 +175,7 @@ class TritonTask:
         for spec in specs:
             tensor = given[spec.name]
             if tensor.dtype is not spec.dtype:
-                found, wanted = _NAMES[tensor.dtype], _NAMES[spec.dtype]
+                found, wanted = NAMES[tensor.dtype], NAMES[spec.dtype]
                 raise InvalidRequest(f"the input {spec.name!r} must be {wanted}, not {found}", param="inputs")
             shape = tuple(tensor.shape[1:]) if limit else tuple(tensor.shape)
             fits = len(shape) == len(spec.shape) and all(w in (-1, s) for w, s in zip(spec.shape, shape, strict=True))
@@ -218,7 +190,7 @@ class TritonTask:
                 raise InvalidRequest(f"the inputs must have one batch size, of 1 to {limit}", param="inputs")
         return [given[spec.name] for spec in specs]
 
-    def run(self, rows: Sequence[Row]) -> Sequence[Any]:
+    def run(self, rows: Sequence[TaskRow]) -> Sequence[Any]:
         """Return the outputs of each row, a list of tensors on the CPU."""
         limit = self._config.max_batch_size
         outputs: list[Any] = []
@@ -232,7 +204,7 @@ class TritonTask:
             outputs += self._run_group(group)
         return outputs
 
-    def _run_group(self, group: Sequence[Row]) -> list[list[Tensor]]:
+    def _run_group(self, group: Sequence[TaskRow]) -> list[list[Tensor]]:
         if len(group) == 1:
             return [self._call(group[0].inputs)]
         joined = [torch.cat(parts) for parts in zip(*(row.inputs for row in group), strict=True)]
@@ -258,60 +230,19 @@ class TritonTask:
             raise RuntimeError(f"the model gives {len(found)} outputs, {CONFIG} names number {max(places)}, from 0")
         return [found[place] for place in places]
 
-    def _describe(self, tensors: Sequence[Tensor], wanted: Sequence[str]) -> list[dict[str, Any]]:
-        names = [spec.name for spec in self._config.outputs] or [f"OUTPUT__{i}" for i in range(len(tensors))]
-        return [
-            {"name": name, "datatype": _NAMES[t.dtype], "shape": list(t.shape), "data": _numbers(t)}
-            for name, t in zip(names, tensors, strict=True)
-            if not wanted or name in wanted
-        ]
+    def _output_names(self, num_outputs: int) -> list[str]:
+        return [spec.name for spec in self._config.outputs] or [f"OUTPUT__{i}" for i in range(num_outputs)]
 
+    def describe(self) -> dict[str, Any]:
+        """Return the model's metadata. Without a configuration, TorchScript does not say what it takes."""
+        batch = [-1] if self._config.max_batch_size > 0 else []
 
-def _numbers(tensor: Tensor) -> list[Any]:
-    """Return the values. Floats have the fewest digits that name them in their own type, not in 64 bits."""
-    flat = tensor.flatten()
-    if flat.dtype is torch.bfloat16:
-        flat = flat.float()
-    if flat.dtype not in (torch.float16, torch.float32):
-        return flat.tolist()
-    numbers: list[Any] = flat.numpy().astype(str).astype("float64").tolist()
-    return numbers
+        def describe_all(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+            return [{"name": s.name, "datatype": NAMES[s.dtype], "shape": [*batch, *s.shape]} for s in specs]
 
-
-def read_tensor(given: Any) -> tuple[str, Tensor]:
-    """Read one tensor of a request, from nested or flat data. Raises InvalidRequest."""
-    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-        raise InvalidRequest("a tensor is an object with 'name', 'shape', 'datatype' and 'data'", param="inputs")
-    name, shape = given["name"], given.get("shape")
-    dtype = TYPES.get(str(given.get("datatype")))
-    if dtype is None:
-        raise InvalidRequest(f"the datatype of {name[:100]!r} must be one of {', '.join(TYPES)}", param="inputs")
-    if (
-        not isinstance(shape, list)
-        or len(shape) > MAX_DIMENSIONS
-        or not all(type(each) is int and each >= 0 for each in shape)
-    ):
-        raise InvalidRequest(f"the shape of {name[:100]!r} must be a list of sizes", param="inputs")
-    values = _flatten(given.get("data"))
-    if math.prod(shape) != len(values):
-        message = f"the data of {name[:100]!r} has {len(values)} values, and its shape {math.prod(shape)}"
-        raise InvalidRequest(message, param="inputs")
-    allowed: tuple[type, ...] = (int, float) if dtype.is_floating_point else (bool if dtype is torch.bool else int,)
-    if not all(type(value) in allowed for value in values):
-        raise InvalidRequest(f"the data of {name[:100]!r} must be of type {given['datatype']}", param="inputs")
-    try:
-        return name, torch.tensor(values, dtype=dtype).reshape(shape)
-    except (RuntimeError, OverflowError, ValueError, TypeError) as exc:
-        raise InvalidRequest(f"a value of {name[:100]!r} is out of range", param="inputs") from exc
-
-
-def _flatten(data: Any) -> list[Any]:
-    flat: list[Any] = []
-    stack = [data]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, list):
-            stack.extend(reversed(item))
-        else:
-            flat.append(item)
-    return flat
+        return {
+            "versions": [self._version],
+            "platform": "pytorch_libtorch",
+            "inputs": describe_all(self._config.inputs),
+            "outputs": describe_all(self._config.outputs),
+        }

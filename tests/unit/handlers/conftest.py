@@ -36,6 +36,7 @@ from handlers.settings import (
     PumpSettings,
     RequestSettings,
 )
+from tests.unit.handlers.journal_stores import store as store
 from tests.waiting import wait_until
 
 with warnings.catch_warnings():

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.chat.dialects.inputs import LmiForm, LmiJsonForm, TgiForm
+from handlers.chat.dialects.completions import CompletionForm
 from handlers.chat.dialects.openai import OpenAIForm
 from handlers.chat.dialects.session import SessionForm
+from handlers.chat.dialects.tgi import LmiForm, LmiJsonForm, TgiForm
 from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.errors import HandlerError, InvalidRequest, OutOfMemory, Overloaded, TurnTimedOut
 
@@ -166,7 +167,24 @@ def test_openai_stream_with_usage() -> None:
 
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+    counts = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+    assert last["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
+
+
+def test_completions() -> None:
+    """OpenAI's text_completion, streamed with its usage at the end, and whole."""
+    form = CompletionForm(id="cmpl-1", created=7, model="llava", has_usage=True)
+
+    *chunks, last = read_openai(stream(form, finish_reason="length"))
+    whole = json.loads(form.whole(summary_of(TEXTS)))
+
+    assert {(c["id"], c["object"], c["created"], c["model"]) for c in (*chunks, last, whole)} == {
+        ("cmpl-1", "text_completion", 7, "llava")
+    }
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"] == "".join(TEXTS)
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[-2:]] == [None, "length"]
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert last["usage"]["total_tokens"] == whole["usage"]["total_tokens"] == 18
 
 
 def test_openai_logprobs() -> None:
@@ -203,7 +221,8 @@ def test_whole_answers() -> None:
     assert json.loads(LmiForm().whole(summary)) == {"generated_text": text}
     completion = json.loads(OPENAI.whole(summary))
     assert completion["object"] == "chat.completion"
-    assert completion["choices"][0]["message"] == {"role": "assistant", "content": text, "refusal": None}
+    message = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+    assert completion["choices"][0]["message"] == message
     assert completion["usage"]["total_tokens"] == 18
     assert json.loads(SessionForm(has_details=True).whole(summary))["details"]["seed"] == 3
     [tgi] = json.loads(TgiForm(has_details=True).whole(summary))

@@ -213,7 +213,10 @@ def test_streamed_messages_are_the_whole_ones(client: Any, red: Any) -> None:
     *chunks, last = events(streamed.body)
     choices = [chunk["choices"][0] for chunk in chunks]
     assert "".join(c["delta"].get("content", "") for c in choices) == said(whole)
-    assert last["usage"] == whole.json["usage"]
+    first, second = whole.json["usage"], last["usage"]
+    cached = [usage.pop("prompt_tokens_details")["cached_tokens"] for usage in (first, second)]
+    assert first == second
+    assert cached[0] < cached[1] < second["prompt_tokens"]  # the second request finds the first one's prompt
     assert choices[-1]["finish_reason"] == whole.json["choices"][0]["finish_reason"] == "stop"
     entries = [entry for c in choices if c["logprobs"] for entry in c["logprobs"]["content"]]
     expected = whole.json["choices"][0]["logprobs"]["content"]
@@ -510,7 +513,7 @@ def test_model_failure_fails_its_completion_only(make_client: Any, endless_llava
     failing = threading.Event()
 
     def fail(embeds: torch.Tensor, batch: Any) -> None:
-        if failing.is_set() and any(part.num_tokens > 40 for part in batch.parts):
+        if failing.is_set() and any(part.num_tokens > 40 for part in batch.shares):
             raise RuntimeError("boom")
 
     endless_llava.before_step = fail

@@ -202,7 +202,9 @@ def test_private_and_local_addresses_are_forbidden(host: str) -> None:
         assert caught.value.status == 403
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:10.0.0.1", "fe80::1%eth0", "64:ff9b::a00:1"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "::1", "::ffff:10.0.0.1", "fe80::1%eth0", "64:ff9b::a00:1", "4000::1"]
+)
 def test_one_private_address_among_public_ones_forbids_the_name(address: str) -> None:
     """A name is forbidden if any of its addresses is."""
     with pytest.raises(ImageUrlForbidden):

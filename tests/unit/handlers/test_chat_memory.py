@@ -498,7 +498,7 @@ def test_a_long_conversation_that_was_rebuilt_is_shortened_quickly(make_client: 
     session.messages = [message for _ in range(200) for message in (question("hello"), reply_of("hello"))]
     rendered: list[int] = []
 
-    def render(messages: Any, sizes: Any) -> Any:
+    def render(messages: Any, sizes: Any, tools: Any = ()) -> Any:
         rendered.append(len(messages))
         return endless_llava.real.render(messages, sizes)
 
@@ -592,10 +592,10 @@ def test_a_turn_that_ends_anywhere_lets_go_of_everything(
         encode = endless_llava.real.encode_image
         monkeypatch.setattr(endless_llava.real, "encode_image", lambda pixels: stop_here() and encode(pixels))
     else:
-        is_here = {"prefilling": lambda batch: batch.parts[0].length > 20, "decoding": lambda batch: True}[stage]
+        is_here = {"prefilling": lambda batch: batch.shares[0].length > 20, "decoding": lambda batch: True}[stage]
 
         def before_step(embeds: torch.Tensor, batch: Any) -> None:
-            if is_here(batch) and (stage == "prefilling" or batch.parts[0].num_tokens == 1):
+            if is_here(batch) and (stage == "prefilling" or batch.shares[0].num_tokens == 1):
                 stop_here()
 
         endless_llava.before_step = before_step
@@ -642,7 +642,7 @@ def test_a_turn_whose_time_is_up_lets_go_of_everything(
         else:
             size = 1 if stage == "decoding" else 16
             endless_llava.before_step = lambda embeds, batch: (
-                wait_until_late() if batch.parts[0].num_tokens == size else None
+                wait_until_late() if batch.shares[0].num_tokens == size else None
             )
         late = client.ask(sid, "and this?", images=[data_url(red)], parameters={"max_new_tokens": 50}).wait()
     endless_llava.before_step = lambda embeds, batch: None

@@ -725,6 +725,7 @@ def test_status_tells_what_the_worker_holds(client: Any, tiny_llava: Any, red: A
     assert status["sessions"] == {
         "open": 1,
         "max": 1024,
+        "is_durable": 0,
         "opened": 1,
         "closed": 0,
         "adopted": 0,

@@ -9,8 +9,9 @@ from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import BLOCK, SequenceCache
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
+from handlers.engine.sampler import SamplingParams
 from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import SamplingParams, Sequence, TokenEvent
+from handlers.engine.sequence import Sequence, TokenEvent
 from handlers.errors import SettingsError
 from handlers.models.loader import load_model
 
@@ -19,6 +20,7 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.needs("g++")
 def test_no_request_waits_for_the_compiler(checkpoint: Path, one_thread: None) -> None:
     """Loading the model compiles everything for prompts of any length and any batch.

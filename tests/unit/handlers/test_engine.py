@@ -13,10 +13,11 @@ from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import BLOCK, SequenceCache
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
+from handlers.engine.sampler import SamplingParams
 from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import FinishReason, ImageSpan, SamplingParams, Sequence, TokenEvent
+from handlers.engine.sequence import FinishReason, ImageSpan, Sequence, TokenEvent
 from handlers.errors import HandlerError, InternalError, OutOfMemory, TurnTimedOut
-from handlers.models.attention import PackedBatch, Part, in_place
+from handlers.models.attention import PackedBatch, PackedShare, in_place
 from handlers.models.llava import LlavaModel
 
 FOREVER = float("inf")
@@ -38,6 +39,7 @@ class Generation:
         stop_after: int | None = None,
         cache: SequenceCache | None = None,
         images: list[ImageSpan] | None = None,
+        wake: Callable[[], None] | None = None,
         **params: Any,
     ) -> None:
         self.events: list[TokenEvent] = []
@@ -47,7 +49,7 @@ class Generation:
         self.cache.pool.pin(self.cache)
         self.kept = self.cache.match(prompt)
         settings = SamplingParams(max_new_tokens=max_new_tokens, **params)
-        self.sequence = Sequence(prompt, images or [], self.cache, settings, deadline, self._on_event)
+        self.sequence = Sequence(prompt, images or [], self.cache, settings, deadline, self._on_event, wake)
 
     def _on_event(self, event: TokenEvent) -> bool:
         with self._changed:
@@ -96,7 +98,7 @@ def make_engine(
     **options: Any,
 ) -> Engine:
     """Create an engine. num_tokens: the KV cache's capacity. Without pacing, so that steps are predictable."""
-    runner = ModelRunner(model, cache_shape(model).num_bytes(num_tokens), is_row_batched)
+    runner = ModelRunner(model, cache_shape(model).num_bytes(num_tokens), max_rows, is_row_batched=is_row_batched)
     return Engine(runner, Scheduler(max_rows, Pace(prefill_chunk, 1e9)), 1, **options)
 
 
@@ -182,7 +184,7 @@ def test_greedy_answer_is_that_of_whole_forward_passes(
     for token in tokens:
         num = len(ids)
         storage = torch.zeros(tiny_llava.num_layers, 2, tiny_llava.num_kv_heads, num, tiny_llava.head_size)
-        batch = PackedBatch(storage, torch.arange(num), [Part(num, num, in_place(storage, 0, num))])
+        batch = PackedBatch(storage, torch.arange(num), [PackedShare(num, num, in_place(storage, 0, num))])
         with torch.inference_mode():
             embeds = tiny_llava.embed(torch.tensor(ids))
             logits = tiny_llava.forward(embeds, torch.arange(num), batch, torch.tensor([num - 1]))
@@ -247,6 +249,28 @@ def test_sampled_answer_depends_on_its_seed_only(start_engine: EngineFactory, mo
         generation.wait()
 
     assert one.wait().tokens == expected
+
+
+def test_seeded_answers_are_the_same_after_a_failed_step(
+    start_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Choosing the tokens of all rows fails once; then each row is tried alone, with the number that it has drawn."""
+    engine = start_engine()
+    options = [{"do_sample": True, "temperature": 1.5, "seed": seed} for seed in range(3)]
+    expected = [alone(engine, prompt, **own) for prompt, own in zip(prompts(3), options, strict=True)]
+    search, failures = torch.searchsorted, iter([True])
+
+    def fail_once(sums: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+        if len(sums) == 3 and next(failures, False):
+            raise RuntimeError("no memory")
+        return search(sums, *arguments, **named)
+
+    monkeypatch.setattr(torch, "searchsorted", fail_once)
+    generations = [Generation(engine, prompt, **own) for prompt, own in zip(prompts(3), options, strict=True)]
+    engine.call(lambda: [engine.admit(each.sequence) for each in generations]).result(DEADLINE_S)
+
+    assert [each.wait().tokens for each in generations] == expected
+    assert next(failures, False) is False
 
 
 def test_answer_ends_by_length_eos_or_its_listener(start_engine: EngineFactory, model: Any) -> None:
@@ -543,7 +567,7 @@ def test_scattered_blocks_equal_a_run(start_engine: EngineFactory, is_row_batche
     """The location of a sequence in storage does not change its answer, with either attention."""
     texts = prompts(5)
     expected = [alone(start_engine(), text, max_new_tokens=20) for text in texts]
-    engine = start_engine(num_tokens=64 * BLOCK, is_row_batched=is_row_batched)
+    engine = start_engine(num_tokens=(64 + is_row_batched) * BLOCK, is_row_batched=is_row_batched)
     pool = engine.runner.pool
     pool.storage.fill_(float("nan"))  # unwritten memory must not be read
     fillers = [SequenceCache(pool) for _ in range(64)]
@@ -616,6 +640,22 @@ def test_sequence_without_room_waits_for_those_that_run(still_engine: EngineFact
     run_to_the_end(engine)
 
     assert [len(generation.tokens) for generation in (running, large, small)] == [12, 12, 2]
+
+
+def test_reader_is_woken_once_per_step_for_all_its_rows(still_engine: EngineFactory) -> None:
+    """The wake-up follows the last event of the step."""
+    wakes: list[list[int]] = []
+    engine = still_engine(prefill_chunk=16)
+    generations: list[Generation] = []
+
+    def wake() -> None:
+        wakes.append([len(generation.tokens) for generation in generations])
+
+    generations += [Generation(engine, prompt, 3, wake=wake) for prompt in prompts(2)]
+    admit(engine, *generations)
+    run_to_the_end(engine)
+
+    assert wakes == [[1, 0], [2, 1], [3, 2], [3, 3]]
 
 
 def test_newest_waiting_sequence_gives_way_when_nothing_runs(still_engine: EngineFactory) -> None:

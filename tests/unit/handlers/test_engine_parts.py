@@ -1,5 +1,8 @@
 """The engine's parts without a model: scheduler, pace, detokenizer, sampler."""
 
+import dataclasses
+import math
+from collections import Counter
 from collections.abc import Sequence as ABCSequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +24,9 @@ from transformers import (
 from handlers.engine.detokenizer import REPLACEMENT, Detokenizer
 from handlers.engine.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache
 from handlers.engine.pace import MIN_CHUNK, Pace
-from handlers.engine.sampler import Sampler, choose_tokens
+from handlers.engine.sampler import Sampler, SamplingParams, choose_tokens
 from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import SamplingParams, Sequence
+from handlers.engine.sequence import Sequence
 
 SHAPE = CacheShape(num_layers=3, num_kv_heads=2, head_size=4, dtype=torch.float16, device=torch.device("cpu"))
 TOKENIZER = AutoTokenizer.from_pretrained(Path(__file__).parents[3] / "models" / "tiny-llava", local_files_only=True)
@@ -492,23 +495,31 @@ def test_logprob_is_that_of_the_warped_distribution() -> None:
     assert logprob == pytest.approx(-0.6931, abs=1e-3)
 
 
-def choose_alone(row: torch.Tensor, context: list[int], params: SamplingParams, generator: Any) -> tuple[int, float]:
-    """Choose by transformers' processors and torch's own draw."""
+class Numbers:
+    """Stands in for a row's random numbers: the middles of `count` equal parts of 0 to 1."""
+
+    def __init__(self, count: int) -> None:
+        self._numbers = iter([(i + 0.5) / count for i in range(count)])
+
+    def random(self) -> float:
+        return next(self._numbers)
+
+
+def warp(row: torch.Tensor, context: list[int], params: SamplingParams) -> torch.Tensor:
+    """Return the probabilities by transformers' processors."""
     processors = LogitsProcessorList()
     if params.repetition_penalty is not None:
         processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    if params.do_sample:
-        processors.append(TemperatureLogitsWarper(params.temperature))
-        if params.top_k is not None:
-            processors.append(TopKLogitsWarper(params.top_k))
-        if params.top_p is not None:
-            processors.append(TopPLogitsWarper(params.top_p))
-        if params.typical_p is not None:
-            processors.append(TypicalLogitsWarper(params.typical_p))
+    processors.append(TemperatureLogitsWarper(params.temperature))
+    if params.top_k is not None:
+        processors.append(TopKLogitsWarper(params.top_k))
+    if params.top_p is not None:
+        processors.append(TopPLogitsWarper(params.top_p))
+    if params.typical_p is not None:
+        processors.append(TypicalLogitsWarper(params.typical_p))
     ids: Any = torch.tensor([context])
-    scores = torch.log_softmax(processors(ids, row[None].clone()), dim=-1)
-    token = torch.multinomial(scores.exp(), 1, generator=generator)[0] if params.do_sample else scores.argmax(dim=-1)
-    return int(token), float(scores[0, token])
+    warped: torch.Tensor = processors(ids, row[None].double()).softmax(dim=-1)[0]
+    return warped
 
 
 ROWS = st.lists(
@@ -528,23 +539,43 @@ ROWS = st.lists(
 )
 
 
+@settings(max_examples=40, deadline=None)
+@given(rows=ROWS, logits_seed=st.integers(0, 2**31))
+def test_tokens_are_drawn_with_the_probabilities_of_transformers(rows: list[SamplingParams], logits_seed: int) -> None:
+    """Evenly spread numbers choose each token as often as transformers' warpers make it likely."""
+    params = dataclasses.replace(rows[0], do_sample=True)
+    row = torch.randn(60, generator=torch.Generator().manual_seed(logits_seed)) * 3
+    expected = warp(row, [3, 3, 59], params)
+    count = 500
+    numbers: Any = Numbers(count)
+    drawn: Counter[int] = Counter()
+    for _ in range(count):
+        sampler = Sampler(params, (-1, 3, 3, 59), CPU)
+        sampler.random = numbers
+        token, logprob = choose(sampler, row)
+        drawn[token] += 1
+        assert logprob == pytest.approx(math.log(expected[token]), abs=1e-3)
+
+    assert all(abs(drawn[token] - count * float(expected[token])) <= 2 for token in range(60))
+
+
 @pytest.mark.parametrize("vocabulary", [480, 50_257])
 @settings(max_examples=20, deadline=None)
-@given(rows=ROWS, logits_seed=st.integers(0, 2**31))
+@given(rows=ROWS, logits_seed=st.integers(0, 2**31), spread=st.sampled_from([0.1, 3.0, 9.0]))
 def test_rows_sampled_together_are_sampled_as_alone(
-    vocabulary: int, rows: list[SamplingParams], logits_seed: int
+    vocabulary: int, rows: list[SamplingParams], logits_seed: int, spread: float
 ) -> None:
     """Tokens and log probabilities of a seed do not depend on the other rows, step after step."""
     noise = torch.Generator().manual_seed(logits_seed)
-    contexts = [[row, 7, 7, vocabulary - 1] for row in range(len(rows))]
-    samplers = [Sampler(params, (-1, *context), CPU) for params, context in zip(rows, contexts, strict=True)]
-    generators = [torch.Generator().manual_seed(params.seed or 0) for params in rows]
+    contexts = [(-1, row, 7, 7, vocabulary - 1) for row in range(len(rows))]
+    together = [Sampler(params, context, CPU) for params, context in zip(rows, contexts, strict=True)]
+    alone = [Sampler(params, context, CPU) for params, context in zip(rows, contexts, strict=True)]
     for _ in range(3):
-        step = torch.randn(len(rows), vocabulary, generator=noise) * 3
-        alone = [choose_alone(*row) for row in zip(step, contexts, rows, generators, strict=True)]
+        step = torch.randn(len(rows), vocabulary, generator=noise) * spread
+        before = step.clone()
 
-        tokens, logprobs = choose_tokens(step, samplers)
+        tokens, logprobs = choose_tokens(step, together)
 
-        assert list(zip(tokens, logprobs, strict=True)) == alone
-        for context, token in zip(contexts, tokens, strict=True):
-            context.append(token)
+        chosen = [choose(sampler, row) for sampler, row in zip(alone, step, strict=True)]
+        assert list(zip(tokens, logprobs, strict=True)) == chosen
+        assert torch.equal(step, before)

@@ -122,6 +122,21 @@ def test_sessions_are_evicted_while_their_next_turns_arrive(make_client: Any, jo
         assert [event.answer for event in recorded] == [answer.json["response_text"] for answer in each]
 
 
+def test_a_clock_that_jumps_forward_for_a_while_ends_no_session(make_client: Any, journal: Any, clock: Any) -> None:
+    """Its worker forgets the session as if it had expired, and continues it when the clock is right again."""
+    client = make_client(journal=journal)
+    sid = client.open()
+    client.answer(sid, "what?", **SHORT)
+    clock.advance(5000)
+    assert client.ask(sid, "and now?", **SHORT).wait().error == "SessionExpired"
+    client.service.store.expire()
+    clock.advance(-5000)
+
+    answer = client.ask(sid, "and now?", **SHORT).wait()
+
+    assert (answer.status, answer.headers["x-torchmoor-rebuilt-events"]) == (200, "2")
+
+
 def test_a_session_that_comes_back_finds_its_features(make_client: Any, journal: Any, red: Any, blue: Any) -> None:
     """Eviction keeps an image's features until their memory is needed, so that adoption does not compute them again."""
     client = make_client(journal=journal, session={"max_sessions": 1})

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.chat.commands import Generate
-from handlers.chat.dialects.inputs import LmiForm, LmiJsonForm, TgiForm
+from handlers.chat.commands import Ask, Generate, OpenAndAsk
 from handlers.chat.dialects.openai import OpenAIForm
 from handlers.chat.dialects.table import parse
+from handlers.chat.dialects.tgi import LmiForm, LmiJsonForm, TgiForm
 from handlers.chat.forms import AnswerForm
 from handlers.chat.messages import ImagePart, Message, TextPart, images_of, split_images
 from handlers.chat.parameters import Parameters
@@ -19,6 +19,7 @@ from handlers.settings import RequestSettings
 
 URL = "https://example.com/a.png"
 DATA = "data:image/png;base64,aGk="
+SEE = {"type": "image_url", "image_url": {"url": URL}}
 NOW = 1_800_000_000.0
 
 
@@ -121,12 +122,33 @@ def test_wrong_inputs_are_invalid(body: Any) -> None:
         command(body)
 
 
-@pytest.mark.parametrize("body", [{"inputs": "x"}, {"messages": [{"role": "user", "content": "x"}]}])
-@pytest.mark.parametrize("session_id", ["NEW_SESSION", "ts-seq-x"])
-def test_session_header_without_a_session_body_is_refused(body: Any, session_id: str) -> None:
-    """The error tells a client with a session header how to ask in a session."""
-    with pytest.raises(InvalidRequest, match="send_text_prompt"):
-        command(body, {"x-amzn-sagemaker-session-id": session_id})
+@pytest.mark.parametrize(
+    "body",
+    [{"inputs": f"![]({URL})x"}, {"messages": [{"role": "user", "content": [SEE, {"type": "text", "text": "x"}]}]}],
+)
+def test_a_session_header_makes_a_turn(body: Any) -> None:
+    """The question and its pictures are the body's, and so is the form of the answer; NEW_SESSION opens the session."""
+    turn = command(body, {"x-amzn-sagemaker-session-id": "ts-seq-x"})
+    opening = command(body, {"x-amzn-sagemaker-session-id": "NEW_SESSION"})
+
+    assert isinstance(turn, Ask)
+    assert (turn.session_id, turn.prompt_text, turn.images, turn.history) == ("ts-seq-x", "x", (URL,), ())
+    assert type(turn.form) is type(command(body).form)
+    assert isinstance(opening, OpenAndAsk)
+    assert opening.ask.prompt_text == "x"
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"inputs": f"![]({URL})"}, "needs a question"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
+    ],
+)
+def test_a_turn_without_a_question_is_refused(body: Any, problem: str) -> None:
+    """The error says what is missing."""
+    with pytest.raises(InvalidRequest, match=problem):
+        command(body, {"x-amzn-sagemaker-session-id": "ts-seq-x"})
 
 
 def test_markdown_images_are_found_in_order() -> None:
@@ -231,10 +253,10 @@ def test_answers_have_ids_and_a_model_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "auto"),
+        ("tools", {"type": "function"}),
+        ("tool_choice", "required"),
         ("functions", [{}]),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "xml"}),
         ("n", 2),
         ("presence_penalty", 0.5),
         ("frequency_penalty", -1),
@@ -272,7 +294,8 @@ def test_what_is_not_offered_is_named(field: str, value: Any) -> None:
         ("hi", "messages"),
         (None, "messages"),
         (["hi"], r"messages\[0\]"),
-        ([{"role": "tool", "content": "x"}], r"messages\[0\].role"),
+        ([{"role": "tool", "content": "x"}], r"messages\[0\].tool_call_id"),
+        ([{"role": "function", "content": "x"}], r"messages\[0\].role"),
         ([{"content": "x"}], "role"),
         ([{"role": "user"}], "content"),
         ([{"role": "user", "content": []}], "content"),

@@ -13,6 +13,7 @@ from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import CLOSE, Event
+from handlers.journal.journal import ANYONE
 from handlers.requests import Caller
 from handlers.settings import JournalSettings
 from tests.unit.handlers.test_chat_service import Hold, data_url, features_bytes, holds_nothing, question, reply_of
@@ -43,10 +44,10 @@ class BrokenJournal(DirectoryJournal):
             raise OSError(28, "No space left on device")
         return super().close(session_id, event)
 
-    def append(self, session_id: str, number: int, event: Event) -> None:
+    def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
         if self.is_broken:
             raise OSError(28, "No space left on device")
-        super().append(session_id, number, event)
+        super().append(session_id, number, event, owner)
 
 
 # The directory

@@ -22,6 +22,11 @@ def make_journal(root: Path, **settings: int) -> DirectoryJournal:
     return DirectoryJournal(root / "journal", JournalSettings(**{"min_free_bytes": 0, **settings}))
 
 
+def picture_of(sid: str) -> bytes:
+    """Return 100,000 bytes that no other session has."""
+    return sid.encode().ljust(100_000, b"x")
+
+
 def test_a_directory_has_room_up_to_its_budget(tmp_path: Path) -> None:
     """What is written counts in whole blocks; closing a session makes room."""
     journal = make_journal(tmp_path, max_bytes=3 * BLOCK_BYTES)
@@ -42,7 +47,7 @@ def test_a_sweep_measures_the_directory(tmp_path: Path) -> None:
     before = make_journal(tmp_path)
     for sid in (ID, OTHER_ID):
         before.append(sid, 0, Event(kind="open"))
-        before.put_image(sid, b"x" * 100_000)
+        before.put_image(sid, picture_of(sid))
     journal = make_journal(tmp_path, max_bytes=150_000)
 
     journal.sweep(EXPIRES_AT - 1)
@@ -60,7 +65,7 @@ def test_an_expired_session_frees_its_space_between_full_sweeps(tmp_path: Path, 
     other = make_journal(tmp_path)
     for sid in (ID, OTHER_ID):
         other.append(sid, 0, Event(kind="open"))
-        other.put_image(sid, b"x" * 100_000)
+        other.put_image(sid, picture_of(sid))
     journal = make_journal(tmp_path, max_bytes=150_000)
     for each in (journal, other):
         each.sweep(EXPIRES_AT - 1)
@@ -128,7 +133,7 @@ def test_a_full_journal_refuses_openings_only(make_client: Any, tmp_path: Path) 
 
     refused = client.call({"requestType": "NEW_SESSION"}, headers={"amz-sdk-invocation-id": "o1"})
 
-    assert (refused.status, refused.error, refused.headers["Retry-After"]) == (429, "Overloaded", "60")
+    assert (refused.status, refused.error, refused.headers["Retry-After"]) == (429, "Overloaded", "3660")
     assert "journal.max_bytes" in refused.json["error"]["message"]
     assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == folders
     assert client.ask(sid, "go on", **SHORT).wait().status == 200

@@ -5,11 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -17,133 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from handlers.journal import redis as redis_journal
-from handlers.journal import s3 as s3_journal
+from handlers.journal import redis_scripts, s3_objects
 from handlers.journal.event import CLOSE, DamagedRecord, Event, EventTooLarge, image_hash
 from handlers.journal.journal import EventTaken, Journal, JournalClosed
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
-from tests.servers import BUCKET, RedisServer, S3Server
+from tests.unit.handlers.journal_stores import HOURS_S, Store, new_id, turn
 from tests.waiting import wait_until
 
 SECRET = "text that must not remain in the store"
-TOMBSTONE_S = 3600
-HOURS_S = 10_000
-KINDS = (
-    "directory",
-    pytest.param("valkey", marks=pytest.mark.redis),
-    pytest.param("cluster", marks=pytest.mark.redis),
-    pytest.param("s3", marks=pytest.mark.s3),
-)
-
-
-@dataclass
-class Store:
-    """A journal, and the test's own look at what lies behind it."""
-
-    url: str
-    journal: Journal
-    dump: Callable[[], bytes]  # everything that is kept, names and contents
-    pass_time: Callable[[int], object]  # seconds, for a store that goes by its own clock
-    poison: Callable[[str, str, bytes], object]  # put bytes in place of a session's first "events" or "images"
-
-    def reopened(self, **limits: Any) -> Journal:
-        """As another instance has it."""
-        journal = open_journal(JournalSettings(url=self.url, **limits), TOMBSTONE_S)
-        assert journal is not None
-        return journal
-
-
-@pytest.fixture(params=KINDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """An empty one. On the way out nothing is under way."""
-    pass_time: Callable[[int], object] = int  # nothing to do
-    if request.param == "directory":
-        url, dump = tmp_path.as_uri(), lambda: dump_folder(tmp_path)
-        poison: Callable[[str, str, bytes], object] = partial(poison_folder, tmp_path)
-    elif request.param == "s3":
-        server: S3Server = request.getfixturevalue("s3_server")
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        prefix = uuid4().hex
-        url, dump = f"s3://{BUCKET}/{prefix}", lambda: dump_bucket(server, prefix)
-        poison = partial(poison_bucket, server, prefix)
-    else:
-        name = {"valkey": "redis_server", "cluster": "redis_cluster"}[request.param]
-        valkey: RedisServer = request.getfixturevalue(name)
-        with valkey.client() as client:
-            client.flushall()
-        url, dump, pass_time = valkey.url, lambda: dump_keys(valkey), partial(age_keys, valkey)
-        poison = partial(poison_keys, valkey)
-    journal = open_journal(JournalSettings(url=url), TOMBSTONE_S)
-    assert journal is not None
-    yield Store(url, journal, dump, pass_time, poison)
-    assert repr(journal) == "<BoundedJournal answering 0/32 in flight>"
-
-
-def dump_folder(folder: Path) -> bytes:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return b"\n".join(str(path.relative_to(folder)).encode() + b"\n" + path.read_bytes() for path in files)
-
-
-def dump_bucket(server: S3Server, prefix: str) -> bytes:
-    client = server.client()
-    found = client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
-    bodies = {item["Key"]: client.get_object(Bucket=BUCKET, Key=item["Key"])["Body"].read() for item in found}
-    return b"\n".join(key.encode() + b"\n" + body for key, body in bodies.items())
-
-
-def dump_keys(server: RedisServer) -> bytes:
-    with server.client() as client:
-        read = {
-            b"list": lambda key: b"\n".join(client.lrange(key, 0, -1)),
-            b"hash": lambda key: b"\n".join(b"%b %b" % item for item in client.hgetall(key).items()),
-            b"string": client.get,
-            b"none": lambda key: b"",  # expired since it was listed
-        }
-        return b"\n".join(key + b"\n" + (read[client.type(key)](key) or b"") for key in client.scan_iter())
-
-
-def age_keys(server: RedisServer, seconds: int) -> None:
-    """Take this from what each key that expires has left, as if so much time had passed."""
-    with server.client() as client:
-        for key in list(client.scan_iter()):
-            left_ms = client.pttl(key)
-            if left_ms > 0:
-                client.pexpire(key, max(1, left_ms - 1000 * seconds))
-
-
-def poison_folder(folder: Path, sid: str, what: str, data: bytes) -> None:
-    length = {"events": 8, "images": 64}[what]
-    (path,) = (path for path in (folder / sid).iterdir() if len(path.name) == length)
-    path.write_bytes(data)
-
-
-def poison_bucket(server: S3Server, prefix: str, sid: str, what: str, data: bytes) -> None:
-    client = server.client()
-    found = client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]
-    (key,) = (item["Key"] for item in found if f"{sid}/{what}/" in item["Key"])
-    client.put_object(Bucket=BUCKET, Key=key, Body=data)
-
-
-def poison_keys(server: RedisServer, sid: str, what: str, data: bytes) -> None:
-    with server.client() as client:
-        key = f"torchmoor:{{{sid}}}:{what}"
-        if what == "events":
-            client.lset(key, 0, data)
-        else:
-            client.hset(key, client.hkeys(key)[0], data)
-
-
-def new_id(lives_s: int = 3600) -> str:
-    """Return an unused session id, which expires in `lives_s` seconds."""
-    nonce = "".join(chr(97 + int(digit, 16)) for digit in uuid4().hex[:16])
-    return f"ts-seq-{nonce}-{int(time.time()) + lives_s:08x}-llava-0-k0{'a' * 26}"
-
-
-def turn(text: str) -> Event:
-    return Event(kind="turn", question=text, answer=text)
-
 
 # One after the other
 
@@ -352,6 +230,7 @@ def test_what_has_expired_goes(store: Store) -> None:
     for sid in (over, closed, open_):
         journal.append(sid, 0, turn("a"))
         journal.put_image(sid, b"png")
+        journal.put_image(sid, sid.encode())
     journal.close(closed, CLOSE)
     assert journal.read(over)
 
@@ -364,6 +243,7 @@ def test_what_has_expired_goes(store: Store) -> None:
 
     assert journal.read(over) == journal.read(closed) == []
     assert len(journal.read(open_)) == 1
+    assert journal.get_image(open_, image_hash(b"png")) == b"png"
 
 
 def test_what_has_expired_goes_without_a_full_sweep(store: Store) -> None:
@@ -375,7 +255,7 @@ def test_what_has_expired_goes_without_a_full_sweep(store: Store) -> None:
     journal.sweep(now)
     for sid in (over, open_):
         journal.append(sid, 0, turn("a"))
-        journal.put_image(sid, b"png")
+        journal.put_image(sid, sid.encode())
     assert journal.claim(name, "one") == "one"
     store.pass_time(660)
 
@@ -392,8 +272,8 @@ def test_what_has_expired_goes_without_a_full_sweep(store: Store) -> None:
 
 def test_sessions_are_listed_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is on a page; names of other things in the store are not ids."""
-    monkeypatch.setattr(s3_journal, "PAGE", 2)
-    monkeypatch.setattr(redis_journal, "SCANNED", 2)
+    monkeypatch.setattr(s3_objects, "PAGE", 2)
+    monkeypatch.setattr(redis_scripts, "SCANNED", 2)
     ids = {new_id() for _ in range(7)}
     for sid in ids:
         for number in range(3):
@@ -512,7 +392,7 @@ def test_of_several_processes_one_has_a_number(store: Store) -> None:
 
 def test_a_close_and_turns_at_once(store: Store) -> None:
     """Whenever the close comes, turns that were recorded before it vanish and later ones are refused."""
-    for round_ in range(4):
+    for num_recorded in (0, 5):
         sid = new_id()
         journals = [store.reopened() for _ in range(3)]
         barrier = threading.Barrier(4)
@@ -543,7 +423,7 @@ def test_a_close_and_turns_at_once(store: Store) -> None:
         with ThreadPoolExecutor(3) as pool:
             talking = [pool.submit(talk, journal) for journal in journals]
             barrier.wait(20)
-            for _ in range(3 * round_):
+            for _ in range(num_recorded):
                 assert recorded.acquire(timeout=30)
             store.journal.close(sid, CLOSE)
             seen = [future.result(30) for future in talking]

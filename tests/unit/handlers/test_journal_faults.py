@@ -15,15 +15,16 @@ import pytest
 import redis.exceptions
 
 from handlers.errors import SettingsError
-from handlers.journal import directory
-from handlers.journal import redis as redis_journal
+from handlers.journal import directory, redis_scripts, s3_objects
 from handlers.journal import s3 as s3_journal
 from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import CLOSE, Event
 from handlers.journal.journal import EventTaken, Journal
 from handlers.journal.redis import RedisJournal
-from handlers.journal.s3 import MAX_CONFLICTS, S3Journal
+from handlers.journal.redis_scripts import RedisScripts
+from handlers.journal.s3 import S3Journal
+from handlers.journal.s3_objects import MAX_CONFLICTS
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 from tests.servers import BUCKET, LossyProxy, RedisServer, S3Server, run_redis, run_silent_server
@@ -255,14 +256,17 @@ def test_the_keys_of_a_session_expire(redis_server: RedisServer) -> None:
     journal, sid = opened(redis_server.url), new_id("c")
     expires_at = int(sid.split("-")[3], 16)
     journal.append(sid, 0, Event(kind="open"))
-    journal.put_image(sid, b"png")
+    image = journal.put_image(sid, b"png of c")
+    shared = [f"torchmoor:{{anyone}}:{name}:{image}" for name in ("picture", "sessions")]
 
     with redis_server.client() as client:
-        kept = {name: client.expiretime(f"torchmoor:{{{sid}}}:{name}") for name in ("events", "images")}
+        names = [f"torchmoor:{{{sid}}}:{name}" for name in ("events", "pictures", "account")]
+        kept = {client.expiretime(name) for name in (*names, *shared)}
         journal.close(sid, CLOSE)
-        kept["closed"] = client.expiretime(f"torchmoor:{{{sid}}}:closed")
+        closed_until = client.expiretime(f"torchmoor:{{{sid}}}:closed")
+        left = client.exists(*names) + client.exists(*shared)
 
-    assert kept == {"events": expires_at + 30, "images": expires_at + 30, "closed": expires_at + 3600}
+    assert (kept, closed_until, left) == ({expires_at + 30}, expires_at + 3600, 0)
 
 
 @pytest.mark.redis
@@ -423,7 +427,11 @@ class FailingClient:
 @pytest.mark.parametrize(
     ("make", "library", "base"),
     [
-        (lambda client: RedisJournal(client, 3600, JournalSettings()), redis.exceptions, redis.exceptions.RedisError),
+        (
+            lambda client: RedisJournal(RedisScripts(client), 3600, JournalSettings()),
+            redis.exceptions,
+            redis.exceptions.RedisError,
+        ),
         (
             lambda client: S3Journal(client, BUCKET, "", JournalSettings()),
             botocore.exceptions,
@@ -453,7 +461,7 @@ def test_a_sweep_of_s3_is_bounded(s3_server: S3Server, monkeypatch: pytest.Monke
     """
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(s3_journal, "PAGE", 2)
+    monkeypatch.setattr(s3_objects, "PAGE", 2)
     monkeypatch.setattr(s3_journal, "MAX_SWEPT_PAGES", 2)
     journal, now = opened(f"s3://{BUCKET}/sweep", claim_s=100), int(time.time())
     for letter in "abcdefg":
@@ -516,7 +524,7 @@ def test_a_turn_costs_two_requests_of_s3(s3_server: S3Server, monkeypatch: pytes
     """A turn needs one GET and one PUT; reading 30 events takes five round trips: one, then eight at a time."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
-    client = s3_journal.connect(JournalSettings())
+    client = s3_objects.connect(JournalSettings())
     journal = S3Journal(client, BUCKET, "cost/", JournalSettings())
     sid, sent = new_id("f"), []
     client.meta.events.register("before-send.s3", lambda request, **_: sent.append(request.method))
@@ -592,7 +600,7 @@ def test_off_is_no_journal() -> None:
 def test_redis_and_valkey_are_the_same(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheme that ends with s uses TLS and verifies the server's certificate."""
     clients: list[Any] = []
-    monkeypatch.setattr(redis_journal, "RedisJournal", lambda client, *limits: clients.append(client))
+    monkeypatch.setattr(redis_scripts, "RedisScripts", lambda client: clients.append(client))
     opened(f"{scheme}://user:p%40ss@[::1]:7000/3")
     pool = clients[0].connection_pool
     connection = pool.connection_class(**pool.connection_kwargs)

@@ -14,12 +14,13 @@ import pytest
 
 from handlers.errors import LoadTimedOut, ModelBroken, ModelUnknown, OutOfDisk, SettingsError, SourceUnavailable
 from handlers.many.model import LoadProgress
-from handlers.many.residency.disk import PARTIAL, DiskCache, take_home
+from handlers.many.residency.disk_cache import PARTIAL, DiskCache, take_home
+from handlers.many.residency.download import Downloader
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import open_source
 from handlers.many.sources.s3 import open_s3
 from handlers.many.sources.source import Find, Replaced, check_name
-from handlers.settings import ManySettings
+from handlers.many_settings import ManySettings
 from tests.servers import BUCKET, LossyProxy, run_s3, run_silent_server
 
 
@@ -46,12 +47,12 @@ class Place:
     remove: Callable[[str], None]
     settings: ManySettings
     home: Path
-    caches: list[DiskCache] = field(default_factory=list)
+    downloaders: list[Downloader] = field(default_factory=list)
 
-    def cache(self, **limits: Any) -> DiskCache:
+    def downloader(self, **limits: Any) -> Downloader:
         settings = ManySettings(source=self.settings.source, **limits)
-        self.caches.append(DiskCache(self.home, self.find, settings))
-        return self.caches[-1]
+        self.downloaders.append(Downloader(DiskCache(self.home, settings.disk_bytes), self.find, settings))
+        return self.downloaders[-1]
 
 
 @pytest.fixture(scope="module")
@@ -102,43 +103,43 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     place: Place = request.getfixturevalue(request.param)
     yield place
     assert [path.name for path in place.home.iterdir() if path.name.startswith(PARTIAL)] == []
-    for cache in place.caches[-1:]:
-        cache.check_integrity()
+    for downloader in place.downloaders[-1:]:
+        downloader.disk.check_integrity()
 
 
 def test_an_archive_is_unpacked_once(place: Place) -> None:
     """The second request, and another worker's start, find the unpacked folder."""
     place.put("a/m.tar.gz", model())
-    cache = place.cache()
+    downloader = place.downloader()
 
-    first = cache.fetch("a/m.tar.gz", LoadProgress())
-    second = cache.fetch("a/m.tar.gz", LoadProgress())
-    restarted = place.cache()
+    first = downloader.fetch("a/m.tar.gz", LoadProgress())
+    second = downloader.fetch("a/m.tar.gz", LoadProgress())
+    restarted = place.downloader()
     third = restarted.fetch("a/m.tar.gz", LoadProgress())
 
     assert (first.folder / "model.safetensors").read_bytes() == b"w" * 1000
     assert first.folder == second.folder == third.folder
     assert [lease.is_new for lease in (first, second, third)] == [True, False, False]
-    assert cache.budget.used_bytes == restarted.budget.used_bytes == 1002
+    assert downloader.disk.budget.used_bytes == restarted.disk.budget.used_bytes == 1002
 
 
 def test_a_model_that_is_added_or_replaced_is_found(place: Place) -> None:
     """A new version is found while the worker runs; a lease keeps the old one."""
-    cache = place.cache()
+    downloader = place.downloader()
     with pytest.raises(ModelUnknown):
-        cache.fetch("m.tar.gz", LoadProgress())
+        downloader.fetch("m.tar.gz", LoadProgress())
 
     place.put("m.tar.gz", model(b"old"))
-    old = cache.fetch("m.tar.gz", LoadProgress())
+    old = downloader.fetch("m.tar.gz", LoadProgress())
     place.put("m.tar.gz", model(b"new"))
-    new = cache.fetch("m.tar.gz", LoadProgress())
+    new = downloader.fetch("m.tar.gz", LoadProgress())
     place.remove("m.tar.gz")
 
     assert (old.folder / "model.safetensors").read_bytes() == b"old"
     assert (new.folder / "model.safetensors").read_bytes() == b"new"
     assert old.version != new.version
     with pytest.raises(ModelUnknown):
-        cache.fetch("m.tar.gz", LoadProgress())
+        downloader.fetch("m.tar.gz", LoadProgress())
 
 
 def test_a_folder_is_a_model_too(place: Place) -> None:
@@ -146,11 +147,11 @@ def test_a_folder_is_a_model_too(place: Place) -> None:
     place.put("team/m/config.json", b"{}")
     place.put("team/m/model.safetensors", b"one")
     place.put("team/m/.cache/junk", b"x")
-    cache = place.cache()
+    downloader = place.downloader()
 
-    one = cache.fetch("team/m", LoadProgress())
+    one = downloader.fetch("team/m", LoadProgress())
     place.put("team/m/model.safetensors", b"two")
-    two = cache.fetch("team/m", LoadProgress())
+    two = downloader.fetch("team/m", LoadProgress())
 
     assert (two.folder / "model.safetensors").read_bytes() == b"two"
     assert one.version != two.version
@@ -159,49 +160,49 @@ def test_a_folder_is_a_model_too(place: Place) -> None:
 def test_a_plain_folder_is_used_where_it_is(directory: Place) -> None:
     """A plain folder is neither copied nor counted."""
     directory.put("m/config.json", b"{}")
-    cache = directory.cache()
+    downloader = directory.downloader()
 
-    lease = cache.fetch("m", LoadProgress())
+    lease = downloader.fetch("m", LoadProgress())
 
     assert lease.folder == Path(directory.settings.source) / "m"
-    assert cache.budget.used_bytes == 0
+    assert downloader.disk.budget.used_bytes == 0
 
 
 def test_the_least_recently_used_folder_goes_first_and_a_leased_one_never(place: Place) -> None:
     """The budget counts unpacked folders; if all are in use, a load is refused for lack of space."""
     for name in "abcd":
         place.put(f"{name}.tar.gz", model())
-    cache = place.cache(disk_bytes=2500)
-    leases = {name: cache.fetch(f"{name}.tar.gz", LoadProgress()) for name in "ab"}
+    downloader = place.downloader(disk_bytes=2500)
+    leases = {name: downloader.fetch(f"{name}.tar.gz", LoadProgress()) for name in "ab"}
 
     with pytest.raises(OutOfDisk, match="disk_bytes"):
-        cache.fetch("c.tar.gz", LoadProgress())
+        downloader.fetch("c.tar.gz", LoadProgress())
     for lease in leases.values():
         lease.release()
         lease.release()
-    cache.fetch("a.tar.gz", LoadProgress()).release()
-    cache.fetch("c.tar.gz", LoadProgress())
+    downloader.fetch("a.tar.gz", LoadProgress()).release()
+    downloader.fetch("c.tar.gz", LoadProgress())
 
-    assert [name for name, _, _ in cache.models()] == ["a.tar.gz", "c.tar.gz"]
+    assert [name for name, _, _ in downloader.disk.models()] == ["a.tar.gz", "c.tar.gz"]
     assert not leases["b"].folder.exists()
-    assert cache.budget.used_bytes == 2004
+    assert downloader.disk.budget.used_bytes == 2004
 
 
 def test_a_full_disk_is_told_and_harms_nobody(directory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is smaller or fuller than the budget allows fails only the one load."""
     directory.put("a.tar.gz", model())
     directory.put("b.tar.gz", model())
-    cache = directory.cache()
-    held = cache.fetch("a.tar.gz", LoadProgress())
+    downloader = directory.downloader()
+    held = downloader.fetch("a.tar.gz", LoadProgress())
     usage = shutil.disk_usage(directory.home)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
 
     with pytest.raises(OutOfDisk, match="only 1000 bytes left"):
-        cache.fetch("b.tar.gz", LoadProgress())
+        downloader.fetch("b.tar.gz", LoadProgress())
 
     assert (held.folder / "config.json").exists()
-    assert [name for name, _, _ in cache.models()] == ["a.tar.gz"]
-    assert cache.budget.used_bytes == 1002
+    assert [name for name, _, _ in downloader.disk.models()] == ["a.tar.gz"]
+    assert downloader.disk.budget.used_bytes == 1002
     assert not list(directory.home.glob(f"{PARTIAL}*"))
 
 
@@ -209,7 +210,7 @@ def test_a_small_file_system_that_fills_up_is_told(directory: Place, monkeypatch
     """The system's own error while writing is reported; /dev/full provides a real one."""
     directory.put("a/config.json", b"{}")
     directory.put("a.tar.gz", model())
-    cache = directory.cache()
+    downloader = directory.downloader()
     real_open = Path.open
 
     def full(path: Path, *arguments: Any, **options: Any) -> Any:
@@ -219,9 +220,9 @@ def test_a_small_file_system_that_fills_up_is_told(directory: Place, monkeypatch
     monkeypatch.setattr(Path, "open", full)
 
     with pytest.raises(OutOfDisk, match="is full"):
-        cache.fetch("a.tar.gz", LoadProgress())
+        downloader.fetch("a.tar.gz", LoadProgress())
 
-    assert cache.budget.used_bytes == 0
+    assert downloader.disk.budget.used_bytes == 0
     assert not list(directory.home.glob(f"{PARTIAL}*"))
 
 
@@ -229,41 +230,41 @@ def test_what_a_killed_worker_left_is_cleaned(directory: Place) -> None:
     """Partial folders, unmarked ones and those with a missing file are deleted; others stay."""
     directory.put("a.tar.gz", model())
     directory.put("b.tar.gz", model())
-    cache = directory.cache()
-    good, spoilt = (cache.fetch(f"{name}.tar.gz", LoadProgress()) for name in "ab")
+    downloader = directory.downloader()
+    good, spoilt = (downloader.fetch(f"{name}.tar.gz", LoadProgress()) for name in "ab")
     (spoilt.folder / "model.safetensors").unlink()
     (directory.home / f"{PARTIAL}x").mkdir()
     (directory.home / "0000-1111" / "files").mkdir(parents=True)
 
-    restarted = directory.cache()
+    restarted = directory.downloader()
 
-    assert [name for name, _, _ in restarted.models()] == ["a.tar.gz"]
+    assert [name for name, _, _ in restarted.disk.models()] == ["a.tar.gz"]
     assert [path.name for path in directory.home.iterdir()] == [good.folder.parent.name]
 
 
 def test_a_folder_that_somebody_deleted_is_unpacked_again(directory: Place) -> None:
     """A folder of temporary files that another program deleted is unpacked again."""
     directory.put("a.tar.gz", model())
-    cache = directory.cache()
-    cache.fetch("a.tar.gz", LoadProgress()).release()
+    downloader = directory.downloader()
+    downloader.fetch("a.tar.gz", LoadProgress()).release()
     shutil.rmtree(next(directory.home.iterdir()))
 
-    lease = cache.fetch("a.tar.gz", LoadProgress())
+    lease = downloader.fetch("a.tar.gz", LoadProgress())
 
     assert (lease.folder / "model.safetensors").exists()
-    cache.check_integrity()
+    downloader.disk.check_integrity()
 
 
 def test_a_broken_archive_leaves_nothing_and_says_its_version(place: Place) -> None:
     """The error contains the version, so that it is remembered until the archive is replaced."""
     place.put("m.tar.gz", model()[:-20])
-    cache = place.cache()
+    downloader = place.downloader()
 
     with pytest.raises(ModelBroken) as caught:
-        cache.fetch("m.tar.gz", LoadProgress())
+        downloader.fetch("m.tar.gz", LoadProgress())
 
     assert caught.value.version == place.find("m.tar.gz").version
-    assert cache.budget.used_bytes == 0
+    assert downloader.disk.budget.used_bytes == 0
 
 
 def test_an_archive_without_a_model_or_beyond_the_limits_is_refused(place: Place) -> None:
@@ -272,9 +273,9 @@ def test_an_archive_without_a_model_or_beyond_the_limits_is_refused(place: Place
     place.put("large.tar.gz", model(os.urandom(5000)))
 
     with pytest.raises(ModelBroken, match=r"no config\.json.*'readme'"):
-        place.cache().fetch("empty.tar.gz", LoadProgress())
+        place.downloader().fetch("empty.tar.gz", LoadProgress())
     with pytest.raises(ModelBroken, match="max_archive_bytes"):
-        place.cache(max_archive_bytes=4000).fetch("large.tar.gz", LoadProgress())
+        place.downloader(max_archive_bytes=4000).fetch("large.tar.gz", LoadProgress())
 
 
 def test_a_load_that_takes_too_long_is_ended(place: Place) -> None:
@@ -285,7 +286,7 @@ def test_a_load_that_takes_too_long_is_ended(place: Place) -> None:
     progress.allow(1)
 
     with pytest.raises(LoadTimedOut):
-        place.cache().fetch("m.tar.gz", progress)
+        place.downloader().fetch("m.tar.gz", progress)
 
 
 def test_several_workers_of_a_host_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -380,16 +381,16 @@ def test_a_store_that_does_not_answer_stops_only_what_is_not_on_disk(
 ) -> None:
     """Unpacked models are used; others get an error that suggests a retry."""
     bucket.put("m.tar.gz", model())
-    bucket.cache().fetch("m.tar.gz", LoadProgress()).release()
+    bucket.downloader().fetch("m.tar.gz", LoadProgress()).release()
     with run_silent_server() as port:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
         settings = ManySettings(source=bucket.settings.source, connect_timeout_s=0.2, read_timeout_s=0.2)
         bucket.find = open_s3(settings).find
-        cache = bucket.cache()
+        downloader = bucket.downloader()
 
-        lease = cache.fetch("m.tar.gz", LoadProgress())
+        lease = downloader.fetch("m.tar.gz", LoadProgress())
         with pytest.raises(SourceUnavailable):
-            cache.fetch("other.tar.gz", LoadProgress())
+            downloader.fetch("other.tar.gz", LoadProgress())
 
     assert (lease.folder / "config.json").exists()
 
@@ -407,17 +408,17 @@ def test_two_threads_fill_different_models_within_one_budget(directory: Place) -
     """Files in progress count, so that two threads together stay within the budget."""
     for number in range(8):
         directory.put(f"m{number}.tar.gz", model(os.urandom(20_000)))
-    cache = directory.cache(disk_bytes=70_000)
+    downloader = directory.downloader(disk_bytes=70_000)
     peaks: list[int] = []
 
     def fetch(number: int) -> None:
         for turn in range(10):
-            cache.fetch(f"m{(number + turn) % 8}.tar.gz", LoadProgress()).release()
-            peaks.append(cache.budget.used_bytes)
+            downloader.fetch(f"m{(number + turn) % 8}.tar.gz", LoadProgress()).release()
+            peaks.append(downloader.disk.budget.used_bytes)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(fetch, (0, 4)))
 
-    cache.check_integrity()
+    downloader.disk.check_integrity()
     assert len(peaks) == 20
     assert max(peaks) <= 70_000

@@ -11,8 +11,9 @@ import pytest
 
 from handlers import adapter
 from handlers.adapter import MAX_EARLY, Pump, read_row
+from handlers.counters import Counters
 from handlers.errors import HandlerError, InternalError, InvalidRequest, NotAnImage
-from handlers.reply import PendingReply
+from handlers.reply import PendingReply, ReplyPieces
 from handlers.requests import Incoming
 from handlers.settings import PumpSettings
 from tests.unit.handlers.conftest import FakeClock
@@ -143,6 +144,7 @@ class FakeService:
     """A service that answers when the test decides, and records its requests."""
 
     def __init__(self) -> None:
+        self.counters = Counters()
         self.asked: list[Incoming] = []
         self.replies: list[PendingReply] = []
         self.cancelled: list[int] = []
@@ -180,7 +182,7 @@ def make_front(service: FakeService, clock: FakeClock) -> Iterator[Callable[...,
     made: list[FrontEnd] = []
 
     def make(**settings: Any) -> FrontEnd:
-        front = FrontEnd(Pump(PumpSettings(**{**QUICK, **settings}), service.start, clock))
+        front = FrontEnd(Pump(PumpSettings(**{**QUICK, **settings}), service.start, service.counters, clock))
         made.append(front)
         return front
 
@@ -267,13 +269,14 @@ def test_stream_carries_what_is_there(front: FrontEnd, service: FakeService) -> 
 
 
 class Ticks:
-    """A clock that advances by a millisecond at each look."""
+    """A clock that advances at each look."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float = 0.001) -> None:
         self.now = 100.0
+        self._step_s = step_s
 
     def monotonic(self) -> float:
-        self.now += 0.001
+        self.now += self._step_s
         return self.now
 
 
@@ -306,25 +309,102 @@ def test_parts_of_a_stream_have_a_shortest_distance(
     front.run()
 
 
-def test_a_writer_wakes_the_reader_once_until_it_reads() -> None:
-    """An engine that is faster than the pump costs it one wake-up."""
+def test_long_bodies_that_are_sent_again_hold_up_pieces_of_streams(
+    make_front: Callable[..., FrontEnd], service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TorchServe sends the body of an unanswered request again in each round, so streams beside it cause fewer rounds.
+
+    They wait by the body's length, at most a tenth of a second.
+    """
+    ticks = Ticks(0.01)
+    monkeypatch.setattr(adapter, "time", ticks)
+    front = make_front(stream_wait_s=0.4, stream_interval_s=0, resend_bytes_per_s=1000)
+    front.send("a", {})
+    service.on_start = lambda incoming, reply: reply.begin(TEXT, encode_error)
+    front.step()
+    stream = service.replies[0]
+    service.on_start = lambda incoming, reply: stream.write(b"1")
+    waits = []
+    for name, length in (("short", 50), ("long", 10_000)):
+        front.send(name, b"x" * length)
+        at = ticks.now
+        assert front.step()["a"].body == b"1"
+        waits.append(ticks.now - at)
+        service.replies[-1].finish({}, b"done")
+        front.step()
+
+    assert 0.05 <= waits[0] < 0.1 <= waits[1] < 0.2
+    assert service.counters.get("pump_rounds") == 5
+    stream.write(b"", is_end=True)
+    front.run()
+
+
+def test_pieces_of_a_stream_leave_the_wake_up_to_the_engine() -> None:
+    """A reply wakes its reader at its end; the engine wakes it for all pieces of a step."""
     wakes: list[int] = []
     reply = PendingReply(lambda: wakes.append(1))
     reply.begin(TEXT, encode_error)
-    reply.take(100)
-    wakes.clear()
+    assert reply.is_urgent()
 
-    for _ in range(5):
-        reply.write(b"a")
-
-    assert len(wakes) == 1
-    assert reply.has_news()
-    assert not reply.is_urgent()
+    reply.write(b"a")
     reply.take(100)
     reply.write(b"b")
+
+    assert not wakes
+    assert reply.has_news()
+    assert not reply.is_urgent()
     reply.write(b"c", is_end=True)
-    assert len(wakes) == 3
+    assert len(wakes) == 1
     assert reply.is_urgent()
+
+
+def test_announced_pieces_are_written_when_they_are_read() -> None:
+    """`fill` runs once for all announcements before it, also before an error."""
+    pieces: list[bytes] = []
+    reply = PendingReply(lambda: None)
+
+    def fill() -> None:
+        reply.write(b"".join(pieces))
+        pieces.clear()
+
+    reply.begin(TEXT, encode_error, fill)
+    for piece in (b"1", b"2"):
+        pieces.append(piece)
+        reply.announce()
+    assert reply.has_news()
+    first = reply.take(100)
+    assert isinstance(first, ReplyPieces)
+    assert first.data == b"12"
+    assert not reply.has_news()
+
+    pieces.append(b"3")
+    reply.announce()
+    reply.fail(InternalError("boom"))
+
+    last = reply.take(100)
+    assert isinstance(last, ReplyPieces)
+    assert (last.data, last.is_end) == (b"3!InternalError", True)
+
+
+def test_stream_whose_pieces_cannot_be_encoded_ends_with_an_error(front: FrontEnd, service: FakeService) -> None:
+    """The client gets the stream's own error, and the service is asked to stop."""
+
+    def fill() -> None:
+        raise ValueError("no form for this")
+
+    reasons: list[HandlerError] = []
+    front.send("a", {})
+    front.step()
+    reply = service.replies[0]
+    reply.on_cancel(reasons.append)
+    reply.begin(TEXT, encode_error, fill)
+    front.step()
+
+    reply.announce()
+    front.run()
+
+    assert front.bodies["a"] == b"!InternalError"
+    assert len(reasons) == 1
 
 
 def test_failed_stream_ends_in_its_own_form(front: FrontEnd, service: FakeService) -> None:
@@ -634,7 +714,7 @@ def test_reply_that_raises_fails_its_own_row(
 def test_strange_rows_are_answered(service: FakeService, row: Any) -> None:
     """Any row content of TorchServe's gets an answer, and so do the other rows."""
     service.on_start = lambda incoming, reply: reply.finish({}, b"fine")
-    pump = Pump(PumpSettings(**QUICK), service.start)
+    pump = Pump(PumpSettings(**QUICK), service.start, service.counters)
     context = Context("llava", "/", {}, 8, None, "0.12.0")
     headers, _, _ = Service.retrieve_data_for_inference([])
     for name in ("a", "b"):
@@ -808,7 +888,7 @@ def test_repr_tells_the_load(front: FrontEnd, service: FakeService) -> None:
 
 def test_chat_service_behind_the_pump(client: Any) -> None:
     """The real service with the real encoder handles open, stream, close, and an error."""
-    front = FrontEnd(Pump(PumpSettings(), client.service.start))
+    front = FrontEnd(Pump(PumpSettings(), client.service.start, client.service.counters))
     front.send("open", {"requestType": "NEW_SESSION"}, Content_Type="application/json")
     front.run()
     sid = json.loads(front.bodies["open"])["session_id"]

@@ -3,8 +3,6 @@
 import base64
 import io
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,107 +10,18 @@ import pytest
 import torch
 import transformers as hf
 
-from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import BLOCK, SequenceCache
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner, cache_shape
-from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
+from handlers.engine.kv_cache import BLOCK
+from handlers.engine.sequence import ImageSpan
 from handlers.errors import SettingsError
 from handlers.models.attention import RAGGED
 from handlers.models.llava import Pixels
 from handlers.models.loader import load_model
-from handlers.models.text import TextModel
-
-CPU = torch.device("cpu")
+from tests.unit.handlers.tiny_checkpoints import CPU, GQA, WORKING, generate, save, seeing_config
 
 
 def qwen2() -> Any:
     """Return a language model's configuration with a context for many image tokens."""
-    return hf.Qwen2Config(
-        vocab_size=508,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-
-
-def save(config: Any, where: Path, tokenizer_from: Path) -> Any:
-    """Save a random checkpoint with the demo's tokenizer and chat template; return transformers' own model."""
-    torch.manual_seed(3)
-    model = hf.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3)  # distinct logits, so that equal answers are meaningful
-    model.save_pretrained(where)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "processor_config.json"):
-        shutil.copy(tokenizer_from / name, where)
-    return model
-
-
-def generate(model: TextModel, prompts: list[list[int]], spans: list[list[ImageSpan]], num: int) -> list[list[int]]:
-    """Return the engine's answers to concurrent prompts, in chunks and few rows, without a thread."""
-    runner = ModelRunner(model, cache_shape(model).num_bytes(256 * BLOCK))
-    engine = Engine(runner, Scheduler(3, Pace(9, 1e9)), 1)
-    outputs: list[list[int]] = [[] for _ in prompts]
-
-    def listener(output: list[int]) -> Callable[[TokenEvent], bool]:
-        def on_event(event: TokenEvent) -> bool:
-            assert event.token_id is not None, event.error
-            output.append(event.token_id)
-            return True
-
-        return on_event
-
-    caches = []
-    for prompt, images, output in zip(prompts, spans, outputs, strict=True):
-        cache = SequenceCache(runner.pool)
-        caches.append(cache)
-        cache.match(prompt)
-        params = SamplingParams(max_new_tokens=num)
-        engine.admit(Sequence(prompt, images, cache, params, float("inf"), listener(output)))
-    while engine.scheduler.all():
-        engine.step()
-    runner.pool.check_integrity(caches)
-    return outputs
-
-
-def vision_config(checkpoint: Path) -> Any:
-    """Return a configuration for the demo checkpoint's pictures, whose processor it uses."""
-    demo = hf.AutoConfig.from_pretrained(checkpoint)
-    return hf.CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        image_size=demo.vision_config.image_size,
-        patch_size=demo.vision_config.patch_size,
-    )
-
-
-def seeing_config(family: str, text: Any, checkpoint: Path) -> Any:
-    """Return the family's configuration around a language model."""
-    demo = hf.AutoConfig.from_pretrained(checkpoint)
-    side = demo.vision_config.image_size
-    common = {"vision_config": vision_config(checkpoint), "text_config": text, "image_token_index": demo.image_token_id}
-    shapes = [[side, side], [side, 2 * side], [2 * side, side], [2 * side, 2 * side]]
-    select = {"vision_feature_layer": -1, "vision_feature_select_strategy": "default"}
-    if family == "llava":
-        return hf.LlavaConfig(**common, **select, image_seq_length=demo.image_seq_length)
-    if family == "vipllava":
-        return hf.VipLlavaConfig(**common, vision_feature_layers=[-2, -1, 1], image_seq_length=demo.image_seq_length)
-    if family == "llava_next":
-        return hf.LlavaNextConfig(**common, **select, image_grid_pinpoints=shapes)
-    assert family == "llava_onevision"
-    return hf.LlavaOnevisionConfig(
-        **common, **select, image_grid_pinpoints=shapes, vision_aspect_ratio="anyres_max_4", video_token_index=9
-    )
+    return hf.Qwen2Config(**{**GQA, "max_position_embeddings": 1024})
 
 
 def use_any_resolution(where: Path, family: str) -> None:
@@ -149,9 +58,10 @@ def compare_with_generate(model: Any, own: Any, pictures: list[Any]) -> None:
         [],
     ]
 
-    found = generate(model, prompts, spans, 8)
+    found, num_shared = generate(model, prompts, spans, 8, num_blocks=256)
 
     assert found[0] != found[1]
+    assert num_shared <= (3 + len(features[0])) // BLOCK * BLOCK  # the same picture's blocks alone
     for prompt, output, shown in zip(prompts, found, [pixels[:1], pixels[1:], pixels, []], strict=True):
         inputs = {"input_ids": torch.tensor([[model.image_token_id if token < 0 else token for token in prompt]])}
         if shown:
@@ -183,6 +93,18 @@ def test_family_that_sees_answers_as_in_transformers(
 
     pictures = [drawing("ellipse", "red").resize((150, 60)), drawing("rectangle", "blue").resize((90, 130))]
     compare_with_generate(model, own, pictures)
+
+
+@pytest.mark.parametrize("family", ["mistral-window", "llama-gqa"])
+def test_llava_on_other_language_models(
+    family: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
+) -> None:
+    """The vision tower works with each kind of attention."""
+    own = save(seeing_config("llava", WORKING[family](), checkpoint), tmp_path, checkpoint)
+
+    compare_with_generate(
+        load_model(tmp_path, CPU, "float32"), own, [drawing("ellipse", "red"), drawing("rectangle", "blue")]
+    )
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from transformers import AutoTokenizer
 
@@ -117,10 +118,11 @@ def test_a_process_that_ended_is_replaced() -> None:
     """The system may end the process at any time; the next rendering does not fail for it."""
     process = TemplateProcess()
     asked = request("{{ messages | tojson }}", ["Hello"])
+    others = psutil.Process().children()
     before = process.render(asked)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    (child,) = set(psutil.Process().children()) - set(others)
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
     assert process.render(asked) == before
     assert json.loads(before) == [{"role": "user", "content": "Hello"}]

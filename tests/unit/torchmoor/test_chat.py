@@ -89,6 +89,13 @@ class Handler(BaseHTTPRequestHandler):
         """Silence."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def collected() -> Iterator[None]:
+    """Collect the connections while this module's filter applies; once, because it takes a second."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     """The stand-in, and a user without any AWS configuration."""
@@ -107,7 +114,6 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     server.shutdown()
     thread.join()
     server.server_close()
-    gc.collect()
 
 
 @pytest.fixture
@@ -175,6 +181,14 @@ def test_a_conversation_can_come_through_a_pipe(runtime: Runtime, picture: Path,
     assert [body["prompt_text"] for body in asked] == ["one", "two", "three"]
     assert [len(body.get("images", [])) for body in asked] == [0, 1, 0]
     assert kinds(runtime)[-1] == "close_session"
+
+
+def test_help_is_not_a_question(runtime: Runtime, picture: Path) -> None:
+    """/help prints the commands of the conversation."""
+    result = chat(runtime, picture, typed="/help\n")
+
+    assert "/image PATH" in result.stderr
+    assert [kind for kind in kinds(runtime) if kind == "send_text_prompt"] == []
 
 
 def test_an_address_is_passed_on_and_not_fetched(runtime: Runtime) -> None:

@@ -21,7 +21,7 @@ from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.notifications import Webhook
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.config.session_keys import SessionSettings
+from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import Configuration
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
@@ -203,7 +203,7 @@ def test_errors_show_no_secret(path: str, value: object) -> None:
     [
         lambda: Credentials.read({"tokens": {"alice": [SECRET]}}),
         lambda: Credentials.read({"keys": {"alice": SECRET}}),
-        lambda: SessionSettings.read({"keys": {"k1": SECRET}}),
+        lambda: SessionIdSettings.read({"keys": {"k1": SECRET}}),
     ],
 )
 def test_errors_about_one_of_several_keys_show_no_secret(make: Callable[[], object]) -> None:

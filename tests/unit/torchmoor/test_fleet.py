@@ -7,7 +7,7 @@ import pytest
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.session_keys import SessionSettings
+from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance
 from torchmoor.proxy.http.outgoing import ReplayBudget
@@ -112,7 +112,7 @@ def test_replay_budget_is_bounded_in_total() -> None:
 
 def test_session_keys_are_read_from_the_environments_form() -> None:
     """kid:hex, several, the first signs."""
-    settings = SessionSettings.parse("k1:" + "00" * 16 + ", k2:" + "11" * 16)
+    settings = SessionIdSettings.parse("k1:" + "00" * 16 + ", k2:" + "11" * 16)
 
     assert {"k1": bytes(16), "k2": b"\x11" * 16} == dict(settings.keys)
     assert "11" not in repr(settings)
@@ -122,7 +122,7 @@ def test_session_keys_are_read_from_the_environments_form() -> None:
 def test_bad_session_keys_are_named_without_being_told(text: str) -> None:
     """ConfigError never shows a key."""
     with pytest.raises(ConfigError, match=r"session\.keys") as caught:
-        SessionSettings.parse(text)
+        SessionIdSettings.parse(text)
     assert "00" * 8 not in str(caught.value)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from torchmoor.config.dialects import ContainerSettings
+from torchmoor.config.container import ContainerSettings
 from torchmoor.errors import ConfigError
-from torchmoor.run.many import CACHE, MULTI_MODEL, SOURCE, URL_ROOTS, many_environment, many_settings, read_container
+from torchmoor.fleet.many import CACHE, MULTI_MODEL, SOURCE, URL_ROOTS, many_environment, many_settings, read_container
 
 
 def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

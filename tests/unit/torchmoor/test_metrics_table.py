@@ -2,9 +2,10 @@
 
 from dataclasses import fields
 
+from torchmoor.admin.collectors import METRICS
+from torchmoor.metrics.definition import HISTOGRAM
 from torchmoor.metrics.histogram import Histogram
 from torchmoor.metrics.invocations import InvocationMetrics
-from torchmoor.metrics.table import HISTOGRAM, METRICS
 
 
 def test_every_count_has_one_metric_of_its_type() -> None:

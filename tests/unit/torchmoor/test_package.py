@@ -154,7 +154,11 @@ def chat_model(checkpoint: Path, architecture: str, **config: object) -> Path:
 
 @pytest.mark.parametrize(
     ("architecture", "config"),
-    [("LlamaForCausalLM", {}), ("LlavaForConditionalGeneration", {"vision_config": {"hidden_size": 8}})],
+    [
+        ("LlamaForCausalLM", {}),
+        ("GPT2LMHeadModel", {}),
+        ("LlavaForConditionalGeneration", {"vision_config": {"hidden_size": 8}}),
+    ],
 )
 def test_a_mar_of_a_model_that_chats_has_the_chat_handler(
     architecture: str, config: dict[str, object], checkpoint: Path, tmp_path: Path

@@ -10,25 +10,25 @@ from typing import Any
 import pytest
 
 from torchmoor.config.access import Credentials
-from torchmoor.config.dialects import ContainerSettings
+from torchmoor.config.container import ContainerSettings
 from torchmoor.config.file import parse
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.session_keys import SessionSettings
+from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, LaunchError
-from torchmoor.fleet.status_poller import RoutingStatus
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.instances.reported_status import ReportedStatus
 from torchmoor.proxy.routing.model_placement import ModelReport, ReportedTier
 from torchmoor.run.app import Proxy
 from torchmoor.run.data_plane import DataPlane
 from torchmoor.run.processes.child_process import ChildProcess
 from torchmoor.run.processes.limits import divide, part_of_body_bytes
-from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text, read_status, to_text, write_status
+from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text, to_text
 from torchmoor.run.processes.port import reserve
 from torchmoor.run.processes.totals import Report as ProcessReport
 from torchmoor.run.processes.totals import Totals
@@ -37,7 +37,7 @@ SETTINGS = ProxySettings(
     endpoints=(
         EndpointSettings(name="chat", variants=(VariantSettings(model="chat", scaling=ScalingSettings(max_held=10)),)),
     ),
-    sessions=SessionSettings(keys={"k1": b"0123456789abcdef"}),
+    sessions=SessionIdSettings(keys={"k1": b"0123456789abcdef"}),
 )
 
 
@@ -56,6 +56,7 @@ def report(
         "instances": {
             "chat-0": {
                 **{"state": "ready", "outstanding": 3, "inflight_body_bytes": 40},
+                "num_pieces": 0,
                 **{"breaker": breaker, "failures": 2, "share": share, "idle": 1},
             }
         },
@@ -258,7 +259,7 @@ def test_models_that_a_platform_loads_need_one_process() -> None:
 
 def test_status_survives_the_wire() -> None:
     """Of an instance with many models, and of one that says nothing."""
-    full = RoutingStatus(3, ModelReport({"m": ReportedTier.DEVICE, "n": ReportedTier.DISK}, 10, 20))
+    full = ReportedStatus(1, 3, ModelReport({"m": ReportedTier.DEVICE, "n": ReportedTier.DISK}, 10, 20))
 
-    assert read_status(json.loads(json.dumps(write_status(full)))) == full
-    assert read_status(json.loads(json.dumps(write_status(RoutingStatus(None, None))))) == RoutingStatus(None, None)
+    assert from_text(json.loads(json.dumps(to_text(full)))) == full
+    assert from_text(json.loads(json.dumps(to_text(ReportedStatus())))) == ReportedStatus()

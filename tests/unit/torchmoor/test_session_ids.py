@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmoor.wire import session_ids
 from torchmoor.wire.session_hash import SESSION_HASH, session_hash
-from torchmoor.wire.session_ids import SessionId, compose, verify
+from torchmoor.wire.session_ids import SessionId, compose, parse_session_keys, verify
 
 KEYS = {"k1": b"first key of sixteen", "k2": b"second key of sixteen"}
 
@@ -68,6 +69,52 @@ def test_minted_id_is_verified(instance: str) -> None:
 
     assert session is not None
     assert (text, instance, 0x6A000000, "k1") == (session.text, session.instance, session.expires_at, session.key_id)
+
+
+def test_a_new_id_is_signed_with_the_first_key() -> None:
+    """It carries its proof, so any instance can tell that it is the fleet's own."""
+    asked: list[int] = []
+
+    def count(number: int) -> bytes:
+        asked.append(number)
+        return bytes(number)
+
+    new = session_ids.mint(
+        KEYS, instance="a", expires_at=0x6A000000, endpoint="llava", principal="alice", random_bytes=count
+    )
+
+    assert new == (mint(instance="a", principal="alice", nonce="a" * 16), "a", 0x6A000000, "k1")
+    assert verify(new.text, KEYS, endpoint="llava", principal="alice") == new
+    assert asked == [10]
+    assert not new.is_foreign
+    assert SessionId("another handler's", "a", 0, "").is_foreign
+
+
+def test_keys_are_read_in_their_order() -> None:
+    assert list(parse_session_keys(f"k2:{'ab' * 16}, k1:{'cd' * 32}").items()) == [
+        ("k2", b"\xab" * 16),
+        ("k1", b"\xcd" * 32),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "a kid has 2 characters, a key 16 bytes or more$"),
+        (f"k:{'ab' * 16}", "a kid has 2 characters, a key 16 bytes or more$"),
+        (f"k11:{'ab' * 16}", "a kid has 2 characters, a key 16 bytes or more$"),
+        (f"K1:{'ab' * 16}", "a kid has 2 characters, a key 16 bytes or more$"),
+        (f"k1:{'ab' * 15}", "16 bytes or more, unlike that of k1$"),
+        (f"k1:{'xy' * 16}", "16 bytes or more, unlike that of k1$"),
+        ("k1", "16 bytes or more, unlike that of k1$"),
+        (f"k1:{'ab' * 16},k1:{'ab' * 16}", "has two keys of the kid 'k1'"),
+    ],
+)
+def test_keys_out_of_form_are_refused_without_showing_them(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem) as caught:
+        parse_session_keys(text)
+
+    assert "abab" not in str(caught.value)
 
 
 def test_every_key_verifies() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -17,12 +17,15 @@ from torchmoor.metrics.histogram import BUCKETS, Histogram
 
 INTERVAL_S = 2.0
 NUM_SAMPLES = 151  # five minutes
+QUANTILES = {"p50": 0.5, "p99": 0.99}  # the page shows as many as there are
 QUANTILE_SAMPLES = 5  # quantiles cover 10 s; a shorter time often has no requests
+
+Quantiles = dict[str, float | None]  # None without requests
 
 
 @dataclass(slots=True)
 class TrafficSample:
-    """Counts since the start, and gauges, at one moment. Quantiles are in seconds, None without requests."""
+    """Counts since the start, and gauges, at one moment. Quantiles are by name, in milliseconds."""
 
     at: float
     invocations: int
@@ -33,10 +36,8 @@ class TrafficSample:
     latency: tuple[int, ...]
     first_chunk: tuple[int, ...]
     decisions: dict[str, int]
-    latency_p50: float | None = None
-    latency_p99: float | None = None
-    first_chunk_p50: float | None = None
-    first_chunk_p99: float | None = None
+    latency_quantiles: Quantiles = field(default_factory=dict)
+    first_chunk_quantiles: Quantiles = field(default_factory=dict)
 
 
 class VariantHistory:
@@ -64,10 +65,8 @@ class VariantHistory:
         )
         if self._samples:
             before = self._samples[max(0, len(self._samples) - QUANTILE_SAMPLES)]
-            latency = _difference(sample.latency, before.latency)
-            sample.latency_p50, sample.latency_p99 = quantile(latency, 0.5), quantile(latency, 0.99)
-            first_chunk = _difference(sample.first_chunk, before.first_chunk)
-            sample.first_chunk_p50, sample.first_chunk_p99 = quantile(first_chunk, 0.5), quantile(first_chunk, 0.99)
+            sample.latency_quantiles = _quantiles(_difference(sample.latency, before.latency))
+            sample.first_chunk_quantiles = _quantiles(_difference(sample.first_chunk, before.first_chunk))
         self._samples.append(sample)
 
     def describe(self) -> dict[str, Any]:
@@ -84,10 +83,8 @@ class VariantHistory:
                 ],
                 "in_flight": [sample.outstanding for _, sample in pairs],
                 "waiting": [sample.waiting for _, sample in pairs],
-                "latency_p50_ms": [_ms(sample.latency_p50) for _, sample in pairs],
-                "latency_p99_ms": [_ms(sample.latency_p99) for _, sample in pairs],
-                "first_chunk_p50_ms": [_ms(sample.first_chunk_p50) for _, sample in pairs],
-                "first_chunk_p99_ms": [_ms(sample.first_chunk_p99) for _, sample in pairs],
+                **{f"latency_{q}_ms": [sample.latency_quantiles[q] for _, sample in pairs] for q in QUANTILES},
+                **{f"first_chunk_{q}_ms": [sample.first_chunk_quantiles[q] for _, sample in pairs] for q in QUANTILES},
             },
             "latency": _histogram(_difference(last.latency, first.latency)),
             "first_chunk": _histogram(_difference(last.first_chunk, first.first_chunk)),
@@ -129,19 +126,17 @@ def _rate(before: TrafficSample, after: TrafficSample, count: int) -> float:
     return round(count / max(0.001, after.at - before.at), 2)
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 2)
+def _quantiles(counts: Sequence[int]) -> Quantiles:
+    found = {name: quantile(counts, q) for name, q in QUANTILES.items()}
+    return {name: None if seconds is None else round(seconds * 1000, 2) for name, seconds in found.items()}
 
 
 def _histogram(counts: Sequence[int]) -> dict[str, Any]:
     """Return counts and upper bounds of the buckets from the first to the last that is not empty."""
     used = [number for number, count in enumerate(counts) if count]
-    if not used:
-        return {"upper_ms": [], "counts": [], "p50_ms": None, "p99_ms": None}
-    rows = range(used[0], used[-1] + 1)
+    rows = range(used[0], used[-1] + 1) if used else ()
     return {
         "upper_ms": [BUCKETS[n] * 1000 if n < len(BUCKETS) else None for n in rows],
         "counts": [counts[n] for n in rows],
-        "p50_ms": _ms(quantile(counts, 0.5)),
-        "p99_ms": _ms(quantile(counts, 0.99)),
+        **{f"{name}_ms": value for name, value in _quantiles(counts).items()},
     }

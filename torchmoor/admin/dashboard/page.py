@@ -47,7 +47,7 @@ class Dashboard:
         self,
         registry: Registry,
         operations: HandlerOperations,
-        traffic: Iterable[VariantTraffic],
+        traffic: Callable[[], Iterable[VariantTraffic]],
         refresh: Callable[[], Awaitable[None]],
     ) -> None:
         """refresh: collects the counts of other processes, if there are any."""
@@ -55,7 +55,9 @@ class Dashboard:
         self._registry = registry
         self.statuses = InstanceStatuses(registry, operations)
         self._started_at = time.monotonic()
-        self._histories = [VariantHistory(each, self._started_at) for each in traffic]
+        self._traffic = traffic
+        self._histories: dict[VariantTraffic, VariantHistory] = {}
+        self._find_histories()
         self._sampling: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Dashboard:
@@ -85,10 +87,16 @@ class Dashboard:
             try:
                 await self._refresh()
                 now = time.monotonic()
-                for history in self._histories:
+                self._find_histories()
+                for history in self._histories.values():
                     history.take(now)
             except Exception:
                 logger.exception("a sample for the dashboard failed")
+
+    def _find_histories(self) -> None:
+        """Begin the histories of new endpoints, and drop those of endpoints that are gone."""
+        now = time.monotonic()
+        self._histories = {each: self._histories.get(each) or VariantHistory(each, now) for each in self._traffic()}
 
     async def _show(self, request: web.Request) -> web.Response:
         await asyncio.gather(self.statuses.refresh(), self._refresh())
@@ -105,7 +113,7 @@ class Dashboard:
             "has_many_models": any(each.settings.multi_model is not None for each in self._registry.endpoints()),
             "async_endpoints": [each.name for each in self._registry.endpoints() if each.settings.async_inference],
             "autoscaling": describe_scaling(self._registry),
-            "variants": [self._describe_variant(history) for history in self._histories],
+            "variants": [self._describe_variant(history) for history in self._histories.values()],
             "instances": [
                 {**describe_instance(instance, self._registry), "status": self.statuses.find(instance.name)}
                 for instance in self._registry.instances()

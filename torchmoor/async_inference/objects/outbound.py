@@ -18,12 +18,10 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from torchmoor.async_inference.objects.object_store import LocationRefused
+from torchmoor.wire.public_addresses import destination, is_public
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
-_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 READ_BUFFER_BYTES = 1 << 18
 
 
@@ -73,9 +71,9 @@ class Outbound:
     def check_addresses(self, scheme: str, host: str, addresses: list[str]) -> None:
         """Raise LocationRefused unless every address of a host is allowed."""
         for address in addresses:
-            ip = _destination(ipaddress.ip_address(address.partition("%")[0]))
+            ip = destination(ipaddress.ip_address(address.partition("%")[0]))
             is_allowed = any(ip.version == network.version and ip in network for network in self._networks)
-            if not is_allowed and not (scheme == "https" and _is_public(ip)):
+            if not is_allowed and not (scheme == "https" and is_public(ip)):
                 raise LocationRefused(
                     f"the location leads to a private or local network, or is not https ({host}); "
                     "an operator can allow that with private_networks"
@@ -159,17 +157,3 @@ class _CheckingResolver(AbstractResolver):
 
     async def close(self) -> None:
         """Do nothing: the resolver holds no connection."""
-
-
-def _destination(ip: Address) -> Address:
-    """Return the address that packets reach: IPv6 can embed an IPv4 address in several ways."""
-    if isinstance(ip, ipaddress.IPv4Address):
-        return ip
-    translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
-    return ip.ipv4_mapped or ip.sixtofour or translated or ip
-
-
-def _is_public(ip: Address) -> bool:
-    if isinstance(ip, ipaddress.IPv6Address) and (ip not in _GLOBAL_UNICAST or ip.teredo):
-        return False
-    return ip.is_global and not ip.is_multicast

@@ -182,14 +182,7 @@ def connect(address: RedisAddress, limits: AsyncQueueSettings) -> redis.Redis:
     """Make a client with a time-out on every wait. It connects with the first command."""
     pool: Any = redis.BlockingConnectionPool(
         connection_class=redis.SSLConnection if address.tls else redis.Connection,
-        host=address.host,
-        port=address.port,
-        db=address.db,
-        username=address.username,
-        password=address.password,
-        protocol=2,  # needs fewer round trips to connect than 3
-        socket_connect_timeout=limits.connect_timeout_s,
-        socket_timeout=limits.timeout_s,
+        **address.options(connect_timeout_s=limits.connect_timeout_s, timeout_s=limits.timeout_s),
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),  # for one cut while idle
         max_connections=limits.max_connections,
         timeout=limits.timeout_s,

@@ -34,6 +34,7 @@ from torchmoor.async_inference.workers.instance_client import (
     InstanceUnreachable,
     InvocationTimedOut,
 )
+from torchmoor.config.launcher import body_weight
 from torchmoor.errors import BodyTooLarge, invocation_timed_out
 from torchmoor.wire import error_codes, headers
 
@@ -94,9 +95,10 @@ class Attempt:
 
     async def _invoke(self, body: bytes | Download, content_type: str) -> AsyncOutcome:
         lease, client = self._lease, self._context.client
-        num_bytes = len(body) if isinstance(body, bytes) else body.size
+        weight = body_weight(content_type.encode())
+        num_bytes = (len(body) if isinstance(body, bytes) else body.size) * weight
         if num_bytes > lease.max_body_bytes:
-            return _failure(BodyTooLarge(lease.max_body_bytes).message)
+            return _failure(BodyTooLarge(lease.max_body_bytes // weight, is_form=weight > 1).message)
         if not lease.try_hold_body(num_bytes):
             raise RetryableFailure("The instance has no room for the request's body.", counts=False)
         try:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from contextlib import suppress
 from itertools import count
-from types import TracebackType
 
 from torchmoor.async_inference.objects.object_store import ObjectError
 from torchmoor.async_inference.request import AsyncOutcome, Claim
@@ -26,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Runs one endpoint's requests within its context; at the end it returns what runs to the queue."""
+    """Runs one endpoint's requests from `start` to `stop`, which returns what runs to the queue."""
 
     def __init__(self, endpoint: str, context: WorkerContext) -> None:
         self.endpoint = endpoint
@@ -58,13 +57,21 @@ class Worker:
         if renewal is not None:
             renewal.check_now()
 
-    async def __aenter__(self) -> Worker:
+    def start(self) -> None:
+        """Claim requests from now on."""
         self._claiming = asyncio.get_running_loop().create_task(self._claim_all())
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def drain(self, timeout_s: float) -> None:
+        """Claim no more requests, wait for what runs, and return to the queue what runs for longer."""
+        assert self._claiming is not None
+        self._claiming.cancel()
+        await asyncio.gather(self._claiming, return_exceptions=True)
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=timeout_s)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Claim no more requests, and return what runs to the queue."""
         assert self._claiming is not None
         for group in ([self._claiming], self._serving.copy()):
             for task in group:

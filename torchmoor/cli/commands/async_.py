@@ -11,6 +11,7 @@ import click
 from torchmoor.async_inference.request import AsyncState
 from torchmoor.cli.async_requests import PATH, describe_list, describe_status, path_of, read_result
 from torchmoor.cli.options import admin_options, json_option, show
+from torchmoor.cli.running_fleets import complete_endpoints
 from torchmoor.clients.admin import AdminClient
 from torchmoor.errors import TorchmoorError
 
@@ -28,7 +29,12 @@ def async_() -> None:
 
 
 @async_.command("list")
-@click.option("--endpoint", metavar="NAME", help="The endpoint; needed if several take asynchronous requests.")
+@click.option(
+    "--endpoint",
+    metavar="NAME",
+    shell_complete=complete_endpoints,
+    help="The endpoint; needed if several take asynchronous requests.",
+)
 @click.option(
     "--state",
     type=click.Choice([each.value for each in AsyncState], case_sensitive=False),

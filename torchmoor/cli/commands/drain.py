@@ -10,6 +10,7 @@ from urllib.parse import quote
 import click
 
 from torchmoor.cli.options import Number, admin_options, json_option, show
+from torchmoor.cli.running_fleets import complete_instances
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
 
@@ -34,7 +35,7 @@ def _wait_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="INSTANCE...")
+@click.argument("names", nargs=-1, required=True, metavar="INSTANCE...", shell_complete=complete_instances)
 @_wait_options
 @json_option
 @admin_options
@@ -53,7 +54,7 @@ def drain(admin: AdminClient, names: tuple[str, ...], wait: bool, timeout: float
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="INSTANCE...")
+@click.argument("names", nargs=-1, required=True, metavar="INSTANCE...", shell_complete=complete_instances)
 @_wait_options
 @json_option
 @admin_options

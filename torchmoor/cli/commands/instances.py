@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from torchmoor.cli.options import Number, admin_options, json_option
+from torchmoor.cli.running_fleets import complete_endpoints
 from torchmoor.cli.tables import format_table, in_bytes, terminal_width
 from torchmoor.clients.admin import AdminClient
 
@@ -18,7 +19,9 @@ COLORS = {"ready": "green", "draining": "yellow", "starting": "yellow", "down": 
 
 
 @click.command()
-@click.option("--endpoint", metavar="NAME", help="List only this endpoint's instances.")
+@click.option(
+    "--endpoint", metavar="NAME", shell_complete=complete_endpoints, help="List only this endpoint's instances."
+)
 @click.option(
     "--watch", metavar="SECONDS", type=Number(min=0.1), help="Repeat the list at this interval, until Ctrl-C."
 )

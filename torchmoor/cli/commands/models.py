@@ -10,6 +10,7 @@ import click
 
 from torchmoor.cli.exit_status import ExitStatus
 from torchmoor.cli.options import admin_options, json_option, show
+from torchmoor.cli.running_fleets import complete_endpoints, complete_instances
 from torchmoor.cli.tables import format_table, in_bytes, in_time, terminal_width
 from torchmoor.clients.admin import AdminClient
 
@@ -30,7 +31,7 @@ def models() -> None:
 
 
 @models.command("list")
-@click.option("--endpoint", metavar="NAME", help="List only this endpoint's models.")
+@click.option("--endpoint", metavar="NAME", shell_complete=complete_endpoints, help="List only this endpoint's models.")
 @json_option
 @admin_options
 def list_(admin: AdminClient, endpoint: str | None, as_json: bool) -> None:
@@ -71,8 +72,13 @@ def _describe(found: Mapping[str, Any]) -> Iterator[str]:
 def _add(action: str, summary: str) -> None:
     @models.command(action, help=f"{summary}\n\n\b\nExamples:\n  torchmoor models {action} minilm-007.tar.gz")
     @click.argument("model")
-    @click.option("--endpoint", metavar="NAME", help="The endpoint; needed if several have many models.")
-    @click.option("--instance", metavar="NAME", help="Act on this instance only.")
+    @click.option(
+        "--endpoint",
+        metavar="NAME",
+        shell_complete=complete_endpoints,
+        help="The endpoint; needed if several have many models.",
+    )
+    @click.option("--instance", metavar="NAME", shell_complete=complete_instances, help="Act on this instance only.")
     @json_option
     @admin_options
     def act(admin: AdminClient, model: str, endpoint: str | None, instance: str | None, as_json: bool) -> None:

@@ -10,8 +10,10 @@ from urllib.parse import quote
 import click
 
 from torchmoor.cli.options import admin_options, json_option, show
+from torchmoor.cli.running_fleets import complete_endpoints, complete_instances
 from torchmoor.cli.tables import format_table, in_bytes, in_time, terminal_width
 from torchmoor.clients.admin import AdminClient
+from torchmoor.wire.session_query import MAX_PAGE
 
 ACTION_TIMEOUT_S = 60.0  # a close waits for the journal, for half of this at most
 HEADS = ("SESSION", "ENDPOINT", "INSTANCE", "TIER", "SIZE", "TURNS", "USED", "EXPIRES", "")
@@ -31,9 +33,13 @@ def sessions() -> None:
 
 
 @sessions.command("list")
-@click.option("--endpoint", metavar="NAME", help="List only this endpoint's sessions.")
-@click.option("--instance", metavar="NAME", help="List only this instance's sessions.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="The most that are listed.")
+@click.option(
+    "--endpoint", metavar="NAME", shell_complete=complete_endpoints, help="List only this endpoint's sessions."
+)
+@click.option(
+    "--instance", metavar="NAME", shell_complete=complete_instances, help="List only this instance's sessions."
+)
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, MAX_PAGE), help="The most to list.")
 @click.option("--after", metavar="PLACE", help="Continue a list after this hash, its `next`.")
 @json_option
 @admin_options

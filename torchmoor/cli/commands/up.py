@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import click
 import uvloop
 
+from torchmoor.cli.background import detach, end_announcement
 from torchmoor.cli.options import report_progress
+from torchmoor.cli.running_fleets import recorded
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
 from torchmoor.proxy.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
@@ -45,6 +48,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
     help="Access keys and tokens that requests must come with; docs/access.md has the form. "
     f"Also read from {ACCESS_KEYS} and {TOKENS}.",
 )
+@option("listen.allowed_hosts", "--allow-host", metavar="NAME")
 @option("listen.tls_certificate", "--tls-cert", metavar="FILE")
 @option("listen.tls_key", "--tls-key", metavar="FILE")
 @click.option("--no-auth", is_flag=True, help="Allow an address other than loopback without credentials.")
@@ -63,6 +67,8 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
 )
+@option("async_output", "--async-output", metavar="S3URL")
+@option("async_failure", "--async-failure", metavar="S3URL")
 @option("max_body_mib", "--max-body-mib")
 @option("heap_mib", "--heap-mib")
 @option("models", "--models", metavar="DIR|S3URL")
@@ -74,19 +80,30 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @option("listen.processes", "--processes")
 @option("observe.access_log", "--access-log", metavar="FILE")
 @option("observe.traces_url", "--traces-url", metavar="URL")
+@option("control.is_on", "--control-plane")
+@option(
+    "control.model_directories", "--allow-model-dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False)
+)
+@option("control.own_images", "--own-image", metavar="NAME")
+@option("control.max_instances", "--max-created-instances")
 @option("chat_page.is_on", "--no-chat-page", flag_value=False, help="Leave out the page at /chat (docs/chat-page.md).")
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
-def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str) -> None:
+@click.option(
+    "-d", "--detach", "is_detached", is_flag=True, help="Return when the fleet is ready; it runs on in the background."
+)
+def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached: bool) -> None:
     """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
 
     MODEL is a model that chats: a checkpoint's directory, s3://bucket/prefix or hf://org/name. Each MODEL is an
     endpoint of its own, under its --name. Without MODEL and --endpoint, the demo model is served as llava.
 
     Progress goes to standard error. When everything is ready, one line of JSON on standard output has the addresses.
+    `torchmoor status`, `logs` and `stop` find the fleet, also with -d.
 
     \b
     Examples:
       torchmoor up --instances 2
+      torchmoor up -d                             in the background, until torchmoor stop
       torchmoor up ./my-llava --name my-llava
       torchmoor up ./my-llava --name seeing hf://org/model --name text
       torchmoor up --model-store my_store --endpoint notes    my_store/notes.mar
@@ -95,20 +112,33 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str) -> None:
       torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
       torchmoor up --allow-image-host 127.0.0.1   images may come from a web server on this machine
       torchmoor up --capacity 8 --late-binding    one queue for all instances
+      torchmoor up --control-plane --run-dir ~/.torchmoor    boto3's create_endpoint and the like work
       torchmoor up --host 0.0.0.0 --keys keys.txt --tls-cert cert.pem --tls-key key.pem
     """
     given = given_settings()
     if checkpoints:
         given = {"endpoints": (), **given, "checkpoints": checkpoints}
+    elif "control" in given and given["control"].get("is_on"):
+        given = {"endpoints": (), **given}
     settings = UpSettings.read(given)
     if settings.is_late_binding and "capacity" not in given.get("launch", {}):
         raise click.UsageError("--late-binding needs --capacity: how many requests an instance does at full speed")
     if settings.instances == 0 and settings.min_instances is None and settings.max_instances is None:
         raise click.UsageError("--instances 0 needs --min-instances 0, so that an instance is started when needed")
+    if is_detached:
+        detach()
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    try:
-        uvloop.run(run(settings, report_progress, click.echo, is_open=no_auth))
-    except OSError as error:
-        raise click.ClickException(f"cannot listen on {settings.listen.host}: {error.strerror or error}") from error
+    with ExitStack() as while_ready:
+
+        def announce(line: str) -> None:
+            while_ready.enter_context(recorded(line))
+            click.echo(line)
+            if is_detached:
+                end_announcement()
+
+        try:
+            uvloop.run(run(settings, report_progress, announce, is_open=no_auth))
+        except OSError as error:
+            raise click.ClickException(f"cannot listen on {settings.listen.host}: {error.strerror or error}") from error

@@ -51,7 +51,6 @@ class SagemakerAsyncEndpoint(EndpointConnection, LLM):
     model_config = ConfigDict(extra="forbid")
 
     content_handler: Any = None
-    model_kwargs: dict[str, Any] = Field(default_factory=dict)
     endpoint_kwargs: dict[str, Any] = Field(default_factory=dict)
     input_prefix: str | None = None
     max_wait: float = Field(default=900.0, gt=0)
@@ -66,14 +65,6 @@ class SagemakerAsyncEndpoint(EndpointConnection, LLM):
     @property
     def _llm_type(self) -> str:
         return "sagemaker-async-endpoint"
-
-    @property
-    def _identifying_params(self) -> dict[str, Any]:
-        return {
-            "endpoint_name": self.endpoint_name,
-            "endpoint_url": self.endpoint_url,
-            "model_kwargs": self.model_kwargs,
-        }
 
     @cached_property
     def _endpoint(self) -> AsyncEndpoint:

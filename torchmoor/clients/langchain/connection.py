@@ -30,6 +30,15 @@ class EndpointConnection(BaseModel):
     connect_timeout: float = Field(default=10.0, gt=0)
     max_retries: int = Field(default=2, ge=0)
     client: Any = Field(default=None, exclude=True)
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {
+            "endpoint_name": self.endpoint_name,
+            "endpoint_url": self.endpoint_url,
+            "model_kwargs": self.model_kwargs,
+        }
 
     @cached_property
     def runtime(self) -> Any:

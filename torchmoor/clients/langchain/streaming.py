@@ -42,7 +42,6 @@ class StreamingEndpoint(EndpointConnection, BaseChatModel):
     seed: int | None = None
     stop: list[str] | None = Field(default=None, alias="stop_sequences")
     streaming: bool = False
-    model_kwargs: dict[str, Any] = Field(default_factory=dict)
     endpoint_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     model_config = ConfigDict(populate_by_name=True, extra="forbid")
@@ -50,14 +49,6 @@ class StreamingEndpoint(EndpointConnection, BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "sagemaker-endpoint-chat"
-
-    @property
-    def _identifying_params(self) -> dict[str, Any]:
-        return {
-            "endpoint_name": self.endpoint_name,
-            "endpoint_url": self.endpoint_url,
-            "model_kwargs": self.model_kwargs,
-        }
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop or self.stop, **kwargs)

@@ -22,6 +22,7 @@ from torchmoor.errors import (
     UnrecognizedClient,
     ValidationError,
 )
+from torchmoor.proxy.access.sagemaker_token import TOKEN_PREFIX, verify_token
 from torchmoor.proxy.access.sigv4 import ALGORITHM, EMPTY_HASH, UNSIGNED_PAYLOAD, Signed, SigV4, is_presigned
 from torchmoor.proxy.access.unverified import UnverifiedBodies, UnverifiedBody, source_of
 from torchmoor.proxy.http.message import Request
@@ -126,9 +127,11 @@ class Gate:
 
     def _find_token(self, token: bytes) -> str:
         principal = self._token_principals.get(sha256(token).digest())
-        if principal is None:
-            raise UnrecognizedClient()
-        return principal
+        if principal is not None:
+            return principal
+        if token.startswith(TOKEN_PREFIX):
+            return self._key_principals[verify_token(token, self._sigv4)]
+        raise UnrecognizedClient()
 
     def _admit_signed(self, request: Request, signed: Signed) -> None:
         settings = self._settings

@@ -29,6 +29,7 @@ from torchmoor.wire.headers import SAGEMAKER_PREFIX
 
 ALGORITHM = b"AWS4-HMAC-SHA256"
 SERVICE = "sagemaker"
+CONTROL_SERVICES = frozenset(("application-autoscaling", "logs", "monitoring"))  # for the control plane's paths only
 UNSIGNED_PAYLOAD = b"UNSIGNED-PAYLOAD"
 EMPTY_HASH = sha256(b"").hexdigest().encode()
 MAX_SIGNING_KEYS = 1024
@@ -105,12 +106,10 @@ class SigV4:
             fields[name] = value if before is None else b"%b,%b" % (before, value)
         time = fields.get(_DATE, b"")
         _check_names(names, fields)
-        key = self._keys.get(key_id)
-        if key is None:
-            raise UnrecognizedClient()
-        self._check_security_token(fields.get(_SECURITY_TOKEN), key)
-        self._check_scope(region, service)
-        self._check_time(time, day)
+        key = self.find_key(key_id, fields.get(_SECURITY_TOKEN, b""))
+        self._check_service(service, request.path)
+        self.check_region(region)
+        self.check_time(time, day, self._clock_skew_s)
         declared = fields.get(_BODY_HASH)
         if declared is not None and declared != UNSIGNED_PAYLOAD and not _HASH.fullmatch(declared):
             raise InvalidSignature("x-amz-content-sha256 must be UNSIGNED-PAYLOAD, or the body's hash in hexadecimal.")
@@ -119,43 +118,55 @@ class SigV4:
             declared,
             _canonical_request(request, names, fields, parts[5]),
             time=time,
-            scope=f"{day}/{region}/{SERVICE}/aws4_request".encode(),
-            signing_key=make_signing_key(key.secret, day, region),
+            scope=f"{day}/{region}/{service}/aws4_request".encode(),
+            signing_key=make_signing_key(key.secret, day, region, service),
             signature=parts[6],
         )
 
-    def _check_security_token(self, given: bytes | None, key: AccessKey) -> None:
-        if not hmac.compare_digest(given or b"", key.session_token.encode()):
+    def find_key(self, key_id: str, session_token: bytes) -> AccessKey:
+        """Return the key of this id. Raises UnrecognizedClient if it is unknown or has another session token."""
+        key = self._keys.get(key_id)
+        if key is None or not hmac.compare_digest(session_token, key.session_token.encode()):
             raise UnrecognizedClient()
+        return key
 
-    def _check_scope(self, region: str, service: str) -> None:
-        if service != SERVICE:
+    @staticmethod
+    def _check_service(service: str, path: bytes) -> None:
+        is_control = service in CONTROL_SERVICES and (path == b"/" or path.startswith(b"/service/"))
+        if service != SERVICE and not is_control:
             raise InvalidSignature(f"Credential should be scoped to correct service: '{SERVICE}'.")
+
+    def check_region(self, region: str) -> None:
+        """Raise InvalidSignature if only another region is accepted."""
         if self._region and region != self._region:
             raise InvalidSignature(f"Credential should be scoped to a valid region, not '{region}'.")
 
-    def _check_time(self, time: bytes, day: str) -> None:
+    def check_time(self, time: bytes, day: str, lifetime_s: float) -> None:
+        """Raise AccessDenied unless a signature of this time and this day in its scope is valid now."""
         if not time.startswith(day.encode()):
             raise InvalidSignature("Date in Credential scope does not match YYYYMMDD from X-Amz-Date.")
         known, at = self._times
         if time != known:
             at = _read_time(time)
             self._times = (time, at)
-        now, skew = self._wall(), self._clock_skew_s
-        if abs(now - at) > skew:
-            limit, word, sign = (now - skew, "expired", "-") if at < now else (now + skew, "not yet current", "+")
-            order = "earlier" if at < now else "later"
+        now, skew_s = self._wall(), self._clock_skew_s
+        if at < now - lifetime_s:
             raise InvalidSignature(
-                f"Signature {word}: {time.decode()} is now {order} than {_write_time(limit)} "
-                f"({_write_time(now)} {sign} {skew / 60:g} min.)"
+                f"Signature expired: {time.decode()} is now earlier than {_write_time(now - lifetime_s)} "
+                f"({_write_time(now)} - {lifetime_s / 60:g} min.)"
+            )
+        if at > now + skew_s:
+            raise InvalidSignature(
+                f"Signature not yet current: {time.decode()} is now later than {_write_time(now + skew_s)} "
+                f"({_write_time(now)} + {skew_s / 60:g} min.)"
             )
 
 
 @lru_cache(MAX_SIGNING_KEYS)
-def make_signing_key(secret: str, day: str, region: str) -> bytes:
+def make_signing_key(secret: str, day: str, region: str, service: str = SERVICE) -> bytes:
     """Return the secret bound to a day, region and service, the same for all requests of a day."""
     made = f"AWS4{secret}".encode()
-    for part in (day, region, SERVICE, "aws4_request"):
+    for part in (day, region, service, "aws4_request"):
         made = hmac.digest(made, part.encode(), "sha256")
     return made
 

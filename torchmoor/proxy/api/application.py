@@ -7,15 +7,19 @@ import logging
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, InternalFailure, ValidationError
 from torchmoor.proxy.access.gate import Gate
-from torchmoor.proxy.api import container, runtime, torchserve
+from torchmoor.proxy.access.web_pages import WebPageGuard
+from torchmoor.proxy.api import container, control_operation, runtime, torchserve
 from torchmoor.proxy.api.chat_page.page import ChatPage
 from torchmoor.proxy.api.container import ContainerApi
 from torchmoor.proxy.api.container_models import ContainerModelsApi
+from torchmoor.proxy.api.control_operation import AnswerControl, ControlApi
 from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.metrics_operation import PATH as METRICS
 from torchmoor.proxy.api.metrics_operation import MetricsApi
+from torchmoor.proxy.api.open_inference import OpenInferenceApi
 from torchmoor.proxy.api.openai import OpenAIApi, openai_error
 from torchmoor.proxy.api.passthrough import PassThrough
+from torchmoor.proxy.api.reference.document import find_handler as find_reference
 from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error, unknown_operation
 from torchmoor.proxy.api.runtime import RuntimeApi
 from torchmoor.proxy.api.torchserve import TorchServeApi
@@ -24,6 +28,7 @@ from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Call
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
+from torchmoor.proxy.instances.registry import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +42,7 @@ class DataPlaneApplication:
         self,
         dispatchers: Dispatchers,
         operations: HandlerOperations,
+        control: AnswerControl,
         gate: Gate | None = None,
         async_inference: AsyncInference | None = None,
     ) -> None:
@@ -53,10 +59,20 @@ class DataPlaneApplication:
             else None
         )
         self._torchserve = TorchServeApi(dispatchers, pass_through)
+        self._open_inference: OpenInferenceApi | None = None
+        dispatchers.registry.watch(self._find_many, on_retired=self._find_many)
         settings = dispatchers.settings
         self._page = ChatPage(dispatchers.registry, settings) if settings.chat_page.is_on else None
         # A load balancer has no credentials; a browser has none before it has the page that asks for them.
-        self._open_paths = frozenset((container.PING, *(() if self._page is None else self._page.open_paths)))
+        self._open_paths = frozenset(
+            (
+                container.PING,
+                *(() if self._page is None else self._page.open_paths),
+                *OpenInferenceApi.open_paths,
+            )
+        )
+        self._pages = WebPageGuard(settings.listen.host, settings.listen.allowed_hosts)
+        self._control = ControlApi(dispatchers, control, self._pages, is_guarded=gate is not None)
         self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
 
     note = staticmethod(make_note)
@@ -76,20 +92,40 @@ class DataPlaneApplication:
             return self.metrics.handle
         if self._models is not None and self._models.serves(path):
             return self._models.handle
+        if control_operation.serves(method, path):
+            return self._control.handle
+        if OpenInferenceApi.serves(path):
+            return self._infer
         page = None if self._page is None else self._page.find_handler(method, path)
-        return _refuse if page is None else page
+        return page or find_reference(method, path) or _refuse
+
+    def _find_many(self, endpoint: Endpoint) -> None:
+        """Serve the open inference protocol for the first endpoint with many models, when endpoints come or go."""
+        endpoints = self._dispatchers.registry.endpoints()
+        many = next((each for each in endpoints if each.settings.multi_model is not None), None)
+        if many is None:
+            self._open_inference = None
+        elif self._open_inference is None or self._open_inference.endpoint is not many:
+            self._open_inference = OpenInferenceApi(self._dispatchers, many)
+
+    def _infer(self, request: Request, request_id: bytes) -> Call | Reply:
+        api = self._open_inference
+        return _refuse(request, request_id) if api is None else api.handle(request, request_id)
 
     def handle(self, request: Request) -> Call | Reply:
         """Pass the request to its dialect. A fault of the proxy is a 500 that has an id and no details."""
         request_id = self._dispatchers.new_request_id()
         try:
-            if self._gate is not None and request.path not in self._open_paths:
+            is_open = request.method in LOOKING and request.path in self._open_paths
+            if self._pages.is_on:
+                self._pages.check(request, is_open=is_open)
+            if self._gate is not None and not is_open:
                 self._gate.admit(request)
             handler: Handler = request.line.handler
             decision = handler(request, request_id)
             if request.body_check is not None and isinstance(decision, Reply):
                 decision = self._after_verification(request, request_id, decision, request.body_check.max_body_bytes)
-        except ApiError as refused:  # by the gate
+        except ApiError as refused:  # by a guard or the gate
             decision = self._error(request, refused, request_id)
         except Exception:
             if request.body_check is not None:

@@ -1,9 +1,11 @@
-"""The dialect of SageMaker's containers: GET /ping and POST /invocations, for the first configured endpoint."""
+"""The dialect of SageMaker's containers: GET /ping and POST /invocations, for the first endpoint."""
 
 from __future__ import annotations
 
+from torchmoor.errors import ServiceUnavailable
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough
+from torchmoor.proxy.api.replies import container_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -18,13 +20,17 @@ class ContainerApi:
     """Presents this proxy and its instances as one container."""
 
     def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough) -> None:
-        self._endpoint = dispatchers.registry.endpoints()[0]
+        self._registry = dispatchers.registry
         self._pass_through = pass_through
 
     def ping(self, request: Request, request_id: bytes) -> Reply:
         """Answer 200 while an instance is ready, or none has to be; the body is empty."""
-        return _HEALTHY if self._endpoint.can_serve() else _UNHEALTHY
+        endpoints = self._registry.endpoints()
+        return _HEALTHY if not endpoints or endpoints[0].can_serve() else _UNHEALTHY
 
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Pass a request to an instance; the answer keeps the instance's own form."""
-        return self._pass_through.invoke(request, request_id, self._endpoint)
+        endpoints = self._registry.endpoints()
+        if not endpoints:
+            return container_error(ServiceUnavailable("There is no endpoint yet."), request_id)
+        return self._pass_through.invoke(request, request_id, endpoints[0])

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote
 
-from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
+from torchmoor.errors import ApiError, ModelBusy, ModelNotLoaded, ServiceUnavailable, TooManyModels, ValidationError
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect, defer
@@ -34,32 +34,11 @@ from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.wire import operations
 
 PATH = b"/models"
-NO_ROOM = 507
+NO_ROOM = TooManyModels.status
 
 _NAME = re.compile(r"[A-Za-z0-9._~-]{1,256}", re.ASCII)
 _JSON = (b"content-type", b"application/json")
 _WITHOUT_MEMORY = frozenset((InstanceState.STARTING, InstanceState.DOWN))
-
-
-class ModelNotLoaded(ApiError):
-    """Raised for a name without a loaded model."""
-
-    status = 404
-    kind = "ModelNotFoundException"
-
-
-class ModelBusy(ApiError):
-    """Raised while another request loads or unloads the model."""
-
-    status = 409
-    kind = "ModelAlreadyLoadedException"
-
-
-class TooManyModels(ApiError):
-    """Raised at the limit of loaded models; the platform unloads some and tries again."""
-
-    status = NO_ROOM
-    kind = "InsufficientResources"
 
 
 @dataclass(slots=True)
@@ -182,7 +161,8 @@ class ContainerModelsApi:
                     pass  # no instance is left: the last answer says that there is no memory
             _tell(order, answer, _row(name, model))
 
-        self._start(instance, {"action": "load", "model": name, "url": url}, on_done, lambda: self._models.pop(name))
+        body: dict[str, object] = {operations.ACTION: operations.LOAD, operations.MODEL: name, operations.URL: url}
+        self._start(instance, body, on_done, lambda: self._models.pop(name))
 
     def _unload(self, order: DeferredReply, name: str) -> None:
         """Start to unload a model. Raises ApiError."""
@@ -203,7 +183,7 @@ class ContainerModelsApi:
         def undo() -> None:
             model.is_ready = True
 
-        self._start(instance, {"action": "unload", "model": name}, on_done, undo)
+        self._start(instance, {operations.ACTION: operations.UNLOAD, operations.MODEL: name}, on_done, undo)
 
     def _start(
         self,
@@ -243,7 +223,7 @@ def _read_load(body: bytes) -> tuple[str, str]:
     """Read the name and the url from a body. Raises ValidationError."""
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     name, url = (content.get("model_name"), content.get("url")) if isinstance(content, dict) else (None, None)
     if not isinstance(name, str) or not _NAME.fullmatch(name):

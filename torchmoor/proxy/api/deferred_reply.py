@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.dispatch import unavailable
-from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Deadlines, Outcome, Placement, Waiter
+from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Deadlines, NextStep, Outcome, Waiter
 from torchmoor.proxy.http.message import Reply, Request
 
 
@@ -47,7 +47,7 @@ class DeferredReply:
         self._waiter: Waiter | None = None
         self._reply: Reply | None = None
 
-    def route(self, body: bytes, waiter: Waiter) -> Placement:
+    def route(self, body: bytes, waiter: Waiter) -> NextStep:
         """Verify the body and begin the operation."""
         self.source = waiter.source
         try:

@@ -18,13 +18,19 @@ from torchmoor.proxy.instances.registry import Endpoint, Variant
 def describe_endpoint(endpoint: Endpoint) -> Reply:
     content = {
         "EndpointName": endpoint.name,
-        "EndpointStatus": "InService" if endpoint.can_serve() else "OutOfService",
-        "ProductionVariants": [_describe(variant) for variant in endpoint.variants],
+        "EndpointStatus": status_of(endpoint),
+        "ProductionVariants": [describe_variant(variant) for variant in endpoint.variants],
     }
     return json_reply(200, content)
 
 
-def _describe(variant: Variant) -> dict[str, Any]:
+def status_of(endpoint: Endpoint) -> str:
+    """Return the EndpointStatus of an endpoint that is served."""
+    return "InService" if endpoint.can_serve() else "OutOfService"
+
+
+def describe_variant(variant: Variant) -> dict[str, Any]:
+    """Return a variant in the form of AWS's DescribeEndpoint."""
     members = list(variant.pool.members)
     starting = [each for each in members if each.state is InstanceState.STARTING]
     described: dict[str, Any] = {

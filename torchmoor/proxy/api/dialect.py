@@ -21,7 +21,7 @@ class ApiDialect(Protocol):
     operation_name: for the access log, traces and decisions. names_sessions_in_body: a request without a session
     header may name one in its body. held_back: names of fields that do not pass on, beside those that never do.
     too_large_status: the status for a body above the limit. times_first_chunk: metrics have the time to the first chunk
-    of its answers.
+    of its answers. sent_method: of all requests to instances; empty for the client's own.
     """
 
     operation_name: str
@@ -29,6 +29,7 @@ class ApiDialect(Protocol):
     held_back: frozenset[bytes] = frozenset()
     too_large_status: int = 413
     times_first_chunk: bool = False
+    sent_method: bytes = b""
 
     def added_lines(self, request: Request) -> bytes:
         """Render header lines for the instance beside the fields that pass on."""

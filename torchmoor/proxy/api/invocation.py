@@ -1,6 +1,6 @@
 """One forwarded request of any dialect: when it is sent, how often, and what is counted of it.
 
-An Invocation has a ApiDialect, which renders answers and errors, and an Assignment, which has the instance.
+An Invocation has an ApiDialect, which renders answers and errors, and an Assignment, which has the instance.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torchmoor.errors import ApiError, BodyTooLarge, ModelError, invocation_time
 from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.observation import Observation
 from torchmoor.proxy.api.operation import Operation, timeout_line
+from torchmoor.proxy.api.stream_continuer import find_continuer
 from torchmoor.proxy.api.validation import (
     INFERENCE_ID,
     INVOCATION_ID,
@@ -26,6 +27,7 @@ from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.dispatch.observer import TRACEPARENT
 from torchmoor.proxy.dispatch.record import RequestRecord, begin_record
 from torchmoor.proxy.dispatch.request_sessions import NEW_SESSION, SESSION_KEY
+from torchmoor.proxy.dispatch.sequences import SEQUENCE_FIELDS
 from torchmoor.proxy.http.answer import Answer, Loss
 from torchmoor.proxy.http.call import (
     NOTHING,
@@ -33,8 +35,8 @@ from torchmoor.proxy.http.call import (
     WHOLE_BODY,
     BodyNeed,
     Judgement,
+    NextStep,
     Outcome,
-    Placement,
     ReadRefusal,
     Send,
     Wait,
@@ -97,7 +99,7 @@ class Invocation:
         self._dispatchers = operation.dispatchers
         self._dialect = operation.dialect
         self._metrics = dispatcher.metrics
-        self._path = path or dispatcher.path
+        self._path = path
         use = None if model is None else ModelUse(dispatcher, model)
         self.assignment = Assignment(self._dispatchers, request, dispatcher, session, use)
         if session is None:
@@ -139,7 +141,7 @@ class Invocation:
     def wait_ends_at(self) -> float:
         return self.assignment.wait_ends_at
 
-    def route(self, body: bytes, waiter: Waiter) -> Placement:
+    def route(self, body: bytes, waiter: Waiter) -> NextStep:
         """Check the body, find its session, count the request for its caller, and assign an instance."""
         self._waiter = waiter
         try:
@@ -168,10 +170,7 @@ class Invocation:
         session = self._dispatchers.sessions.find_in_body(endpoint, self.request.principal, body)
         if session is None:
             return
-        drawn, dispatcher = self.assignment.dispatcher, self._dispatchers.choose(endpoint, session, None)
-        self.assignment.join(session, dispatcher)
-        if self._path == drawn.path:
-            self._path = dispatcher.path
+        self.assignment.join(session, self._dispatchers.choose(endpoint, session, None))
 
     def _place(self) -> Send | Wait:
         return Send(self.chosen.instance, self) if self.assignment.ticket is None else WAIT
@@ -229,17 +228,21 @@ class Invocation:
         assert choice is not None
         return choice
 
-    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
-        """Render the request as the chosen instance gets it."""
-        self._sent_at = monotonic()
+    def request_head(self, framing: bytes, time_left_s: float | None, given: frozenset[bytes] = frozenset()) -> bytes:
+        """Render the request as the chosen instance gets it. given: names of fields that `framing` has."""
+        self._sent_at = self._sent_at if self._status else monotonic()
         request, request_id, operation, dialect = self.request, self.request_id, self.operation, self._dialect
         places = request.layout.places
         trace_line = b"" if self._observation is None else self._observation.trace_line
         held_back = dialect.held_back | _TRACE_FIELDS if trace_line else dialect.held_back
+        if self.chosen.instance.batches_sequences:
+            held_back |= SEQUENCE_FIELDS
+        if given:
+            held_back |= given
         parts = [
-            request.method,
+            dialect.sent_method or request.method,
             b" ",
-            self._path,
+            self._path or self.assignment.dispatcher.path,
             self.chosen.request_line,
             framing,
             request.lines(held_back),
@@ -254,12 +257,11 @@ class Invocation:
             parts += (_INVOCATION_ID_LINE, request_id, b"\r\n")
         if request.principal:
             parts += (_PRINCIPAL_LINE, request.principal.encode(), b"\r\n")
-        parts += (self.assignment.session_limit_line, dialect.added_lines(request), trace_line, b"\r\n")
-        return b"".join(parts)
+        return b"".join((*parts, self.assignment.own_lines, dialect.added_lines(request), trace_line, b"\r\n"))
 
     def on_abandoned(self) -> None:
         """Cancel the request at the instance, which notices a closed connection only when it sends something."""
-        path = self._path.partition(b"?")[0]
+        path = (self._path or self.assignment.dispatcher.path).partition(b"?")[0]
         self._dispatchers.cancellations.send(self.chosen.instance, path, self.request_id.decode())
 
     def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Judgement:
@@ -286,6 +288,7 @@ class Invocation:
         self._status = head.status
         if self._observation is not None:
             answer = self._observation.watch(answer)
+        answer.continuer = find_continuer(head, assignment, self._place, self._resume, self.request_head)
         return answer
 
     def _fail_with(self, explain: Explain, head: AnswerHead, body: bytes) -> Reply:
@@ -325,7 +328,7 @@ class Invocation:
                 self.chosen.instance, expected, num_kept=num_kept, num_tokens=num_tokens
             )
 
-    def on_lost(self, loss: Loss, *, can_replay: bool) -> Placement:
+    def on_lost(self, loss: Loss, *, can_replay: bool) -> NextStep:
         """Go elsewhere if that cannot do the work twice, else report the loss."""
         assignment, instance = self.assignment, self.chosen.instance
         if loss is Loss.SHORTAGE:
@@ -362,7 +365,7 @@ class Invocation:
         if error.retry_after_s is not None and self._soonest_retry_s is not None:
             error.retry_after_s = min(error.retry_after_s, self._soonest_retry_s)
         reply = self._dialect.error(error, self.request_id, self.operation.endpoint)
-        self._status = reply.status
+        self._status = self._status or reply.status  # that of an answer which has begun stays
         self._error_kind = error.kind
         return reply
 

@@ -8,6 +8,7 @@ from torchmoor.proxy.api.dialect import ApiDialect
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.operation import Operation, find_target_model
 from torchmoor.proxy.api.replies import container_error
+from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.validation import SESSION_ID, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -23,7 +24,7 @@ MAX_OPERATION_BYTES = 65_536
 GRACE_S = 2.0  # after an operation's own time-out, which is reported first
 TIMEOUT_STATUS = 504
 TOO_LARGE_STATUS = 413
-_DROPPED_FIELDS = frozenset((b"ts_stream_next", headers.REQUEST_ID.encode()))
+_DROPPED_FIELDS = frozenset((b"ts_stream_next", CONTINUABLE, headers.REQUEST_ID.encode()))
 
 
 class PassThroughDialect(ApiDialect):
@@ -68,10 +69,14 @@ class PassThrough:
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
         deadlines = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
         self._deadlines = deadlines
-        self._operations = {
-            endpoint.name: self.make_operation(endpoint, PassThroughDialect())
-            for endpoint in dispatchers.registry.endpoints()
-        }
+        self._operations: dict[Endpoint, Operation] = {}
+        dispatchers.registry.watch(self._add, on_retired=self._drop)
+
+    def _add(self, endpoint: Endpoint) -> None:
+        self._operations[endpoint] = self.make_operation(endpoint, PassThroughDialect())
+
+    def _drop(self, endpoint: Endpoint) -> None:
+        del self._operations[endpoint]
 
     def make_operation(self, endpoint: Endpoint, dialect: PassThroughDialect) -> Operation:
         """Make an operation of an endpoint with a dialect of its own."""
@@ -101,7 +106,7 @@ class PassThrough:
         except ApiError as error:
             return container_error(error, request_id)
         return Invocation(
-            operation or self._operations[endpoint.name],
+            operation or self._operations[endpoint],
             request,
             request_id=request_id,
             dispatcher=dispatcher,

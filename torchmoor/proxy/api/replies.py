@@ -47,6 +47,16 @@ def container_error(error: ApiError, request_id: bytes, *, status: int | None = 
     return json_reply(status or error.status, body, headers)
 
 
+def message_of(body: bytes) -> str:
+    """Return the message in an instance's error body: the handler's or TorchServe's form, else the text itself."""
+    text = body.decode("utf-8", "replace")
+    try:
+        content = json.loads(text)
+        return str(content["error"]["message"] if "error" in content else content["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return text or "The instance could not take the request."
+
+
 def unknown_operation(request: Request) -> UnknownOperation:
     """Make the error for a method and path without an operation."""
     return UnknownOperation(f"No operation {request.method.decode()} {request.path.decode('latin-1')[:256]}.")

@@ -8,8 +8,6 @@ GET  /endpoints/{EndpointName}                       (torchmoor.proxy.api.descri
 
 from __future__ import annotations
 
-import json
-
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import (
     BUSY_RETRY_S,
@@ -20,6 +18,7 @@ from torchmoor.errors import (
     ModelError,
     ModelNotReady,
     ServiceUnavailable,
+    Throttled,
     UnexpectedTargetModel,
     ValidationError,
 )
@@ -28,7 +27,8 @@ from torchmoor.proxy.api.describe import describe_endpoint
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, find_target_model
-from torchmoor.proxy.api.replies import LOOKING, Handler, runtime_error, unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, Handler, message_of, runtime_error, unknown_operation
+from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
 from torchmoor.proxy.api.validation import (
     ENDPOINT_NAME,
@@ -46,7 +46,7 @@ from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.call import Deadlines
+from torchmoor.proxy.http.call import Call, Deadlines
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request, status_line
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import error_codes
@@ -65,12 +65,15 @@ _CLIENT_CODES = frozenset(
         error_codes.SESSION_LOST,
         error_codes.SESSION_ID_MISMATCH,
         error_codes.MODEL_UNKNOWN,
+        error_codes.NOT_ACCEPTABLE,
     )
 )
 DEFAULT_REGION = "us-east-1"  # where access.region accepts any
 _CONTENT_TYPE = b"content-type"
 _REQUEST_ID = b"x-amzn-requestid"
-_DROPPED_FIELDS = frozenset((b"ts_stream_next", b"x-request-id", _REQUEST_ID, SESSION_ID, NEW_SESSION_ID, ERROR_HEADER))
+_DROPPED_FIELDS = frozenset(
+    (b"ts_stream_next", CONTINUABLE, b"x-request-id", _REQUEST_ID, SESSION_ID, NEW_SESSION_ID, ERROR_HEADER)
+)
 _REQUEST_ID_START = _REQUEST_ID + b": "
 _DROPPED_FROM_STREAM = _DROPPED_FIELDS | {_CONTENT_TYPE}
 _OK = status_line(200)
@@ -84,28 +87,45 @@ class RuntimeApi:
         """service: None if no endpoint takes asynchronous requests."""
         self._dispatchers = dispatchers
         timeouts = dispatchers.settings.timeouts
-        max_body_bytes = dispatchers.settings.limits.max_body_bytes
-        whole = Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
-        streamed = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
+        self._service = service
+        self._max_body_bytes = dispatchers.settings.limits.max_body_bytes
+        self._whole = Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
+        self._streamed = Deadlines(
+            timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s
+        )
         region = dispatchers.settings.access.region or DEFAULT_REGION
-        log_groups = f"arn:aws:logs:{region}:{dispatchers.settings.account_id}:log-group:/aws/sagemaker/Endpoints/"
+        self._log_groups = (
+            f"arn:aws:logs:{region}:{dispatchers.settings.account_id}:log-group:/aws/sagemaker/Endpoints/"
+        )
         self._operations: dict[bytes, RuntimeOperation | AsyncOperation] = {}
-        for endpoint in dispatchers.registry.endpoints():
-            path = b"%b%b/" % (PREFIX, endpoint.name.encode())
-            self._operations[path + _WHOLE] = RuntimeOperation(
-                dispatchers, endpoint, RuntimeDialect(log_groups), whole, max_body_bytes
-            )
-            self._operations[path + _STREAMED] = RuntimeOperation(
-                dispatchers, endpoint, StreamDialect(log_groups), streamed, max_body_bytes
-            )
-            if service is not None and endpoint.name in service.endpoints:
-                self._operations[path + _ASYNC] = AsyncOperation(dispatchers, endpoint, service)
+        dispatchers.registry.watch(self._add, on_retired=self._drop)
+
+    def _add(self, endpoint: Endpoint) -> None:
+        dispatchers, service, path = self._dispatchers, self._service, _path_of(endpoint)
+        self._operations[path + _WHOLE] = RuntimeOperation(
+            dispatchers, endpoint, RuntimeDialect(self._log_groups), self._whole, self._max_body_bytes
+        )
+        self._operations[path + _STREAMED] = RuntimeOperation(
+            dispatchers, endpoint, StreamDialect(self._log_groups), self._streamed, self._max_body_bytes
+        )
+        if service is not None and endpoint.name in service.endpoints:
+            self._operations[path + _ASYNC] = AsyncOperation(dispatchers, endpoint, service)
+
+    def _drop(self, endpoint: Endpoint) -> None:
+        for operation in _OPERATIONS:
+            self._operations.pop(_path_of(endpoint) + operation, None)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
-        operation = self._operations.get(path)
-        if operation is None and method in LOOKING and b"/" not in path[len(PREFIX) :]:
+        if method in LOOKING and b"/" not in path[len(PREFIX) :]:
             return self._describe
-        return self._refuse_request if operation is None or method != b"POST" else operation.invoke
+        return self._invoke if method == b"POST" else self._refuse_request
+
+    def _invoke(self, request: Request, request_id: bytes) -> Call | Reply:
+        """Pass a request to its operation, if there is one now."""
+        operation = self._operations.get(request.path)
+        if operation is None:
+            return self._refuse_request(request, request_id)
+        return operation.invoke(request, request_id)
 
     def _describe(self, request: Request, request_id: bytes) -> Reply:
         name = request.path[len(PREFIX) :]
@@ -136,6 +156,10 @@ class RuntimeApi:
         return runtime_error(error, request_id)
 
 
+def _path_of(endpoint: Endpoint) -> bytes:
+    return b"%b%b/" % (PREFIX, endpoint.name.encode())
+
+
 class RuntimeOperation(Operation):
     """One operation of one endpoint: reads its requests, and makes their invocations."""
 
@@ -158,7 +182,7 @@ class RuntimeOperation(Operation):
             dispatcher = dispatchers.choose(endpoint, session, variant)
         except ApiError as error:
             dispatchers.count_without_invocation(endpoint, error.status)
-            return runtime_error(error, request_id)
+            return runtime_error(_as_aws_says(error, request_id), request_id)
         model = find_target_model(request, endpoint) if has_many else None
         return Invocation(self, request, request_id=request_id, dispatcher=dispatcher, session=session, model=model)
 
@@ -176,7 +200,7 @@ class RuntimeDialect(ApiDialect):
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
         if isinstance(error, ModelError):
             error.log_stream_arn = self._log_groups + endpoint.name
-        return runtime_error(error, request_id)
+        return runtime_error(_as_aws_says(error, request_id), request_id)
 
     def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
         """Render a success with the API's headers."""
@@ -215,6 +239,13 @@ class StreamDialect(RuntimeDialect):
         return Answer(lines, encoder)
 
 
+def _as_aws_says(error: ApiError, request_id: bytes) -> ApiError:
+    """Begin the error for a body over the limit with AWS's sentence for it."""
+    if not isinstance(error, BodyTooLarge):
+        return error
+    return ValidationError(f"Request {request_id.decode()} has oversize body. {error.message}")
+
+
 def _answer_lines(
     status_line: bytes, head: AnswerHead, dropped: frozenset[bytes], request_id: bytes, choice: Choice
 ) -> tuple[bytes, ...]:
@@ -223,7 +254,9 @@ def _answer_lines(
     session_line = b""
     if NEW_SESSION_ID in places or SESSION_ID in places:
         session = head.find(NEW_SESSION_ID) or head.find(SESSION_ID) or b""
-        session_line = b"%b: %b\r\n" % (NEW_SESSION_ID, session)
+        # Some handlers repeat the id of an open session as SESSION_ID, without its expiry.
+        if NEW_SESSION_ID in places or b";" in session:
+            session_line = b"%b: %b\r\n" % (NEW_SESSION_ID, session)
     return (
         status_line,
         head.lines(dropped),
@@ -245,12 +278,14 @@ def _explain(head: AnswerHead, body: bytes) -> ApiError:
     retry_after_s = int(retry_after) if retry_after.isdigit() else None
     text = body.decode("utf-8", "replace")
     if code in _CLIENT_CODES:
-        return ValidationError(_message(text))
+        return ValidationError(message_of(body))
+    if code == error_codes.CALLER_BUDGET_REACHED:
+        return Throttled(message_of(body), retry_after_s=BUSY_RETRY_S if retry_after_s is None else retry_after_s)
     if code == error_codes.MODEL_LOADING:
-        return ModelNotReady(_message(text), retry_after_s=START_RETRY_S if retry_after_s is None else retry_after_s)
+        return ModelNotReady(message_of(body), retry_after_s=START_RETRY_S if retry_after_s is None else retry_after_s)
     if code in error_codes.REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
         return ServiceUnavailable(
-            _message(text), retry_after_s=BUSY_RETRY_S if retry_after_s is None else retry_after_s
+            message_of(body), retry_after_s=BUSY_RETRY_S if retry_after_s is None else retry_after_s
         )
     if not code and status == 413:
         return ValidationError("The request body is longer than the model's limit.")
@@ -260,12 +295,3 @@ def _explain(head: AnswerHead, body: bytes) -> ApiError:
         original_status=status,
         original_message=text,
     )
-
-
-def _message(text: str) -> str:
-    """The message in an instance's error body: the handler's or TorchServe's form, else the text itself."""
-    try:
-        body = json.loads(text)
-        return str(body["error"]["message"] if "error" in body else body["message"])
-    except (ValueError, KeyError, TypeError):
-        return text or "The instance could not take the request."

@@ -16,7 +16,10 @@ def stream_error(message: str, error_code: str) -> bytes:
 
 
 class PartEncoder:
-    """Encodes each piece as a PayloadPart; a ModelStreamError reports a failure or time-out of the instance."""
+    """Encodes each piece as a PayloadPart; a ModelStreamError reports a failure or time-out of the instance.
+
+    A part is as long as the piece that arrived from the instance. Nothing splits or joins pieces.
+    """
 
     __slots__ = ()
 
@@ -37,7 +40,7 @@ class PartEncoder:
 class TextPartEncoder(MarkedText, PartEncoder):
     """Encodes plain text likewise; a late error of the handler becomes a ModelStreamError."""
 
-    __slots__ = ()
+    __slots__ = ("_has_error",)
 
     def encode(self, piece: bytes) -> bytes:
         if not self._held and ERROR_MARK not in piece:
@@ -48,6 +51,7 @@ class TextPartEncoder(MarkedText, PartEncoder):
     def finish(self) -> bytes:
         """Encode what was held back: the handler's error, or text."""
         text, error = self.end()
+        self._has_error = error is not None
         if error is not None:
             return stream_error(error, STREAM_BROKEN)
         return payload_part(text) if text else b""
@@ -55,7 +59,7 @@ class TextPartEncoder(MarkedText, PartEncoder):
     def fail(self, loss: Loss) -> bytes:
         """Encode what was held back, then why the stream ends."""
         held = self.finish()
-        return held if b"ModelStreamError" in held[:200] else held + super().fail(loss)
+        return held if self._has_error else held + super().fail(loss)
 
 
 class TextPassEncoder(MarkedText):

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from torchmoor.errors import ValidationError
-from torchmoor.proxy.dispatch.members import SESSION_ID_MEMBER, Member, named_member
+from torchmoor.proxy.dispatch.api_member import SESSION_ID_MEMBER, Member, named_member
 from torchmoor.proxy.http.fields import FieldNote
 from torchmoor.proxy.http.head import Layout
 from torchmoor.wire import headers

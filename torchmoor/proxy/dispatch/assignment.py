@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
+from torchmoor.config.launcher import body_weight
 from torchmoor.errors import ApiError, BodyTooLarge, CallerLimited, ServiceUnavailable
 from torchmoor.proxy.dispatch.callers import CallerLease, Callers
 from torchmoor.proxy.dispatch.choice import Choice
@@ -18,6 +19,7 @@ from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.dispatch.request_sessions import read_expiry
+from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.message import AnswerHead, Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.instances.registry import Endpoint
@@ -26,6 +28,7 @@ from torchmoor.proxy.routing.reasons import RETRY, SESSION_FAILOVER
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
 from torchmoor.wire import error_codes, headers
+from torchmoor.wire.continuation import MARKING
 from torchmoor.wire.session_ids import SessionId
 
 ERROR_HEADER = headers.ERROR.encode()
@@ -33,7 +36,11 @@ SESSION_ID = headers.SESSION_ID.encode()
 INVOCATION_ID = headers.INVOCATION_ID.encode()
 NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
 CLOSED_SESSION_ID = headers.CLOSED_SESSION_ID.encode()
+CONTENT_TYPE = b"content-type"
+LONG_FORM_BYTES = 1024  # a shorter form costs an instance little
 SESSION_LIMIT_LINE = f"{headers.SESSION_LIMIT}: reached\r\n".encode()
+MARKING_LINE = f"{headers.CONTINUABLE}: {MARKING}\r\n".encode()
+SOURCE_LINE = f"{headers.SOURCE}: %b\r\n".encode()
 SESSION_LIMIT_REACHED = error_codes.SESSION_LIMIT_REACHED.encode()
 SESSION_ENDED = frozenset(
     code.encode()
@@ -54,11 +61,13 @@ class Assignment:
 
     expected: what KV_AWARE believes the chosen instance to hold of the prompt. has_failed: the chosen instance has
     failed the request. ticket: its place in the queue while it waits. waited_s: until an instance was free.
-    num_retries: choices after the first. num_body_bytes: of the request's body, as far as known.
+    num_retries: choices after the first. num_body_bytes: of the request's body, as far as known, times body_weight.
     A plain class without slots: attributes that most requests never change are not set.
     """
 
     opens_session = False
+    may_branch = False  # the session may be continued in a new one
+    model_lines = b""  # the header line of a model that only the body names
     strategy_request: StrategyRequest = FIRST_ATTEMPT
     choice: Choice | None = None
     expected: Expectation | None = None
@@ -85,7 +94,9 @@ class Assignment:
         self.model = model
         self.target_model = None if model is None else model.name
         self.metrics = dispatcher.metrics
-        self.num_body_bytes = request.content_length or 0
+        length = request.content_length
+        self.body_weight = body_weight(request.find(CONTENT_TYPE)) if length is None or length > LONG_FORM_BYTES else 1
+        self.num_body_bytes = (length or 0) * self.body_weight
         self._dispatchers = dispatchers
 
     # Choosing
@@ -96,7 +107,11 @@ class Assignment:
 
     def look_at(self, prefix: bytes, prefix_id: bytes) -> None:
         """Let the strategy see the body's beginning, and the client's id for it."""
-        self.strategy_request = StrategyRequest(self.strategy_request.excluded, prefix, prefix_id)
+        self.strategy_request = replace(self.strategy_request, prefix=prefix, prefix_id=prefix_id)
+
+    def prefer(self, affinity: int) -> None:
+        """Keep the request with the earlier ones of its affinity key, given as a hash."""
+        self.strategy_request = replace(self.strategy_request, affinity=affinity)
 
     def join(self, session: SessionId, dispatcher: Dispatcher) -> None:
         """Assign the request as a turn of a session. It stays counted with the variant that was drawn before."""
@@ -114,6 +129,7 @@ class Assignment:
 
     def assign(self, resume: Resume) -> None:
         """Choose and lease an instance, or wait for one. Raises BodyTooLarge or ServiceUnavailable if it cannot."""
+        self._follow()
         choice = self.dispatcher.chooser.choose(self)
         if choice is None:
             self.ticket = self.dispatcher.wait(self)
@@ -121,14 +137,19 @@ class Assignment:
         else:
             self._take(choice)
 
+    def _follow(self) -> None:
+        """Turn to the dispatcher that has replaced this request's, if the endpoint was updated meanwhile."""
+        while self.dispatcher.successor is not None:
+            self.dispatcher = self.dispatcher.successor
+
     def count_body(self, num_bytes: int) -> None:
         """Count this much as received of a body without a declared length.
 
         Raises BodyTooLarge or ServiceUnavailable if the chosen instance cannot hold it.
         """
-        self.num_body_bytes = num_bytes
-        if self._lease is not None and not self._lease.try_hold_body(num_bytes):
-            raise self.dispatcher.body_refused(self._lease.instance, num_bytes)
+        self.num_body_bytes = num_bytes * self.body_weight
+        if self._lease is not None and not self._lease.try_hold_body(self.num_body_bytes):
+            raise self.dispatcher.body_refused(self._lease.instance, self)
 
     def try_reassign(self, resume: Resume, *, is_counted: bool) -> bool:
         """Lease another instance instead of the chosen one, or wait for it. False if there is none: nothing changes.
@@ -139,6 +160,7 @@ class Assignment:
         if is_counted and not self.dispatcher.retries.try_take(self.metrics.invocations):
             self.metrics.retries_refused += 1
             return False
+        self._follow()
         before = self.strategy_request
         self.exclude(frozenset((self.choice.instance.name,)))
         choice = self.dispatcher.chooser.choose(self)
@@ -158,6 +180,19 @@ class Assignment:
         lease, self._lease = self._lease, None
         if lease is not None:
             self._return(lease)
+        return True
+
+    def try_continue(self, resume: Resume, loss: Loss) -> bool:
+        """Lease another instance to go on with an answer that has begun, or wait for it. False if there is none."""
+        assert self.choice is not None
+        instance = self.choice.instance
+        if not (self.is_repeatable and self.try_reassign(resume, is_counted=False)):
+            return False
+        if loss is Loss.UNREACHABLE:
+            self._dispatchers.report_unreachable(instance)
+        elif loss is not Loss.REFUSED:
+            self._dispatchers.recovery.on_failed(instance)
+            self._dispatchers.suspect(instance)
         return True
 
     def _count_retry(self) -> None:
@@ -212,7 +247,18 @@ class Assignment:
         A turn is recorded under its invocation id, so an instance that shares the journal answers from there.
         """
         session = self.session
-        return session is None or (self._dispatchers.settings.sessions.are_journaled and not session.is_foreign)
+        if session is None:
+            return True
+        return self._dispatchers.settings.sessions.are_journaled and not self.dispatcher.chooser.is_bound(session)
+
+    @property
+    def marking_line(self) -> bytes:
+        """The header line that asks for marks in a streamed answer, so that another instance can continue it."""
+        settings = self._dispatchers.settings
+        uses_session = self.session is not None or self.opens_session
+        if settings.limits.max_continued_bytes == 0 or (uses_session and not settings.sessions.are_journaled):
+            return b""
+        return MARKING_LINE
 
     def note_failure(self, *, is_dead: bool) -> None:
         """Count a failure of the chosen instance. is_dead: it may be gone or without a worker, so it is probed."""
@@ -232,12 +278,35 @@ class Assignment:
     # What becomes of sessions
 
     @property
-    def session_limit_line(self) -> bytes:
-        """The header line that forbids the instance to open a session, which the request's body alone may ask for."""
+    def own_lines(self) -> bytes:
+        """All header lines that depend on the caller and on the chosen instance."""
+        return self.caller_lines + self.sequence_lines + self.marking_line + self.model_lines
+
+    @property
+    def caller_lines(self) -> bytes:
+        """The header lines about a limited caller: its address, if it has no principal, and what it may not do.
+
+        It may be forbidden to open a session, which the request's body alone may ask for.
+        """
         lease = self._caller_lease
-        if lease is None or self.opens_session or self.session is not None:
+        if lease is None:
             return b""
-        return SESSION_LIMIT_LINE if lease.has_all_sessions else b""
+        source_line = b"" if self.head.principal else SOURCE_LINE % lease.caller.encode()
+        is_turn = self.session is not None and not self.may_branch
+        if self.opens_session or is_turn or not lease.has_all_sessions:
+            return source_line
+        return source_line + SESSION_LIMIT_LINE
+
+    @property
+    def sequence_lines(self) -> bytes:
+        """The header lines of the session, for an instance that batches sequences."""
+        assert self.choice is not None
+        instance = self.choice.instance
+        if not instance.batches_sequences:
+            return b""
+        if self.session is None and self.opens_session:
+            return self._dispatchers.sequences.begin(instance, self.head.principal)
+        return b"" if self.session is None else self._dispatchers.sequences.go_on(self.session)
 
     def find_session_refusal(self, head: AnswerHead) -> CallerLimited | None:
         """Return the error if an instance has therefore refused to open a session."""
@@ -247,6 +316,9 @@ class Assignment:
     def note_session(self, endpoint: Endpoint, head: AnswerHead) -> None:
         """Learn that an answer has opened, continued, closed or missed a session."""
         session = self.session
+        branch = head.find(NEW_SESSION_ID) if self.may_branch else None
+        if branch is not None and head.status < 300:
+            self._note_opened(endpoint, branch)
         if session is None:
             opened = head.find(NEW_SESSION_ID) or (head.find(SESSION_ID) if self.opens_session else None)
             if opened and head.status < 300:

@@ -66,6 +66,10 @@ class EndpointCapacity:
         self._wake: list[Callable[[], None]] = []
         dispatchers.registry.listen(self._on_change)
 
+    def close(self) -> None:
+        """Forget the endpoint, which is not served any more."""
+        self.dispatchers.registry.unlisten(self._on_change)
+
     def try_take(self) -> InstanceCapacityLease | None:
         """Lease the least loaded instance of a variant by weight; of another variant if that one is full."""
         chosen = self.dispatchers.choose(self._endpoint, None, None)

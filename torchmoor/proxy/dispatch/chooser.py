@@ -14,6 +14,7 @@ from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Variant
+from torchmoor.proxy.routing.affinity import Affinity
 from torchmoor.proxy.routing.kv_aware import Expectation, KvAware
 from torchmoor.proxy.routing.reasons import SESSION, SESSION_FAILOVER, SESSION_ROOM
 from torchmoor.proxy.routing.session_placement import find_roomiest, place_of, rendezvous
@@ -33,6 +34,8 @@ class Chooser:
     ) -> None:
         self.variant = variant
         self.strategy = variant.make_strategy(variant.settings, rng)
+        affinity = variant.settings.affinity
+        self._affinity = Affinity(free_requests=affinity.free_requests, load_factor=affinity.load_factor)
         self._metrics = metrics
         self._rng = rng
         self._binds_late = binds_late
@@ -74,7 +77,7 @@ class Chooser:
             roomiest = find_roomiest(pool, strategy_request.excluded, self._rng)
             if roomiest is not None:
                 return self.choice_of(roomiest, SESSION_ROOM)
-        pick = self.strategy.choose(strategy_request, pool)
+        pick = self._affinity.choose(strategy_request, pool) or self.strategy.choose(strategy_request, pool)
         return None if pick is None else self.choice_of(pick.instance, pick.reason)
 
     def _choose_for_session(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
@@ -96,10 +99,14 @@ class Chooser:
         home = self.variant.pool.find(session.instance)
         if home is not None and (home.state not in SERVING or home.name in excluded):
             home = None
-        if session.is_foreign or (home is not None and self._keeps(home, session)):
+        if self.is_bound(session) or (home is not None and self._keeps(home, session)):
             return home
         others = (i for i in self.variant.pool.members if i is not home and i.name not in excluded)
         return rendezvous(session.text, others) or home
+
+    def is_bound(self, session: SessionId) -> bool:
+        """True if only the session's own instance can serve it, whether or not there is a journal."""
+        return session.is_foreign or any(instance.batches_sequences for instance in self.variant.pool.members)
 
     def _keeps(self, home: Instance, session: SessionId) -> bool:
         """True if a session stays at its own instance.
@@ -137,8 +144,7 @@ class Chooser:
     def on_sent(self, request: DispatchRequest, instance: Instance) -> Expectation | None:
         """Note a request that goes to an instance. Returns what KV_AWARE expects it to have cached, for on_receipt."""
         if request.opens_session:
-            if instance.session_room:
-                instance.session_room -= 1
+            instance.num_opened += 1
             if not self._are_journaled:  # with a journal, any instance knows what was opened
                 self._remember_opening(_opening_of(request.head), instance)
         if self._kv is None or request.session is not None:

@@ -13,14 +13,15 @@ from torchmoor.wire.session_ids import SessionId
 class DispatchRequest(Protocol):
     """What the choice of an instance depends on.
 
-    target_model: None if the endpoint serves one model. num_body_bytes: as declared; without a declared length, as
-    received.
+    target_model: None if the endpoint serves one model. num_body_bytes: as declared, or as received without a
+    declared length; times body_weight, which is above 1 for a form.
     """
 
     head: Request
     session: SessionId | None
     opens_session: bool
     num_body_bytes: int
+    body_weight: int
     target_model: str | None
     strategy_request: StrategyRequest
 

@@ -13,6 +13,7 @@ from random import Random
 
 from torchmoor.config.health import RecoverySettings
 from torchmoor.config.routing import LateBindingSettings
+from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch import unavailable
@@ -20,8 +21,8 @@ from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.chooser import Chooser
 from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.dispatch.retry_budget import RetryBudget
-from torchmoor.proxy.http.exchange import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.proxy.http.message import Request
+from torchmoor.proxy.http.outgoing import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry, Variant
 from torchmoor.proxy.routing.waiting import Ticket, WaitingBytes, WaitingQueue
@@ -31,6 +32,7 @@ class Dispatcher:
     """Finds instances for the requests of one variant: at once by the chooser, or after a wait in the queue.
 
     path: of the variant's model at its instances. on_held: called when a request waits for an instance to be started.
+    successor: takes its requests, once the endpoint was updated.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Dispatcher:
         *,
         recovery: RecoverySettings,
         are_journaled: bool,
+        on_held: Callable[[], None],
     ) -> None:
         self.variant = variant
         self.path = b"/predictions/" + variant.settings.model.encode()
@@ -51,15 +54,30 @@ class Dispatcher:
             variant, self.metrics, rng, binds_late=late_binding is not None, are_journaled=are_journaled
         )
         self.queue: WaitingQueue[DispatchRequest] | None = None
-        self.on_held: Callable[[], None] = _do_nothing
+        self._on_held = on_held
         self._late_binding = late_binding
-        self._scaling = variant.settings.scaling
+        self._waiting_bytes = waiting_bytes
         if late_binding is not None:
             self.queue = WaitingQueue(max_waiting=late_binding.max_waiting, total=waiting_bytes)
-        elif self._scaling is not None:
-            self.queue = WaitingQueue(max_waiting=self._scaling.max_held, total=waiting_bytes)
+        self._place = (variant.endpoint, variant.generation, variant.name)
+        self._registry = registry
+        self.successor: Dispatcher | None = None
         self.retries = RetryBudget(fraction=recovery.retry_fraction, burst=recovery.retry_burst)
         registry.listen(self._on_change)
+
+    def hand_over(self, successor: Dispatcher) -> None:
+        """Leave the requests that wait, and all that are not placed yet, to the successor."""
+        self.successor = successor
+        for ticket in () if self.queue is None else self.queue.take_all():
+            ticket.owner.route_again()
+
+    def stop(self) -> None:
+        """Stop reacting to changes of instances: the endpoint is gone."""
+        self._registry.unlisten(self._on_change)
+
+    @property
+    def _scaling(self) -> ScalingSettings | None:
+        return self.variant.settings.scaling
 
     @property
     def num_waiting(self) -> int:
@@ -91,16 +109,18 @@ class Dispatcher:
         holder = None if session is None else self.chooser.find_holder(session, excluded)
         limit = self._most_body_bytes(holder)
         if limit is not None and request.num_body_bytes > limit:
-            raise BodyTooLarge(limit)
+            raise _too_large(limit, request)
         ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
-        if session is not None and session.is_foreign and holder is None:
+        if session is not None and holder is None and self.chooser.is_bound(session):
             raise self._count(unavailable.session_not_ready())
         is_held = holder is None and not excluded and self._scaling is not None and self._is_at_zero
         if not ready and holder is None and not is_held:
             raise self._count(unavailable.none_ready())
         if not is_held and (self._late_binding is None or (holder is None and excluded.issuperset(ready))):
             raise self._count(unavailable.all_busy())
-        assert self.queue is not None
+        if self.queue is None:
+            assert self._scaling is not None
+            self.queue = WaitingQueue(max_waiting=self._scaling.max_held, total=self._waiting_bytes)
         ticket: Ticket[DispatchRequest] = Ticket(
             request,
             deadline=request.head.received_at + self.max_wait_s,
@@ -111,7 +131,7 @@ class Dispatcher:
         if not self.queue.try_add(ticket):
             raise self._count(unavailable.queue_full())
         if is_held:
-            self.on_held()
+            self._on_held()
         return ticket
 
     def _most_body_bytes(self, holder: Instance | None) -> int | None:
@@ -119,10 +139,10 @@ class Dispatcher:
         candidates = self.variant.pool.members if holder is None else (holder,)
         return max((each.max_body_bytes for each in candidates), default=None)
 
-    def body_refused(self, instance: Instance, num_bytes: int) -> ApiError:
+    def body_refused(self, instance: Instance, request: DispatchRequest) -> ApiError:
         """Return the answer to a body that has become longer than what its instance has room for."""
         limit = instance.max_body_bytes
-        return BodyTooLarge(limit) if num_bytes > limit else self._count(unavailable.all_busy())
+        return _too_large(limit, request) if request.num_body_bytes > limit else self._count(unavailable.all_busy())
 
     def wait_over(self) -> ServiceUnavailable:
         """Return the answer to a request that has waited too long."""
@@ -169,7 +189,7 @@ class Dispatcher:
 
     def _on_change(self, instance: Instance) -> None:
         """React to an instance that came, went or changed its state."""
-        if (instance.endpoint, instance.variant) != (self.variant.endpoint, self.variant.name):
+        if (instance.endpoint, instance.generation, instance.variant) != self._place:
             return
         is_known = self.variant.pool.find(instance.name) is instance
         if is_known and instance.state in SERVING:
@@ -196,5 +216,5 @@ def _caller_of(request: Request) -> bytes:
     return credential.partition(b"Credential=")[2].partition(b"/")[0] or blake2b(credential, digest_size=8).digest()
 
 
-def _do_nothing() -> None:
-    """Stand for `on_held` where instances are not started on demand."""
+def _too_large(limit: int, request: DispatchRequest) -> BodyTooLarge:
+    return BodyTooLarge(limit // request.body_weight, is_form=request.body_weight > 1)

@@ -19,6 +19,7 @@ from torchmoor.proxy.dispatch.id_operations import IdOperations
 from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
 from torchmoor.proxy.dispatch.observer import Observer
 from torchmoor.proxy.dispatch.request_sessions import RequestSessions
+from torchmoor.proxy.dispatch.sequences import Sequences
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.recovery import Recovery
@@ -32,7 +33,8 @@ from torchmoor.wire.session_ids import SessionId
 class Dispatchers:
     """Finds the endpoint and the dispatcher of a request of any dialect: one dispatcher for each variant.
 
-    suspect: called with an instance that seems to be dead, so that it is probed at once.
+    suspect: called with an instance that seems to be dead, so that it is probed at once. on_held: called when a request
+    waits for an instance to be started.
     callers: None if they are not limited.
     """
 
@@ -57,26 +59,46 @@ class Dispatchers:
         self.observer: Observer | None = None  # notified of each request's end
         self.waiting_bytes = WaitingBytes(settings.limits.max_waiting_bytes)
         self.sessions = RequestSessions(settings.sessions, settings.limits.max_foreign_sessions)
+        self.sequences = Sequences(settings.sessions.keys, settings.limits.sequence_ttl_s)
         self.callers = callers
+        self.on_held: Callable[[], None] = lambda: None
         self._rng = rng
-        self._by_endpoint = {
-            endpoint.name: [
-                Dispatcher(
-                    registry,
-                    variant,
-                    endpoint.settings.late_binding,
-                    self.waiting_bytes,
-                    rng,
-                    recovery=settings.recovery,
-                    are_journaled=settings.sessions.are_journaled,
-                )
-                for variant in endpoint.variants
-            ]
-            for endpoint in registry.endpoints()
-        }
+        self._by_endpoint: dict[Endpoint, list[Dispatcher]] = {}
+        registry.watch(self._add, on_forgotten=self._drop)
         random = os.urandom(10).hex()
         self._id_prefix = "-".join((random[:8], random[8:12], random[12:16], random[16:])).encode()
         self._ids = count(1)
+
+    def _add(self, endpoint: Endpoint) -> None:
+        self._by_endpoint[endpoint] = [
+            Dispatcher(
+                self.registry,
+                variant,
+                endpoint.settings.late_binding,
+                self.waiting_bytes,
+                self._rng,
+                recovery=self.settings.recovery,
+                are_journaled=self.settings.sessions.are_journaled,
+                on_held=self._on_held,
+            )
+            for variant in endpoint.variants
+        ]
+        for former, dispatchers in self._by_endpoint.items():
+            if former.name == endpoint.name and former is not endpoint:
+                for dispatcher in dispatchers:
+                    dispatcher.hand_over(self._successor_of(dispatcher, endpoint))
+
+    def _on_held(self) -> None:
+        self.on_held()
+
+    def _successor_of(self, dispatcher: Dispatcher, endpoint: Endpoint) -> Dispatcher:
+        """Return the dispatcher of the variant that has the same name in an updated endpoint, or of its first."""
+        successors = self._by_endpoint[endpoint]
+        return next((each for each in successors if each.variant.name == dispatcher.variant.name), successors[0])
+
+    def _drop(self, endpoint: Endpoint) -> None:
+        for dispatcher in self._by_endpoint.pop(endpoint, ()):
+            dispatcher.stop()
 
     def observe_reply(self, request: Request, request_id: bytes, reply: Reply) -> None:
         """Notify the observer of an answer by the proxy itself to a request that has no invocation."""
@@ -95,12 +117,12 @@ class Dispatchers:
         return endpoint
 
     def all(self) -> list[Dispatcher]:
-        """Return every dispatcher, in configured order."""
-        return [dispatcher for dispatchers in self._by_endpoint.values() for dispatcher in dispatchers]
+        """Return the dispatchers of all endpoints that are served, in configured order."""
+        return [each for endpoint in self.registry.endpoints() for each in self._by_endpoint[endpoint]]
 
     def of(self, endpoint: Endpoint) -> Sequence[Dispatcher]:
         """Return the dispatchers of an endpoint's variants, in configured order."""
-        return self._by_endpoint[endpoint.name]
+        return self._by_endpoint[endpoint]
 
     def count_without_invocation(self, endpoint: Endpoint, status: int) -> None:
         """Count a request that has no invocation."""
@@ -110,14 +132,16 @@ class Dispatchers:
 
     def first(self, endpoint: Endpoint) -> Dispatcher:
         """Return the dispatcher whose metrics count requests that are refused before their variant is known."""
-        return self._by_endpoint[endpoint.name][0]
+        return self._by_endpoint[endpoint][0]
 
     def choose(self, endpoint: Endpoint, session: SessionId | None, variant: bytes | None) -> Dispatcher:
         """Return the dispatcher of a request's variant: its session's, the one it names, or one by weight.
 
-        A variant without a ready instance gets no requests by weight. Raises UnknownVariant.
+        A variant without a ready instance gets no requests by weight. Raises UnknownEndpoint, UnknownVariant.
         """
-        dispatchers = self._by_endpoint[endpoint.name]
+        dispatchers = self._by_endpoint.get(endpoint)
+        if dispatchers is None:  # deleted while the request's body arrived
+            raise UnknownEndpoint(endpoint.name, self.settings.account_id)
         if variant is None and len(dispatchers) == 1:
             return dispatchers[0]
         if variant is not None:

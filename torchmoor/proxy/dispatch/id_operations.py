@@ -36,6 +36,8 @@ class IdOperations:
 
     def send(self, instance: Instance, path: bytes, text: str) -> None:
         """Send an id soon, without a guarantee: what it names ends by itself, too."""
+        if not instance.can_be_operated:
+            return
         key = (instance.name, path)
         waiting = self._waiting.get(key)
         if waiting is not None:

@@ -9,9 +9,9 @@ import json
 from calendar import timegm
 from time import strptime
 
-from torchmoor.config.session_keys import SessionSettings
+from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.errors import ValidationError
-from torchmoor.proxy.dispatch.members import SESSION_ID_MEMBER
+from torchmoor.proxy.dispatch.api_member import SESSION_ID_MEMBER
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.foreign_sessions import ForeignSessions
@@ -27,7 +27,7 @@ _EXPIRES_FORM = "%Y-%m-%dT%H:%M:%SZ"
 class RequestSessions:
     """Finds the session of a request of any dialect. Remembers ids that it has verified."""
 
-    def __init__(self, settings: SessionSettings, max_foreign_sessions: int) -> None:
+    def __init__(self, settings: SessionIdSettings, max_foreign_sessions: int) -> None:
         self._keys = settings.keys
         self._foreign = ForeignSessions(max_foreign_sessions)
         self._verified: dict[tuple[str, str, bytes], SessionId] = {}

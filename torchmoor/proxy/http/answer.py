@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from torchmoor.proxy.http.message import AnswerHead, Reply
 
@@ -18,6 +18,7 @@ class Loss(Enum):
     SHORTAGE = "shortage"  # the proxy had no descriptor for a connection: not sent, and not the instance's fault
     RESET = "reset"  # the connection ended, or its bytes were not HTTP
     TIMEOUT = "timeout"
+    REFUSED = "refused"  # the instance does not continue an answer that another one began
 
 
 class Encoder(Protocol):
@@ -62,15 +63,17 @@ class Answer:
     lines: the status line and the header lines except those that frame the body, each with its line end; an item may
     have several.
     encoder: None passes the body through as it is. on_body: called once, before the body's first bytes are written.
+    continuer: of a body with the marks of torchmoor/wire/continuation.py; None if it has none.
     """
 
-    __slots__ = ("encoder", "on_body", "_lines", "_is_chunked")
+    __slots__ = ("encoder", "on_body", "continuer", "_lines", "_is_chunked")
 
     def __init__(
         self, lines: tuple[bytes, ...], encoder: Encoder | None = None, on_body: Callable[[], None] | None = None
     ) -> None:
         self.encoder = encoder
         self.on_body = on_body
+        self.continuer: Any = None  # a Continuer of call.py
         self._lines = lines  # empty once they are written
         self._is_chunked = False
 
@@ -134,12 +137,12 @@ class CollectedRefusal:
         self._num_left = max_bytes
         self._explain = explain
 
-    def try_add(self, piece: bytes) -> bool:
-        """Add a piece. False if it exceeds the limit."""
+    def is_full_with(self, piece: bytes) -> bool:
+        """Add a piece; return True if it exceeds the limit."""
         self._pieces.append(piece[: self._num_left])
-        is_within = len(piece) <= self._num_left
+        is_full = len(piece) > self._num_left
         self._num_left -= len(self._pieces[-1])
-        return is_within
+        return is_full
 
     def reply(self) -> Reply:
         """Explain what was collected."""

@@ -18,12 +18,17 @@ from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 
 
 class Target(Protocol):
-    """Where a request can be sent. `idle` belongs to `upstream`, which keeps its pooled connections there."""
+    """Where a request can be sent.
+
+    `idle` belongs to `upstream`, which keeps its pooled connections there. num_pieces: of answers' bodies that have
+    arrived after their heads.
+    """
 
     name: str
     host: str
     port: int
     idle: list[Any]
+    num_pieces: int
 
 
 class Outcome(Enum):
@@ -69,7 +74,7 @@ class ReadRefusal:
 
 WAIT = Wait()
 
-Placement = Send | Reply | Wait
+NextStep = Send | Reply | Wait
 """What becomes of a request: it is sent, answered, or kept."""
 
 Judgement = Answer | ReadRefusal | Send | Wait
@@ -95,7 +100,7 @@ class Waiter(Protocol):
         """Return the client's address."""
         ...
 
-    def resume(self, placement: Placement) -> None:
+    def resume(self, step: NextStep) -> None:
         """End the wait. Not to be called again, or after the call's end."""
         ...
 
@@ -127,7 +132,7 @@ class Call(Protocol):
         """When a wait ends without success."""
         ...
 
-    def route(self, body: bytes, waiter: Waiter) -> Placement:
+    def route(self, body: bytes, waiter: Waiter) -> NextStep:
         """Place the request. body: as much as `body_need` says, or more; b"" if that is nothing."""
         ...
 
@@ -173,8 +178,24 @@ class Forwarding(Protocol):
         """Judge the answer's head. Send and Wait are allowed only if can_replay."""
         ...
 
-    def on_lost(self, loss: Loss, *, can_replay: bool) -> Placement:
+    def on_lost(self, loss: Loss, *, can_replay: bool) -> NextStep:
         """Place a request again that its target will not answer. Send and Wait are allowed only if can_replay."""
+        ...
+
+
+class Continuer(Protocol):
+    """Lets another target continue a marked answer whose own is lost (see torchmoor/wire/continuation.py)."""
+
+    def place(self, loss: Loss) -> NextStep | None:
+        """Choose the target for the rest of the answer; None if there is none."""
+        ...
+
+    def request(self, notes: bytes, body: bytes, time_left_s: float | None) -> tuple[bytes, bytes]:
+        """Render head and body of the request for the rest. notes: of the answer; body: of the original request."""
+        ...
+
+    def accepts(self, head: AnswerHead) -> bool:
+        """Return whether the chosen target continues the answer, by the head of its own."""
         ...
 
 

@@ -1,4 +1,7 @@
-"""The delivery of a request: to one target after another, on a pooled connection or a fresh one."""
+"""Writes a request to the target that was chosen last, on a pooled or a new connection.
+
+It reports a loss to the exchange and does not choose another target itself.
+"""
 
 from __future__ import annotations
 

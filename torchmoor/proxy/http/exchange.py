@@ -9,38 +9,23 @@ The states of an exchange:
     over       `call.finish` was called with the outcome; both connections were released
 
 ROUTING or SENDING may begin again with another target, as long as nothing was sent to the client and the body is kept.
+A marked answer may begin again where it was cut: then ROUTING and SENDING are part of ANSWERED.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from time import monotonic
 
 from torchmoor.proxy.http.answer import Answer, ClientSide, CollectedRefusal, Loss
-from torchmoor.proxy.http.call import NOTHING, Call, Outcome, Placement, ReadRefusal, Send, Target, Wait
+from torchmoor.proxy.http.call import NOTHING, Call, NextStep, Outcome, ReadRefusal, Send, Target, Wait
 from torchmoor.proxy.http.delivery import Delivery
+from torchmoor.proxy.http.marked_answer import MarkedAnswer
+from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
-from torchmoor.proxy.http.outgoing import OutgoingRequest, ReplayBudget, WholeRequest
-from torchmoor.proxy.http.upstream import Connector
+from torchmoor.proxy.http.outgoing import SENT_ONCE, OutgoingRequest, WholeRequest
 
-# The limit of a body without a declared length while its request waits for a target: the queue does not count it.
-MAX_WAITING_CHUNKED_BYTES = 65_536
 # Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN, _CLIENT_GONE = Outcome.ANSWERED, Outcome.BROKEN, Outcome.CLIENT_GONE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpMeans:
-    """What all connections of clients and their exchanges share. Lengths in bytes, times in seconds."""
-
-    connector: Connector
-    budget: ReplayBudget
-    max_connections: int
-    max_header_bytes: int
-    max_error_body_bytes: int
-    header_timeout_s: float
-    body_timeout_s: float
-    keep_alive_timeout_s: float
 
 
 class Exchange:
@@ -57,6 +42,7 @@ class Exchange:
     _has_waited = False
     _sending: Send | None = None  # the last verdict that named a target
     _answer: Answer | None = None
+    _marked: MarkedAnswer | None = None
     _refusal: CollectedRefusal | None = None
     _progress_at = 0.0  # when something of the answer's body was last passed on
     _complete_at = 0.0  # when the request was complete; the instance's time counts from then on
@@ -127,37 +113,41 @@ class Exchange:
             self._is_gathering = False
             self._follow(self.call.route(outgoing.gathered(), self))
         elif self.request.body_check is not None:
-            self.request.body_check.hold(outgoing.num_body_bytes, self.client.source, self._drop)
+            num_bytes, source = outgoing.num_body_bytes, self.client.source
+            self.request.body_check.hold(num_bytes, source, lambda: self._reply(self.call.on_body_dropped()))
 
-    def _drop(self) -> None:
-        self._reply(self.call.on_body_dropped())
-
-    def _follow(self, placement: Placement) -> None:
+    def _follow(self, step: NextStep) -> None:
         """Send the request, answer it, or keep it."""
-        if isinstance(placement, Send):
-            self._send(placement)
-        elif isinstance(placement, Wait):
+        if isinstance(step, Send):
+            self._send(step)
+        elif isinstance(step, Wait):
             self._is_waiting = True
             self.client.deadline = min(self.client.deadline, self.call.wait_ends_at)
-            self._limit_waiting_body()
+            if self._outgoing.must_pause:
+                self.client.pause_reading()
+        elif self._answer is not None:
+            self._break(self._answer, Loss.RESET)
         else:
-            self._reply(placement)
+            self._reply(step)
 
     def _send(self, sending: Send, *, fresh: bool = False) -> None:
         is_late = self._outgoing.is_complete and (self._has_waited or self._sending is not None)
         time_left_s = self._ends_at - monotonic() if is_late else None
         self._sending = sending
-        head = sending.forwarding.request_head(self.request.framing_line, time_left_s)
-        self._delivery.send(self, sending.target, head, fresh=fresh)
+        if self._marked is None:
+            head = sending.forwarding.request_head(self.request.framing_line, time_left_s)
+        else:
+            head, body = self._marked.request(time_left_s)
+            self._delivery = Delivery(self.client, self._means.connector, WholeRequest(SENT_ONCE, body))
+        self._delivery.send(self, sending.target, head, fresh=fresh or self._marked is not None)
 
-    def resume(self, placement: Placement) -> None:
+    def resume(self, step: NextStep) -> None:
         self._is_waiting = False
         self._has_waited = True
-        request = self.request
         is_complete = self.is_request_complete
-        self.client.deadline = self._answer_by if is_complete else request.received_at + self._means.body_timeout_s
+        self.client.deadline = self._answer_by if is_complete else self.request.received_at + self._means.body_timeout_s
         self.client.resume_reading()
-        self._follow(placement)
+        self._follow(step)
 
     # The request
 
@@ -191,8 +181,8 @@ class Exchange:
         elif self._is_gathering:
             self._has_waited = True
             self._gather()
-        elif self._is_waiting:
-            self._limit_waiting_body()
+        elif self._is_waiting and outgoing.must_pause:
+            self.client.pause_reading()
 
     def _find_body_refusal(self) -> Reply | None:
         """Return the answer to a body that has become too long."""
@@ -201,22 +191,18 @@ class Exchange:
             return self.call.on_body_too_large()
         return self.call.on_body_growth(num_bytes) if self.request.is_chunked else None
 
-    def _limit_waiting_body(self) -> None:
-        """Stop reading a long body of undeclared length while its request waits.
-
-        A body of declared length is counted by the queue, and read on so that a client that leaves is noticed.
-        """
-        outgoing = self._outgoing
-        is_long = self.request.is_chunked and outgoing.num_body_bytes >= MAX_WAITING_CHUNKED_BYTES
-        if is_long and not outgoing.is_complete:
-            self.client.pause_reading()
-
     # The answer
 
     def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
         """Let the call judge; then deliver the answer, collect its body, or begin again elsewhere."""
         assert self._sending is not None
         self._delivery.has_answer = True
+        if self._marked is not None:
+            if self._marked.try_resume(head):
+                self.on_answer_piece(piece, is_complete=is_complete)
+            else:
+                self._fail(Loss.REFUSED)
+            return
         can_replay = head.status >= 400 and self._can_replay  # a success is never replaced
         judgement = self._sending.forwarding.on_answer(head, can_replay=can_replay)
         if isinstance(judgement, Answer):
@@ -234,6 +220,9 @@ class Exchange:
         client, outgoing = self.client, self._outgoing
         self.is_answered = True
         self._answer = answer
+        if answer.continuer is not None:
+            body = outgoing.gathered() if outgoing.is_complete and outgoing.can_repeat else None
+            answer.encoder = self._marked = MarkedAnswer(answer, self._means.continuations, body)
         if not outgoing.is_complete:
             client.keep_alive = False
         answer.begin(head, client)
@@ -247,12 +236,20 @@ class Exchange:
         """Pass a piece of the body on, through the encoder if there is one; finish with the answer's end."""
         answer = self._answer
         if answer is None:
-            if self._refusal is not None:
-                self._collect(self._refusal, piece, is_complete)
+            if self._refusal is not None and (self._refusal.is_full_with(piece) or is_complete):
+                if not is_complete:
+                    self._detach()
+                self._reply(self._refusal.reply())
             return
         if answer.on_body is not None and piece:
             on_body, answer.on_body = answer.on_body, None
             on_body()
+        if is_complete and self._marked is not None:
+            self.on_answer_piece(piece, is_complete=False)
+            if not self._marked.is_ended:
+                self._fail(Loss.RESET)
+                return
+            piece = b""
         if is_complete:
             last = answer.render_last(piece)
             if last is None:
@@ -271,14 +268,6 @@ class Exchange:
         """When an answer that has begun times out: in total, or by its silence."""
         idle_s = self.call.deadlines.idle_s
         return self._ends_at if idle_s is None else min(self._ends_at, self._progress_at + idle_s)
-
-    def _collect(self, refusal: CollectedRefusal, piece: bytes, is_complete: bool) -> None:
-        """Keep a piece of a refusal's body; reply at its end, or at the limit."""
-        is_within = refusal.try_add(piece)
-        if not is_within and not is_complete:
-            self._detach()
-        if is_complete or not is_within:
-            self._reply(refusal.reply())
 
     def _reply(self, reply: Reply) -> None:
         """Answer in the instance's place."""
@@ -307,13 +296,25 @@ class Exchange:
         """End the exchange, or begin again, after its target failed."""
         self._detach()
         if self._answer is not None:
-            self._break(self._answer, loss)
+            self._go_on(self._answer, loss)
         elif self._refusal is not None:
             self._reply(self._refusal.reply())
         else:
             assert self._sending is not None
             can_replay = self._can_replay and loss is not Loss.TIMEOUT
             self._follow(self._sending.forwarding.on_lost(loss, can_replay=can_replay))
+
+    def _go_on(self, answer: Answer, loss: Loss) -> None:
+        """Let another target continue a marked answer; break any other one."""
+        marked = self._marked
+        if marked is not None and marked.is_ended:
+            self.on_answer_piece(b"", is_complete=True)
+        elif marked is not None and self._ends_at > monotonic() and (step := marked.place(loss)) is not None:
+            self._progress_at = monotonic()
+            self.client.deadline = self._due
+            self._follow(step)
+        else:
+            self._break(answer, loss)
 
     def _detach(self) -> None:
         """Leave the target in the middle of the exchange, and stop its work if it has the whole request."""
@@ -335,10 +336,10 @@ class Exchange:
 
     def expire(self, refusal: Reply) -> None:
         """Handle a passed deadline. refusal: the answer if the client was too slow."""
-        if self._answer is not None and self.is_request_complete and self._due > monotonic():
+        if self._is_waiting and (self.is_request_complete or monotonic() >= self.call.wait_ends_at):
+            self._follow(self.call.on_wait_over())
+        elif self._answer is not None and self.is_request_complete and self._due > monotonic():
             self.client.deadline = self._due  # progress itself does not move the deadline
-        elif self._is_waiting and (self.is_request_complete or monotonic() >= self.call.wait_ends_at):
-            self._reply(self.call.on_wait_over())
         elif not self.is_request_complete or self.client.is_write_paused:
             self._detach()
             if self.is_answered:
@@ -388,13 +389,12 @@ class Exchange:
         self.is_over = True
         is_complete = self._outgoing.is_complete
         self._outgoing.forget_kept()
+        if self._marked is not None:
+            self._marked.release()
         self._delivery.end(can_reuse=is_complete)
         self.call.finish(outcome)
         if outcome is not _CLIENT_GONE:
             self.client.exchange_over(is_request_complete=is_complete)
 
     def __repr__(self) -> str:
-        state = (
-            "over" if self.is_over else "answered" if self.is_answered else "waiting" if self._is_waiting else "sending"
-        )
-        return f"<Exchange {state} {self.request!r} {self._delivery!r}>"
+        return f"<Exchange {self.request!r} {self._delivery!r}>"

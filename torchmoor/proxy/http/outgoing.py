@@ -27,12 +27,18 @@ class ReplayBudget:
         self.used_bytes -= num_bytes
 
 
+# The limit of a body without a declared length while its request waits for a target: the queue does not count it.
+MAX_WAITING_CHUNKED_BYTES = 65_536
+SENT_ONCE = ReplayBudget(max_body_bytes=-1, max_total_bytes=0)  # keeps nothing
+
+
 class WholeRequest:
     """A request that was received whole at once, as most are; the others are an OutgoingRequest."""
 
     __slots__ = ("num_body_bytes", "_budget", "_head", "_body", "_is_kept", "_has_begun")
 
     is_complete = True
+    must_pause = False
 
     def __init__(self, budget: ReplayBudget, body: bytes) -> None:
         """body: all of it, of declared length."""
@@ -98,6 +104,14 @@ class OutgoingRequest:
     def can_repeat(self) -> bool:
         """True while the request can be sent from its beginning."""
         return self._num_kept is not None or not self._has_begun
+
+    @property
+    def must_pause(self) -> bool:
+        """True if no more is to be read while the request waits.
+
+        A body of declared length is counted by the queue, and read on so that a client that leaves is noticed.
+        """
+        return self._is_chunked and not self.is_complete and self.num_body_bytes >= MAX_WAITING_CHUNKED_BYTES
 
     def begin(self, head: bytes) -> None:
         """Start, or start again, with this head; what was received of the body follows it."""

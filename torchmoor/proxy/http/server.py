@@ -1,7 +1,7 @@
 """The data plane's listener, and its clients' connections: one request at a time, its exchange, and the end.
 
-A malformed request is answered once, and the connection closes. The connection is read for a while after that, so that
-the client sees the answer instead of a reset.
+A malformed request is answered once, and the connection closes: its sending side at once, and the whole after a while
+in which what the client still sends is read and dropped. So the client sees the answer instead of a reset.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from time import monotonic
 from typing import cast
 
 from torchmoor.proxy.http.call import Application
-from torchmoor.proxy.http.exchange import Exchange, HttpMeans
+from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.fields import BadMessage
+from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
 from torchmoor.proxy.http.timeouts import Sweeper
@@ -25,7 +26,7 @@ MAX_DRAINED_BYTES = 65_536  # a refused request's body up to this size is read, 
 LINGER_S = 5.0  # how long a closing connection still reads
 MAX_LINGER_BYTES = 128 << 20
 MAX_LINGERING_REFUSED = 64  # further refused connections close at once, so that they take no more descriptors
-PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers to a half-closed client; the last one goes on
+PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers to a half-closed client; the last interval repeats
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -40,7 +41,7 @@ class ClientConnection(asyncio.Protocol):
         self._reader = RequestReader(self, server.caches, server.means.max_header_bytes)
         self.exchange: Exchange | None = None
         self.keep_alive = True
-        self.is_http10 = self.is_write_paused = self._is_unread = False
+        self.is_http10 = self.is_write_paused = self._is_held_for_client = False
         self._has_begun = False  # part of a head was received
         self._reply: Reply | None = None  # sent at the end of its request
         self._reply_to_head = False
@@ -88,7 +89,8 @@ class ClientConnection(asyncio.Protocol):
             self._on_bad_request(error)
         except Exception:
             logger.exception("fault in a request")
-            self._on_bad_request(BadMessage(500, "The request could not be handled."))
+            if not (self._is_deaf or self.transport.is_closing()):
+                self._refuse(500, "The request could not be handled.")
         else:
             if self.exchange is None and reader.has_begun and not self._has_begun:
                 self._has_begun = True
@@ -97,7 +99,7 @@ class ClientConnection(asyncio.Protocol):
     def _on_bad_request(self, error: BadMessage) -> None:
         exchange = self.exchange
         if exchange is not None and exchange.is_request_complete:
-            # Bytes that follow the request are not served, pipelined or malformed: answer and close.
+            # Bytes after the request, whether pipelined or malformed, are not served: answer the request, then close.
             self.keep_alive = False
             self._is_deaf = True
         elif not (self._is_deaf or self.transport.is_closing()):
@@ -110,10 +112,10 @@ class ClientConnection(asyncio.Protocol):
         if exchange is None or not exchange.is_request_complete or not can_be_half_closed:
             return False
         self.keep_alive = False
-        self._probe()
+        self._test_half_closed()
         return True
 
-    def _probe(self) -> None:
+    def _test_half_closed(self) -> None:
         """Send a half-closed client interim answers, which it must ignore.
 
         A fully closed client answers the first with a reset, so that the second fails.
@@ -123,7 +125,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(_CONTINUE)
             interval_s = PROBE_INTERVALS_S[min(self._num_probes, len(PROBE_INTERVALS_S) - 1)]
             self._num_probes += 1
-            self._probe_timer = asyncio.get_running_loop().call_later(interval_s, self._probe)
+            self._probe_timer = asyncio.get_running_loop().call_later(interval_s, self._test_half_closed)
 
     def _stop_probing(self) -> None:
         if self._probe_timer is not None:
@@ -139,8 +141,8 @@ class ClientConnection(asyncio.Protocol):
         self.is_write_paused = False
         if self.exchange is not None:
             self.exchange.on_client_write_paused(False)
-        elif self._is_unread and not self._is_deaf:
-            self._is_unread = False
+        elif self._is_held_for_client and not self._is_deaf:
+            self._is_held_for_client = False
             self.resume_reading()
             held = self._reader.stop_waiting()
             if held:
@@ -166,7 +168,7 @@ class ClientConnection(asyncio.Protocol):
             return
         exchange = self.exchange = Exchange(self, request, decision, server.means, piece, is_complete)
         exchange.start()
-        if request.layout.is_expecting and request.is_expecting and self.exchange is not None:
+        if request.is_expecting and self.exchange is not None:
             self.transport.write(_CONTINUE)
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
@@ -179,7 +181,7 @@ class ClientConnection(asyncio.Protocol):
     # Replies of the proxy
 
     def _send_reply(self, *, close: bool) -> None:
-        """Send the pending reply. close: its request's body is not read to the end."""
+        """Send the pending reply. close: end the connection, because the rest of the body is not read."""
         reply, self._reply = self._reply, None
         if reply is None:
             return
@@ -234,7 +236,7 @@ class ClientConnection(asyncio.Protocol):
             self._has_begun = False
             self.deadline = monotonic() + self._server.means.keep_alive_timeout_s
             if self.is_write_paused:  # the client has not read its answers: serve no more until it has
-                self._is_unread = True
+                self._is_held_for_client = True
                 self._reader.wait()
                 self.pause_reading()
             else:

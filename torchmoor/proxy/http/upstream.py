@@ -164,6 +164,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._lose()
             return
         if head is None:
+            self.target.num_pieces += 1
             exchange.on_answer_piece(data, is_complete=self._is_complete)
         else:
             exchange.on_answer(head, data, is_complete=self._is_complete)

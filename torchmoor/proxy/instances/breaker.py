@@ -2,7 +2,7 @@
 
     CLOSED     work as usual; max_failures in a row open it
     OPEN       no new work for an interval, which doubles each time that it opens again without a success between
-    HALF_OPEN  one request as a trial; its failure opens the breaker again
+    HALF_OPEN  MAX_TRIALS requests at a time as a trial; a failure opens the breaker again
 
 A success closes it from any state. The module does no I/O; the time is an argument.
 """
@@ -13,13 +13,18 @@ from enum import Enum
 
 from torchmoor.config.health import RecoverySettings
 
+MAX_TRIALS = 1
+
 
 class BreakerState(Enum):
-    """What an instance may be sent."""
+    """What an instance may be sent, from everything to nothing."""
 
     CLOSED = "closed"
     HALF_OPEN = "half-open"
     OPEN = "open"
+
+
+SEVERITIES = tuple(BreakerState)
 
 
 class Breaker:
@@ -60,6 +65,10 @@ class Breaker:
             self.state = BreakerState.HALF_OPEN
             return True
         return False
+
+    def admits_trial(self, outstanding: int) -> bool:
+        """Return True if a half-open breaker lets the instance have another request."""
+        return self.state is BreakerState.HALF_OPEN and outstanding < MAX_TRIALS
 
     def __repr__(self) -> str:
         return f"<Breaker {self.state.name} after {self.num_failures} failures>"

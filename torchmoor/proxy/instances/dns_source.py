@@ -11,7 +11,7 @@ class DnsSource:
     """What is known of one entry of Discovery.
 
     answered_at: of the last answer, in monotonic seconds; None before the first. error: why there was none to the last
-    question; empty after an answer. notes: what of the last answer could not be used.
+    query; empty after an answer. notes: what of the last answer could not be used.
     """
 
     dns_name: str

@@ -39,6 +39,9 @@ class OperationAnswer(NamedTuple):
         return content if isinstance(content, dict) else {}
 
 
+NOT_KNOWN = OperationAnswer(404, "", b"")
+
+
 class HandlerOperations:
     """Sends operations while the context lasts."""
 
@@ -63,7 +66,12 @@ class HandlerOperations:
     async def ask(
         self, instance: Instance, operation: str, body: Mapping[str, object], *, timeout_s: float
     ) -> OperationAnswer | None:
-        """Send an operation and return its answer; None if there is none or it is too long."""
+        """Send an operation and return its answer; None if there is none or it is too long.
+
+        A handler of another maker is not asked: the answer is that it does not know the operation.
+        """
+        if not instance.can_be_operated:
+            return NOT_KNOWN
         assert self._client is not None
         url = f"{instance.url()}/predictions/{instance.model}"
         fields = {

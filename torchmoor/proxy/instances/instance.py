@@ -16,6 +16,7 @@ from torchmoor.config.health import RecoverySettings
 from torchmoor.config.launcher import DEFAULT_INFLIGHT_BODY_BYTES, MAX_BODY_EXTRA_BYTES, counted_body_bytes
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
+from torchmoor.proxy.instances.reported_status import ReportedStatus
 
 
 class InstanceState(Enum):
@@ -29,7 +30,7 @@ class InstanceState(Enum):
 
 SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))  # answers what it is sent
 # A lookup in an Enum takes longer than choosing an instance.
-_READY = InstanceState.READY
+_READY, _CLOSED = InstanceState.READY, BreakerState.CLOSED
 
 
 class Lease:
@@ -81,18 +82,16 @@ def _ignore(instance: Instance) -> None:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Instance:
-    """A TorchServe process that serves the model of one variant of an endpoint.
+class InstanceFacts:
+    """What does not change of an instance. Those in PlacedSettings come from the configuration, by their names.
 
     name: stable across restarts, part of session ids (`^[a-z0-9](-?[a-z0-9]+)*$`, at most 63 characters).
     port: the inference port. management_port: None if it is probed by /ping only. metrics_port: None if its metrics
     are not shown. capacity: the most invocations that routing sends there at a time. Without late binding it does not
     limit a session's turns: no other instance can serve them, and the handler refuses what it cannot take.
-    max_inflight_body_bytes: bytes of its JVM's heap that requests' bodies may take at a time. inflight_body_bytes: what
-    those take that are outstanding, by their declared length, or by what was received without one.
-    session_room: sessions that it can still take, by its last report less those sent since; None while unknown.
-    breaker: whether its answers are good. share: of the usual work; below 1.0 while it comes back.
-    on_load: called after every change of `outstanding`; set by the registry.
+    max_inflight_body_bytes: bytes of its JVM's heap that requests' bodies may take at a time.
+    takes_operations: its handler knows our operations. A handler of another maker would take them for invocations.
+    generation: of its endpoint.
     source: the DNS name that lists it; empty if the configuration does.
     started_at: when this proxy started its process, in monotonic seconds; None if it did not.
     """
@@ -102,29 +101,55 @@ class Instance:
     model: str
     port: int
     variant: str = ALL_TRAFFIC
+    generation: int = 0
     host: str = "127.0.0.1"
     management_port: int | None = None
     metrics_port: int | None = None
     capacity: int = 64
     max_inflight_body_bytes: int = DEFAULT_INFLIGHT_BODY_BYTES
-    state: InstanceState = InstanceState.STARTING
     started_at: float | None = None
+    takes_operations: bool = True
     source: str = ""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Instance(InstanceFacts):
+    """A TorchServe process that serves the model of one variant of an endpoint.
+
+    inflight_body_bytes: of the JVM's heap, taken by the bodies of outstanding requests, by their declared length, or by
+    what was received without one.
+    reported: its last status, without the models, which ModelPlacement keeps. num_opened: openings sent to it since.
+    breaker: whether its answers are good. share: of the usual work; below 1.0 while it comes back.
+    num_pieces: of answers that it has sent after their heads, as streams do.
+    on_load: called after every change of `outstanding`; set by the registry.
+    batches_sequences: TorchServe batches its requests by sequence, as the health check finds out; see
+    dispatch/sequences.py.
+    """
+
+    state: InstanceState = InstanceState.STARTING
+    batches_sequences: bool = False
     outstanding: int = 0
     inflight_body_bytes: int = 0
-    session_room: int | None = None
+    reported: ReportedStatus = field(default_factory=ReportedStatus)
+    num_opened: int = 0
     breaker: Breaker = field(default_factory=lambda: Breaker(RecoverySettings()))
     share: float = 1.0
+    num_pieces: int = 0
     on_load: Callable[[Instance], None] = _ignore
     idle: list[Any] = field(default_factory=list)
 
     @property
     def is_ready(self) -> bool:
-        """True if it may be sent new work; while its breaker is half open, one request at a time."""
+        """True if it may be sent new work."""
         if self.state is not _READY:
             return False
-        breaker = self.breaker.state
-        return breaker is BreakerState.CLOSED or (breaker is BreakerState.HALF_OPEN and self.outstanding == 0)
+        breaker = self.breaker
+        return breaker.state is _CLOSED or breaker.admits_trial(self.outstanding)
+
+    @property
+    def can_be_operated(self) -> bool:
+        """False if its handler would take an operation for an invocation."""
+        return self.takes_operations and not self.batches_sequences
 
     def url(self, port: int | None = None) -> str:
         """Return the beginning of a URL at its inference port, or at another port."""
@@ -135,6 +160,17 @@ class Instance:
     def load(self) -> int:
         """Outstanding invocations divided by the share."""
         return self.outstanding if self.share == 1.0 else int(self.outstanding / self.share)
+
+    def take_status(self, status: ReportedStatus) -> None:
+        """Replace what the instance has reported."""
+        self.reported = status._replace(models=None)
+        self.num_opened = 0
+
+    @property
+    def session_room(self) -> int | None:
+        """Sessions that it can still take, by its last report less those sent since; None while unknown."""
+        room = self.reported.session_room
+        return None if room is None else max(0, room - self.num_opened)
 
     def lease(self, num_body_bytes: int = 0) -> Lease:
         """Hold one outstanding invocation and its body's bytes until the response body has ended."""

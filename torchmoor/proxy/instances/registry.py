@@ -13,6 +13,7 @@ from torchmoor.config.routing import EndpointSettings, MultiModelSettings, Varia
 from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance, UnknownVariant
 from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.reported_status import ReportedStatus
 from torchmoor.proxy.routing.model_placement import ModelPlacement
 from torchmoor.proxy.routing.pool import Pool
 from torchmoor.proxy.routing.strategies import STRATEGIES
@@ -36,11 +37,14 @@ class Variant:
     to become ready; None before the first. scale: None without autoscaling.
     """
 
-    def __init__(self, endpoint: str, settings: VariantSettings, multi_model: MultiModelSettings | None) -> None:
-        """Raises ConfigError if there is no such strategy."""
+    def __init__(
+        self, endpoint: str, settings: VariantSettings, multi_model: MultiModelSettings | None, generation: int = 0
+    ) -> None:
+        """generation: of the endpoint. Raises ConfigError if there is no such strategy."""
         self.settings = settings
         self.name = settings.name
         self.endpoint = endpoint
+        self.generation = generation
         strategy = settings.routing_strategy
         if strategy not in STRATEGIES:
             raise ConfigError(
@@ -67,10 +71,14 @@ class Variant:
 class Endpoint:
     """An endpoint's settings, its variants, and all their instances in the order in which they were added."""
 
-    def __init__(self, settings: EndpointSettings) -> None:
+    def __init__(self, settings: EndpointSettings, generation: int = 0) -> None:
+        """generation: tells this endpoint from another one of its name, which it replaces."""
         self.settings = settings
         self.name = settings.name
-        self.variants = [Variant(settings.name, variant, settings.multi_model) for variant in settings.variants]
+        self.generation = generation
+        self.variants = [
+            Variant(settings.name, variant, settings.multi_model, generation) for variant in settings.variants
+        ]
         self.instances: list[Instance] = []
 
     def find_variant(self, name: str) -> Variant | None:
@@ -110,30 +118,98 @@ def name_stem(endpoint: EndpointSettings, variant: VariantSettings) -> str:
     return (endpoint.name if len(endpoint.variants) == 1 else f"{endpoint.name}-{variant.name}").lower()
 
 
+class EndpointWatcher(NamedTuple):
+    """Callbacks for an endpoint that is served, gets no new requests, and is gone with its instances."""
+
+    on_served: Callable[[Endpoint], None]
+    on_retired: Callable[[Endpoint], None]
+    on_forgotten: Callable[[Endpoint], None]
+
+
+def _ignore(endpoint: Endpoint) -> None:
+    """Do nothing about an endpoint."""
+
+
 class Registry:
-    """All endpoints and instances. Endpoints are fixed at the start, instances come and go.
+    """All endpoints and instances, which come and go.
+
+    An endpoint is staged, so that its instances can start; served, instead of an earlier one of its name, if there is
+    one; retired, when it gets no new requests; and forgotten, when its instances are gone.
 
     A drain belongs to the instance's name: it lasts through crashes and restarts until the operator ends it. An
     instance that leaves (torchmoor.fleet.draining) is sent nothing new either.
     """
 
     def __init__(self, endpoints: Iterable[EndpointSettings]) -> None:
-        self._endpoints = {settings.name: Endpoint(settings) for settings in endpoints}
+        self._endpoints: dict[str, Endpoint] = {}  # served
+        self._generations: dict[tuple[str, int], Endpoint] = {}
+        self._watchers: list[EndpointWatcher] = []
         self._instances: dict[str, Instance] = {}
         self._drained: set[str] = set()  # names that an operator has drained
         self._leaving: set[str] = set()
         self.sources: dict[str, DnsSource] = {}  # DNS names that list instances
         self._listeners: list[Callable[[Instance], None]] = []
+        for settings in endpoints:
+            self.serve(self.stage(settings))
 
     def listen(self, listener: Callable[[Instance], None]) -> None:
         """Register a callback for every instance that came, went or changed its state."""
         self._listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[Instance], None]) -> None:
+        """Drop a callback."""
+        self._listeners.remove(listener)
 
     def _notify(self, instance: Instance) -> None:
         for listener in self._listeners:
             listener(instance)
 
     # Endpoints
+
+    def watch(
+        self,
+        on_served: Callable[[Endpoint], None],
+        on_retired: Callable[[Endpoint], None] = _ignore,
+        on_forgotten: Callable[[Endpoint], None] = _ignore,
+    ) -> None:
+        """Register callbacks; on_served is called at once for each endpoint that is served."""
+        self._watchers.append(EndpointWatcher(on_served, on_retired, on_forgotten))
+        for endpoint in self._endpoints.values():
+            on_served(endpoint)
+
+    def stage(self, settings: EndpointSettings, generation: int = 0) -> Endpoint:
+        """Add an endpoint that may have instances and gets no requests yet. Raises ConfigError."""
+        endpoint = Endpoint(settings, generation)
+        assert (endpoint.name, generation) not in self._generations
+        self._generations[endpoint.name, generation] = endpoint
+        return endpoint
+
+    def serve(self, endpoint: Endpoint) -> None:
+        """Send an endpoint the new requests of its name; the one that had them is retired."""
+        replaced = self._endpoints.get(endpoint.name)
+        self._endpoints[endpoint.name] = endpoint
+        if replaced is not None:
+            self._tell_retired(replaced)
+        for watcher in self._watchers:
+            watcher.on_served(endpoint)
+
+    def retire(self, endpoint: Endpoint) -> None:
+        """Send an endpoint no new request."""
+        if self._endpoints.get(endpoint.name) is endpoint:
+            del self._endpoints[endpoint.name]
+            self._tell_retired(endpoint)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Remove an endpoint that is not served and has no instances."""
+        assert not endpoint.instances
+        assert self._endpoints.get(endpoint.name) is not endpoint
+        del self._generations[endpoint.name, endpoint.generation]
+        for watcher in self._watchers:
+            watcher.on_forgotten(endpoint)
+
+    def _tell_retired(self, endpoint: Endpoint) -> None:
+        for watcher in self._watchers:
+            watcher.on_retired(endpoint)
 
     def endpoints(self) -> Sequence[Endpoint]:
         return list(self._endpoints.values())
@@ -168,7 +244,9 @@ class Registry:
 
     def add(self, instance: Instance) -> None:
         """Add an instance, replacing one of the same name. Raises UnknownEndpoint, UnknownVariant."""
-        endpoint = self.get_endpoint(instance.endpoint)
+        endpoint = self._generations.get((instance.endpoint, instance.generation))
+        if endpoint is None:
+            raise UnknownEndpoint(instance.endpoint)
         variant = endpoint.find_variant(instance.variant)
         if variant is None:
             raise UnknownVariant(instance.variant, endpoint.name)
@@ -187,8 +265,7 @@ class Registry:
         """Remove an instance; its running requests end by themselves. Raises UnknownInstance."""
         instance = self._get(name)
         del self._instances[name]
-        endpoint = self._endpoints[instance.endpoint]
-        endpoint.instances.remove(instance)
+        self._generations[instance.endpoint, instance.generation].instances.remove(instance)
         self.variant_of(instance).pool.remove(instance)
         self._leaving.discard(name)
         instance.close_idle()
@@ -209,7 +286,7 @@ class Registry:
         logger.info("instance state instance=%s from=%s to=%s", name, instance.state.value, state.value)
         instance.state = state
         if state is InstanceState.DOWN:
-            instance.session_room = None
+            instance.take_status(ReportedStatus())
             instance.close_idle()
         self.refresh(instance)
 
@@ -267,6 +344,6 @@ class Registry:
         self._notify(instance)
 
     def variant_of(self, instance: Instance) -> Variant:
-        variant = self._endpoints[instance.endpoint].find_variant(instance.variant)
+        variant = self._generations[instance.endpoint, instance.generation].find_variant(instance.variant)
         assert variant is not None  # checked when the instance was added
         return variant

@@ -6,7 +6,7 @@ is on its way there, so that a burst of requests for one cold model causes one l
     a request goes to an instance that holds its model in memory; device memory comes before host memory
     while every such instance has too many requests for the model, one more instance loads it, one at a time
     a model that no instance holds goes to the least busy instance; an unpacked copy on its disk counts in its favour
-    a model that a report does not name is gone, unless it was noted after the question or has a request now
+    a model that a report does not name is gone, unless it was noted after the query or has a request now
 
 Both directions of the index hold at most max_models of each instance. 10,000 models on 100 instances each are a
 million pairs of about 100 bytes.
@@ -222,7 +222,7 @@ class ModelPlacement:
     # Reports
 
     def mark(self) -> int:
-        """Return a mark to take before a status question and to pass with its report."""
+        """Return a mark to take before a status query and to pass with its report."""
         return self._now
 
     def report(self, name: str, report: ModelReport, mark: int) -> None:
@@ -265,7 +265,7 @@ class ModelPlacement:
         _put(self._memory, model, name, tier if tier is not None and tier < ReportedTier.DISK else None)
         _put(self._others, model, name, tier if tier is not None and tier >= ReportedTier.DISK else None)
 
-    # Questions
+    # Queries
 
     def num_loaded(self, name: str) -> int:
         """Return the number of models in an instance's memory, by its last report."""

@@ -2,7 +2,7 @@
 
 An instance is *open* if it may be sent new work: it is ready and has fewer outstanding invocations than its capacity.
 Its *load* is that number, raised while it gets only a share of the usual work. Call `update` after every change of an
-instance's load or state; it only notes the instance, and the next question puts all noted instances in their places.
+instance's load or state; it only notes the instance, and the next query puts all noted instances in their places.
 So counting costs a request next to nothing. When no instance is noted:
 
     an open instance is in the level of its load, behind those that reached that level before it
@@ -26,15 +26,18 @@ MAX_RANDOM_TRIES = 4
 class Candidate(Protocol):
     """An instance as routing sees it.
 
-    session_room: sessions that it can still take; None if unknown. share: of the usual work; below 1.0 for an instance
-    that has just come back.
+    share: of the usual work; below 1.0 for an instance that has just come back.
     """
 
     name: str
     capacity: int
     outstanding: int
-    session_room: int | None
     share: float
+
+    @property
+    def session_room(self) -> int | None:
+        """Sessions that it can still take; None if unknown."""
+        ...
 
     @property
     def load(self) -> int:
@@ -55,10 +58,11 @@ class Pool(Generic[C]):
 
     def __init__(self, instances: Iterable[C] = ()) -> None:
         self._members: dict[str, C] = {}
-        self._changed: dict[C, None] = {}  # noted since the last question
+        self._changed: dict[C, None] = {}  # noted since the last query
         self._levels: list[OrderedDict[str, C]] = []
         self._level_of: dict[str, int] = {}
         self._least = 0  # no lower level has an instance
+        self._total_load = 0  # of the open instances
         self._open: list[C] = []
         self._position: dict[str, int] = {}  # in _open
         self._ring: list[tuple[int, str]] = []
@@ -98,6 +102,7 @@ class Pool(Generic[C]):
         old = self._level_of.get(name)
         if old is not None:
             del self._levels[old][name]
+            self._total_load -= old
         if level is None:
             if old is not None:
                 del self._level_of[name]
@@ -110,6 +115,7 @@ class Pool(Generic[C]):
         while len(levels) <= level:
             levels.append(OrderedDict())
         levels[level][name] = instance
+        self._total_load += level
         self._level_of[name] = level
         if level < self._least:
             self._least = level
@@ -122,12 +128,18 @@ class Pool(Generic[C]):
             self._open[position] = last
             self._position[last.name] = position
 
-    # Questions
+    # Queries
 
     @property
     def open_instances(self) -> Sequence[C]:
         self._settle()
         return self._open
+
+    @property
+    def mean_load(self) -> float:
+        """Return the mean load of the open instances."""
+        self._settle()
+        return self._total_load / max(1, len(self._open))
 
     @property
     def members(self) -> Iterable[C]:
@@ -194,6 +206,8 @@ class Pool(Generic[C]):
             raise RuntimeError(f"levels are {placed}, but the instances' load is {right}")
         if {name: self._open[at].name for name, at in self._position.items()} != {name: name for name in right}:
             raise RuntimeError(f"open instances are {self._open}, but should be {sorted(right)}")
+        if self._total_load != sum(right.values()):
+            raise RuntimeError(f"the total load is {self._total_load}, but should be {sum(right.values())}")
         if min(right.values(), default=self._least) < self._least:
             raise RuntimeError(f"an instance is below level {self._least}")
 

@@ -8,6 +8,8 @@ RANDOM = "random"
 PREFIX_AWARE = "prefix-aware"
 PREFIX_AWARE_OVERFLOW = "prefix-aware-overflow"
 KV_AWARE = "kv-aware"
+AFFINITY = "affinity"
+AFFINITY_OVERFLOW = "affinity-overflow"
 MODEL_RESIDENT = "model-resident"
 MODEL_LOADING = "model-loading"
 MODEL_UNPACKED = "model-unpacked"
@@ -25,6 +27,8 @@ SENTENCES = {
     PREFIX_AWARE: "it has had requests that begin alike",
     PREFIX_AWARE_OVERFLOW: "the one that has seen this beginning is full",
     KV_AWARE: "it has most of the prompt's beginning in its cache",
+    AFFINITY: "it has had requests with this affinity key",
+    AFFINITY_OVERFLOW: "the one that has had requests with this affinity key is busy",
     MODEL_RESIDENT: "it has the model in memory",
     MODEL_LOADING: "it is loading the model for another request",
     MODEL_UNPACKED: "it has the model on its disk",

@@ -1,4 +1,4 @@
-"""Where a session goes when its own instance cannot serve it, and where a new session goes."""
+"""Two rules that dispatch/chooser.py applies: a session's failover instance, and the instance for a new session."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class WaitingBytes:
     used_bytes: int = 0
 
 
-class Line(Generic[T]):
+class WaitingLine(Generic[T]):
     """Tickets of equal rank: callers take turns, and each caller's tickets are in the order of their deadlines."""
 
     def __init__(self) -> None:
@@ -98,15 +98,15 @@ class WaitingQueue(Generic[T]):
         self.num_waiting = 0
         self._max_waiting = max_waiting
         self._total = total
-        self._turns: dict[str, Line[T]] = {}
-        self._others: Line[T] = Line()
+        self._turns: dict[str, WaitingLine[T]] = {}
+        self._others: WaitingLine[T] = WaitingLine()
 
     def try_add(self, ticket: Ticket[T]) -> bool:
         """Add a ticket, unless too many requests or too many bytes wait."""
         total = self._total
         if self.num_waiting >= self._max_waiting or total.used_bytes + ticket.num_bytes > total.max_bytes:
             return False
-        line = self._others if ticket.home is None else self._turns.setdefault(ticket.home, Line())
+        line = self._others if ticket.home is None else self._turns.setdefault(ticket.home, WaitingLine())
         line.add(ticket)
         self.num_waiting += 1
         total.used_bytes += ticket.num_bytes
@@ -135,6 +135,13 @@ class WaitingQueue(Generic[T]):
     def take_turns(self, instance: str) -> list[Ticket[T]]:
         """Remove and return all turns of an instance that will not take them any more."""
         tickets = list(self._turns.get(instance, ()))
+        for ticket in tickets:
+            self.remove(ticket)
+        return tickets
+
+    def take_all(self) -> list[Ticket[T]]:
+        """Remove and return all tickets."""
+        tickets = [ticket for line in (*self._turns.values(), self._others) for ticket in line]
         for ticket in tickets:
             self.remove(ticket)
         return tickets

@@ -24,7 +24,7 @@ from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.data_plane import DataPlane
-from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text, read_status
+from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text
 from torchmoor.run.processes.totals import make_report
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class ChildProxy:
         )
         self._is_following = False  # the parent causes the change, so it is not reported back
         self._cut_off: set[str] = set()  # instances whose breaker has opened, here or in another child
-        self._marks: dict[str, int] = {}  # each instance's mark from before its last status question
+        self._marks: dict[str, int] = {}  # each instance's mark from before its last status query
         self._stack = AsyncExitStack()
         for endpoint in self.registry.endpoints():
             for variant in endpoint.variants:
@@ -110,7 +110,7 @@ class ChildProxy:
             case "asked" if instance.is_ready:
                 self._marks[name] = 0 if models is None else models.mark()
             case "status" if instance.is_ready:
-                take_status(instance, read_status(message), models, self._marks.get(name, 0))
+                take_status(instance, from_text(message["status"]), models, self._marks.get(name, 0))
             case "expecting" if instance.is_ready and models is not None:
                 models.expect(message["model"], name)
 
@@ -120,6 +120,7 @@ class ChildProxy:
         if instance is None:
             instance = Instance(**facts)
             self.registry.add(instance)
+        instance.batches_sequences = message["batches_sequences"]
         self.registry.variant_of(instance).last_start_s = message["last_start_s"]
         self.registry.set_state(instance.name, state)
 

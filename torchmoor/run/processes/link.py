@@ -14,13 +14,11 @@ import json
 import pickle
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torchmoor.config.settings import ProxySettings
-from torchmoor.fleet.status_poller import RoutingStatus
-from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.routing.model_placement import ModelReport, ReportedTier
+from torchmoor.proxy.instances.instance import Instance, InstanceFacts
 
 Message = dict[str, Any]
 MAX_MESSAGE_BYTES = 32 << 20  # a status of 10,000 models takes about 1 MB
@@ -74,9 +72,9 @@ class ChildAssignment:
     log_level: int
 
 
-def to_text(settings: object) -> str:
-    """Encode settings for a message. Pickled: only a parent and its own child have the socket."""
-    return base64.b64encode(pickle.dumps(settings)).decode()
+def to_text(value: object) -> str:
+    """Encode settings or a status for a message. Pickled: only a parent and its own child have the socket."""
+    return base64.b64encode(pickle.dumps(value)).decode()
 
 
 def from_text(text: str) -> Any:
@@ -84,32 +82,6 @@ def from_text(text: str) -> Any:
     return pickle.loads(base64.b64decode(text))
 
 
-_FACTS = (
-    *("name", "endpoint", "variant", "model", "host", "port", "management_port", "metrics_port"),
-    *("capacity", "max_inflight_body_bytes", "source"),
-    "started_at",  # all processes of a host share the monotonic clock
-)
-
-
 def describe(instance: Instance) -> Message:
-    """Return an instance's fixed properties, for a child."""
-    facts: Message = {name: getattr(instance, name) for name in _FACTS}
-    return facts
-
-
-def write_status(status: RoutingStatus) -> Message:
-    """Encode an instance's status for a child."""
-    report = status.report
-    if report is None:
-        return {"room": status.room, "models": None}
-    models = {model: int(tier) for model, tier in report.models.items()}
-    return {"room": status.room, "models": models, "used": report.used_bytes, "max": report.max_bytes}
-
-
-def read_status(message: Message) -> RoutingStatus:
-    """Decode the result of write_status."""
-    models = message["models"]
-    if models is None:
-        return RoutingStatus(message["room"], None)
-    report = ModelReport({model: ReportedTier(tier) for model, tier in models.items()}, message["used"], message["max"])
-    return RoutingStatus(message["room"], report)
+    """Return an instance's facts, for a child. All processes of a host share the monotonic clock of `started_at`."""
+    return {each.name: getattr(instance, each.name) for each in fields(InstanceFacts)}

@@ -16,16 +16,16 @@ from typing import Any
 from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.status_poller import RoutingStatus
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.dispatch.decisions import DecisionQuery, join_decisions
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.instances.reported_status import ReportedStatus
 from torchmoor.run.async_parts import make_async_inference
 from torchmoor.run.processes.child_process import ChildProcess
 from torchmoor.run.processes.limits import divide, part_of_body_bytes
-from torchmoor.run.processes.link import ChildAssignment, Message, describe, write_status
+from torchmoor.run.processes.link import ChildAssignment, Message, describe, to_text
 from torchmoor.run.processes.port import reserve
 from torchmoor.run.processes.totals import LogTotal, Totals, VariantTotal
 
@@ -49,13 +49,13 @@ class ProcessGroup:
         self.children: list[ChildProcess] = []
         self.operations = HandlerOperations()
         self._totals = Totals(registry)
-        self.async_inference = make_async_inference(settings, registry, self._totals.variants, None)
+        self.async_inference = make_async_inference(settings, registry, lambda: self._totals.variants, None)
         self._settings = settings
         self._suspect = suspect
         self._statuses: dict[str, Message] = {}  # the last of each instance, for children that start later
         self._sender: ChildProcess | None = None  # whose message is being passed on to the others
         self._reports: dict[int, asyncio.Event] = {}
-        self._decisions: dict[int, asyncio.Future[dict[str, Any]]] = {}  # of the newest round of questions
+        self._decisions: dict[int, asyncio.Future[dict[str, Any]]] = {}  # of the newest round of queries
         self._num_rounds = 0
         self._wake: Callable[[], None] | None = None
         for endpoint in registry.endpoints():
@@ -178,16 +178,17 @@ class ProcessGroup:
         return {
             "facts": describe(instance) | {"max_inflight_body_bytes": num_bytes},
             "state": instance.state.value,
+            "batches_sequences": instance.batches_sequences,
             "last_start_s": self.registry.variant_of(instance).last_start_s,
         }
 
     def on_asked(self, instance: Instance) -> None:
-        """Announce a status question: its answer does not know what a child notes from now on."""
+        """Announce a status query: its answer does not know what a child notes from now on."""
         self._send_all("asked", name=instance.name)
 
-    def on_status(self, instance: Instance, status: RoutingStatus) -> None:
-        """Send on an instance's answer to a status question."""
-        message = self._statuses[instance.name] = {"name": instance.name, **write_status(status)}
+    def on_status(self, instance: Instance, status: ReportedStatus) -> None:
+        """Send on an instance's answer to a status query."""
+        message = self._statuses[instance.name] = {"name": instance.name, "status": to_text(status)}
         self._send_all("status", **message)
 
     def _on_expected(self, model: str, name: str) -> None:

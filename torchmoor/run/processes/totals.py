@@ -12,12 +12,11 @@ from typing import Any
 from torchmoor.fleet.data_plane_view import LogCounts
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
-from torchmoor.proxy.instances.breaker import BreakerState
+from torchmoor.proxy.instances.breaker import SEVERITIES, BreakerState
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry, Variant
 
 Report = dict[str, Any]
-_WORST = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
 
 
 class _ConnectionElsewhere:
@@ -106,11 +105,12 @@ class Totals:
         reports = list(self._running.values())
         for instance in self._registry.instances():
             seen = [found for report in reports if (found := report["instances"].get(instance.name)) is not None]
-            states = [_WORST.index(BreakerState(found["breaker"])) for found in seen]
-            instance.breaker.state = _WORST[max(states, default=0)]
+            states = [SEVERITIES.index(BreakerState(found["breaker"])) for found in seen]
+            instance.breaker.state = SEVERITIES[max(states, default=0)]
             instance.breaker.num_failures = max((found["failures"] for found in seen), default=0)
             instance.outstanding = sum(found["outstanding"] for found in seen)
             instance.inflight_body_bytes = sum(found["inflight_body_bytes"] for found in seen)
+            instance.num_pieces = sum(found["num_pieces"] for found in seen)
             instance.share = min((found["share"] for found in seen), default=1.0)
             instance.idle = [_ELSEWHERE] * sum(found["idle"] for found in seen)
 
@@ -140,6 +140,7 @@ def make_report(
                 "state": instance.state.value,
                 "outstanding": instance.outstanding,
                 "inflight_body_bytes": instance.inflight_body_bytes,
+                "num_pieces": instance.num_pieces,
                 "breaker": instance.breaker.state.value,
                 "failures": instance.breaker.num_failures,
                 "share": instance.share,

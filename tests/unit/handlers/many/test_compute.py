@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, Overloaded
-from handlers.many.compute import Compute, Row, RowQueue
-from handlers.settings import TaskSettings
+from handlers.many.compute import Compute, RowQueue, TaskRow
+from handlers.many_settings import TaskSettings
 from tests.waiting import wait_until
 
 
@@ -24,10 +24,10 @@ class Model:
         self.queue = RowQueue(self._run)
         self._compute = compute
 
-    def put(self, rows: Sequence[Row]) -> None:
+    def put(self, rows: Sequence[TaskRow]) -> None:
         self._compute.put(self.queue, rows)
 
-    def _run(self, rows: Sequence[Row]) -> list[Any]:
+    def _run(self, rows: Sequence[TaskRow]) -> list[Any]:
         assert self.gate.wait(60)
         self._log.append((self._name, [row.inputs for row in rows]))
         for row in rows:
@@ -43,12 +43,12 @@ def compute() -> Iterator[Compute]:
     made.stop()
 
 
-def rows(values: Sequence[Any], told: dict[int, Any], size: int = 3, kind: Any = None) -> list[Row]:
+def rows(values: Sequence[Any], told: dict[int, Any], size: int = 3, kind: Any = None) -> list[TaskRow]:
     first = len(told)
     made = []
     for i, value in enumerate(values, first):
         told[i] = None
-        made.append(Row(value, size, kind, lambda: True, lambda outcome, i=i: told.__setitem__(i, outcome)))
+        made.append(TaskRow(value, size, kind, lambda: True, lambda outcome, i=i: told.__setitem__(i, outcome)))
     return made
 
 

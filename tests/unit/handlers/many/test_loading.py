@@ -10,8 +10,8 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from handlers.errors import ModelBroken
-from handlers.many.loading.placement import Assembled
 from handlers.many.loading.shared import SharedParts
+from handlers.many.loading.tensor_placement import Assembled
 from handlers.many.loading.transformers_loading import load_model
 from handlers.many.model import LoadProgress
 from tests.unit.handlers.many.tiny import CONFIGS, save_checkpoint

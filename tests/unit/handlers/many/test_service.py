@@ -13,9 +13,10 @@ from handlers.errors import ClientGone, HandlerError
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import ModelRegistry, open_registry
 from handlers.many.service import ManyService
+from handlers.many_settings import ManySettings
 from handlers.reply import PendingReply, ReplyPieces, WholeReply
 from handlers.requests import Incoming
-from handlers.settings import HandlerSettings, ManySettings
+from handlers.settings import HandlerSettings
 from tests.unit.handlers.many.tiny import save_checkpoint
 from tests.waiting import wait_until
 

@@ -18,9 +18,10 @@ from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import ModelBroken
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.model import LoadProgress, ResidentModel
+from handlers.many_settings import ManySettings, TaskSettings
 from handlers.reply import PendingReply, WholeReply
 from handlers.requests import Incoming
-from handlers.settings import HandlerSettings, IntakeSettings, ManySettings, ModelSettings, TaskSettings
+from handlers.settings import HandlerSettings, IntakeSettings, ModelSettings
 from tests.unit.handlers.many.tiny import save_checkpoint
 from tests.waiting import wait_until
 
@@ -367,7 +368,7 @@ def test_the_task_is_the_one_that_the_folder_names(tmp_path: Path, load: Load) -
         load(tmp_path)
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel"])
 def test_text_is_generated_by_the_chat_engine(architecture: str, tmp_path: Path, load: Load) -> None:
     """Greedy text equals transformers' token for token, and streams in TGI's form."""
     model = load(save_checkpoint(tmp_path, architecture))
@@ -392,9 +393,9 @@ def test_text_is_generated_by_the_chat_engine(architecture: str, tmp_path: Path,
 
 def test_a_family_that_the_engine_cannot_run_is_refused(tmp_path: Path, load: Load) -> None:
     """An unsupported family is refused with the reason, instead of answering wrongly."""
-    save_checkpoint(tmp_path, "GPT2LMHeadModel")
+    save_checkpoint(tmp_path, "BertLMHeadModel")
 
-    with pytest.raises(ModelBroken):
+    with pytest.raises(ModelBroken, match="models of type bert are not supported"):
         load(tmp_path)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from handlers.errors import InvalidRequest, ModelBroken
-from handlers.many.compute import Row
+from handlers.errors import BadInput, InvalidRequest, ModelBroken
+from handlers.many.compute import TaskRow
+from handlers.many.tasks.open_inference import TYPES, read_inference, read_tensor
 from handlers.many.tasks.pbtxt import PbtxtError, parse_pbtxt
 from handlers.many.tasks.triton import (
     TensorSpec,
@@ -17,11 +18,11 @@ from handlers.many.tasks.triton import (
     TritonTask,
     is_triton,
     read_config,
-    read_tensor,
-    read_tensors,
 )
 from handlers.reply import PendingReply
+from handlers.requests import Incoming
 
+TARGET = "x-amzn-sagemaker-target-model"
 CPU = torch.device("cpu")
 CONFIG = """
 # two inputs
@@ -58,12 +59,12 @@ def tensor(name: str, data: list[Any], **changes: Any) -> dict[str, Any]:
 
 
 def work_of(task: TritonTask, body: dict[str, Any]) -> Any:
-    return task.read(read_tensors(body), PendingReply(lambda: None))
+    return task.read(read_inference(Incoming({TARGET: "m"}, body)), PendingReply(lambda: None))
 
 
 def answer(task: TritonTask, *bodies: dict[str, Any]) -> list[Any]:
     works = [work_of(task, body) for body in bodies]
-    rows = [Row(w.inputs[0].inputs, 1, w.inputs[0].kind, lambda: True, lambda _: None) for w in works]
+    rows = [TaskRow(w.inputs[0].inputs, 1, w.inputs[0].kind, lambda: True, lambda _: None) for w in works]
     return [work.finish([output]) for work, output in zip(works, task.run(rows), strict=True)]
 
 
@@ -75,6 +76,7 @@ def test_tensors_go_to_the_newest_version_in_the_order_of_their_names(folder: Pa
 
     assert found == {
         "id": "7",
+        "model_name": "m",
         "model_version": "2",
         "outputs": [
             {"name": "SUM__0", "datatype": "FP32", "shape": [1, 2], "data": [6, 7]},
@@ -241,3 +243,65 @@ def test_floats_have_the_digits_of_their_type(dtype: torch.dtype) -> None:
     data = found["outputs"][0]["data"]
     assert torch.equal(torch.tensor(data, dtype=dtype), values)
     assert max(len(json.dumps(value)) for value in data) <= 14
+
+
+# Raw tensors
+
+
+def binary(tensors: list[dict[str, Any]], raw: bytes, **fields: Any) -> Incoming:
+    head = json.dumps({"inputs": tensors, **fields}).encode()
+    return Incoming({TARGET: "m", "inference-header-content-length": str(len(head))}, head + raw)
+
+
+def raw_tensor(name: str, size: int, **changes: Any) -> dict[str, Any]:
+    return {"name": name, "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": size}, **changes}
+
+
+@pytest.mark.parametrize("dtype", TYPES.values())
+def test_raw_values_come_back_as_they_were(dtype: torch.dtype) -> None:
+    """Every type, bit for bit, also what JSON cannot say; outputs that are asked for as JSON are JSON."""
+    values = torch.tensor([float("inf"), 1.5] if dtype.is_floating_point else [1, 0], dtype=dtype)
+    raw = values.view(torch.uint8).numpy().tobytes()
+    named = {kind: name for name, kind in TYPES.items()}
+    given = raw_tensor("x", len(raw), shape=[2], datatype=named[dtype])
+    wanted = [{"name": "x"}, {"name": "y", "parameters": {"binary_data": False}}]
+
+    request = read_inference(binary([given], raw, outputs=wanted, parameters={"binary_data_output": True}))
+    _, tensor = read_tensor(request.inputs[0])
+    answer = request.parameters["form"].encode("1", [("x", tensor), ("y", torch.tensor([1]))])
+
+    length = int(answer.headers["inference-header-content-length"])
+    assert answer.body[length:] == raw
+    assert [output.get("data") for output in json.loads(answer.body[:length])["outputs"]] == [None, [1]]
+
+
+@pytest.mark.parametrize(
+    ("incoming", "reason"),
+    [
+        (binary([raw_tensor("x", 9)], bytes(8)), "bytes that follow"),
+        (binary([raw_tensor("x", -1)], bytes(8)), "bytes that follow"),
+        (binary([raw_tensor("x", 8, data=[1, 2])], bytes(8)), "without 'data'"),
+        (binary([raw_tensor("x", 4)], bytes(8)), "4 bytes after the JSON belong to no tensor"),
+        (binary([raw_tensor("x", 8, parameters=[1])], bytes(8)), "'parameters' must be"),
+        (Incoming({"inference-header-content-length": "99"}, b"{}"), "within the body"),
+        (Incoming({"inference-header-content-length": "-1"}, b"{}"), "within the body"),
+        (Incoming({"inference-header-content-length": "2"}, {"inputs": []}), "another Content-Type"),
+        (Incoming({"inference-header-content-length": "1"}, b"{}"), "not valid JSON"),
+    ],
+)
+def test_lengths_must_agree_with_the_body(incoming: Incoming, reason: str) -> None:
+    """No byte is read twice or left over."""
+    with pytest.raises(BadInput, match=reason):
+        read_inference(incoming)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"shape": [3]}, "has 8 bytes, and its shape 12"), ({"shape": [8], "datatype": "BOOL"}, "bytes 0 and 1")],
+)
+def test_a_raw_tensor_must_fit_its_shape(changes: dict[str, Any], reason: str) -> None:
+    """The sizes and values are checked before torch sees them."""
+    request = read_inference(binary([raw_tensor("x", 8, **changes)], b"\x02" * 8))
+
+    with pytest.raises(InvalidRequest, match=reason):
+        read_tensor(request.inputs[0])

@@ -51,6 +51,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "GPT2LMHeadModel": lambda: hf.GPT2Config(**_GPT2),
     "GPT2ForSequenceClassification": lambda: hf.GPT2Config(**_GPT2, **_LABELS),
     "LlamaForCausalLM": lambda: hf.LlamaConfig(**_LLAMA),
+    "BertLMHeadModel": lambda: hf.BertConfig(**_TEXT),  # an encoder: its tokens see those that follow
     "Qwen2ForCausalLM": lambda: hf.Qwen2Config(**_LLAMA, tie_word_embeddings=True),
 }
 

@@ -25,6 +25,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectTooLarge,
     ObjectUnavailable,
 )
+from torchmoor.async_inference.objects.outbound import Outbound
 from torchmoor.async_inference.objects.s3_store import S3Store
 from torchmoor.async_inference.objects.scheme_store import SchemeStore
 from torchmoor.config.objects import ObjectSettings
@@ -214,7 +215,29 @@ def test_nothing_is_listed_unless_an_operator_does() -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::"],
+    [
+        *(
+            "127.0.0.1",
+            "10.1.2.3",
+            "100.64.0.1",
+            "169.254.169.254",
+            "224.0.0.1",
+            "255.255.255.255",
+            "0.0.0.0",
+            "168.63.129.16",
+        ),
+        *(
+            "::1",
+            "fd00::1",
+            "fe80::1%eth0",
+            "ff0e::1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::a00:1",
+            "2002:a00:1::",
+            "2001::1",
+            "4000::1",
+        ),
+    ],
 )
 def test_a_listed_name_that_leads_inside_is_refused(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, address: str
@@ -226,6 +249,23 @@ def test_a_listed_name_that_leads_inside_is_refused(
             await store.open(f"https://{NAME}/x")
 
     run(certificate, monkeypatch, test, Names(["93.184.215.14", address]), private_networks=())
+
+
+def test_public_addresses_are_allowed_over_https_alone() -> None:
+    """Also where IPv6 carries them; judged as text or as what a name resolves to."""
+    outbound = Outbound(private_networks=(), connect_timeout_s=1, read_timeout_s=1, max_connections=1)
+    public = ["93.184.215.14", "2606:2800:21f::1", "64:ff9b::5db8:d70e", "2002:5db8:d70e::"]
+
+    outbound.check_addresses("https", "example.com", public)
+
+    assert outbound.check("https://93.184.215.14:8443/x").port == 8443
+    assert outbound.check("https://example.com/x").hostname == "example.com"
+    for user in ("user@", "user:secret@", ":secret@"):
+        with pytest.raises(LocationRefused, match="a user name or a password"):
+            outbound.check(f"https://{user}example.com/x")
+    for address in public:
+        with pytest.raises(LocationRefused, match="not https"):
+            outbound.check_addresses("http", "example.com", [address])
 
 
 def test_a_listed_address_that_is_private_is_refused() -> None:

@@ -119,7 +119,8 @@ class SlowProxy(LossyProxy):
         self.has_fallen_silent = threading.Event()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
-        self.num_connections += is_answer
+        if is_answer:  # not in both threads of a connection: one would overwrite the other's count
+            self.num_connections += 1
         num_left = self.max_answer_bytes if is_answer else 1 << 40
         with source, suppress(OSError):
             while num_left > 0 and (data := source.recv(min(num_left, 1 << 12 if is_answer else 1 << 16))):

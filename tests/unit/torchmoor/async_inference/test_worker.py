@@ -453,6 +453,36 @@ def test_stopped_service_gives_back_what_runs(rig: Rig) -> None:
     play(scene())
 
 
+@pytest.mark.parametrize("is_in_time", [True, False])
+def test_removed_endpoint_lets_requests_end_for_a_while(rig: Rig, is_in_time: bool) -> None:
+    """What ends in time is not run twice; what does not returns to the queue, and costs no attempt."""
+    gate = Gate()
+
+    async def behave(received: Received, wire: Wire) -> None:
+        if len(rig.instance.received) == 1:
+            await gate.pass_through()
+        await wire.answer(body=b"%d" % len(rig.instance.received))
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = behave
+            first = await rig.start(lease_s=3600.0)
+            await first.submit(rig.request("one"))
+            await until(gate.reached.is_set, "the instance has it")
+
+            first.remove("llava", 60.0 if is_in_time else 0.0)
+            second = await rig.start(lease_s=3600.0)
+            if is_in_time:
+                gate.open()
+            record = await rig.until_ended(second, "one")
+
+            assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
+            assert rig.results() == {"one.out": b"1" if is_in_time else b"2"}
+            gate.open()
+
+    play(scene())
+
+
 async def _stand_still(*args: object, **named: object) -> bool:
     """The lease of a process that stands still is not extended, and it does not learn that it is lost."""
     return True

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.chat.dialects.inputs import LmiForm, TgiForm
 from handlers.chat.dialects.openai import OpenAIForm
+from handlers.chat.dialects.tgi import LmiForm, TgiForm
 from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.errors import Overloaded
 from torchmoor.clients.errors import ErrorInStream, StreamCut, StreamError, UnreadableStream

@@ -73,7 +73,7 @@ def test_what_lists_can_give_json() -> None:
         if "--json" not in {option for parameter in command.params for option in parameter.opts}
     }
 
-    assert without == {"up", "serve", "package", "completion"}
+    assert without == {"up", "serve", "stop", "logs", "package", "completion"}
 
 
 def test_no_secret_is_an_argument() -> None:

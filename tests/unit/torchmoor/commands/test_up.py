@@ -56,6 +56,15 @@ def test_late_binding_asks_for_a_capacity() -> None:
     assert "--late-binding needs --capacity" in result.stderr
 
 
+@pytest.mark.parametrize("option", ["--async-output", "--async-failure"])
+def test_a_place_for_results_that_is_not_in_s3_is_refused(option: str) -> None:
+    """The error names the form."""
+    result = invoke("up", option, "https://bucket.s3.amazonaws.com/prefix")
+
+    assert result.exit_code == 1
+    assert "must be s3://bucket or s3://bucket/prefix, not 'https://bucket" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "numbers"),
     [

@@ -1,5 +1,7 @@
 """What a container's environment says, and what it may not say."""
 
+from pathlib import Path
+
 import pytest
 
 from torchmoor.container.environment import ContainerEnvironment, read_environment
@@ -48,12 +50,45 @@ def test_torchserves_variables_become_lines_of_its_configuration() -> None:
     assert both.properties == {"default_response_timeout": "30"}
 
 
-@pytest.mark.parametrize("name", ["TS_DISABLE_SYSTEM_METRICS", "TS_DISABLE_TOKEN_AUTHORIZATION"])
-def test_what_base_images_say_and_is_so_anyway_is_no_error(name: str) -> None:
-    """AWS's deep learning containers for GPUs set the first of them, and images that are built on one inherit it."""
-    assert read_environment({name: "true"}).properties == {}
+@pytest.mark.parametrize(
+    ("name", "value", "other"),
+    [
+        ("TS_DISABLE_TOKEN_AUTHORIZATION", "true", "false"),
+        ("TS_HEADER_KEY_SEQUENCE_ID", "X-Amzn-SageMaker-Session-Id", "x-my-session"),
+        ("TS_REQUEST_SEQUENCE_END", "X-Amzn-SageMaker-Closed-Session-Id", "x-my-end"),
+    ],
+)
+def test_what_is_so_anyway_is_no_error(name: str, value: str, other: str) -> None:
+    """The LLaVA sample sets them for AWS's image; ours has these values, and no others."""
+    assert read_environment({name: value}).properties == {}
     with pytest.raises(ConfigError, match=f"^{name} cannot be set here"):
-        read_environment({name: "false"})
+        read_environment({name: other})
+
+
+def test_system_metrics_can_be_switched_on() -> None:
+    """AWS's deep learning containers for GPUs switch them off, as this image does; its LLaVA sample does not."""
+    assert read_environment({"TS_DISABLE_SYSTEM_METRICS": "true"}).properties == {}
+    told = read_environment({"TS_DISABLE_SYSTEM_METRICS": "false"})
+    assert told.properties == {"disable_system_metrics": "false"}
+
+
+def test_a_configuration_file_of_torchserves_counts_as_far_as_it_may(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the image sets itself is left out and logged, a variable beats the file, and the file may be missing."""
+    file = tmp_path / "config.properties"
+    file.write_text(
+        "# AWS's\ninference_address=http://0.0.0.0:8080\ndefault_response_timeout = 200\njob_queue_size=9\n"
+    )
+    variables = {"TS_CONFIG_FILE": str(file), "TS_JOB_QUEUE_SIZE": "7"}
+
+    assert read_environment(variables).properties == {"default_response_timeout": "200", "job_queue_size": "7"}
+    assert "inference_address in" in caplog.text
+    assert read_environment({"TS_CONFIG_FILE": "/nowhere/config.properties"}).properties == {}
+    assert "there is no /nowhere/config.properties" in caplog.text
+    file.write_text("job_queue_size=many\n")
+    with pytest.raises(ConfigError, match=r"^job_queue_size in .* must be a number"):
+        read_environment(variables)
 
 
 def test_an_instance_has_the_hosts_name_unless_it_is_told_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from torchmoor.container import model
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import MODEL_PATH, FoundModel, find_model
 from torchmoor.errors import ConfigError
+from torchmoor.fleet import packed_models
 
 Find = Callable[..., FoundModel]
 
@@ -270,7 +270,7 @@ def test_too_little_room_is_told_before_anything_is_written(
     """A full disk in the middle would leave a puzzle behind."""
     pack(make_archive(tmp_path / "source"), given / "model.mar")
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(model.shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    monkeypatch.setattr(packed_models.shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
 
     with pytest.raises(ConfigError, match=r"model\.mar needs .* MiB to be unpacked, and .* has 1 MiB.*TMPDIR"):
         find()

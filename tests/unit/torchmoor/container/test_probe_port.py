@@ -1,4 +1,4 @@
-"""An instance's side port: what may be known of it from other hosts."""
+"""An instance's probe port: what may be known of it from other hosts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torchmoor.proxy.instances.registry import Registry
 
 
 class Scene:
-    """A side port, an instance, and a TorchServe of which only two pages are there."""
+    """A probe port, an instance, and a TorchServe of which only two pages are there."""
 
     def __init__(
-        self, side: ProbePort, registry: Registry, port: int, client: aiohttp.ClientSession, running: list[bool]
+        self, probe_port: ProbePort, registry: Registry, port: int, client: aiohttp.ClientSession, running: list[bool]
     ) -> None:
-        self.side = side
+        self.probe_port = probe_port
         self.registry = registry
         self.running = running  # whether there is a TorchServe
         self._port = port
         self._client = client
 
     async def ask(self, path: str, method: str = "GET") -> tuple[int, str]:
-        async with self._client.request(method, f"http://127.0.0.1:{self.side.port}{path}") as answer:
+        async with self._client.request(method, f"http://127.0.0.1:{self.probe_port.port}{path}") as answer:
             return answer.status, await answer.text()
 
     def start(self, *, management_port: int | None = None) -> Instance:
@@ -57,9 +57,9 @@ async def scene() -> AsyncIterator[Scene]:
     registry = Registry((EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),)),))
     try:
         running = [True]
-        side = ProbePort(registry, "llava-0", 0, lambda name: running[0], host="127.0.0.1")
-        async with side, aiohttp.ClientSession() as client:
-            yield Scene(side, registry, runner.addresses[0][1], client, running)
+        probe_port = ProbePort(registry, "llava-0", 0, lambda name: running[0], host="127.0.0.1")
+        async with probe_port, aiohttp.ClientSession() as client:
+            yield Scene(probe_port, registry, runner.addresses[0][1], client, running)
     finally:
         await runner.cleanup()
 
@@ -107,7 +107,7 @@ def test_an_instance_that_drains_is_not_ready_and_still_probed_as_well() -> None
     async def see() -> tuple[tuple[int, str], int, int]:
         async with scene() as at:
             at.registry.set_state(at.start().name, InstanceState.READY)
-            at.side.is_draining = True
+            at.probe_port.is_draining = True
             return await at.ask("/ready"), (await at.ask("/live"))[0], (await at.ask("/models/llava"))[0]
 
     assert asyncio.run(see()) == ((503, "stopping\n"), 200, 200)

@@ -14,10 +14,11 @@ from aiohttp.test_utils import TestServer
 from tests.waiting import DEADLINE_S
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
-from torchmoor.fleet.status_poller import RoutingStatus, StatusPoller, read_status
+from torchmoor.fleet.status_poller import StatusPoller
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.instances.reported_status import ReportedStatus, parse_status
 from torchmoor.proxy.routing.model_placement import ModelReport, ReportedTier
 
 SETTINGS = HealthSettings(status_interval_s=5, max_status_per_s=1000)
@@ -50,7 +51,7 @@ class Driver:
     def on_asked(self, instance: Instance) -> None:
         self._asked.append(instance.name)
 
-    def on_status(self, instance: Instance, status: RoutingStatus) -> None:
+    def on_status(self, instance: Instance, status: ReportedStatus) -> None:
         self._num_answered.release()
 
     async def wait_for_answer(self) -> None:
@@ -198,14 +199,14 @@ def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
 @pytest.mark.parametrize("status", [b"", b"[]", b"{}", b'{"sessions": 3}', b'{"sessions": {"max": 1.5, "open": 0}}'])
 def test_what_is_no_status_has_no_room(status: bytes) -> None:
     """An answer of another shape says nothing."""
-    assert read_status(OperationAnswer(200, "", status).content()).room is None
+    assert parse_status(OperationAnswer(200, "", status).content()).session_room is None
 
 
 def test_status_of_the_handler_has_its_room() -> None:
     """The form that the handler's status operation has."""
     status: dict[str, Any] = {"instance": "a", "sessions": {"open": 2, "max": 64, "opened": 9}, "turns": {}}
 
-    assert read_status(status).room == 62
+    assert parse_status(status).session_room == 62
 
 
 def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
@@ -224,7 +225,7 @@ def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
         "budgets": {"device": {"used": 7, "max": 10}},
     }
 
-    report = read_status(status).report
+    report = parse_status(status).models
 
     assert report == ModelReport({"a": ReportedTier.DEVICE, "b": ReportedTier.DISK, "c": ReportedTier.LOADING}, 7, 10)
 
@@ -234,7 +235,7 @@ def test_report_without_a_budget_is_one(budgets: object) -> None:
     """It is for spreading only."""
     status = {"models": [{"name": "a", "tier": "host"}], "budgets": budgets}
 
-    assert read_status(status).report == ModelReport({"a": ReportedTier.HOST}, 0, 0)
+    assert parse_status(status).models == ModelReport({"a": ReportedTier.HOST}, 0, 0)
 
 
 def test_instances_with_many_models_are_asked_for_them() -> None:

@@ -88,9 +88,10 @@ def test_it_announces_once_and_a_signal_ends_it_without_a_trace(
 
     (line,) = announced
     said = json.loads(line)
-    assert {"ready", "runtime", "admin", "endpoints"} == said.keys()
+    assert {"ready", "runtime", "admin", "endpoints", "run_dir"} == said.keys()
     assert said["ready"] is True
     assert said["endpoints"] == ["llava"]
+    assert said["run_dir"] == str(tmp_path / "run")
     assert said["runtime"].startswith("http://127.0.0.1:")
     assert said["runtime"] != said["admin"]
     assert reported[-1] == "stopping"

@@ -62,6 +62,28 @@ def test_what_is_read_is_what_llhttp_reads(data: bytes, cuts: list[int]) -> None
     compare(data, listener)
 
 
+@given(bodies=st.lists(st.lists(st.binary(min_size=1, max_size=30), max_size=3), min_size=1, max_size=4), cuts=CUTS)
+def test_good_requests_are_read_whole(bodies: list[list[bytes]], cuts: list[int]) -> None:
+    """One after the other, with a length or in chunks, in whatever pieces they come, with line ends between them."""
+    data = b""
+    for number, pieces in enumerate(bodies):
+        body = b"".join(pieces)
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+        framing = (b"Transfer-Encoding: chunked", b"Content-Length: %d" % len(body))[number % 2]
+        head = b"\r\nPOST /a%d?b HTTP/1.1\r\nHost: x\r\nC: d\r\n%b\r\n\r\n" % (number, framing)
+        data += head + (body if number % 2 else chunks + b"0\r\n\r\n")
+
+    listener, error = read(cut(data, cuts))
+
+    assert error is None
+    assert listener.bodies == [b"".join(pieces) for pieces in bodies]
+    assert listener.num_complete == len(bodies)
+    assert [(method, url) for method, url, _ in listener.heads] == [
+        (b"POST", b"/a%d?b" % number) for number in range(len(bodies))
+    ]
+    assert all((b"c", b"d") in fields for _, _, fields in listener.heads)
+
+
 @settings(max_examples=300, deadline=None)
 @given(data=st.one_of(MESSAGES, REQUESTS), cuts=CUTS)
 def test_cuts_make_no_difference(data: bytes, cuts: list[int]) -> None:

@@ -35,6 +35,7 @@ def check_refused(data: bytes, status: int = 400) -> None:
 @example(value=b"-2")
 @example(value=b"0x2")
 @example(value=b"\xb2")
+@example(value=b"9" * 19)
 @example(value=b"9" * 23)
 def test_length_is_a_plain_number(value: bytes) -> None:
     """Servers read other forms differently."""
@@ -69,6 +70,14 @@ def test_only_encoding_is_chunked(codings: list[bytes]) -> None:
 )
 def test_status_of_another_encoding(encoding: bytes, status: int) -> None:
     check_refused(HEAD + b"Transfer-Encoding: " + encoding + b"\r\n\r\n0\r\n\r\n", status)
+
+
+def test_only_expectation_is_100_continue() -> None:
+    """In any case of letters; another one is refused with the status for it."""
+    for expected in (b"100-continue", b"100-Continue"):
+        listener, error = read([HEAD + b"Expect: " + expected + b"\r\nContent-Length: 2\r\n\r\n{}"])
+        assert (error, listener.num_complete) == (None, 1)
+    check_refused(HEAD + b"Expect: something\r\nContent-Length: 2\r\n\r\n{}", 417)
 
 
 @given(name=WITHIN_A_LINE.filter(lambda name: b":" not in name and re.fullmatch(TOKEN, name) is None))
@@ -131,6 +140,15 @@ def test_chunk_ends_with_its_size(behind: bytes) -> None:
 def test_other_versions_hosts_and_targets_are_refused(data: bytes) -> None:
     """One Host, HTTP/1.0 or 1.1, a path as the target, and no other protocol."""
     check_refused(data)
+
+
+@pytest.mark.parametrize("beginning", [b"\x16\x03\x01\x02\x00", HEAD + b"X: a\nY"], ids=["TLS", "bare LF"])
+def test_what_begins_like_no_request_is_refused_before_its_end(beginning: bytes) -> None:
+    """A client that speaks another protocol would wait for ever."""
+    _, error = read([beginning])
+
+    assert error is not None
+    assert error.status == 400
 
 
 @given(num_bytes=st.integers(MAX_HEADER_BYTES, 2 * MAX_HEADER_BYTES))

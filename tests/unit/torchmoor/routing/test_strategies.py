@@ -12,7 +12,8 @@ from tests.unit.torchmoor.routing.candidates import FakeCandidate, change, named
 from torchmoor.proxy.routing.kv_aware import KvAware, PrefixIndex, chain
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
 from torchmoor.proxy.routing.pool import Pool
-from torchmoor.proxy.routing.prefix_aware import MAX_WALKED, PrefixAware
+from torchmoor.proxy.routing.preferred import MAX_WALKED
+from torchmoor.proxy.routing.prefix_aware import PrefixAware
 from torchmoor.proxy.routing.random import RandomChoice, choose_weighted
 from torchmoor.proxy.routing.session_placement import find_roomiest, rendezvous
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, Strategy, StrategyRequest

@@ -1,7 +1,7 @@
 // Curves, histograms and bars.
 
 import { copy, draw, keep, make, say } from "./dom.js";
-import { duration, short } from "./words.js";
+import { duration, quantilesOf, short } from "./words.js";
 
 // Draws curves of one scale over five minutes, the newest value at the right; null is a gap.
 export function drawCurves(svg, curves) {
@@ -37,7 +37,7 @@ function placeOf(value, uppers) {
   return at + Math.min(1, Math.max(0, (value - lower) / (uppers[at] - lower)));
 }
 
-// Draws buckets with their counts, and marks at p50 and p99.
+// Draws buckets with their counts, and a mark at each quantile.
 export function drawHistogram(box, data, what) {
   const total = data.counts.reduce((sum, count) => sum + count, 0);
   const key = JSON.stringify(data);
@@ -50,8 +50,9 @@ export function drawHistogram(box, data, what) {
   }
   const bounds = data.upper_ms.map((bound) => (bound === null ? "more" : duration(bound)));
   const label = data.counts.map((count, at) => `${count} up to ${bounds[at]}`).join(", ");
-  const middle = `half within ${duration(data.p50_ms)}, 99 of 100 within ${duration(data.p99_ms)}`;
-  const svg = draw(box, "svg", { viewBox: "0 0 300 128", role: "img", "aria-label": `${what}: ${label}; ${middle}` });
+  const quantiles = quantilesOf(data);
+  const spread = quantiles.map(([name, ms]) => `${name.slice(1)} % within ${duration(ms)}`).join(", ");
+  const svg = draw(box, "svg", { viewBox: "0 0 300 128", role: "img", "aria-label": `${what}: ${label}; ${spread}` });
   const width = Math.min(44, 300 / data.counts.length);
   const most = Math.max(...data.counts);
   const every = Math.ceil(data.counts.length / 6);
@@ -63,12 +64,12 @@ export function drawHistogram(box, data, what) {
     }
   });
   draw(svg, "line", { x1: 0, y1: 106.5, x2: width * data.counts.length, y2: 106.5 });
-  const places = [data.p50_ms, data.p99_ms].map((value) => placeOf(value, data.upper_ms) * width);
-  const first = Math.min(264, Math.max(11, places[0]));
-  const labels = [first, Math.min(289, Math.max(first + 25, places[1]))];
-  ["p50", "p99"].forEach((name, which) => {
-    draw(svg, "line", { x1: places[which], y1: 16, x2: places[which], y2: 106, class: "mark" });
-    draw(svg, "text", { x: labels[which], y: 11, "text-anchor": "middle", class: "mark" }, name);
+  let labelAt = -14; // labels are 25 wide and do not overlap
+  quantiles.forEach(([name, ms], which) => {
+    const at = placeOf(ms, data.upper_ms) * width;
+    labelAt = Math.min(289 - 25 * (quantiles.length - 1 - which), Math.max(labelAt + 25, at));
+    draw(svg, "line", { x1: at, y1: 16, x2: at, y2: 106, class: "mark" });
+    draw(svg, "text", { x: labelAt, y: 11, "text-anchor": "middle", class: "mark" }, name);
   });
   data.counts.forEach((count, at) => {
     const y = 102 - Math.max(1.5, (count / most) * 74);

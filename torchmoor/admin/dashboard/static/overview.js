@@ -37,7 +37,8 @@ function problems(data) {
     else if (instance.is_drained) add(`is drained: it gets no new requests until it is resumed${instance.outstanding ? `, and works on ${count(instance.outstanding, "request")}` : ""}.`, "warn");
     else if (instance.state === "starting") add(`is starting${instance.starting_s === null ? "" : `, for ${span(instance.starting_s)}`}.`, "warn");
     const { sessions = {} } = instance.status ?? {};
-    if (sessions.max && sessions.open >= 0.95 * sessions.max) add(`holds ${number(sessions.open)} of ${number(sessions.max)} sessions: new ones are refused soon.`, "warn");
+    const isFull = sessions.max && sessions.open >= 0.95 * sessions.max;
+    if (isFull && !sessions.is_durable) add(`holds ${number(sessions.open)} of ${number(sessions.max)} sessions: new ones are refused soon.`, "warn");
   }
   for (const group of data.autoscaling) {
     if (group.backlog && group.desired === group.max_capacity && group.why.includes("MaxCapacity")) {

@@ -97,6 +97,8 @@ function show({ rows, instances, hasMore }) {
   const facts = [];
   if (hasMore) facts.push(`the first ${number(rows.length)} by their hashes; the filters find the others`);
   if (silent.length) facts.push(`${silent.join(", ")} cannot list sessions`);
+  const evicted = instances.filter((each) => each.evicted).map((each) => `${number(each.evicted)} by ${each.instance}`);
+  if (evicted.length) facts.push(`evicted: ${evicted.join(", ")}; an evicted session continues when it is used`);
   say($("sessions-facts"), facts.join(" · "));
   table.show(rows);
 }

@@ -2,7 +2,7 @@
 
 import { $, copy, keep, part, say, setClass } from "./dom.js";
 import { drawCurves, drawHistogram, fillBars } from "./drawings.js";
-import { duration, last, number, reason } from "./words.js";
+import { duration, last, number, quantilesOf, reason } from "./words.js";
 
 function tilesOf(variant) {
   const series = variant.series;
@@ -12,19 +12,15 @@ function tilesOf(variant) {
     ["In flight", number(variant.in_flight), "", [series.in_flight]],
     ["Waiting", number(variant.waiting), variant.no_capacity ? `${number(variant.no_capacity)} refused` : "", [series.waiting]],
     ["Errors", `${number(last(series.errors_per_s) ?? 0, 1)}/s`, `${number(failed)} in all`, [series.errors_per_s]],
-    [
-      "Latency p50, p99",
-      duration(last(series.latency_p50_ms)),
-      duration(last(series.latency_p99_ms)),
-      [series.latency_p50_ms, series.latency_p99_ms],
-    ],
-    [
-      "First chunk p50, p99",
-      duration(last(series.first_chunk_p50_ms)),
-      duration(last(series.first_chunk_p99_ms)),
-      [series.first_chunk_p50_ms, series.first_chunk_p99_ms],
-    ],
+    quantilesTile("Latency", quantilesOf(series, "latency_")),
+    quantilesTile("First chunk", quantilesOf(series, "first_chunk_")),
   ];
+}
+
+function quantilesTile(title, quantiles) {
+  const curves = quantiles.map(([, curve]) => curve);
+  const [value, ...more] = curves.map((curve) => duration(last(curve)));
+  return [`${title} ${quantiles.map(([name]) => name).join(", ")}`, value, more.join(", "), curves];
 }
 
 // A session's turn waits for the instance that holds it; other requests wait for any.
@@ -52,7 +48,8 @@ function showVariant(panel, variant) {
     setClass(second, curves.length > 1 ? "second" : "quiet");
     drawCurves(elements[at].querySelector("svg"), curves);
   });
-  const quantiles = (data) => (data.counts.length ? `p50 ${duration(data.p50_ms)}, p99 ${duration(data.p99_ms)}` : "");
+  const quantiles = (data) =>
+    data.counts.length ? quantilesOf(data).map(([name, ms]) => `${name} ${duration(ms)}`).join(", ") : "";
   say(part(panel, "latency-facts"), quantiles(variant.latency));
   drawHistogram(part(panel, "latency"), variant.latency, "Answers by latency");
   say(part(panel, "first-chunk-facts"), quantiles(variant.first_chunk));

@@ -20,6 +20,12 @@ export function duration(ms) {
   return `${number(ms / 1000, ms < 10000 ? 2 : 1)} s`;
 }
 
+// The quantiles in an object of /dashboard.json, as [name, value]: {latency_p50_ms: 3} has ["p50", 3] after "latency_".
+export function quantilesOf(data, prefix = "") {
+  const form = new RegExp(`^${prefix}(p[0-9]+)_ms$`);
+  return Object.entries(data).flatMap(([key, value]) => (form.test(key) ? [[form.exec(key)[1], value]] : []));
+}
+
 export function bytes(value) {
   if (typeof value !== "number") return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -50,19 +50,27 @@ class ChatPage:
                 path = PAGE if file.name == "index.html" else b"%b/%b" % (PAGE, file.name.encode())
                 self._handlers[path] = _File(file.read_bytes(), kind).handle
         self.open_paths = frozenset(self._handlers)
-        content = {
-            # An endpoint with many models needs a TargetModel, and the kinds of its models are unknown here.
-            "endpoints": [each.name for each in registry.endpoints() if each.settings.multi_model is None],
+        self._handlers[ENDPOINTS] = self._list
+        self._registry = registry
+        self._content = {
             "max_body_bytes": settings.limits.max_body_bytes,
             "max_pictures": settings.chat_page.max_pictures,
             "reasons": reasons.SENTENCES,
         }
-        headers = (*HEADERS, (b"content-type", b"application/json"), (b"cache-control", b"no-store"))
-        self._handlers[ENDPOINTS] = _always(Reply(200, headers, json.dumps(content).encode()))
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
         """Find what serves a path; None if it does not belong to the page."""
         return self._handlers.get(path) if method in LOOKING else None
+
+    def _list(self, request: Request, request_id: bytes) -> Reply:
+        """List the endpoints that can chat, and the page's limits.
+
+        An endpoint with many models needs a TargetModel, and the kinds of its models are unknown here.
+        """
+        endpoints = [each.name for each in self._registry.endpoints() if each.settings.multi_model is None]
+        content = json.dumps({"endpoints": endpoints, **self._content}).encode()
+        headers = (*HEADERS, (b"content-type", b"application/json"), (b"cache-control", b"no-store"))
+        return Reply(200, headers, content)
 
     def _lead(self, request: Request, request_id: bytes) -> Reply:
         """Redirect a browser; refuse a client of the API."""

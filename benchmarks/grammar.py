@@ -1,0 +1,201 @@
+"""What does it cost to let answers follow a schema, and are they all valid?
+
+Cost: eight streams of SmolLM2-135M-Instruct on one thread, float32, 64 new tokens each, greedy and sampled; processor
+time a token with a JSON schema relative to the same streams without one, in turn. The first use of a vocabulary and
+of a schema is beside it.
+
+Validity: answers of the demo checkpoint, sampled, each by a schema of its own that hypothesis draws, in batches of
+eight; jsonschema judges those that end by themselves. Some patterns and formats have no longest text, so a few
+answers reach their length instead.
+
+    make bench NAME=grammar [QUICK=1]
+    python -m benchmarks.grammar [--quick] [--rounds 5] [--save]
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import jsonschema
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from benchmarks.engine_arms import CPU, FOR_EVER, KV_BYTES
+from benchmarks.grammar_schemas import SCHEMAS
+from benchmarks.report import ROOT, median, parse_options, print_report
+from handlers.engine.engine import Engine
+from handlers.engine.grammar import Grammar, GrammarCompiler, GrammarText
+from handlers.engine.kv_cache import SequenceCache
+from handlers.engine.pace import Pace
+from handlers.engine.runner import ModelRunner
+from handlers.engine.sampler import SamplingParams
+from handlers.engine.scheduler import Scheduler
+from handlers.engine.sequence import FinishReason, Sequence, TokenEvent
+from handlers.grammar_settings import GrammarSettings
+from handlers.models.loader import load_model
+
+ROWS = 8
+NUM_NEW = 64
+NUM_SCHEMAS = 10_000
+QUICK_SCHEMAS = 80
+LONGEST = 400
+QUESTION = "List ten people with their names, ages and what they like."
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "email": {"type": "string", "format": "email"},
+        "likes": {"type": "array", "items": {"enum": ["music", "books", "sport", "food"]}, "minItems": 1},
+    },
+    "required": ["name", "age", "email", "likes"],
+    "additionalProperties": False,
+}
+PEOPLE = {"type": "array", "items": PERSON, "minItems": 50}  # more than an answer has room for
+
+
+class Bench:
+    """An engine whose steps this thread runs."""
+
+    def __init__(self, checkpoint: str) -> None:
+        self.model = load_model(ROOT / "models" / checkpoint, CPU, "float32")
+        self.compiler = GrammarCompiler(
+            self.model.tokenizer, self.model.eos_token_ids, self.model.vocabulary, GrammarSettings()
+        )
+        self._engine = Engine(ModelRunner(self.model, KV_BYTES), Scheduler(ROWS, Pace(512, 1e9)), 1)
+        message = {"role": "user", "content": [{"type": "text", "text": QUESTION}]}
+        self._prompt = self.model.render([message], [])
+
+    def compile(self, schema: Any) -> Grammar:
+        return self.compiler.compile(GrammarText("json_schema", json.dumps(schema), "schema"))
+
+    def run(self, params: list[SamplingParams]) -> tuple[list[tuple[list[int], TokenEvent]], float]:
+        """Return each row's tokens and last event, and the processor seconds of all steps but the prompts'."""
+        pool = self._engine.runner.pool
+        events: list[list[TokenEvent]] = [[] for _ in params]
+        caches = [SequenceCache(pool, scope=str(number).encode()) for number in range(len(params))]
+        for own, heard, cache in zip(params, events, caches, strict=True):
+            pool.pin(cache)
+            cache.match(self._prompt)
+
+            def hear(event: TokenEvent, heard: list[TokenEvent] = heard) -> bool:
+                heard.append(event)
+                return True
+
+            self._engine.admit(Sequence(self._prompt, [], cache, own, FOR_EVER, hear))
+        while not all(events):
+            self._engine.step()
+        begin = time.process_time()
+        while self._engine.scheduler.all():
+            self._engine.step()
+        spent = time.process_time() - begin
+        for cache in caches:
+            pool.unpin(cache)
+            cache.drop()
+        return [([e.token_id for e in heard if e.token_id is not None], heard[-1]) for heard in events], spent
+
+
+def measure(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Compare streams with and without a schema."""
+    bench = Bench("smollm2")
+    begin = time.perf_counter()
+    bench.compile({"type": "boolean"})
+    vocabulary_s = time.perf_counter() - begin
+    begin = time.perf_counter()
+    grammar = bench.compile(PEOPLE)
+    compile_s = time.perf_counter() - begin
+    kinds: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"do_sample": True, "top_k": 50, "temperature": 0.8}}
+    rows, ratios = [], {}
+    for kind, fields in kinds.items():
+        spent: dict[str, list[float]] = {"free": [], "schema": []}
+        for _ in range(rounds + 1):
+            for arm, own in (("free", None), ("schema", grammar)):
+                params = [SamplingParams(max_new_tokens=NUM_NEW, grammar=own, seed=n, **fields) for n in range(ROWS)]
+                answers, seconds = bench.run(params)
+                num_tokens = sum(len(tokens) - 1 for tokens, _ in answers)
+                spent[arm].append(seconds * 1000 / num_tokens)
+        own_ms = {arm: median(values[1:]) for arm, values in spent.items()}  # the first round warms up
+        ratios[f"cpu_vs_free_{kind}"] = own_ms["schema"] / own_ms["free"]
+        rows += [{"arm": f"{kind}, {arm}", "cpu_ms_a_token": value} for arm, value in own_ms.items()]
+    bench.compiler.stop()
+    ratios |= {"vocabulary_ms": vocabulary_s * 1000, "compile_ms": compile_s * 1000}
+    return rows, ratios
+
+
+def draw_schemas(count: int) -> list[Any]:
+    """Return as many schemas, the same in each run."""
+    drawn: list[Any] = []
+
+    @seed(1)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(SCHEMAS)
+    def draw(schema: Any) -> None:
+        drawn.append(schema)
+
+    draw()
+    return drawn
+
+
+def judge(count: int) -> Iterator[str]:
+    """Yield what became of each schema's answer."""
+    bench = Bench("tiny-llava")
+    rng = random.Random(0)
+    drawn = iter(draw_schemas(count))
+    while schemas := list(islice(drawn, ROWS)):
+        params = [
+            SamplingParams(
+                max_new_tokens=LONGEST,
+                grammar=bench.compile(schema),
+                do_sample=True,
+                temperature=rng.choice((0.7, 1.0, 2.0)),
+                top_k=rng.choice((None, 40)),
+                top_p=rng.choice((None, 0.9)),
+                seed=rng.randrange(2**32),
+            )
+            for schema in schemas
+        ]
+        for schema, (tokens, last) in zip(schemas, bench.run(params)[0], strict=True):
+            text = bench.model.tokenizer.decode(tokens, skip_special_tokens=True)
+            yield _judge(schema, text, last)
+    bench.compiler.stop()
+
+
+def _judge(schema: Any, text: str, last: TokenEvent) -> str:
+    if last.finish_reason is FinishReason.LENGTH:
+        return "cut"
+    try:
+        if last.error is not None:
+            raise last.error
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+    except Exception as exc:
+        print(f"invalid: {schema} {text!r} {exc}", file=sys.stderr)
+        return "invalid"
+    return "valid"
+
+
+def main() -> None:
+    options = parse_options(__doc__, quick=f"one round and {QUICK_SCHEMAS} schemas")
+    torch.set_num_threads(1)
+    rows, ratios = measure(options.rounds)
+    num_schemas = QUICK_SCHEMAS if options.quick else NUM_SCHEMAS
+    found = Counter(judge(num_schemas))
+    counts = {name: found[name] for name in ("valid", "invalid", "cut")}
+    print_report("grammar", rows, {**ratios, **counts}, save=options.save, quick=options.quick, rounds=options.rounds)
+
+
+if __name__ == "__main__":
+    main()

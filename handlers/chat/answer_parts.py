@@ -1,0 +1,257 @@
+"""The parts of an answer as it grows: content, reasoning and calls of tools, split by the template's marks."""
+
+import json
+import re
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from handlers.models.answer_style import AnswerStyle
+
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """The beginning of a call. index: its number in the answer."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of a call's arguments, which are JSON text."""
+
+    index: int
+    text: str
+
+
+AnswerPart = Content | Reasoning | CallStart | CallArguments
+
+
+@dataclass(slots=True)
+class WrittenCall:
+    """A call of a tool. arguments: JSON text, incomplete if the answer was cut there."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class AnswerMessage:
+    """A whole answer by its parts."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[WrittenCall] = field(default_factory=list)
+
+    def add(self, part: AnswerPart) -> None:
+        match part:
+            case Content(text):
+                self.content += text
+            case Reasoning(text):
+                self.reasoning += text
+            case CallStart(_, own_id, name):
+                self.calls.append(WrittenCall(own_id, name))
+            case CallArguments(index, text):
+                self.calls[index].arguments += text
+
+
+class AnswerReader:
+    """Splits an answer's text into parts, piece by piece.
+
+    What may become a mark, and white space before one, is held back until the next piece decides. A call that is not
+    JSON stays content. Reasoning is at an answer's beginning only. has_tools: the answer may call.
+    name: of the answer. The ids of its calls come from it, so that they are the same where the answer is continued.
+    """
+
+    def __init__(self, style: AnswerStyle, *, has_tools: bool, name: str) -> None:
+        self.message = AnswerMessage()
+        self._call = style.call if has_tools else None
+        self._name = name
+        self._thought = style.thought
+        self._buffer = ""
+        self._read = self._read_content
+        if style.thought is not None:
+            self._read = self._read_thought if style.begins_in_thought else self._read_beginning
+        self._depth = 0
+        self._is_quoted = False
+        self._new: list[AnswerPart] = []
+
+    def read(self, text: str) -> list[AnswerPart]:
+        """Return the parts that one more piece of text makes certain."""
+        self._buffer += text
+        while self._read():
+            pass
+        return self._take()
+
+    def finish(self) -> list[AnswerPart]:
+        """Return what was held back."""
+        if self._read == self._read_thought:
+            self._add(Reasoning(self._buffer))
+        elif self._read in (self._read_content, self._read_beginning, self._read_gap):
+            if not self.message.calls or self._buffer.strip():
+                self._add(Content(self._buffer))
+        elif self._read == self._read_head and self._call is not None:
+            self._add(Content(self._call[0] + self._buffer))
+        self._buffer = ""
+        return self._take()
+
+    def _take(self) -> list[AnswerPart]:
+        found, self._new = self._new, []
+        return found
+
+    def _add(self, part: AnswerPart) -> None:
+        if not isinstance(part, Content | Reasoning) or part.text:
+            self._new.append(part)
+            self.message.add(part)
+
+    def _cut(self, end: int, num_skipped: int = 0) -> str:
+        """Remove text from the buffer's beginning; return it without the last `num_skipped` characters."""
+        found, self._buffer = self._buffer[: end - num_skipped], self._buffer[end:]
+        return found
+
+    # One step each: True if it has to be followed by another.
+
+    def _read_beginning(self) -> bool:
+        """Find out whether the answer begins with reasoning."""
+        assert self._thought is not None
+        mark, text = self._thought[0], self._buffer.lstrip()
+        if text.startswith(mark):
+            self._buffer = text[len(mark) :]
+            self._read = self._read_thought
+            return True
+        if mark.startswith(text):  # it may still become the mark
+            return False
+        self._read = self._read_content
+        return True
+
+    def _read_thought(self) -> bool:
+        assert self._thought is not None
+        mark = self._thought[1]
+        if not self.message.reasoning:
+            self._buffer = self._buffer.lstrip()
+        at = self._buffer.find(mark)
+        if at >= 0:
+            self._add(Reasoning(self._cut(at + len(mark), len(mark)).rstrip()))
+            self._read = self._read_gap
+            return True
+        length = len(self._buffer[: len(self._buffer) - _num_held(self._buffer, mark)].rstrip())
+        self._add(Reasoning(self._cut(length)))
+        return False
+
+    def _read_gap(self) -> bool:
+        """Skip white space between reasoning and content."""
+        self._buffer = self._buffer.lstrip()
+        if not self._buffer:
+            return False
+        self._read = self._read_content
+        return True
+
+    def _read_content(self) -> bool:
+        mark = self._call[0] if self._call is not None else ""
+        at = self._buffer.find(mark) if mark else -1
+        if at >= 0:
+            self._add(Content(self._cut(at + len(mark), len(mark)).rstrip()))
+            self._read = self._read_head
+            return True
+        length = len(self._buffer) - _num_held(self._buffer, mark)
+        length = len(self._buffer[:length].rstrip()) if mark else length
+        self._add(Content(self._cut(length)))
+        return False
+
+    def _read_head(self) -> bool:
+        """Find the call's name."""
+        assert self._call is not None
+        begin, end = self._call
+        head = _HEAD.match(self._buffer)
+        if head is not None:
+            self._cut(head.end())
+            self._start_call(json.loads(head[1], strict=False))
+            self._depth, self._is_quoted = 0, False
+            self._read = self._read_arguments
+            return True
+        at = self._buffer.find(end)
+        if at < 0:
+            return False
+        text = self._cut(at + len(end), len(end))
+        call = _as_call(text)
+        if call is None:
+            self._add(Content(begin + text + end))
+        else:
+            self._start_call(call["name"])
+            arguments = json.dumps(call.get("arguments") or {}, ensure_ascii=False)
+            self._add(CallArguments(len(self.message.calls) - 1, arguments))
+        self._read = self._read_content
+        return True
+
+    def _start_call(self, name: str) -> None:
+        index = len(self.message.calls)
+        own_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{self._name} {index}").hex[:24]
+        self._add(CallStart(index, f"call_{own_id}", name))
+
+    def _read_arguments(self) -> bool:
+        """Pass an object on until its last brace."""
+        end, is_escaped = 0, False
+        for char in self._buffer:
+            end += 1
+            if is_escaped:
+                is_escaped = False
+            elif self._is_quoted:
+                is_escaped = char == "\\"
+                self._is_quoted = char != '"'
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+            else:
+                self._is_quoted = char == '"'
+            if self._depth == 0:
+                break
+        end -= is_escaped  # the next piece has what is escaped
+        if end:
+            self._add(CallArguments(len(self.message.calls) - 1, self._cut(end)))
+        if self._depth:
+            return False
+        self._read = self._read_tail
+        return True
+
+    def _read_tail(self) -> bool:
+        assert self._call is not None
+        end = self._call[1]
+        at = self._buffer.find(end)
+        if at < 0:
+            return False
+        self._cut(at + len(end))
+        self._read = self._read_content
+        return True
+
+
+def _num_held(text: str, mark: str) -> int:
+    """Return how many last characters of a text may be the beginning of a mark."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
+
+
+def _as_call(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("name"), str) else None

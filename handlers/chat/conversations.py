@@ -1,0 +1,111 @@
+"""OpenAI's conversations: each is a session, whose entries are turns and items that clients add."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from handlers.chat.commands import AddItems, DeleteConversation, ShowConversation, UpdateConversation
+from handlers.chat.dialects.response_form import show_items, show_list, show_page
+from handlers.chat.items import images_in, read_items, write_items
+from handlers.chat.pictures.receiver import ImageReceiver
+from handlers.chat.sessions.lifecycle import SessionLifecycle
+from handlers.chat.sessions.recorder import SessionRecorder
+from handlers.chat.sessions.session import Session
+from handlers.errors import InvalidRequest, ResponseUnknown
+from handlers.journal.event import Event
+from handlers.reply import PendingReply
+from handlers.requests import Caller
+from torchmoor.wire.response_ids import conversation_id, read_conversation_id, read_item_id
+
+CONVERSATION = "conversation"
+
+
+class Conversations:
+    """Shows and changes conversations. Worker threads only: all methods may read a journal."""
+
+    def __init__(self, sessions: SessionLifecycle, recorder: SessionRecorder, receiver: ImageReceiver) -> None:
+        self._sessions = sessions
+        self._recorder = recorder
+        self._receiver = receiver
+
+    @contextmanager
+    def found(self, caller: Caller, text: str) -> Iterator[Session]:
+        """Hold the session of a conversation. Raises ResponseUnknown, also for other callers', JournalUnavailable."""
+        unknown = ResponseUnknown(f"Conversation with id '{text[:256]}' not found.", api_code="not_found")
+        with self._sessions.hold_resource(read_conversation_id(text), caller, unknown, CONVERSATION) as session:
+            yield session
+
+    def show(self, command: ShowConversation) -> dict[str, Any]:
+        """Return a conversation, one of its items, or a page of them."""
+        with self.found(command.caller, command.conversation_id) as session:
+            if command.page is not None:
+                return show_page(_items(session), command.page)
+            if command.item_id:
+                return _find_item(session, command.item_id)
+            return show_conversation(session)
+
+    def add(self, command: AddItems, reply: PendingReply) -> dict[str, Any]:
+        """Add items, once even if the client sends the request again. Return them."""
+        with self.found(command.caller, command.conversation_id) as session:
+            number = self.add_items(session, command, reply)
+            shown = show_items(command.items, session.id.text, number)
+        return show_list(shown)
+
+    def add_items(self, session: Session, command: AddItems, reply: PendingReply) -> int:
+        """Add items to a held session. Return the number of their entry."""
+        question = write_items(command.items)
+        received = self._receiver.receive(session.scope, images_in(command.items), reply)
+        with session.recording:
+            event = self._recorder.find_answer(session, command.invocation_id, question)
+            if event is not None:
+                self._receiver.release(received)
+                return session.entries.index(event) + 1
+            self._sessions.add_entry(session, question, received, command.invocation_id)
+            return len(session.entries)
+
+    def update(self, command: UpdateConversation) -> dict[str, Any]:
+        """Change the metadata, or delete an item."""
+        with self.found(command.caller, command.conversation_id) as session:
+            if command.item_id:
+                item, place = _find_item(session, command.item_id), read_item_id(command.item_id)
+                if any(part["type"] == "input_image" for part in item["content"]):
+                    raise InvalidRequest("an item with a picture cannot be deleted; delete the conversation")
+                assert place is not None
+                event = Event(kind="delete", question=f"{place.number}_{place.item}")
+            else:
+                event = Event(kind="update", response=json.dumps({"metadata": command.metadata}))
+            with session.recording:
+                self._recorder.record(session, event)
+            return show_conversation(session)
+
+    def delete(self, command: DeleteConversation, reply: PendingReply) -> dict[str, Any]:
+        with self.found(command.caller, command.conversation_id) as session:
+            self._sessions.end(session, command.invocation_id, reply)
+        return {"id": command.conversation_id, "object": "conversation.deleted", "deleted": True}
+
+
+def show_conversation(session: Session) -> dict[str, Any]:
+    return {"id": conversation_id(session.id.text), **(session.resource or {})}
+
+
+def _items(session: Session) -> list[dict[str, Any]]:
+    """Return all items, the oldest first."""
+    shown: list[dict[str, Any]] = []
+    for number, event in enumerate(session.entries, 1):
+        if event is None:
+            continue
+        items = [*read_items(event.question), *(read_items(event.answer) if event.answer else ())]
+        shown += [
+            item
+            for place, item in enumerate(show_items(items, session.id.text, number))
+            if (number, place) not in session.deleted_items
+        ]
+    return shown
+
+
+def _find_item(session: Session, text: str) -> dict[str, Any]:
+    for item in _items(session):
+        if item["id"] == text:
+            return item
+    raise ResponseUnknown(f"Item with id '{text[:256]}' not found.", api_code="not_found")

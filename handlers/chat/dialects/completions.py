@@ -1,0 +1,125 @@
+"""The dialect of OpenAI's completions: bodies with a `prompt` that is continued as it is, and their answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from handlers.chat.checks import is_unicode, names
+from handlers.chat.commands import Generate
+from handlers.chat.dialects.openai_fields import (
+    IGNORED,
+    MAX_NAME_CHARS,
+    make_answer_id,
+    read_flag,
+    read_include_usage,
+    read_model,
+    read_sampling,
+    write_event,
+    write_usage,
+)
+from handlers.chat.forms import Summary, Token, encode
+from handlers.chat.parameters import OPENAI_NAMES, Parameters
+from handlers.errors import HandlerError, InvalidRequest
+from handlers.requests import Incoming
+from handlers.settings import RequestSettings
+
+DEFAULT_TOKENS = 16  # OpenAI's
+_FIELDS = {"prompt", "model", "stream", "stream_options"}
+
+# Fields that are not supported, with the values that have no effect.
+_NEUTRAL: dict[str, tuple[Any, str]] = {
+    "n": (lambda v: v == 1, "1: one answer is generated"),
+    "best_of": (lambda v: v == 1, "1: one answer is generated"),
+    "presence_penalty": (lambda v: v == 0, "0"),
+    "frequency_penalty": (lambda v: v == 0, "0"),
+    "logit_bias": (lambda v: v == {}, "absent or empty"),
+    "logprobs": (lambda v: False, "absent; chat completions have it"),
+    "echo": (lambda v: v is False, "false"),
+    "suffix": (lambda v: v == "", "absent"),
+}
+
+
+def parse_completion(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
+    """Read a body with `prompt`. Raises InvalidRequest, which names the field."""
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, (is_neutral, wanted) in _NEUTRAL.items():
+        if name in given and not is_neutral(given[name]):
+            raise InvalidRequest(f"'{name}' must be {wanted}", param=name)
+    unknown = set(given) - _FIELDS - IGNORED - set(_NEUTRAL) - set(OPENAI_NAMES)
+    if unknown:
+        raise InvalidRequest(f"completions have no field {names(unknown)} here", param=min(unknown)[:MAX_NAME_CHARS])
+    is_streaming = read_flag(given, "stream")
+    parameters = {"max_new_tokens": DEFAULT_TOKENS, "length_field": "max_tokens", **read_sampling(given)}
+    return Generate(
+        caller=incoming.caller,
+        prompt=_read_prompt(given),
+        messages=(),
+        parameters=Parameters(**parameters),
+        invocation_id=incoming.invocation_id,
+        form=CompletionForm(
+            id=make_answer_id("cmpl", incoming),
+            created=int(now),
+            model=read_model(given, incoming),
+            has_usage=read_include_usage(given, is_streaming),
+        ),
+        is_streaming=is_streaming,
+    )
+
+
+def _read_prompt(given: Mapping[str, Any]) -> str:
+    prompt = given.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        [prompt] = prompt
+    if not isinstance(prompt, str) or not prompt:
+        raise InvalidRequest(
+            "'prompt' must be one text that is not empty; send a request for each prompt", param="prompt"
+        )
+    if not is_unicode(prompt):
+        raise InvalidRequest("'prompt' must be valid Unicode: it has one half of a surrogate pair", param="prompt")
+    return prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionForm:
+    """Encodes `text_completion` objects: events that end with `data: [DONE]`, or one whole answer.
+
+    created: seconds since 1970. has_usage: a stream ends with a chunk that counts tokens.
+    """
+
+    id: str
+    created: int
+    model: str
+    has_usage: bool = False
+
+    content_type = "text/event-stream"
+
+    def begin(self) -> bytes:
+        return b""
+
+    def token(self, token: Token, summary: Summary | None) -> bytes:
+        data = write_event(self._completion(token.text)) if token.text else b""
+        if summary is not None:
+            data += write_event(self._completion("", _finish_reason(summary)))
+            if self.has_usage:
+                data += write_event({**self._head(), "choices": [], "usage": write_usage(summary)})
+            data += b"data: [DONE]\n\n"
+        return data
+
+    def error(self, error: HandlerError) -> bytes:
+        """Encode an error without [DONE], so that half an answer never looks complete."""
+        return b"data: " + error.body() + b"\n\n"
+
+    def whole(self, summary: Summary) -> bytes:
+        return encode({**self._completion(summary.text, _finish_reason(summary)), "usage": write_usage(summary)})
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
+
+    def _completion(self, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+        value = {**self._head(), "choices": [choice]}
+        return {**value, "usage": None} if self.has_usage else value
+
+
+def _finish_reason(summary: Summary) -> str:
+    return "length" if summary.finish_reason == "length" else "stop"

@@ -1,0 +1,219 @@
+"""The resources of OpenAI's API that have ids: responses and what they are made of, by method and path."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from handlers.chat.commands import (
+    AddItems,
+    Command,
+    Compact,
+    CountTokens,
+    DeleteConversation,
+    DeleteFile,
+    DeleteResponse,
+    Generate,
+    ItemQuery,
+    OpenFile,
+    OpenSession,
+    ResolveInput,
+    Respond,
+    ShowConversation,
+    ShowFile,
+    ShowResponse,
+    UpdateConversation,
+    identify,
+)
+from handlers.chat.dialects.responses import missing_field, parse_response, read_metadata, unknown_field
+from handlers.chat.dialects.turns import check_session_limit
+from handlers.chat.items import NOTHING, Referred, find_references, parse_input
+from handlers.errors import InvalidRequest, ResponseUnknown
+from handlers.requests import Incoming
+from handlers.settings import RequestSettings
+
+MAX_LIMIT = 100  # items of a page: OpenAI's limit
+MAX_DIGITS = 9
+MAX_ADDED_ITEMS = 20  # to a conversation, in one request: OpenAI's limit
+_ID = "([^/]+)"
+
+
+def parse_resource(
+    resource: str, incoming: Incoming, read_body: Callable[[], dict[str, Any]], settings: RequestSettings, now: float
+) -> Command:
+    """Read a request of OpenAI's API. resource: its method and its path below /v1/, with its query.
+
+    Raises InvalidRequest, ContextTooLong, ResponseUnknown, SessionLimitReached.
+    """
+    target, _, query = resource.partition("?")
+    ids: Sequence[str] = ()
+
+    def has(form: str) -> bool:
+        nonlocal ids
+        found = re.fullmatch(form, target)
+        ids = [unquote(part or "") for part in found.groups()] if found is not None else ()
+        return found is not None
+
+    caller, values = incoming.caller, dict(parse_qsl(query))
+    if has("POST responses(?:/input_tokens|/compact)?"):
+        return _parse_input(incoming, target, read_body(), settings, now)
+    if has(f"POST responses/{_ID}/cancel"):
+        raise InvalidRequest("Cannot cancel a synchronous response.")
+    if has(f"GET responses/{_ID}"):
+        return ShowResponse(caller=caller, response_id=ids[0], stream_after=_parse_stream(values))
+    if has(f"GET responses/{_ID}/input_items"):
+        return ShowResponse(caller=caller, response_id=ids[0], items=_parse_page(values))
+    if has(f"DELETE responses/{_ID}"):
+        return DeleteResponse(caller=caller, response_id=ids[0], invocation_id=incoming.invocation_id)
+    if has("POST conversations"):
+        return _parse_conversation(incoming, read_body(), now)
+    if has(f"POST conversations/{_ID}/items"):
+        return _parse_items(incoming, ids[0], read_body())
+    if has(f"GET conversations/{_ID}"):
+        return ShowConversation(caller=caller, conversation_id=ids[0])
+    if has(f"GET conversations/{_ID}/items"):
+        return ShowConversation(caller=caller, conversation_id=ids[0], page=_parse_page(values))
+    if has(f"GET conversations/{_ID}/items/{_ID}"):
+        return ShowConversation(caller=caller, conversation_id=ids[0], item_id=ids[1])
+    if has(f"POST conversations/{_ID}"):
+        body = read_body()
+        _refuse_other_fields(body, {"metadata"})
+        return UpdateConversation(caller=caller, conversation_id=ids[0], metadata=read_metadata(body))
+    if has(f"DELETE conversations/{_ID}/items/{_ID}"):
+        return UpdateConversation(caller=caller, conversation_id=ids[0], item_id=ids[1])
+    if has(f"DELETE conversations/{_ID}"):
+        return DeleteConversation(caller=caller, conversation_id=ids[0], invocation_id=incoming.invocation_id)
+    if has("POST files"):
+        return _parse_file(incoming, read_body(), now)
+    if has(f"GET files/{_ID}(/content)?"):
+        return ShowFile(caller=caller, file_id=ids[0], has_content=bool(ids[1]))
+    if has(f"DELETE files/{_ID}"):
+        return DeleteFile(caller=caller, file_id=ids[0], invocation_id=incoming.invocation_id)
+    method, _, path = target.partition(" ")
+    raise ResponseUnknown(f"Invalid URL ({method} /v1/{path[:100]})", api_code="unknown_url")
+
+
+def _parse_input(
+    incoming: Incoming, target: str, body: dict[str, Any], settings: RequestSettings, now: float
+) -> Command:
+    """Read a body with an `input`: a response, the count of its tokens, or its compaction."""
+
+    def resume(referred: Referred) -> Command:
+        if target == "POST responses":
+            return parse_response(incoming, body, settings, now, referred)
+        request = parse_response(incoming, {**body, "store": False}, settings, now, referred)
+        assert isinstance(request, Generate | Respond)
+        if target == "POST responses/input_tokens":
+            return CountTokens(request=request)
+        check_session_limit(incoming)
+        opening = OpenSession(
+            caller=incoming.caller,
+            images=(),
+            ttl_s=None,
+            invocation_id=incoming.invocation_id,
+            question=identify(body.get("input"), body.get("previous_response_id")),
+        )
+        return Compact(request=request, opening=opening, created_at=int(now))
+
+    return _resolve(incoming, body.get("input"), resume)
+
+
+def _resolve(incoming: Incoming, items: Any, resume: Callable[[Referred], Command]) -> Command:
+    """Make the command of a body whose items may refer to what the server has."""
+    references = find_references(items)
+    if references is None:
+        return resume(NOTHING)
+    return ResolveInput(caller=incoming.caller, references=references, resume=resume)
+
+
+def _parse_file(incoming: Incoming, form: dict[str, Any], now: float) -> OpenFile:
+    """Read a form with a picture."""
+    content, purpose = form.get("file"), form.get("purpose")
+    if not isinstance(content, bytes) or not content:
+        raise missing_field("file")
+    if purpose not in (b"vision", b"user_data"):
+        raise InvalidRequest("'purpose' must be vision: files are pictures here", param="purpose")
+    check_session_limit(incoming)
+    fields = {
+        "object": "file",
+        "bytes": len(content),
+        "created_at": int(now),
+        "filename": "picture",
+        "purpose": purpose.decode(),
+        "status": "processed",
+    }
+    opening = OpenSession(
+        caller=incoming.caller,
+        images=(content,),
+        ttl_s=None,
+        invocation_id=incoming.invocation_id,
+        resource=json.dumps(fields),
+    )
+    return OpenFile(opening=opening)
+
+
+def _parse_conversation(incoming: Incoming, body: dict[str, Any], now: float) -> Command:
+    """Read a body that opens a conversation."""
+    _refuse_other_fields(body, {"items", "metadata"})
+    check_session_limit(incoming)
+    metadata = read_metadata(body)
+    opening = OpenSession(
+        caller=incoming.caller,
+        images=(),
+        ttl_s=None,
+        invocation_id=incoming.invocation_id,
+        question=identify(body.get("items"), metadata),
+        resource=json.dumps({"object": "conversation", "created_at": int(now), "metadata": metadata}),
+    )
+
+    def resume(referred: Referred) -> AddItems:
+        return AddItems(
+            caller=incoming.caller,
+            conversation_id="",
+            items=parse_input(body.get("items") or [], MAX_ADDED_ITEMS, "items", referred),
+            invocation_id=incoming.invocation_id,
+            opening=opening,
+        )
+
+    return _resolve(incoming, body.get("items"), resume)
+
+
+def _parse_items(incoming: Incoming, conversation_id: str, body: dict[str, Any]) -> Command:
+    """Read a body that adds items to a conversation."""
+    _refuse_other_fields(body, {"items", "include"})
+    if not body.get("items"):
+        raise missing_field("items")
+
+    def resume(referred: Referred) -> AddItems:
+        items = parse_input(body["items"], MAX_ADDED_ITEMS, "items", referred)
+        return AddItems(
+            caller=incoming.caller, conversation_id=conversation_id, items=items, invocation_id=incoming.invocation_id
+        )
+
+    return _resolve(incoming, body["items"], resume)
+
+
+def _refuse_other_fields(body: dict[str, Any], known: set[str]) -> None:
+    unknown = {name for name, value in body.items() if value is not None} - known
+    if unknown:
+        raise unknown_field(min(unknown))
+
+
+def _parse_stream(query: Mapping[str, str]) -> int | None:
+    """Return after which event a stream begins; None if no stream is wanted."""
+    if query.get("stream") != "true":
+        return None
+    number = query.get("starting_after", "-1")
+    if number != "-1" and (not number.isdecimal() or len(number) > MAX_DIGITS):
+        raise InvalidRequest("'starting_after' must be a whole number, 0 or more", param="starting_after")
+    return int(number)
+
+
+def _parse_page(query: Mapping[str, str]) -> ItemQuery:
+    limit, order = query.get("limit", "20"), query.get("order", "desc")
+    if not limit.isdecimal() or not 1 <= int(limit[:MAX_DIGITS]) <= MAX_LIMIT:
+        raise InvalidRequest(f"'limit' must be a whole number from 1 to {MAX_LIMIT}", param="limit")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("'order' must be asc or desc", param="order")
+    return ItemQuery(after=query.get("after", ""), limit=int(limit), is_ascending=order == "asc")

@@ -1,0 +1,228 @@
+"""Answers of OpenAI's Responses API: the response object, and the events of its stream."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from handlers.chat.answer_parts import Content
+from handlers.chat.commands import ItemQuery
+from handlers.chat.forms import Summary, Token, encode
+from handlers.chat.items import Item, answer_item, read_items, text_of, write_items
+from handlers.chat.messages import Message
+from handlers.errors import HandlerError, InvalidRequest
+from torchmoor.wire.response_ids import compaction_id, item_id, response_id
+
+UNNAMED = "unstored"  # in the place of a session's id in the ids of a response that is not stored
+_PIECES = "pieces"  # kept with the fields of a response that was streamed
+_UNFINISHED = {"status": "in_progress", "completed_at": None, "incomplete_details": None, "usage": None}
+
+
+class ResponseForm:
+    """One response: writes it as an object or as events, and is the record of its turn.
+
+    fields: of the object, as the request decides them. items: what the client says. instructions: precede the
+    conversation in this prompt only. after: the number of the response that this one answers, 0 in a new session, None
+    for the end of a conversation. may_drop: the oldest turns may be left out of a prompt that is too long. session_id:
+    in the ids, until `place` names another.
+    """
+
+    content_type = "text/event-stream"
+
+    def __init__(
+        self,
+        fields: dict[str, Any],
+        items: tuple[Item, ...],
+        *,
+        instructions: tuple[Message, ...] = (),
+        after: int | None = 0,
+        may_drop: bool = False,
+        session_id: str = UNNAMED,
+    ) -> None:
+        self.items = items
+        self.instructions = instructions
+        self.after = after
+        self.may_drop = may_drop
+        self._fields = fields
+        self._session_id, self._number = session_id, 1
+        self._num_events = 0
+        self._first_event = 0  # events before it are not written
+        self._pieces: list[int] = []  # lengths of the deltas, by which the stream can be repeated
+        self._ended: dict[str, Any] | None = None
+
+    def place(self, session_id: str, number: int) -> None:
+        """Receive the turn's session and its number there, which name the response. Call this before the answer."""
+        self._session_id, self._number = session_id, number
+
+    def record(self, summary: Summary) -> tuple[str, str]:
+        """Return the answer's items and the response's fields as JSON, for the journal."""
+        is_complete = summary.finish_reason != "length"
+        text = summary.text if summary.message is None else summary.message.content
+        answer = answer_item(text, is_complete=is_complete)
+        fields = {**self._fields, **_ending(summary, is_complete=is_complete)}
+        self._ended = self._show(fields, (answer,))
+        if self._pieces:
+            fields = {**fields, _PIECES: [*self._pieces, len(text) - sum(self._pieces)]}
+        return write_items((answer,)), json.dumps(fields, ensure_ascii=False)
+
+    def restore(self, answer: str, response: str) -> str:
+        """Answer with a stored response. Return its text."""
+        items = read_items(answer)
+        self._fields = json.loads(response)
+        self._pieces = self._fields.pop(_PIECES, [])
+        self._ended = self._show(self._fields, items)
+        return text_of(items)
+
+    def repeat(self, answer: str, response: str, starting_after: int) -> bytes:
+        """Encode the events of a stored response as they were streamed, those after this sequence number."""
+        self._first_event = starting_after + 1
+        text, parts = self.restore(answer, response), [self.begin()]
+        start = 0
+        for length in self._pieces or [len(text)]:
+            parts.append(self._delta(text[start : start + length]))
+            start += length
+        return b"".join((*parts, self._end()))
+
+    # AnswerForm
+
+    def begin(self) -> bytes:
+        response = self._show({**self._fields, **_UNFINISHED})
+        item = {"id": self._item_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return b"".join(
+            (
+                self._event("response.created", response=response),
+                self._event("response.in_progress", response=response),
+                self._event("response.output_item.added", output_index=0, item=item),
+                self._event("response.content_part.added", **self._in_item, part=part),
+            )
+        )
+
+    def token(self, token: Token, summary: Summary | None) -> bytes:
+        text = token.text
+        if token.parts is not None:  # without its reasoning
+            text = "".join(part.text for part in token.parts if isinstance(part, Content))
+        data = self._delta(text)
+        if summary is None:
+            self._pieces += [len(text)] if text else []
+            return data
+        self._end_with(summary)
+        return data + self._end()
+
+    def error(self, error: HandlerError) -> bytes:
+        failure = {"code": "server_error", "message": error.message}
+        fields = {**self._fields, "status": "failed", "error": failure}
+        response = self._show(fields)
+        return self._event("response.failed", response=response)
+
+    def whole(self, summary: Summary) -> bytes:
+        self._end_with(summary)
+        return encode(self._ended)
+
+    def _delta(self, text: str) -> bytes:
+        return self._event("response.output_text.delta", **self._in_item, delta=text, logprobs=[]) if text else b""
+
+    def _show(self, fields: Mapping[str, Any], output: Sequence[Item] = ()) -> dict[str, Any]:
+        return show_response(fields, output, self._session_id, self._number, len(self.items))
+
+    @property
+    def _item_id(self) -> str:
+        return item_id(self._session_id, self._number, len(self.items))
+
+    @property
+    def _in_item(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+
+    def _end_with(self, summary: Summary) -> None:
+        if self._ended is None:  # it is not stored
+            self.record(summary)
+
+    def _end(self) -> bytes:
+        response = self._ended
+        assert response is not None
+        (item,) = response["output"]
+        (part,) = item["content"]
+        return b"".join(
+            (
+                self._event("response.output_text.done", **self._in_item, text=part["text"], logprobs=[]),
+                self._event("response.content_part.done", **self._in_item, part=part),
+                self._event("response.output_item.done", output_index=0, item=item),
+                self._event(f"response.{response['status']}", response=response),
+            )
+        )
+
+    def _event(self, kind: str, **values: Any) -> bytes:
+        number, self._num_events = self._num_events, self._num_events + 1
+        if number < self._first_event:
+            return b""
+        data = encode({"type": kind, "sequence_number": number, **values})
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def _ending(summary: Summary, *, is_complete: bool) -> dict[str, Any]:
+    num_prompt, num_answer, num_cached = summary.num_prompt_tokens, summary.num_tokens, summary.num_cached_tokens
+    return {
+        "status": "completed" if is_complete else "incomplete",
+        "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
+        "completed_at": int(time.time()) if is_complete else None,
+        "usage": _usage(num_prompt, num_cached, num_answer),
+    }
+
+
+def _usage(num_prompt: int, num_cached: int, num_answer: int) -> dict[str, Any]:
+    return {
+        "input_tokens": num_prompt,
+        "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": num_prompt - num_cached},
+        "output_tokens": num_answer,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": num_prompt + num_answer,
+    }
+
+
+def show_compaction(session_id: str, instructions: Sequence[Item], num_tokens: int, created_at: int) -> dict[str, Any]:
+    """Return the object of a compaction: the client's system messages, and the item for all else."""
+    text = compaction_id(session_id)
+    item = {"id": text, "type": "compaction", "encrypted_content": text}
+    return {
+        "id": response_id(session_id, 0),
+        "object": "response.compaction",
+        "created_at": created_at,
+        "output": [*show_items(instructions, session_id, 0), item],
+        "usage": {**_usage(num_tokens, 0, 0), "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}},
+    }
+
+
+def show_response(
+    fields: Mapping[str, Any], output: Sequence[Item], session_id: str, number: int, num_input: int
+) -> dict[str, Any]:
+    """Return the response object. num_input: items of the turn before those of the answer."""
+    shown = show_items(output, session_id, number, first=num_input)
+    shown_fields = {name: value for name, value in fields.items() if name != _PIECES}
+    return {"id": response_id(session_id, number), "object": "response", **shown_fields, "output": shown}
+
+
+def show_items(items: Sequence[Item], session_id: str, number: int, first: int = 0) -> list[dict[str, Any]]:
+    """Return items with their ids. first: the place of the first one in its turn."""
+    return [{"id": item_id(session_id, number, first + i), **item.value} for i, item in enumerate(items)]
+
+
+def show_page(items: list[dict[str, Any]], query: ItemQuery) -> dict[str, Any]:
+    """Return a page of items as OpenAI's list object. Raises InvalidRequest if `after` is not one of them."""
+    ordered = items if query.is_ascending else items[::-1]
+    start = 0
+    if query.after:
+        start = next((i + 1 for i, item in enumerate(ordered) if item["id"] == query.after), 0)
+        if not start:
+            raise InvalidRequest("'after' must be the id of one of these items", param="after")
+    page = ordered[start : start + query.limit]
+    return show_list(page, has_more=start + len(page) < len(ordered))
+
+
+def show_list(items: list[dict[str, Any]], *, has_more: bool = False) -> dict[str, Any]:
+    return {
+        "object": "list",
+        "data": items,
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": has_more,
+    }

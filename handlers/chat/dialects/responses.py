@@ -1,0 +1,256 @@
+"""The dialect of OpenAI's Responses API: the bodies that create a response."""
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from handlers.chat.checks import is_bool, is_int, is_number, is_unicode, names
+from handlers.chat.commands import Ask, Generate, OpenAndAsk, Respond, RespondInConversation, opening_of
+from handlers.chat.dialects.response_form import ResponseForm
+from handlers.chat.dialects.turns import check_session_limit
+from handlers.chat.grammars import read_text_format
+from handlers.chat.items import NOTHING, Referred, images_in, parse_input
+from handlers.chat.messages import SYSTEM, Message, TextPart
+from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter
+from handlers.errors import InvalidRequest, ResponseUnknown
+from handlers.requests import Incoming
+from handlers.settings import RequestSettings
+from torchmoor.wire import headers as wire
+from torchmoor.wire.response_ids import Place, read_conversation_id, read_response_id
+
+MAX_LABEL_CHARS = 256
+MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # of metadata: OpenAI's limits
+TEXT_FORMAT = {"type": "text"}
+
+_PARAMETERS = {
+    **{name: field for name, field in OPENAI_NAMES.items() if field != "max_new_tokens"},
+    "max_output_tokens": "max_new_tokens",
+}
+_LABELS = ("user", "safety_identifier", "prompt_cache_key")
+_UNUSED = {"stream_options", "prompt_cache_retention", "prompt_cache_options", "include"}  # have no effect here
+_INCLUDED = {"reasoning.encrypted_content", "message.input_image.image_url"}
+
+# Fields with few values: the check, and what is wanted.
+_CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "background": (lambda v: v is False, "false: answers in the background are not supported here"),
+    "frequency_penalty": (lambda v: is_number(v) and v == 0, "0"),
+    "max_tool_calls": (lambda v: is_int(v) and v >= 1, "a whole number, 1 or more"),
+    "parallel_tool_calls": (is_bool, "true or false"),
+    "presence_penalty": (lambda v: is_number(v) and v == 0, "0"),
+    "reasoning": (lambda v: isinstance(v, dict) and not any(v.values()), "absent: this model does not reason"),
+    "service_tier": (lambda v: v in ("auto", "default"), "auto or default"),
+    "store": (is_bool, "true or false"),
+    "stream": (is_bool, "true or false"),
+    "text": (lambda v: _is_text(v), "an object with a format, and no verbosity but medium"),
+    "tool_choice": (lambda v: v in ("auto", "none"), "auto or none: this model calls no tools"),
+    "tools": (lambda v: v == [], "absent or empty: this model calls no tools"),
+    "top_logprobs": (lambda v: is_int(v) and v == 0, "0"),
+    "truncation": (lambda v: v in ("auto", "disabled"), "auto or disabled"),
+}
+_FIELDS = {"model", "input", "instructions", "previous_response_id", "conversation", "metadata", *_LABELS, *_UNUSED}
+
+
+def parse_response(
+    incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float, referred: Referred = NOTHING
+) -> Generate | OpenAndAsk | Respond | RespondInConversation:
+    """Read a body that creates a response. referred: what its references stand for.
+
+    Raises InvalidRequest, ContextTooLong, ResponseUnknown.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    _check_fields(given)
+    items = parse_input(given.get("input", []), settings.max_messages, referred=referred)
+    if not items:
+        raise missing_field("input")
+    instructions = _read_instructions(given)
+    parameters = _read_parameters(given)
+    previous = _read_label(given, "previous_response_id")
+    conversation = _read_conversation(given)
+    is_stored = given.get("store", True)
+    if conversation and (previous or not is_stored):
+        raise InvalidRequest(
+            "'conversation' cannot be combined with 'previous_response_id' or with 'store': false",
+            param="conversation",
+            api_code="mutually_exclusive_parameters",
+        )
+    place = find_response(previous, "previous_response_id") if previous else read_conversation_id(conversation)
+    form = ResponseForm(
+        _describe(given, parameters, now),
+        items,
+        instructions=instructions,
+        after=None if conversation else 0 if place is None else place.number,
+        may_drop=bool(referred.items) or given.get("truncation") == "auto",
+        session_id=incoming.headers.get(wire.REQUEST_ID) or str(uuid.uuid4()),
+    )
+    ask = Ask(
+        caller=incoming.caller,
+        session_id="" if place is None else place.session_id,
+        prompt_text="",
+        images=images_in(items),
+        parameters=parameters,
+        invocation_id=incoming.invocation_id,
+        form=form,
+        is_streaming=given.get("stream", False),
+        draft=form,
+    )
+    if conversation:
+        return RespondInConversation(ask=ask, conversation_id=conversation)
+    if place is not None:
+        may_open = wire.SESSION_LIMIT not in incoming.headers
+        return Respond(ask=ask, previous=previous, is_stored=is_stored, may_open=may_open)
+    if not is_stored:
+        return generate(ask, [*instructions, *(item.message for item in items)])
+    check_session_limit(incoming)
+    return OpenAndAsk(opening=opening_of(ask), ask=ask)
+
+
+def generate(ask: Ask, messages: Sequence[Message]) -> Generate:
+    """Make the request for an answer that is not stored."""
+    return Generate(
+        caller=ask.caller,
+        prompt=None,
+        messages=tuple(messages),
+        parameters=ask.parameters,
+        invocation_id=ask.invocation_id,
+        form=ask.form,
+        is_streaming=ask.is_streaming,
+    )
+
+
+def find_response(text: str, param: str | None = None) -> Place:
+    """Read the id of a response. param: the field that has it. Raises ResponseUnknown."""
+    place = read_response_id(text)
+    if place is None:
+        raise unknown_response(text, param)
+    return place
+
+
+def unknown_response(text: str, param: str | None = None) -> ResponseUnknown:
+    """Make OpenAI's error for a response that is not stored. param: the field that names it, if one does."""
+    if param is None:
+        return ResponseUnknown(f"Response with id '{text[:MAX_LABEL_CHARS]}' not found.", api_code="not_found")
+    message = f"Previous response with id '{text[:MAX_LABEL_CHARS]}' not found."
+    return ResponseUnknown(message, param=param, api_code="previous_response_not_found")
+
+
+def missing_field(name: str) -> InvalidRequest:
+    return InvalidRequest(f"Missing required parameter: '{name}'.", param=name, api_code="missing_required_parameter")
+
+
+def unknown_field(name: str) -> InvalidRequest:
+    name = name[:MAX_LABEL_CHARS]
+    return InvalidRequest(f"Unknown parameter: '{name}'.", param=name, api_code="unknown_parameter")
+
+
+def _check_fields(given: dict[str, Any]) -> None:
+    unknown = set(given) - _FIELDS - set(_CHECKED) - set(_PARAMETERS)
+    if unknown:
+        raise unknown_field(min(unknown))
+    if "model" not in given:
+        raise missing_field("model")
+    for name, (is_valid, wanted) in _CHECKED.items():
+        if name in given and not is_valid(given[name]):
+            raise InvalidRequest(f"'{name}' must be {wanted}", param=name, api_code="unsupported_value")
+    included = given.get("include", [])
+    if not isinstance(included, list) or not all(isinstance(each, str) for each in included):
+        raise InvalidRequest("'include' must be a list of texts", param="include", api_code="invalid_type")
+    others = set(included) - _INCLUDED
+    if others:
+        raise InvalidRequest(
+            f"'include' may have {', '.join(sorted(_INCLUDED))}, not {names(others)}",
+            param="include",
+            api_code="unsupported_value",
+        )
+
+
+def _is_text(given: Any) -> bool:
+    return (
+        isinstance(given, dict) and set(given) <= {"format", "verbosity"} and given.get("verbosity") in (None, "medium")
+    )
+
+
+def _read_label(given: dict[str, Any], name: str) -> str:
+    value = given.get(name, "")
+    if not isinstance(value, str) or len(value) > MAX_LABEL_CHARS or not is_unicode(value):
+        raise InvalidRequest(f"'{name}' must be a text of at most {MAX_LABEL_CHARS} characters", param=name)
+    return value
+
+
+def _read_conversation(given: dict[str, Any]) -> str:
+    """Return the id of the conversation, empty without one."""
+    value = given.get("conversation", "")
+    return _read_label({"conversation": value.get("id") if isinstance(value, dict) else value}, "conversation")
+
+
+def _read_instructions(given: dict[str, Any]) -> tuple[Message, ...]:
+    text = given.get("instructions", "")
+    if not isinstance(text, str) or not is_unicode(text):
+        raise InvalidRequest("'instructions' must be a text", param="instructions", api_code="invalid_type")
+    return (Message(SYSTEM, (TextPart(text),)),) if text else ()
+
+
+def _read_parameters(given: dict[str, Any]) -> Parameters:
+    values: dict[str, Any] = {"length_field": "max_output_tokens"}
+    for called, name in _PARAMETERS.items():
+        if called in given:
+            value = [given[called]] if name == "stop" and isinstance(given[called], str) else given[called]
+            values[name] = check_parameter(name, value, f"'{called}'")
+    if given.get("text", {}).get("format") is not None:
+        values["grammar"] = read_text_format(given["text"]["format"])
+    return Parameters(**values)
+
+
+def read_metadata(given: dict[str, Any]) -> dict[str, str]:
+    """Return the metadata of a body. Raises InvalidRequest."""
+    pairs = given.get("metadata", {})
+    if (
+        not isinstance(pairs, dict)
+        or len(pairs) > MAX_PAIRS
+        or any(len(key) > MAX_KEY_CHARS or not is_unicode(key) for key in pairs)
+        or not all(isinstance(v, str) and len(v) <= MAX_VALUE_CHARS and is_unicode(v) for v in pairs.values())
+    ):
+        raise InvalidRequest(
+            f"'metadata' must have at most {MAX_PAIRS} pairs: keys of {MAX_KEY_CHARS} characters, values of "
+            f"{MAX_VALUE_CHARS}",
+            param="metadata",
+        )
+    return pairs
+
+
+def _describe(given: dict[str, Any], parameters: Parameters, now: float) -> dict[str, Any]:
+    """Make the fields of the response object that the request decides, and the neutral values of the others."""
+    temperature = parameters.temperature
+    if not parameters.is_sampling:
+        temperature = 0.0
+    return {
+        "created_at": int(now),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "conversation": {"id": conversation} if (conversation := _read_conversation(given)) else None,
+        "error": None,
+        "frequency_penalty": 0.0,
+        "incomplete_details": None,
+        "instructions": given.get("instructions"),
+        "max_output_tokens": parameters.max_new_tokens,
+        "max_tool_calls": given.get("max_tool_calls"),
+        "metadata": read_metadata(given),
+        "model": _read_label(given, "model"),
+        "parallel_tool_calls": given.get("parallel_tool_calls", True),
+        "presence_penalty": 0.0,
+        "previous_response_id": given.get("previous_response_id"),
+        "prompt_cache_key": _read_label(given, "prompt_cache_key") or None,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": _read_label(given, "safety_identifier") or None,
+        "service_tier": "default",
+        "store": given.get("store", True),
+        "temperature": 1.0 if temperature is None else temperature,
+        "text": {"format": given.get("text", {}).get("format") or TEXT_FORMAT, "verbosity": "medium"},
+        "tool_choice": given.get("tool_choice", "auto"),
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 1.0 if parameters.top_p is None else parameters.top_p,
+        "truncation": given.get("truncation", "disabled"),
+        "usage": None,
+        "user": _read_label(given, "user") or None,
+    }

@@ -1,0 +1,192 @@
+"""The dialect of TGI and LMI: bodies `{"inputs": ..., "parameters": {...}, "stream": ...}`, and their answers.
+
+There is no path /generate: these bodies come to /invocations, and table.py recognises them.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from handlers.chat.checks import is_unicode, names
+from handlers.chat.commands import Generate
+from handlers.chat.forms import AnswerForm, Summary, Token, encode
+from handlers.chat.parameters import Parameters, parse_parameters
+from handlers.errors import BadImage, BadInput, HandlerError, InvalidRequest, NoRoom
+from handlers.requests import Incoming
+from handlers.settings import RequestSettings
+
+_FIELDS = {"inputs", "parameters", "stream", "model"}  # huggingface_hub adds the model's name
+
+
+def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
+    """Read a body with `inputs`. Raises InvalidRequest."""
+    unknown = set(body) - _FIELDS
+    if unknown:
+        raise InvalidRequest(f"a body with 'inputs' has no field {names(unknown)}")
+    prompt = body["inputs"]
+    if not isinstance(prompt, str) or not prompt:
+        raise InvalidRequest("'inputs' must be a text that is not empty; send each prompt by itself", param="inputs")
+    if not is_unicode(prompt):
+        raise InvalidRequest("'inputs' must be valid Unicode: it has one half of a surrogate pair", param="inputs")
+    is_streaming = body.get("stream")
+    if not isinstance(is_streaming, bool | None):
+        raise InvalidRequest("'stream' must be true or false", param="stream")
+    parameters = parse_parameters(body.get("parameters"))
+    form = _form(incoming, parameters, prompt, settings.inputs_form)
+    if is_streaming is None:
+        is_streaming = isinstance(form, LmiJsonForm)  # whose clients send no `stream`
+    return Generate(
+        caller=incoming.caller,
+        prompt=prompt,
+        messages=(),
+        parameters=parameters,
+        invocation_id=incoming.invocation_id,
+        form=form,
+        is_streaming=is_streaming,
+    )
+
+
+def _form(incoming: Incoming, parameters: Parameters, prompt: str, default: str) -> AnswerForm:
+    """Choose the form by Accept, else by the setting: LMI's clients send no Accept and rely on the endpoint."""
+    text_before = prompt if parameters.return_full_text else ""
+    if incoming.accepts(LmiForm.content_type):
+        is_lmi = True
+    elif incoming.accepts(TgiForm.content_type):
+        is_lmi = False
+    else:
+        is_lmi = default != "tgi"
+    if is_lmi and default == "lmi-json" and not incoming.accepts(LmiForm.content_type):
+        return LmiJsonForm(text_before=text_before, has_details=parameters.details)
+    if is_lmi:
+        are_outputs = default == "lmi-outputs"
+        return LmiForm(text_before=text_before, has_details=parameters.details, are_outputs=are_outputs)
+    return TgiForm(text_before=text_before, has_details=parameters.details)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TgiForm:
+    """Encodes TGI's answers: events `data:{"token", "generated_text", "details"}`, or a list of one object."""
+
+    text_before: str = ""
+    has_details: bool = False
+
+    content_type = "text/event-stream"
+
+    def begin(self) -> bytes:
+        return b""
+
+    def token(self, token: Token, summary: Summary | None) -> bytes:
+        value = {
+            "token": _tgi_token(token),
+            "generated_text": None if summary is None else self.text_before + summary.text,
+            "details": None if summary is None else summary.details(),
+        }
+        return _event(value)
+
+    def error(self, error: HandlerError) -> bytes:
+        return _event({"error": error.message, "error_type": _tgi_error_type(error)})
+
+    def whole(self, summary: Summary) -> bytes:
+        body: dict[str, object] = {"generated_text": self.text_before + summary.text}
+        if self.has_details:
+            tokens = [_tgi_token(token) for token in summary.tokens]
+            body["details"] = {**summary.details(), "prefill": [], "tokens": tokens}
+        return encode([body])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmiForm:
+    """Encodes LMI's answers: one JSON object per line, `generated_text` and `details` in the last; or one object.
+
+    are_outputs: the older lines, `{"outputs": ["text"]}`.
+    """
+
+    text_before: str = ""
+    has_details: bool = False
+    are_outputs: bool = False
+
+    content_type = "application/jsonlines"
+
+    def begin(self) -> bytes:
+        if self.are_outputs and self.text_before:
+            return _line({"outputs": [self.text_before]})
+        return b""
+
+    def token(self, token: Token, summary: Summary | None) -> bytes:
+        if self.are_outputs:
+            return _line({"outputs": [token.text]}) if token.text else b""
+        value: dict[str, object] = {"token": _lmi_token(token)}
+        if summary is not None:
+            value["generated_text"] = self.text_before + summary.text
+            value["details"] = summary.details()
+        return _line(value)
+
+    def error(self, error: HandlerError) -> bytes:
+        return _line({"error": error.message, "code": error.status})
+
+    def whole(self, summary: Summary) -> bytes:
+        body: dict[str, object] = {"generated_text": self.text_before + summary.text}
+        if self.has_details:
+            body["details"] = {**summary.details(), "tokens": [_lmi_token(token) for token in summary.tokens]}
+        return encode(body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmiJsonForm:
+    """Encodes LMI 0.25's `json`: one object whose only text is written as it is generated.
+
+    The bytes are those of DJL's formatter: `{"generated_text": "` with a space, the escaped text, `"}`.
+    """
+
+    text_before: str = ""
+    has_details: bool = False
+
+    content_type = "application/json"
+
+    def begin(self) -> bytes:
+        return b'{"generated_text": "' + _escape(self.text_before)
+
+    def token(self, token: Token, summary: Summary | None) -> bytes:
+        text = _escape(token.text)
+        if summary is None:
+            return text
+        details = b', "details": ' + encode(summary.details()) if self.has_details else b""
+        return text + b'"' + details + b"}"
+
+    def error(self, error: HandlerError) -> bytes:
+        return b'", "error": ' + encode(error.message) + b', "code": %d}' % error.status
+
+    def whole(self, summary: Summary) -> bytes:
+        body: dict[str, object] = {"generated_text": self.text_before + summary.text}
+        if self.has_details:
+            body["details"] = summary.details()
+        return json.dumps(body, ensure_ascii=False).encode()
+
+
+def _escape(text: str) -> bytes:
+    """Return the inside of a JSON string."""
+    return encode(text)[1:-1]
+
+
+def _event(value: Any) -> bytes:
+    """Encode a server-sent event like TGI, without a space: readers cut off five characters."""
+    return b"data:" + encode(value) + b"\n\n"
+
+
+def _line(value: Any) -> bytes:
+    return encode(value) + b"\n"
+
+
+def _tgi_token(token: Token) -> dict[str, object]:
+    return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.is_special}
+
+
+def _lmi_token(token: Token) -> dict[str, object]:
+    return {"id": token.id, "text": token.text, "log_prob": token.logprob, "special_token": token.is_special}
+
+
+def _tgi_error_type(error: HandlerError) -> str:
+    """Return TGI's word for the error; its clients choose their exceptions by it."""
+    if isinstance(error, BadInput | BadImage):
+        return "validation"
+    return "overloaded" if isinstance(error, NoRoom) else "generation"

@@ -1,0 +1,95 @@
+"""The grammars that clients ask for: TGI's `grammar`, and OpenAI's `response_format` and `text.format`."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from handlers.chat.checks import is_unicode
+from handlers.engine.grammar import GrammarText
+from handlers.errors import InvalidRequest
+
+ANY_OBJECT = '{"type":"object"}'
+
+
+def read_tgi_grammar(given: Mapping[str, Any], field: str = "parameters.grammar") -> GrammarText:
+    """Read TGI's {"type", "value"}; its types and `lark`. Raises InvalidRequest."""
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in _TGI_KINDS:
+        raise InvalidRequest(f"{field}.type must be one of {', '.join(_TGI_KINDS)}", param=f"{field}.type")
+    return _TGI_KINDS[kind](given.get("value"), f"{field}.value")
+
+
+def read_response_format(given: Any) -> GrammarText | None:
+    """Read chat completions' `response_format`; None for text. Raises InvalidRequest."""
+    if isinstance(given, Mapping) and given.get("type") == "json_schema":
+        return _read_named_schema(given.get("json_schema"), "response_format.json_schema")
+    return _read_other_format(given, "response_format")
+
+
+def read_text_format(given: Any) -> GrammarText | None:
+    """Read responses' `text.format`, where the schema is not nested; None for text. Raises InvalidRequest."""
+    if isinstance(given, Mapping) and given.get("type") == "json_schema":
+        return _read_named_schema(given, "text.format")
+    return _read_other_format(given, "text.format")
+
+
+def _read_other_format(given: Any, field: str) -> GrammarText | None:
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return GrammarText("json_schema", ANY_OBJECT, field)
+    raise InvalidRequest(f"'{field}' must be an object of type text, json_object or json_schema", param=field)
+
+
+def _read_named_schema(given: Any, field: str) -> GrammarText:
+    """Read OpenAI's {"name", "schema", "strict"}: answers follow the schema, strict or not."""
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise InvalidRequest(f"{field} must be an object with 'name' and 'schema'", param=field)
+    if not isinstance(given.get("strict"), bool | None):
+        raise InvalidRequest(f"{field}.strict must be true or false", param=f"{field}.strict")
+    schema = given.get("schema")
+    return read_schema({"type": "object"} if schema is None else schema, f"{field}.schema")
+
+
+def read_schema(given: Any, field: str) -> GrammarText:
+    """Read a JSON schema: an object, or text with one. Raises InvalidRequest."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            raise InvalidRequest(f"{field} is not valid JSON", param=field) from None
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"{field} must be a JSON schema, which is an object", param=field)
+    # Not sorted: an answer has its properties in the schema's order.
+    return _grammar("json_schema", json.dumps(given, ensure_ascii=False, separators=(",", ":")), field)
+
+
+def _read_tgi_schema(given: Any, field: str) -> GrammarText:
+    """Read a schema, or {"name", "schema"} with one inside."""
+    if isinstance(given, Mapping) and isinstance(given.get("schema"), Mapping):
+        return read_schema(given["schema"], f"{field}.schema")
+    return read_schema(given, field)
+
+
+def _read_text(kind: str) -> Callable[[Any, str], GrammarText]:
+    def read(given: Any, field: str) -> GrammarText:
+        if not isinstance(given, str) or not given:
+            raise InvalidRequest(f"{field} must be a text that is not empty", param=field)
+        return _grammar(kind, given, field)
+
+    return read
+
+
+def _grammar(kind: Any, text: str, field: str) -> GrammarText:
+    if not is_unicode(text):
+        raise InvalidRequest(f"{field} must be valid Unicode: it has one half of a surrogate pair", param=field)
+    return GrammarText(kind, text, field)
+
+
+_TGI_KINDS: dict[str, Callable[[Any, str], GrammarText]] = {
+    "json": read_schema,
+    "json_schema": _read_tgi_schema,
+    "regex": _read_text("regex"),
+    "lark": _read_text("lark"),
+}

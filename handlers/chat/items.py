@@ -1,0 +1,219 @@
+"""Items of OpenAI's Responses API: what a client says and a model answers, as they are kept, shown and rendered."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from handlers.chat.checks import is_unicode, names
+from handlers.chat.messages import ImagePart, ImageReference, Message, Part, TextPart, images_of
+from handlers.chat.pictures.addresses import DATA, find_scheme, is_address
+from handlers.errors import ContextTooLong, InvalidRequest
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_COMPACTIONS = ("compaction", "compaction_summary")
+_PHASES = ("commentary", "final_answer")
+_DETAILS = ("auto", "low", "high", "original")
+_FIELDS = {"type", "id", "role", "status", "content", "phase"}
+_MAX_URL_CHARS = 2048  # of a picture's address that is kept
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """value: the item as it is kept and shown, without its id. message: as the model reads it."""
+
+    value: dict[str, Any]
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """What an input refers to by id: a compacted conversation, and files."""
+
+    compaction: str = ""
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Referred:
+    """What an input's references stand for: the compacted items, and the bytes of each file."""
+
+    items: Sequence[Item] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+NOTHING = Referred()
+
+
+def find_references(given: Any) -> References | None:
+    """Return what an `input` refers to; None if that is nothing. Raises InvalidRequest."""
+    items = [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+    found: list[Any] = [item.get("encrypted_content") for item in items if item.get("type") in _COMPACTIONS]
+    if len(found) > 1:
+        raise InvalidRequest("'input' may have one compaction item: the last one has the others", param="input")
+    if found and not isinstance(found[0], str):
+        raise InvalidRequest("a compaction item needs its encrypted_content", param="input")
+    contents = [item.get("content") for item in items]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    files = [part.get("file_id") for part in parts if part.get("type") == "input_image"]
+    named = tuple(dict.fromkeys(text for text in files if isinstance(text, str)))
+    return References(found[0] if found else "", named) if found or named else None
+
+
+def parse_input(given: Any, max_items: int, field: str = "input", referred: Referred = NOTHING) -> tuple[Item, ...]:
+    """Read the `input` of a request: a text or a list of items. Raises InvalidRequest, ContextTooLong.
+
+    referred: what its references stand for.
+    """
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise InvalidRequest(f"'{field}' must be a list of items", param=field, api_code="invalid_type")
+    if len(given) > max_items:
+        raise ContextTooLong(f"'{field}' has {len(given)} items, more than {max_items}", param=field)
+    items: list[Item] = []
+    for i, item in enumerate(given):
+        if isinstance(item, dict) and item.get("type") in _COMPACTIONS:
+            items += referred.items
+        else:
+            items.append(_item(item, f"{field}[{i}]", referred.files))
+    return tuple(items)
+
+
+def read_items(text: str) -> tuple[Item, ...]:
+    """Read items that `write_items` has written; their pictures have no references. Raises InvalidRequest."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("the items are not JSON") from None
+    if not isinstance(given, list):
+        raise InvalidRequest("the items are not a list")
+    return tuple(_item(item, f"items[{i}]", None) for i, item in enumerate(given))
+
+
+def write_items(items: Sequence[Item]) -> str:
+    return json.dumps([item.value for item in items], ensure_ascii=False)
+
+
+def answer_item(text: str, *, is_complete: bool = True) -> Item:
+    """Make the item of a model's answer."""
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    status = "completed" if is_complete else "incomplete"
+    value = {"type": "message", "role": "assistant", "status": status, "content": [part]}
+    return Item(value, Message("assistant", (TextPart(text),)))
+
+
+def messages_of(items: Sequence[Item], num_images: int) -> list[dict[str, Any]]:
+    """Make the messages for the chat template.
+
+    num_images: of the turn. Those that no item has were added before it: they precede the first question.
+    """
+    messages = [item.message.for_template() for item in items]
+    num_added = num_images - sum(part["type"] == "image" for each in messages for part in each["content"])
+    if num_added > 0:
+        question = next((each for each in messages if each["role"] == "user"), None)
+        if question is None:
+            question = {"role": "user", "content": []}
+            messages.append(question)
+        question["content"] = [{"type": "image"}] * num_added + question["content"]
+    return messages
+
+
+def images_in(items: Sequence[Item]) -> tuple[ImageReference, ...]:
+    """List the pictures of the items, in order."""
+    return images_of([part for item in items for part in item.message.parts])
+
+
+def text_of(items: Sequence[Item]) -> str:
+    """Return the texts of the items, without what is between them."""
+    return "".join(part.text for item in items for part in item.message.parts if isinstance(part, TextPart))
+
+
+def _item(given: Any, where: str, files: Mapping[str, bytes] | None) -> Item:
+    """Read an item. files: that it may name; None for an item that was kept, whose pictures have no references."""
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{where} must be an object", param=where, api_code="invalid_type")
+    given = {name: value for name, value in given.items() if value is not None}
+    kind = given.get("type", "message")
+    if kind != "message":
+        shown = names([kind])
+        raise InvalidRequest(f"{where}: items of type {shown} are not supported here", param=where)
+    unknown = set(given) - _FIELDS
+    if unknown:
+        raise InvalidRequest(
+            f"Unknown parameter: '{where}.{min(unknown)[:40]}'.", param=where, api_code="unknown_parameter"
+        )
+    role, phase = given.get("role"), given.get("phase")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
+    if phase is not None and (role != "assistant" or phase not in _PHASES):
+        raise InvalidRequest(
+            f"{where}.phase must be {' or '.join(_PHASES)}, of an assistant's message", param=f"{where}.phase"
+        )
+    status = given.get("status", "completed")
+    if status not in ("completed", "incomplete", "in_progress"):
+        raise InvalidRequest(f"{where}.status must be completed or incomplete", param=f"{where}.status")
+    content, where = given.get("content"), f"{where}.content"
+    if isinstance(content, str):
+        content = [{"type": "output_text" if role == "assistant" else "input_text", "text": content}]
+    if not isinstance(content, list) or not content:
+        raise InvalidRequest(f"{where} must be a text or a list of parts", param=where)
+    parts = [_part(part, role, f"{where}[{i}]", files) for i, part in enumerate(content)]
+    value = {"type": "message", "role": role, "status": status, "content": [shown for _, shown in parts]}
+    if phase is not None:
+        value["phase"] = phase
+    return Item(value, Message(_ROLES[role], tuple(part for part, _ in parts)))
+
+
+def _part(given: Any, role: str, where: str, files: Mapping[str, bytes] | None) -> tuple[Part, dict[str, Any]]:
+    """Return a part of a message, and as it is shown."""
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{where} must be an object", param=where)
+    kind = given.get("type")
+    if role == "assistant":
+        return _answer_part(given, kind, where)
+    if kind == "input_text":
+        text = _text(given.get("text"), f"{where}.text")
+        return TextPart(text), {"type": "input_text", "text": text}
+    if kind == "input_image" and role == "user":
+        return _image(given, where, files)
+    wanted = "input_text or input_image" if role == "user" else "input_text"
+    raise InvalidRequest(f"{where}.type must be {wanted}", param=f"{where}.type", api_code="invalid_value")
+
+
+def _answer_part(given: dict[str, Any], kind: Any, where: str) -> tuple[Part, dict[str, Any]]:
+    if kind == "refusal":
+        refusal = _text(given.get("refusal"), f"{where}.refusal")
+        return TextPart(refusal), {"type": "refusal", "refusal": refusal}
+    if kind != "output_text":
+        raise InvalidRequest(
+            f"{where}.type must be output_text or refusal", param=f"{where}.type", api_code="invalid_value"
+        )
+    text = _text(given.get("text"), f"{where}.text")
+    return TextPart(text), {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _image(given: dict[str, Any], where: str, files: Mapping[str, bytes] | None) -> tuple[Part, dict[str, Any]]:
+    detail, file = given.get("detail") or "auto", given.get("file_id")
+    if detail not in _DETAILS:
+        raise InvalidRequest(f"{where}.detail must be one of {', '.join(_DETAILS)}", param=f"{where}.detail")
+    url = given.get("image_url") or ""
+    shown = {"type": "input_image", "detail": detail, "file_id": file, "image_url": None}
+    if files is not None and file is not None:
+        if not isinstance(file, str) or file not in files or url:
+            raise InvalidRequest(f"{where} must have image_url or the id of a file", param=f"{where}.file_id")
+        return ImagePart(files[file]), shown
+    if files is not None and (not isinstance(url, str) or not is_address(url)):
+        where += ".image_url"
+        raise InvalidRequest(f"{where} must be an http(s) or s3 address or a data URL", param=where)
+    if isinstance(url, str) and 0 < len(url) <= _MAX_URL_CHARS and find_scheme(url) != DATA:
+        shown["image_url"] = url
+    return ImagePart(url), shown
+
+
+def _text(given: Any, where: str) -> str:
+    if not isinstance(given, str):
+        raise InvalidRequest(f"{where} must be a text", param=where, api_code="invalid_type")
+    if not is_unicode(given):
+        raise InvalidRequest(f"{where} must be valid Unicode: it has one half of a surrogate pair", param=where)
+    return given

@@ -1,0 +1,202 @@
+"""The service of OpenAI's resources: responses, conversations and files, which are sessions and their turns."""
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+from handlers.chat.commands import (
+    AddItems,
+    Ask,
+    Command,
+    Compact,
+    CountTokens,
+    DeleteConversation,
+    DeleteFile,
+    DeleteResponse,
+    Generate,
+    OpenFile,
+    OpenSession,
+    ResolveInput,
+    Resource,
+    Respond,
+    RespondInConversation,
+    ShowConversation,
+    ShowFile,
+    ShowResponse,
+    UpdateConversation,
+    opening_of,
+)
+from handlers.chat.conversations import Conversations
+from handlers.chat.dialects.response_form import ResponseForm, show_compaction
+from handlers.chat.dialects.responses import generate
+from handlers.chat.dialects.turns import limit_reached
+from handlers.chat.files import Files
+from handlers.chat.items import Item, Referred, images_in
+from handlers.chat.messages import SYSTEM
+from handlers.chat.pictures.fetch_pool import find_line
+from handlers.chat.responses import StoredResponse, StoredResponses
+from handlers.chat.sessions.lifecycle import SessionLifecycle
+from handlers.chat.sessions.recorder import SessionRecorder
+from handlers.chat.sessions.session import Session
+from handlers.chat.turns.completion import Completion
+from handlers.chat.turns.generation import GenerationParts
+from handlers.chat.turns.turn import Turn
+from handlers.reply import PendingReply
+from torchmoor.wire.response_ids import conversation_id, file_id
+
+
+class SessionService(Protocol):
+    """What resources need of the chat service, which they are a part of."""
+
+    def dispatch(self, command: Command, reply: PendingReply) -> None: ...
+
+    def open(self, command: OpenSession, reply: PendingReply, source: tuple[Session, int] | None = None) -> str: ...
+
+    def make_turn(self, session: Session, command: Ask, reply: PendingReply) -> Turn: ...
+
+
+class ResourceService:
+    """Answers requests for resources. Worker threads only: all of them may read a journal."""
+
+    def __init__(
+        self,
+        parts: GenerationParts,
+        sessions: SessionLifecycle,
+        recorder: SessionRecorder,
+        service: SessionService,
+    ) -> None:
+        self._parts = parts
+        self._sessions = sessions
+        self._service = service
+        self._responses = StoredResponses(sessions, recorder)
+        self._conversations = Conversations(sessions, recorder, parts.receiver)
+        self._files = Files(sessions, recorder)
+
+    def handle(self, command: Resource, reply: PendingReply) -> None:
+        """Answer a command. Raises HandlerError."""
+        match command:
+            case Respond():
+                self._respond(command, reply)
+            case RespondInConversation():
+                self._respond_in_conversation(command, reply)
+            case ResolveInput():
+                self._resolve(command, reply)
+            case ShowResponse(stream_after=int()):
+                self._responses.stream(command, reply)
+            case ShowFile(has_content=True):
+                content = self._files.read(command.caller, command.file_id)
+                reply.finish({"Content-Type": "application/octet-stream"}, content)
+            case _:
+                reply.finish_json(self._answer(command, reply))
+
+    def _answer(self, command: Resource, reply: PendingReply) -> dict[str, Any]:
+        match command:
+            case ShowResponse():
+                return self._responses.show(command)
+            case DeleteResponse():
+                return self._responses.delete(command, reply)
+            case CountTokens():
+                num_tokens = self._completion(command.request, reply).count_tokens()
+                return {"object": "response.input_tokens", "input_tokens": num_tokens}
+            case Compact():
+                return self._compact(command, reply)
+            case AddItems():
+                return self._add_items(command, reply)
+            case ShowConversation():
+                return self._conversations.show(command)
+            case UpdateConversation():
+                return self._conversations.update(command)
+            case DeleteConversation():
+                return self._conversations.delete(command, reply)
+            case OpenFile():
+                text = file_id(self._service.open(command.opening, reply))
+                return self._files.show(ShowFile(caller=command.opening.caller, file_id=text))
+            case ShowFile():
+                return self._files.show(command)
+            case DeleteFile():
+                return self._files.delete(command, reply)
+            case _:
+                raise AssertionError(f"{command!r} is not a resource")
+
+    def _respond(self, command: Respond, reply: PendingReply) -> None:
+        """Continue after a stored response: in its session, if that has no other turn yet, or else in a branch."""
+        ask = command.ask
+        with self._responses.found(ask.caller, command.previous, "previous_response_id") as found:
+            if not command.is_stored:
+                self._complete_after(found, ask, reply)
+                return
+            turn = self._service.make_turn(found.session, ask, reply)
+            is_last = len(found.session.entries) == found.number and found.session.resource is None
+            if turn.is_answered():
+                turn.start()
+            elif not is_last or not turn.try_start():
+                if not command.may_open:
+                    raise limit_reached()
+                session_id = self._service.open(opening_of(ask), reply, (found.session, found.number))
+                self._service.dispatch(replace(ask, session_id=session_id), reply)
+
+    def _respond_in_conversation(self, command: RespondInConversation, reply: PendingReply) -> None:
+        with self._conversations.found(command.ask.caller, command.conversation_id) as session:
+            self._service.make_turn(session, command.ask, reply).start()
+
+    def _add_items(self, command: AddItems, reply: PendingReply) -> dict[str, Any]:
+        """Add items to a conversation, which is opened first if the command says so."""
+        if command.opening is None:
+            return self._conversations.add(command, reply)
+        opened = replace(command, conversation_id=conversation_id(self._service.open(command.opening, reply)))
+        if command.items:
+            self._conversations.add(opened, reply)
+        return self._conversations.show(ShowConversation(caller=command.caller, conversation_id=opened.conversation_id))
+
+    def _completion(self, request: Generate | Respond, reply: PendingReply) -> Completion:
+        """Make the answer to a request that is not stored, without starting it."""
+        if isinstance(request, Respond):
+            with self._responses.found(request.ask.caller, request.previous, "previous_response_id") as found:
+                return Completion(self._parts, self._generate_after(found, request.ask), reply)
+        return Completion(self._parts, request, reply)
+
+    def _resolve(self, command: ResolveInput, reply: PendingReply) -> None:
+        references, caller = command.references, command.caller
+        items = self._responses.read_compacted(caller, references.compaction) if references.compaction else []
+        files = {text: self._files.read(caller, text) for text in references.files}
+        self._service.dispatch(command.resume(Referred(items, files)), reply)
+
+    def _compact(self, command: Compact, reply: PendingReply) -> dict[str, Any]:
+        """Keep a conversation in a session of its own; the client keeps system messages, and sends them again."""
+        request, opening = command.request, command.opening
+        items: list[Item] = []
+        if isinstance(request, Respond):
+            with self._responses.found(opening.caller, request.previous, "previous_response_id") as found:
+                items = self._responses.repeat(found.session, found.number)
+        form = request.ask.form if isinstance(request, Respond) else request.form
+        assert isinstance(form, ResponseForm)
+        items += form.items
+        num_tokens = self._completion(request, reply).count_tokens()
+        session_id = self._service.open(opening, reply)
+        kept = tuple(item for item in items if item.message.role != SYSTEM)
+        adding = AddItems(caller=opening.caller, conversation_id="", items=kept, invocation_id=opening.invocation_id)
+        with self._sessions.hold(session_id, opening.caller) as session:
+            self._conversations.add_items(session, adding, reply)
+        instructions = [item for item in items if item.message.role == SYSTEM]
+        return show_compaction(session_id, instructions, num_tokens, command.created_at)
+
+    def _complete_after(self, found: StoredResponse, ask: Ask, reply: PendingReply) -> None:
+        """Answer without a trace in the session."""
+        Completion(self._parts, self._generate_after(found, ask), reply).start()
+
+    def _generate_after(self, found: StoredResponse, ask: Ask) -> Generate:
+        assert ask.draft is not None
+        items = [*self._responses.repeat(found.session, found.number), *ask.draft.items]
+        return generate(ask, [*ask.draft.instructions, *(item.message for item in items)])
+
+
+def find_fetches(command: Resource) -> str | None:
+    """Return the line in which a command waits for the pictures that it fetches; None if it fetches none now."""
+    match command:
+        case AddItems():
+            return find_line(command.caller, images_in(command.items))
+        case CountTokens() | Compact():
+            request = command.request
+            ask = request.ask if isinstance(request, Respond) else request
+            assert isinstance(ask.form, ResponseForm)
+            return find_line(ask.caller, images_in(ask.form.items))
+    return None

@@ -1,0 +1,117 @@
+"""Stored responses: found, shown, deleted and repeated. A chain of responses is a session, each one a turn of it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from handlers.chat.commands import DeleteResponse, ShowResponse
+from handlers.chat.dialects.response_form import ResponseForm, show_items, show_page, show_response
+from handlers.chat.dialects.responses import find_response, unknown_response
+from handlers.chat.items import Item, read_items
+from handlers.chat.messages import USER, ImagePart, Message
+from handlers.chat.sessions.entries import entries_of
+from handlers.chat.sessions.lifecycle import SessionLifecycle
+from handlers.chat.sessions.recorder import SessionRecorder
+from handlers.chat.sessions.session import Session
+from handlers.errors import ResponseUnknown, SessionGone
+from handlers.journal.event import Event
+from handlers.reply import PendingReply
+from handlers.requests import Caller
+from torchmoor.wire.response_ids import read_compaction_id
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response that is stored, and its place: the number of its entry in a session that is held."""
+
+    session: Session
+    number: int
+    event: Event
+
+
+class StoredResponses:
+    """Finds responses in their sessions. Worker threads only: all methods may read a journal."""
+
+    def __init__(self, sessions: SessionLifecycle, recorder: SessionRecorder) -> None:
+        self._sessions = sessions
+        self._recorder = recorder
+
+    @contextmanager
+    def found(self, caller: Caller, response_id: str, param: str | None = None) -> Iterator[StoredResponse]:
+        """Hold the session of a response. param: the field that names it, None for a path.
+
+        Raises ResponseUnknown, also for other callers' responses, JournalUnavailable.
+        """
+        place = find_response(response_id, param)
+        try:
+            with self._sessions.hold(place.session_id, caller) as session:
+                with session.recording:
+                    if len(session.entries) < place.number:
+                        self._recorder.catch_up(session)
+                    event = session.entries[place.number - 1] if 0 < place.number <= len(session.entries) else None
+                    if event is None or not event.answer or place.number in session.deleted:
+                        raise unknown_response(response_id, param)
+                yield StoredResponse(session, place.number, event)
+        except SessionGone as error:
+            raise unknown_response(response_id, param) from error
+
+    def show(self, command: ShowResponse) -> dict[str, Any]:
+        """Return a response, or a page of its input's items."""
+        with self.found(command.caller, command.response_id) as found:
+            session_id, number, event = found.session.id.text, found.number, found.event
+            asked = read_items(event.question)
+            if command.items is not None:
+                return show_page(show_items(asked, session_id, number), command.items)
+            return show_response(json.loads(event.response), read_items(event.answer), session_id, number, len(asked))
+
+    def stream(self, command: ShowResponse, reply: PendingReply) -> None:
+        """Repeat a response's stream."""
+        with self.found(command.caller, command.response_id) as found:
+            event = found.event
+            form = ResponseForm({}, read_items(event.question))
+            form.place(found.session.id.text, found.number)
+            data = form.repeat(
+                event.answer, event.response, -1 if command.stream_after is None else command.stream_after
+            )
+        reply.begin({"Content-Type": form.content_type}, form.error)
+        reply.write(data, is_end=True)
+
+    def delete(self, command: DeleteResponse, reply: PendingReply) -> dict[str, Any]:
+        with self.found(command.caller, command.response_id) as found:
+            self._sessions.delete_entry(found.session, found.number, command.invocation_id, reply)
+        return {"id": command.response_id, "object": "response", "deleted": True}
+
+    def repeat(self, session: Session, num_entries: int) -> list[Item]:
+        """Return the items of a held session's first entries, with pictures. Raises SessionLost, JournalUnavailable."""
+        repeated: list[Item] = []
+        with session.recording:
+            entries, images = entries_of(session, num_entries), iter(list(session.images))
+        for event in entries:
+            own = [ImagePart(self._recorder.read_image(session, i)) for i in islice(images, len(event.images))]
+            items = (*read_items(event.question), *(read_items(event.answer) if event.answer else ()))
+            messages = _with_images([item.message for item in items], own)
+            repeated += [replace(item, message=message) for item, message in zip(items, messages, strict=True)]
+        return repeated
+
+    def read_compacted(self, caller: Caller, text: str) -> list[Item]:
+        """Return what a compaction item stands for. Raises ResponseUnknown, JournalUnavailable."""
+        unknown = ResponseUnknown("This compaction item is not known, or has expired; send the conversation itself.")
+        with self._sessions.hold_resource(read_compaction_id(text), caller, unknown) as session:
+            return self.repeat(session, len(session.entries))
+
+
+def _with_images(messages: list[Message], images: list[ImagePart]) -> list[Message]:
+    """Put pictures in their places; those that no message has a place for precede the first question."""
+    num_places = sum(isinstance(part, ImagePart) for message in messages for part in message.parts)
+    added, following = images[: len(images) - num_places], iter(images[len(images) - num_places :])
+    filled = [
+        replace(message, parts=tuple(next(following) if isinstance(p, ImagePart) else p for p in message.parts))
+        for message in messages
+    ]
+    if added:
+        first = next((i for i, message in enumerate(filled) if message.role == USER), 0)
+        filled[first] = replace(filled[first], parts=(*added, *filled[first].parts))
+    return filled

@@ -1,0 +1,160 @@
+"""Tools that a request offers to the model: read from OpenAI's fields, and a grammar where a call is due."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from handlers.chat.checks import is_bool, is_unicode
+from handlers.engine.grammar import JSON_OPTIONS, GrammarText
+from handlers.errors import InvalidRequest
+from handlers.models.answer_style import AnswerStyle
+
+MAX_TOOLS = 128  # OpenAI's limit
+MAX_CALLS = 16  # of one answer that must call: without a bound a weak model would never stop
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
+_THINKING = r"""
+thinking: thought GAP
+thought[lazy]: /(.|\n)*<\/think>/
+GAP: /\n{0,2}/
+"""
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What an answer may call.
+
+    definitions: as OpenAI defines them, for the template. must_call: the answer is a call. is_parallel: or several.
+    """
+
+    definitions: tuple[dict[str, Any], ...]
+    must_call: bool
+    is_parallel: bool
+
+    @property
+    def num_chars(self) -> int:
+        return len(json.dumps(self.definitions, ensure_ascii=False))
+
+
+def read_tools(given: Mapping[str, Any]) -> ToolUse | None:
+    """Read `tools`, `tool_choice` and `parallel_tool_calls`; None if the answer may call nothing.
+
+    Raises InvalidRequest.
+    """
+    tools = given.get("tools", [])
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"'tools' must be a list of at most {MAX_TOOLS} tools", param="tools")
+    definitions = {}
+    for index, tool in enumerate(tools):
+        definition = _read_tool(tool, f"tools[{index}]")
+        definitions[definition["function"]["name"]] = definition
+    is_parallel = given.get("parallel_tool_calls", True)
+    if not is_bool(is_parallel):
+        raise InvalidRequest("'parallel_tool_calls' must be true or false", param="parallel_tool_calls")
+    choice = given.get("tool_choice", "auto")
+    if choice == "none" or (choice == "auto" and not definitions):
+        return None
+    chosen, must_call = _read_choice(choice, list(definitions))
+    return ToolUse(tuple(definitions[name] for name in chosen), must_call, is_parallel)
+
+
+def _read_tool(given: Any, where: str) -> dict[str, Any]:
+    if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(given.get("function"), dict):
+        raise InvalidRequest(f"{where} must be an object of type function with 'function'", param=where)
+    function = given["function"]
+    where += ".function"
+    name, about = function.get("name"), function.get("description")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{where}.name must have 1 to 64 letters, digits, dots, hyphens or underscores", param=f"{where}.name"
+        )
+    if not isinstance(about, str | None):
+        raise InvalidRequest(f"{where}.description must be a text", param=f"{where}.description")
+    schema = function.get("parameters")
+    if not isinstance(schema, dict | None):
+        raise InvalidRequest(f"{where}.parameters must be a JSON schema", param=f"{where}.parameters")
+    if not is_unicode(json.dumps(function, ensure_ascii=False)):
+        raise InvalidRequest(f"{where} must be valid Unicode: it has one half of a surrogate pair", param=where)
+    known = {"name": name, "description": about or "", "parameters": schema or NO_PARAMETERS}
+    return {"type": "function", "function": known}
+
+
+def _read_choice(given: Any, names: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the names that may be called, and whether one must be."""
+    if given in ("auto", "required"):
+        if not names:
+            raise InvalidRequest("'tool_choice' is required, but there are no 'tools'", param="tool_choice")
+        return list(names), given == "required"
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "function":
+        return [_named(given, names)], True
+    allowed = given.get("allowed_tools") if kind == "allowed_tools" else None
+    if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
+        raise InvalidRequest(
+            "'tool_choice' must be none, auto, required, a function or allowed_tools", param="tool_choice"
+        )
+    tools = allowed.get("tools")
+    if not isinstance(tools, list) or not tools:
+        raise InvalidRequest("tool_choice.allowed_tools.tools must be a list of functions", param="tool_choice")
+    wanted = {_named(tool, names) for tool in tools}
+    return [name for name in names if name in wanted], allowed["mode"] == "required"
+
+
+def _named(given: Any, names: Sequence[str]) -> str:
+    function = given.get("function") if isinstance(given, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in names:
+        raise InvalidRequest("'tool_choice' names a function that is not among the 'tools'", param="tool_choice")
+    return name
+
+
+def constrain(tools: ToolUse | None, grammar: GrammarText | None, style: AnswerStyle) -> GrammarText | None:
+    """Return the grammar of an answer that must call a tool, follow a grammar, or either.
+
+    grammar: if it is a JSON schema, the model may reason before the answer; any other one binds its reasoning, too.
+    Raises InvalidRequest if the model's template has no such calls, or the two cannot be combined.
+    """
+    if tools is None and (grammar is None or grammar.kind != "json_schema" or style.thought is None):
+        return grammar
+    rules: dict[str, str] = {}
+    if tools is not None:
+        if style.call is None:
+            problem = "writes calls in a form that this server cannot read" if style.knows_tools else "knows no tools"
+            raise InvalidRequest(f"this model's chat template {problem}, so it cannot be given any", param="tools")
+        if grammar is not None and grammar.kind != "json_schema":
+            raise InvalidRequest("an answer that may call tools can follow a JSON schema only", param=grammar.field)
+        if tools.must_call or grammar is not None:
+            rules["calls"] = _calls_lark(tools, style.call)
+    if grammar is not None and (tools is None or not tools.must_call):
+        rules["answer"] = f"answer: {_json_lark(json.loads(grammar.text))}\n"
+    if not rules:
+        return None
+    start = f"start: {_thought_lark(style)} ({' | '.join(rules)})\n"
+    field = "tools" if grammar is None or "answer" not in rules else grammar.field
+    return GrammarText("lark", "".join([start, _THINKING if style.thought else "", *rules.values()]), field)
+
+
+def _thought_lark(style: AnswerStyle) -> str:
+    """Return what may precede the answer."""
+    if style.thought is None:
+        return ""
+    return "thinking" if style.begins_in_thought else f"({json.dumps(style.thought[0])} thinking)?"
+
+
+def _calls_lark(tools: ToolUse, marks: tuple[str, str]) -> str:
+    begin, end = json.dumps(f"{marks[0]}\n"), json.dumps(f"\n{marks[1]}")
+    more = f' ("\\n" call){{0,{MAX_CALLS - 1}}}' if tools.is_parallel else ""
+    bodies = " | ".join(f"body{number}" for number in range(len(tools.definitions)))
+    lines = [f"calls: call{more}", f"call: {begin} ({bodies}) {end}"]
+    for number, definition in enumerate(tools.definitions):
+        function = definition["function"]
+        head = json.dumps(f'{{"name": "{function["name"]}", "arguments": ')
+        lines.append(f'body{number}: {head} {_json_lark(function["parameters"])} "}}"')
+    return "\n".join(lines) + "\n"
+
+
+def _json_lark(schema: dict[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS}, ensure_ascii=False)

@@ -1,0 +1,75 @@
+"""A session's conversation as messages: what a client repeats of it, and what is left without its oldest turns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from handlers.chat.messages import ASSISTANT, SYSTEM, USER, Message
+from handlers.errors import InvalidRequest
+
+
+def read_system(repeated: Sequence[Message], held: Sequence[dict[str, Any]], num_dropped: int) -> str:
+    """Return the system message that a session's first question brings; empty if it brings none or is not the first.
+
+    repeated: the messages that the client sends before its question: none, or the conversation so far, with or without
+    its system message. held: the session's own messages, without the first `num_dropped` turns.
+    Raises InvalidRequest if the two differ.
+    """
+    given = [message.for_template() for message in repeated]
+    given_system, given_turns = split_system(given)
+    held_system, held_turns = split_system(held)
+    if not held:
+        if given_turns:
+            raise InvalidRequest(
+                "a session begins with its first question: before it only a system message is allowed", param="messages"
+            )
+        return "".join(map(_text, given_system))
+    is_same_system = not given_system or _are_same(given_system, held_system)
+    if not is_same_system or (given_turns and not _are_same(given_turns[2 * num_dropped :], held_turns)):
+        raise InvalidRequest(
+            "the messages before the question are not this session's conversation; send the question alone",
+            param="messages",
+        )
+    return ""
+
+
+def split_system(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Split messages into the system messages at their beginning and the turns."""
+    num_system = next((i for i, each in enumerate(messages) if each["role"] != SYSTEM), len(messages))
+    return list(messages[:num_system]), list(messages[num_system:])
+
+
+def count_turns(messages: Sequence[dict[str, Any]]) -> int:
+    """Count the turns: each begins after the assistant's messages of the one before."""
+    return len(_starts(split_system(messages)[1]))
+
+
+def without_oldest(messages: Sequence[dict[str, Any]], num_turns: int) -> list[dict[str, Any]]:
+    """Remove the first turns, fewer than all, but put their images before the first question that is left."""
+    system, turns = split_system(messages)
+    start = _starts(turns)[num_turns]
+    dropped, left = turns[:start], turns[start:]
+    images = [part for message in dropped for part in message["content"] if part["type"] == "image"]
+    first = next((i for i, each in enumerate(left) if each["role"] == USER), 0)
+    left[first] = {**left[first], "content": [*images, *left[first]["content"]]}
+    return [*system, *left]
+
+
+def _starts(turns: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the place of each turn's first message."""
+    roles = [message["role"] for message in turns]
+    return [i for i, role in enumerate(roles) if i == 0 or (role != ASSISTANT and roles[i - 1] == ASSISTANT)]
+
+
+def _are_same(given: Sequence[dict[str, Any]], held: Sequence[dict[str, Any]]) -> bool:
+    """Compare roles and texts; clients that repeat messages may omit images and trim texts.
+
+    A call of a tool is held as the text that the model wrote, and repeated as a call, so only its place is compared.
+    """
+    pairs = zip(given, held, strict=False)
+    return len(given) == len(held) and all(
+        a["role"] == b["role"] and ("tool_calls" in a or _text(a).strip() == _text(b).strip()) for a, b in pairs
+    )
+
+
+def _text(message: dict[str, Any]) -> str:
+    return "".join(part["text"] for part in message["content"] if part["type"] == "text")

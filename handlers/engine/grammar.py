@@ -1,0 +1,200 @@
+"""Grammars that answers follow: compiled off the engine's thread, then asked before each token which ones may come.
+
+llguidance parses and masks (docs/decisions/0042-grammars-by-llguidance.md).
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from transformers import PreTrainedTokenizerFast
+
+from handlers.errors import InvalidRequest, Overloaded
+from handlers.grammar_settings import GrammarSettings
+
+if TYPE_CHECKING:  # it is loaded with the first grammar, which many workers never see
+    from llguidance import LLMatcher, LLTokenizer
+
+TOKENIZER_TIMEOUT_S = 60.0  # a vocabulary of 150,000 entries takes 2 s
+WHITESPACE = " ?"  # between the tokens of JSON; without a bound a weak model would write nothing else
+# They win over a schema's own "x-guidance", which could make its keywords void.
+JSON_OPTIONS: Any = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": WHITESPACE,
+    "coerce_one_of": False,
+    "lenient": False,
+}
+MAX_REASON_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarText:
+    """A grammar as the client wrote it: a JSON schema, a regular expression or a Lark grammar.
+
+    field: the client's name of it, for errors.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+    field: str
+
+
+class GrammarFailed(Exception):
+    """The answer's grammar exceeded its limits, or was given a token that it does not allow."""
+
+
+class GrammarState:
+    """Where one answer is in its grammar. One thread at a time. max_cpu_s: processor time of all of its masks."""
+
+    def __init__(self, matcher: "LLMatcher", max_cpu_s: float) -> None:
+        self._matcher = matcher
+        self._max_cpu_s = self._left_s = max_cpu_s
+
+    def mask(self) -> bytes:
+        """Return a bit for each token, the lowest of a byte first: 1 if it may come next. Raises GrammarFailed."""
+        begin = time.thread_time()
+        mask = self._matcher.compute_bitmask()
+        self._left_s -= time.thread_time() - begin
+        if self._matcher.is_error():
+            raise GrammarFailed(_reason(self._matcher.get_error()))
+        if self._left_s < 0:
+            raise GrammarFailed(f"it takes more than {self._max_cpu_s:g} s of processor time")
+        return mask
+
+    def take(self, token: int) -> None:
+        """Go on by this token. If the grammar does not allow it, `mask` raises from now on."""
+        self._matcher.consume_token(token)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if nothing can follow."""
+        return self._matcher.is_stopped()
+
+
+class Grammar:
+    """A compiled grammar, which any number of answers may follow at a time."""
+
+    def __init__(self, matcher: "LLMatcher", max_cpu_s: float) -> None:
+        self._matcher = matcher
+        self._max_cpu_s = max_cpu_s
+
+    def begin(self, tokens: Iterable[int] = ()) -> GrammarState:
+        """Return the state of an answer that has these tokens already. Raises GrammarFailed if it cannot have them."""
+        matcher = self._matcher.deep_copy()
+        if not matcher.consume_tokens(list(tokens)):
+            raise GrammarFailed(_reason(matcher.get_error()))
+        return GrammarState(matcher, self._max_cpu_s)
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model on a thread of its own, and keeps them for later requests."""
+
+    def __init__(
+        self, tokenizer: Any, eos_token_ids: Iterable[int], vocabulary: int, settings: GrammarSettings
+    ) -> None:
+        """vocabulary: the number of the model's logits."""
+        self._tokenizer = tokenizer
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._vocabulary = vocabulary
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(1, "grammar")
+        self._lock = threading.Lock()
+        self._vocabulary_trie: Future[LLTokenizer] | None = None
+        self._compiled: OrderedDict[tuple[str, str], Future[Grammar]] = OrderedDict()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    @property
+    def is_supported(self) -> bool:
+        """True if the model's tokenizer can be combined with grammars."""
+        return isinstance(self._tokenizer, PreTrainedTokenizerFast)
+
+    def compile(self, source: GrammarText) -> Grammar:
+        """Return the compiled grammar. Any thread but the engine's.
+
+        Raises InvalidRequest, with the reason, if it is refused; Overloaded if others are being compiled for too long.
+        """
+        if len(source.text) > self._settings.max_chars:
+            raise InvalidRequest(
+                f"{source.field} has {len(source.text)} characters, more than {self._settings.max_chars}",
+                param=source.field,
+            )
+        with self._lock:
+            if self._vocabulary_trie is None:
+                self._vocabulary_trie = self._thread.submit(self._read_vocabulary)
+            trie = self._vocabulary_trie
+        try:
+            trie.result(TOKENIZER_TIMEOUT_S)
+        except Exception as exc:  # of the library: the tokenizer has no form that it knows
+            raise InvalidRequest(
+                "this model's tokenizer cannot be combined with a grammar, so its answers cannot follow one",
+                param=source.field,
+            ) from exc
+        compiling = self._find(source, trie)
+        try:
+            return compiling.result(self._settings.compile_timeout_s)
+        except ValueError as exc:
+            raise InvalidRequest(f"{source.field} is refused: {exc}", param=source.field) from exc
+        except TimeoutError:
+            if compiling.running():
+                raise InvalidRequest(
+                    f"{source.field} takes longer than {self._settings.compile_timeout_s:g} s to compile; simplify it",
+                    param=source.field,
+                ) from None
+            raise Overloaded("other grammars are being compiled; try again later") from None
+
+    def _find(self, source: GrammarText, trie: "Future[LLTokenizer]") -> "Future[Grammar]":
+        key = source.kind, source.text
+        with self._lock:
+            compiling = self._compiled.get(key)
+            if compiling is None or compiling.cancelled():
+                compiling = self._compiled[key] = self._thread.submit(self._compile, source, trie)
+            self._compiled.move_to_end(key)
+            while len(self._compiled) > self._settings.max_cached:
+                self._compiled.popitem(last=False)[1].cancel()
+            return compiling
+
+    def _read_vocabulary(self) -> "LLTokenizer":
+        from llguidance.hf import from_tokenizer
+
+        size = max(self._vocabulary, len(self._tokenizer))
+        return from_tokenizer(self._tokenizer, n_vocab=size, eos_token=self._eos_token_ids or None)
+
+    def _compile(self, source: GrammarText, trie: "Future[LLTokenizer]") -> Grammar:
+        """Raises ValueError with the reason if the library refuses the grammar."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        settings = self._settings
+        limits = LLParserLimits(
+            max_grammar_size=settings.max_symbols, max_lexer_states=settings.max_states, verbose_errors=False
+        )
+        matcher = LLMatcher(trie.result(), _translate(source), log_level=0, limits=limits)
+        probe = matcher.deep_copy()  # some limits are only noticed at the first token
+        mask = b"" if probe.is_error() else probe.compute_bitmask()
+        if probe.is_error():
+            raise ValueError(_reason(probe.get_error()))
+        if not any(mask):
+            raise ValueError("no answer can follow it")
+        return Grammar(matcher, settings.max_cpu_s)
+
+
+def _translate(source: GrammarText) -> str:
+    """Return the grammar in llguidance's own form. Raises ValueError."""
+    from llguidance import LLMatcher
+
+    if source.kind == "regex":
+        return LLMatcher.grammar_from_regex(source.text)
+    if source.kind == "lark":
+        return LLMatcher.grammar_from_lark(source.text)
+    return LLMatcher.grammar_from_json_schema(source.text, overrides=JSON_OPTIONS)
+
+
+def _reason(error: str) -> str:
+    """Return the library's reason on one line, without what it adds for its developers."""
+    return " ".join(error.replace("<non-verbose/>", "").split())[:MAX_REASON_CHARS]

@@ -1,0 +1,23 @@
+"""The settings of answers that follow a schema or another grammar."""
+
+from pydantic import Field
+
+from handlers.settings_group import Count, HandlerGroup, Positive
+
+
+class GrammarSettings(HandlerGroup, title="grammar"):
+    """Schemas, regular expressions and grammars that answers must follow (docs/structured-output.md)."""
+
+    max_chars: Count = Field(65_536, description="Of a schema as JSON, a regular expression or a grammar.")
+    max_symbols: Count = Field(
+        100_000, description="Of a grammar after it is expanded; 5,000 values of an enum take 12 ms to compile."
+    )
+    max_states: Count = Field(
+        20_000, description="Of the automaton of one answer, about 2 kB each; with more, the answer ends with an error."
+    )
+    max_cpu_s: Positive = Field(
+        2.0,
+        description="Processor time of one answer's masks, which others wait for; with more, it ends with an error.",
+    )
+    compile_timeout_s: Positive = Field(5.0, description="Until a grammar is compiled, with its wait for others.")
+    max_cached: Count = Field(128, description="Compiled grammars that are kept for later requests.")

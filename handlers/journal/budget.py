@@ -1,0 +1,165 @@
+"""The budgets of a journal: open sessions, the bytes of all, and the bytes of each owner's.
+
+Each worker counts for itself: what it writes and deletes, and with each measurement all that the store has. A session
+and its bytes count until its expiry, whichever worker deletes them then.
+"""
+
+import threading
+from collections import Counter
+from heapq import heappop, heappush
+
+from handlers.journal.journal import ANYONE, REMOVED_WITHIN_S, JournalFull, OwnerFull
+from handlers.settings import JournalSettings
+
+NEVER = 1 << 40  # the expiry of bytes that count until they are deleted or measured again
+
+
+class JournalUsage:
+    """What a journal holds. num_bytes: by owner and expiry. num_sessions: open ones, by expiry."""
+
+    def __init__(self) -> None:
+        self.num_bytes: Counter[tuple[str, int]] = Counter()
+        self.num_sessions: Counter[int] = Counter()
+
+    def add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0) -> None:
+        self.num_bytes[owner, expires_at] += num_bytes
+        if num_sessions:
+            self.num_sessions[expires_at] += num_sessions
+
+
+class _Account:
+    """A quantity, of bytes or of sessions, by the second of its expiry. Not thread-safe.
+
+    Less than nothing may expire in a second: a picture that several sessions had counts for the first of them until it
+    expires, but is deleted with the last one.
+    """
+
+    __slots__ = ("_amounts", "_order", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = 0
+        self._amounts: dict[int, int] = {}
+        self._order: list[int] = []  # a heap of the keys
+
+    @property
+    def used(self) -> int:
+        return max(0, self._sum)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._amounts
+
+    def add(self, expires_at: int, amount: int) -> None:
+        if expires_at not in self._amounts:
+            heappush(self._order, expires_at)
+        self._amounts[expires_at] = self._amounts.get(expires_at, 0) + amount
+        self._sum += amount
+
+    def expire(self, before: int) -> None:
+        """Forget what expired before this time."""
+        while self._order and self._order[0] < before:
+            self._sum -= self._amounts.pop(heappop(self._order))
+
+    def first(self) -> int | None:
+        """Return when the first amount expires; None if none does."""
+        while self._order and not self._amounts[self._order[0]]:
+            del self._amounts[heappop(self._order)]
+        return self._order[0] if self._order and self._order[0] < NEVER else None
+
+
+class Budget:
+    """Counts against journal.max_sessions, journal.max_caller_bytes and max_bytes. Any thread. 0: no limit."""
+
+    def __init__(self, settings: JournalSettings, *, max_bytes: int = 0) -> None:
+        self._max_sessions = settings.max_sessions
+        self._max_owner_bytes = settings.max_caller_bytes
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._sessions = _Account()
+        self._all = _Account()
+        self._owners: dict[str, _Account] = {}
+        self._since: JournalUsage | None = None  # what was added since a measurement began
+
+    @property
+    def used_bytes(self) -> int:
+        return self._all.used
+
+    @property
+    def num_sessions(self) -> int:
+        return self._sessions.used
+
+    def add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0) -> None:
+        """Count bytes of a session that expires at this time, and sessions that open; fewer with negative numbers."""
+        with self._lock:
+            self._add(owner, expires_at, num_bytes, num_sessions)
+            if self._since is not None:
+                self._since.add(owner, expires_at, num_bytes, num_sessions)
+
+    def _add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0) -> None:
+        self._all.add(expires_at, num_bytes)
+        if num_sessions:
+            self._sessions.add(expires_at, num_sessions)
+        if owner != ANYONE:
+            self._owners.setdefault(owner, _Account()).add(expires_at, num_bytes)
+
+    def expire(self, before: int) -> None:
+        """Forget the sessions that expired before this time, in seconds since 1970."""
+        with self._lock:
+            self._sessions.expire(before)
+            self._all.expire(before)
+            for owner, account in list(self._owners.items()):
+                account.expire(before)
+                if account.is_empty:
+                    del self._owners[owner]
+
+    def begin_measurement(self) -> JournalUsage:
+        """Return what the measurement fills, for `replace`. It replaces a measurement that has not ended."""
+        with self._lock:
+            self._since = JournalUsage()
+        return JournalUsage()
+
+    def replace(self, measured: JournalUsage) -> None:
+        """Count what was measured, and what was added since `begin_measurement`, and nothing else.
+
+        The measurement may have seen some of that, too, which then counts twice until the next one.
+        """
+        with self._lock:
+            self._sessions, self._all, self._owners = _Account(), _Account(), {}
+            for usage in (measured, self._since or JournalUsage()):
+                for (owner, expires_at), num_bytes in usage.num_bytes.items():
+                    self._add(owner, expires_at, num_bytes)
+                for expires_at, num_sessions in usage.num_sessions.items():
+                    self._sessions.add(expires_at, num_sessions)
+            self._since = None
+
+    def check(self, owner: str) -> None:
+        """Raise OwnerFull or JournalFull if there is no room for another session of this owner."""
+        with self._lock:
+            account = self._owners.get(owner)
+            if account is not None and 0 < self._max_owner_bytes <= account.used:
+                raise _full(
+                    OwnerFull(
+                        f"the caller's sessions hold {account.used} bytes of the journal, and one caller's may "
+                        f"hold {self._max_owner_bytes} (journal.max_caller_bytes)"
+                    ),
+                    account,
+                )
+            if 0 < self._max_bytes <= self._all.used:
+                message = f"the journal holds {self._all.used} bytes, the most it may hold (journal.max_bytes)"
+                raise _full(JournalFull(message), self._all)
+            if 0 < self._max_sessions <= self._sessions.used:
+                message = (
+                    f"the journal has {self._sessions.used} open sessions, the most it may have (journal.max_sessions)"
+                )
+                raise _full(JournalFull(message), self._sessions)
+
+    def full(self, message: str) -> JournalFull:
+        """Return the error for a store that has no room for another reason."""
+        with self._lock:
+            return _full(JournalFull(message), self._all)
+
+
+def _full(error: JournalFull, account: _Account) -> JournalFull:
+    first = account.first()
+    error.room_at = None if first is None else first + REMOVED_WITHIN_S
+    return error

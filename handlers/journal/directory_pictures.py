@@ -1,0 +1,91 @@
+"""Pictures of a directory of journals: one file for all sessions of an owner.
+
+    {root}/pictures/{owner}/{hash}
+
+A session's picture is a hard link to this file. So it stays whatever becomes of the file, and the number of links tells
+whether another session has the picture. The worker that ends the last one deletes the file; what a killed worker leaves
+is deleted by the next full sweep.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from handlers.journal import directory_files as files
+from handlers.journal.event import DamagedRecord
+from handlers.journal.journal import check_owner, is_image_name
+
+PICTURES = "pictures"
+MAX_ATTEMPTS = 5  # to link a picture whose file is deleted at the same moment
+
+
+class DirectoryPictures:
+    """root: of the journals. Any thread and, over the directory, any process."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._folder = root / PICTURES
+
+    def link(self, owner: str, path: Path, data: bytes) -> int:
+        """Make this path a picture of its owner. Return the bytes that were written; 0 if the owner has the picture.
+
+        Sync the path's folder afterwards. Raises FileNotFoundError if that is gone.
+        """
+        shared = self._folder / check_owner(owner) / path.name
+        num_written = 0
+        for _ in range(MAX_ATTEMPTS):
+            write = files.replace
+            try:
+                if _is_equal(shared, data):
+                    os.link(shared, path, follow_symlinks=False)
+                    return num_written
+            except FileExistsError:  # another request for this session was faster
+                return num_written
+            except FileNotFoundError:
+                if not path.parent.is_dir():
+                    raise
+                write = files.create
+            except OSError as exc:
+                if exc.errno != errno.EMLINK:  # a file system limits the links to one file
+                    raise
+            shared.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with suppress(FileNotFoundError, FileExistsError):  # swept, or damaged, at this moment
+                if write(shared, data):
+                    num_written = files.size_of_new(len(data))
+        raise OSError("a picture of the journal cannot be linked: other workers delete it each time")
+
+    def release(self, owner: str, name: str) -> int:
+        """Delete the owner's picture if no session has it. Return the bytes that are free then."""
+        shared = self._folder / owner / name
+        with suppress(FileNotFoundError):
+            if shared.lstat().st_nlink == 1:
+                return files.remove(shared)
+        return 0
+
+    def sweep(self) -> None:
+        """Delete the pictures that no session has, temporary files whose writers are gone, and empty folders."""
+        for folder in _entries(self._folder):
+            for file in _entries(Path(folder)):
+                with suppress(FileNotFoundError):  # another worker sweeps, too
+                    info = file.stat(follow_symlinks=False)
+                    if is_image_name(file.name) and info.st_nlink == 1:
+                        os.unlink(file)
+                    else:
+                        files.remove_abandoned(self._root, file, info)
+            with suppress(OSError):  # not empty
+                os.rmdir(folder)
+
+
+def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        yield from entries
+
+
+def _is_equal(path: Path, data: bytes) -> bool:
+    """True if the file has this content. Raises FileNotFoundError."""
+    try:
+        return files.read_beginning(path, len(data) + 1) == data
+    except DamagedRecord:
+        return False

@@ -1,0 +1,54 @@
+"""The measurement of a directory of journals."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from handlers.journal import directory_files as files
+from handlers.journal.budget import NEVER, JournalUsage
+from handlers.journal.directory_pictures import PICTURES
+from handlers.journal.journal import ANYONE, expiry, is_image_name, is_owner
+
+FIRST_EVENT = "00000000"
+CLOSED = "closed"
+OWNER_MARK = "owner."  # the beginning of an empty file's name, whose end is the session's owner
+
+
+def measure(root: Path, found: JournalUsage) -> None:
+    """Count all files and open sessions. Delete temporary files whose writers are gone.
+
+    Set the modification time of the root to now before.
+    """
+    for folder in root.iterdir():
+        if folder.name == PICTURES:
+            continue
+        owner, num_bytes, names = ANYONE, 0, set()
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:  # another worker sweeps
+            for file in entries:
+                if file.name.startswith(OWNER_MARK):
+                    owner = owner_of(file.name) or owner
+                    continue
+                names.add(file.name)
+                info = file.stat(follow_symlinks=False)
+                if not files.remove_abandoned(root, file, info):
+                    num_bytes += _share(file.name, info)
+        found.add(owner, _expiry(folder.name), num_bytes, int(FIRST_EVENT in names and CLOSED not in names))
+
+
+def owner_of(name: str) -> str | None:
+    """Return the owner that the name of a file in a session's folder tells, if any."""
+    owner = name.removeprefix(OWNER_MARK)
+    return owner if name.startswith(OWNER_MARK) and is_owner(owner) else None
+
+
+def _share(name: str, info: os.stat_result) -> int:
+    """Return a file's bytes; of a picture, the part of one of the sessions that have it."""
+    num_sessions = max(1, info.st_nlink - 1) if is_image_name(name) else 1
+    return files.size(info) // num_sessions
+
+
+def _expiry(name: str) -> int:
+    try:
+        return expiry(name)
+    except ValueError:
+        return NEVER

@@ -1,0 +1,71 @@
+"""Scripts that a server of Redis or Valkey runs, each in one round trip, and its errors as OSError."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from handlers.settings import JournalSettings
+from torchmoor.wire.store_urls import RedisAddress
+
+SCANNED = 1000  # keys of one page
+
+
+class RedisScripts:
+    """client: returns bytes."""
+
+    def __init__(self, client: "redis.Redis") -> None:
+        self._client: Any = client
+
+    def run(self, script: str, keys: Sequence[str], *arguments: object) -> Any:
+        """Return the script's result. Raises OSError."""
+        with _translated():
+            try:
+                return self._client.eval(script, len(keys), *keys, *arguments)
+            except redis.ReadOnlyError:  # the primary became a replica; its address may now lead to the new one
+                self._client.connection_pool.disconnect()
+                raise
+
+    def scan(self, cursor: int, pattern: str) -> tuple[int, list[str]]:
+        """Return the next cursor, 0 at the end, and some keys. Raises OSError."""
+        with _translated():
+            following, keys = self._client.scan(cursor, match=pattern, count=SCANNED)
+        return following, [key.decode(errors="replace") for key in keys]
+
+    def run_all(self, commands: Sequence[tuple[object, ...]]) -> list[Any]:
+        """Run many commands in one round trip. Raises OSError."""
+        with _translated():
+            pipeline = self._client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            results: list[Any] = pipeline.execute()
+            return results
+
+
+def connect(address: RedisAddress, limits: JournalSettings) -> "redis.Redis":
+    """Make a client with time-outs. Connects with the first command."""
+    pool = redis.ConnectionPool(
+        connection_class=redis.SSLConnection if address.tls else redis.Connection,
+        **address.options(connect_timeout_s=limits.connect_timeout_s, timeout_s=limits.timeout_s),
+        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),  # for a connection cut while idle
+        max_connections=limits.max_in_flight,
+    )
+    return redis.Redis(connection_pool=pool)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Raise the library's errors as OSError, without their texts, which may quote arguments."""
+    try:
+        yield
+    except redis.TimeoutError:
+        raise TimeoutError("the journal's server did not answer in time") from None
+    except redis.ConnectionError as exc:
+        raise ConnectionError(f"the journal's server cannot be reached ({type(exc).__name__})") from None
+    except redis.RedisError as exc:
+        code = str(exc).partition(" ")[0]
+        said = code if code.isalpha() and code.isupper() else type(exc).__name__
+        raise OSError(f"the journal's server refused a command ({said})") from None

@@ -1,0 +1,183 @@
+"""OpenAI's embeddings, and the rerank requests of Cohere and Jina, as task requests: bodies and answers.
+
+A body is recognised by its fields, as the chat dialects are: `input` is embeddings, `query` with `documents` is rerank.
+"""
+
+import base64
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from handlers.errors import InvalidRequest
+from handlers.many.request import TaskRequest, read_body, read_request
+from handlers.requests import Incoming
+from torchmoor.wire import headers as wire
+
+EMBEDDINGS, CLASSIFICATION = "sentence-embeddings", "text-classification"
+ENCODINGS = ("float", "base64")
+_EMBEDDING_FIELDS = {"input", "model", "encoding_format", "dimensions", "user"}
+_RERANK_FIELDS = {"query", "documents", "model", "top_n", "return_documents", "user"}
+
+
+def read_task_request(incoming: Incoming, task: str) -> TaskRequest:
+    """Read a body of any form for a task. Raises InvalidJson, InvalidRequest, UnsupportedMedia."""
+    body = read_body(incoming)
+    if isinstance(body, dict) and "inputs" not in body:
+        given = {name: value for name, value in body.items() if value is not None}
+        model = incoming.headers.get(wire.TARGET_MODEL, "")
+        if "input" in given:
+            return _read_embeddings(given, model).request_of(task)
+        if "documents" in given:
+            return _read_rerank(given, model).request_of(task)
+    return read_request(body)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsForm:
+    """OpenAI's embeddings. dimensions: None for all of the model's."""
+
+    model: str
+    texts: Sequence[str]
+    is_base64: bool
+    dimensions: int | None
+
+    def request_of(self, task: str) -> TaskRequest:
+        if task != EMBEDDINGS:
+            raise InvalidRequest(f"this model's task is {task}, and embeddings need {EMBEDDINGS}", param="model")
+        return TaskRequest(list(self.texts), {"truncation": False}, self)
+
+    def answer(self, result: Any, num_tokens: int) -> dict[str, Any]:
+        data = [
+            {"object": "embedding", "index": index, "embedding": self._encode(vector)}
+            for index, vector in enumerate(result["embeddings"])
+        ]
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return {"object": "list", "data": data, "model": self.model, "usage": usage}
+
+    def _encode(self, vector: list[float]) -> Any:
+        found = torch.tensor(vector)
+        if self.dimensions is not None:
+            if self.dimensions > len(found):
+                raise InvalidRequest(f"'dimensions' must be at most {len(found)} for this model", param="dimensions")
+            found = torch.nn.functional.normalize(found[: self.dimensions], dim=0)
+        return base64.b64encode(found.numpy().astype("<f4").tobytes()).decode() if self.is_base64 else found.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class RerankForm:
+    """Documents in the order of their relevance to a query: a cross encoder's score, or the cosine of embeddings."""
+
+    model: str
+    query: str
+    documents: Sequence[str]
+    top_n: int
+    has_documents: bool
+
+    def request_of(self, task: str) -> TaskRequest:
+        if task == CLASSIFICATION:
+            pairs = [{"text": self.query, "text_pair": document} for document in self.documents]
+            return TaskRequest(pairs, {"top_k": 2, "truncation": True}, self)
+        if task == EMBEDDINGS:
+            return TaskRequest([self.query, *self.documents], {"normalize": True}, self)
+        raise InvalidRequest(
+            f"this model's task is {task}, and rerank needs {EMBEDDINGS}, or {CLASSIFICATION} with one label",
+            param="model",
+        )
+
+    def answer(self, result: Any, num_tokens: int) -> dict[str, Any]:
+        scores = _cosines(result["embeddings"]) if isinstance(result, dict) else [_score(labels) for labels in result]
+        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self.top_n]
+        results = [
+            {
+                "index": index,
+                "relevance_score": scores[index],
+                **({"document": {"text": self.documents[index]}} if self.has_documents else {}),
+            }
+            for index in best
+        ]
+        return {
+            "id": f"rerank-{uuid.uuid4().hex}",
+            "model": self.model,
+            "results": results,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+
+
+def _cosines(vectors: Sequence[Sequence[float]]) -> list[float]:
+    query, *documents = vectors
+    return [math.fsum(a * b for a, b in zip(query, document, strict=True)) for document in documents]
+
+
+def _score(labels: Sequence[Mapping[str, Any]]) -> float:
+    if len(labels) > 1:
+        raise InvalidRequest("this model tells classes apart; rerank needs a model with one label", param="model")
+    score: float = labels[0]["score"]
+    return score
+
+
+def _read_embeddings(given: Mapping[str, Any], model: str) -> EmbeddingsForm:
+    _check_fields(given, _EMBEDDING_FIELDS, "embeddings")
+    encoding, dimensions = given.get("encoding_format", ENCODINGS[0]), given.get("dimensions")
+    if encoding not in ENCODINGS:
+        raise InvalidRequest(f"'encoding_format' must be one of {', '.join(ENCODINGS)}", param="encoding_format")
+    texts = given["input"] if isinstance(given["input"], list) else [given["input"]]
+    if any(isinstance(text, int | list) for text in texts):
+        raise InvalidRequest(
+            "'input' must be a text or a list of texts: token ids of another tokenizer mean nothing to this model",
+            param="input",
+        )
+    return EmbeddingsForm(
+        model=_model(given, model),
+        texts=_texts(texts, "input"),
+        is_base64=encoding == "base64",
+        dimensions=None if dimensions is None else _positive(dimensions, "dimensions"),
+    )
+
+
+def _read_rerank(given: Mapping[str, Any], model: str) -> RerankForm:
+    _check_fields(given, _RERANK_FIELDS, "rerank")
+    documents = given["documents"]
+    if not isinstance(documents, list):
+        raise InvalidRequest("'documents' must be a list of texts", param="documents")
+    documents = [each.get("text") if isinstance(each, dict) else each for each in documents]
+    has_documents = given.get("return_documents", False)
+    if not isinstance(has_documents, bool):
+        raise InvalidRequest("'return_documents' must be true or false", param="return_documents")
+    top_n = given.get("top_n")
+    return RerankForm(
+        model=_model(given, model),
+        query=_texts([given.get("query")], "query")[0],
+        documents=_texts(documents, "documents"),
+        top_n=len(documents) if top_n is None else _positive(top_n, "top_n"),
+        has_documents=has_documents,
+    )
+
+
+def _check_fields(given: Mapping[str, Any], known: set[str], what: str) -> None:
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise InvalidRequest(f"{what} have no field {unknown[0][:40]!r} here", param=unknown[0][:40])
+
+
+def _texts(texts: Sequence[Any], name: str) -> Sequence[str]:
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise InvalidRequest(f"'{name}' must be a text that is not empty, or a list of such texts", param=name)
+    return texts
+
+
+def _positive(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidRequest(f"'{name}' must be a whole number of at least 1", param=name)
+    return value
+
+
+def _model(given: Mapping[str, Any], model: str) -> str:
+    """Return the model's name that the client used."""
+    name = given.get("model", model)
+    if not isinstance(name, str):
+        raise InvalidRequest("'model' must be a text", param="model")
+    return name

@@ -1,0 +1,41 @@
+"""How a checkpoint marks calls of tools and reasoning in its answers, as its chat template shows."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+CALL = ("<tool_call>", "</tool_call>")  # Hermes and Qwen: {"name": ..., "arguments": {...}} in between
+THOUGHT = ("<think>", "</think>")
+TOOL_MARKS = (*CALL, "<tool_response>", "</tool_response>")
+_TOOLS = re.compile(r"\btools\b")
+_BEGUN_THOUGHT = re.compile(r"<think>(?:\\n|\s)*['\"]")  # the end of a text in the template
+_OTHER_CALLS = "<function="  # calls as XML inside the same marks
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStyle:
+    """The marks around calls and around reasoning; None if the template knows none, or others.
+
+    begins_in_thought: the prompt ends with the first mark of reasoning. knows_tools: the template shows tools to the
+    model, in whatever form it answers.
+    """
+
+    call: tuple[str, str] | None = None
+    thought: tuple[str, str] | None = None
+    begins_in_thought: bool = False
+    knows_tools: bool = False
+
+
+def find_answer_style(template: str, tokenizer: Any) -> AnswerStyle:
+    """Find the marks. Those that the tokenizer leaves out of texts as special tokens do not count."""
+    unseen = set(tokenizer.all_special_tokens)
+    knows_tools = _TOOLS.search(template) is not None
+    has_calls = knows_tools and CALL[0] in template and _OTHER_CALLS not in template and not unseen & set(CALL)
+    has_thoughts = THOUGHT[1] in template and not unseen & set(THOUGHT)
+    _, _, prompt_end = template.partition("add_generation_prompt")
+    return AnswerStyle(
+        call=CALL if has_calls else None,
+        thought=THOUGHT if has_thoughts else None,
+        begins_in_thought=has_thoughts and _BEGUN_THOUGHT.search(prompt_end) is not None,
+        knows_tools=knows_tools,
+    )

@@ -1,0 +1,63 @@
+"""Write docs/api.md: every route of both planes, from the table that /openapi.json is made of. A test compares them.
+
+python scripts/make_api_reference.py
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torchmoor.proxy.api.reference.document import make_document
+from torchmoor.proxy.api.reference.routes import ADMIN_PLANE, DATA_PLANE
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+HEAD = """# API reference
+
+Every route of the two planes. `scripts/make_api_reference.py` writes this page from the table in
+`torchmoor/proxy/api/reference/`. `GET /openapi.json` returns the same as an OpenAPI 3.1 document, on each port for its
+own routes. [runtime-api.md](runtime-api.md), [responses.md](responses.md) and [many-models.md](many-models.md) describe
+bodies and errors.
+
+"""
+
+
+def render() -> str:
+    """Return the page."""
+    planes = (("Data plane", DATA_PLANE), ("Admin plane", ADMIN_PLANE))
+    return HEAD + "\n".join(_plane(title, make_document(groups)) for title, groups in planes)
+
+
+def _plane(title: str, document: dict[str, Any]) -> str:
+    sections = (_section(tag, document["paths"]) for tag in document["tags"])
+    return f"## {title}\n\n" + "\n".join(sections)
+
+
+def _section(tag: dict[str, str], paths: dict[str, dict[str, Any]]) -> str:
+    rows = (
+        f"| `{method.upper()} {path}` | {route['summary']} | {', '.join(_fields(route))} |\n"
+        for path, routes in paths.items()
+        for method, route in routes.items()
+        if tag["name"] in route["tags"]
+    )
+    table = "| request | effect | fields of the query, the head and the body |\n|---|---|---|\n" + "".join(rows)
+    return f"**{tag['name'].capitalize()}**: {tag['description']}\n\n{table}"
+
+
+def _fields(route: dict[str, Any]) -> Iterator[str]:
+    """Yield the names of a route's parameters and of its body's fields; required ones in bold."""
+    for parameter in route["parameters"]:
+        if parameter["in"] != "path":
+            yield f"`{parameter['name']}`"
+    for content in route.get("requestBody", {}).get("content", {}).values():
+        required = content["schema"].get("required", ())
+        for name in content["schema"].get("properties", {}):
+            yield f"**`{name}`**" if name in required else f"`{name}`"
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    PAGE.write_text(render(), encoding="utf-8")
+    print(f"wrote {PAGE}")

@@ -1,0 +1,276 @@
+"""Streams whose instance is lost go on at another one, with the real boto3 client or bytes on a socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from http.client import IncompleteRead
+from typing import Any
+
+import pytest
+from botocore.exceptions import EventStreamError
+
+from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, refusing
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.routing import LateBindingSettings
+from torchmoor.proxy.instances.instance import InstanceState
+from torchmoor.wire import headers
+from torchmoor.wire.continuation import ContinuationRequest, PieceKind, mark_piece, split_request
+
+BODY = json.dumps({"inputs": "größer", "stream": True}).encode()
+WORDS = ("ein ", "größer", "er ", "Satz")
+END = PieceKind.END
+FAILURE = b'\x1e{"error": {"code": "InternalError", "message": "the engine failed"}}'
+MakeStage = Callable[..., Stage]
+
+
+def marked(number: int) -> bytes:
+    return mark_piece(WORDS[number].encode(), f"{number},", END if number == len(WORDS) - 1 else PieceKind.PART)
+
+
+def saying(
+    first: int,
+    last: int = len(WORDS),
+    then: bytes | None = None,
+    content_type: str = "text/plain; charset=utf-8",
+    start: str = "the start",
+) -> Behaviour:
+    """Return a behaviour that sends some of the words; `then` sends these bytes and resets the connection."""
+
+    async def behave(request: Received, wire: Wire) -> None:
+        is_marked = headers.CONTINUABLE in request.headers
+        await wire.begin_stream(content_type, {headers.CONTINUABLE: start} if is_marked else {})
+        for number in range(first, last):
+            await wire.chunk(marked(number) if is_marked else WORDS[number].encode())
+        if then is None:
+            await wire.chunk(b"")
+            return
+        if then:
+            await wire.chunk(then)
+        wire.reset()
+
+    return behave
+
+
+def falling_silent(first: int, last: int) -> Behaviour:
+    async def behave(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain", {headers.CONTINUABLE: "the start"})
+        for number in range(first, last):
+            await wire.chunk(marked(number))
+        await wire.until_closed()
+
+    return behave
+
+
+def take_turns(stage: Stage, *behaviours: Behaviour) -> list[tuple[str, Received]]:
+    """Have the instances behave so, in the order in which they are asked; return what they are asked."""
+    left, asked = list(behaviours), []
+
+    def at(name: str) -> Behaviour:
+        async def behave(request: Received, wire: Wire) -> None:
+            asked.append((name, request))
+            await left.pop(0)(request, wire)
+
+        return behave
+
+    for name, fake in stage.instances.items():
+        fake.behave = at(name)
+    return asked
+
+
+def stream(stage: Stage, **arguments: Any) -> str:
+    answer = stage.client().invoke_endpoint_with_response_stream(
+        **{"EndpointName": "llava", "ContentType": "application/json", "Body": BODY, **arguments}
+    )
+    stage.close_later(answer["Body"])
+    assert headers.CONTINUABLE not in answer["ResponseMetadata"]["HTTPHeaders"]
+    return b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"]).decode()
+
+
+def counts(stage: Stage) -> tuple[int, int]:
+    """Return how many streams were continued, and how many have ended with an error."""
+    (dispatcher,) = stage.proxy.data.dispatchers.all()
+    return dispatcher.metrics.streams_continued, dispatcher.metrics.mid_stream_errors
+
+
+@pytest.fixture
+def three(make_stage: MakeStage) -> Stage:
+    return make_stage(names=("a", "b", "c"), are_journaled=True)
+
+
+@pytest.mark.parametrize("then", [b"", marked(2)[:4], marked(2)[:-1]], ids=["", "in a mark", "in a piece"])
+@pytest.mark.parametrize("session", [None, make_session_id("a")], ids=["stateless", "session"])
+def test_a_stream_goes_on_where_it_was_cut(three: Stage, session: str | None, then: bytes) -> None:
+    """The second instance gets the request with the notes of the pieces that the client has; nothing is sent twice."""
+    asked = take_turns(three, saying(0, 2, then), saying(2))
+
+    assert stream(three, **({"SessionId": session} if session else {})) == "".join(WORDS)
+
+    (first, before), (second, after) = asked
+    assert first != second
+    assert before.body == BODY
+    request, body = split_request(int(after.headers[headers.CONTINUATION]), after.body)
+    assert (request, body) == (ContinuationRequest("application/json", "the start", "0,1,"), BODY)
+    assert after.headers["content-type"] == "application/octet-stream"
+    same = (headers.REQUEST_ID, headers.INVOCATION_ID, headers.CONTINUABLE, headers.ENDPOINT)
+    assert [before.headers[name] for name in same] == [after.headers[name] for name in same]
+    assert before.headers.get(headers.SESSION_ID) == after.headers.get(headers.SESSION_ID) == session
+    assert counts(three) == (1, 0)
+
+
+def test_a_second_loss_is_survived_and_a_third_is_not(make_stage: MakeStage) -> None:
+    """Two losses are survived, so that a request which ends its instances does not end them all."""
+    four = make_stage(names=("a", "b", "c", "d"))
+    asked = take_turns(four, saying(0, 1, b""), saying(1, 2, b""), saying(2))
+    assert stream(four) == "".join(WORDS)
+    assert len({name for name, _ in asked}) == 3
+    assert split_request(int(asked[2][1].headers[headers.CONTINUATION]), asked[2][1].body)[0].notes == "0,1,"
+
+    take_turns(four, *(saying(number, number + 1, b"") for number in range(3)))
+    with pytest.raises(EventStreamError):
+        stream(four)
+    assert counts(four) == (4, 1)
+
+
+def test_what_another_instance_refuses_is_tried_once_more_then_broken(three: Stage) -> None:
+    """A refusal of the continuation is not the answer: the stream ends with the error of a lost instance."""
+    conflict, other = refusing(409, "TurnConflict", "another prompt"), answering(body=b"a whole answer")
+    take_turns(three, saying(0, 2, b""), refusing(429, "Overloaded", "full"), saying(2))
+    assert stream(three) == "".join(WORDS)
+
+    take_turns(three, saying(0, 2, b""), conflict, other)
+    with pytest.raises(EventStreamError) as caught:
+        stream(three)
+    assert "StreamBroken" in caught.value.response["Error"]["Message"]
+
+
+def test_an_end_without_its_mark_is_a_loss(three: Stage) -> None:
+    """An answer whose connection ends in order is whole only with its last piece; one that is reset then is whole."""
+
+    async def ending_early(request: Received, wire: Wire) -> None:
+        await saying(0, 2)(request, wire)
+
+    take_turns(three, ending_early, saying(2, len(WORDS), b""))
+
+    assert stream(three) == "".join(WORDS)
+    assert counts(three) == (1, 0)
+
+
+def test_a_failure_that_the_instance_reports_is_shown_if_no_other_goes_on(make_stage: MakeStage) -> None:
+    """A worker whose engine fails says so in the stream's form; the client gets that only at the end of all tries."""
+    failing = [saying(number, number + 1, mark_piece(FAILURE, "", PieceKind.FAILURE)) for number in range(2)]
+    stage = make_stage()
+    take_turns(stage, failing[0], saying(1))
+    assert stream(stage) == "".join(WORDS)
+
+    take_turns(stage, *failing)
+    with pytest.raises(EventStreamError) as caught:
+        stream(stage)
+    assert "the engine failed" in caught.value.response["Error"]["Message"]
+
+
+def test_a_silent_stream_goes_on_elsewhere(make_stage: MakeStage) -> None:
+    """An instance that hangs is left after stream_idle_timeout_s."""
+    stage = make_stage(timeouts=TimeoutSettings(sweep_interval_s=0.02, stream_idle_timeout_s=0.2))
+    take_turns(stage, falling_silent(0, 2), saying(2))
+
+    assert stream(stage) == "".join(WORDS)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_continued_bytes": len(BODY) + 3}, {"max_continued_total_bytes": len(BODY)}, {"max_continued_bytes": 0}],
+)
+def test_a_stream_above_the_limits_ends_as_before(make_stage: MakeStage, limits: dict[str, int]) -> None:
+    """Without room for the request and the notes the client gets what came, and the error."""
+    stage = make_stage(limits=LimitSettings(**limits))
+    asked = take_turns(stage, saying(0, 2, b""))
+
+    with pytest.raises(EventStreamError):
+        stream(stage)
+
+    [(_, request)] = asked
+    assert (headers.CONTINUABLE in request.headers) is (limits != {"max_continued_bytes": 0})
+    assert counts(stage) == (0, 1)
+
+
+def test_what_cannot_be_repeated_is_not_continued(make_stage: MakeStage) -> None:
+    """A session without a journal, an opening and a form end with the error."""
+    stage = make_stage(are_journaled=False)
+    for arguments in (
+        {"SessionId": make_session_id("a")},
+        {"SessionId": "NEW_SESSION"},
+        {"ContentType": "application/x-www-form-urlencoded"},
+    ):
+        asked = take_turns(stage, saying(0, 2, b""))
+        with pytest.raises(EventStreamError):
+            stream(stage, **arguments)
+        assert (headers.CONTINUABLE in asked[0][1].headers) is ("ContentType" in arguments)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/endpoints/llava/invocations", "/invocations"])
+def test_pieces_of_other_dialects_go_on_too(make_stage: MakeStage, path: str) -> None:
+    """OpenAI's events, and text that is passed as it is."""
+    stage = make_stage()
+    content_type = "text/event-stream" if path.startswith("/v1") else "text/plain"
+    take_turns(stage, saying(0, 2, marked(2)[:5], content_type), saying(2, content_type=content_type, start="another"))
+    connection = stage.http()
+    connection.request("POST", path, BODY, {"Content-Type": "application/json"})
+
+    answer = connection.getresponse()
+
+    assert answer.read().decode() == "".join(WORDS)
+    assert answer.headers.get(headers.CONTINUABLE) is None
+
+
+def test_a_stream_of_an_instance_that_is_down_goes_on_elsewhere(make_stage: MakeStage) -> None:
+    """An instance that hangs need not fall silent for stream_idle_timeout_s: the probes find out sooner."""
+    stage = make_stage()
+    asked = take_turns(stage, falling_silent(0, 2), saying(2))
+    connection = stage.http()
+    connection.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    assert answer.read(len("ein größer".encode())).decode() == "ein größer"
+
+    stage.run(report_down(stage, asked[0][0]))
+
+    assert answer.read().decode() == "".join(WORDS[2:])
+
+
+async def report_down(stage: Stage, name: str) -> None:
+    stage.registry.set_state(name, InstanceState.DOWN)
+
+
+def test_a_stream_waits_for_room_elsewhere(make_stage: MakeStage) -> None:
+    """With late binding, the rest of a stream waits like a request; if the wait is too long, the stream breaks."""
+    late = LateBindingSettings(max_waiting=8, max_wait_s=20)
+    stage = make_stage(capacity=1, late_binding=late)
+    gates = [Gate(), Gate()]
+
+    def after(gate: Gate, then: Behaviour) -> Behaviour:
+        async def behave(request: Received, wire: Wire) -> None:
+            await gate.pass_through()
+            await then(request, wire)
+
+        return behave
+
+    for is_in_time in (True, False):
+        take_turns(stage, after(gates[0], answering()), saying(0, 2, b""), saying(2))
+        with stage.socket() as busy:
+            busy.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+            gates[0].wait_reached()
+            begun = stage.http()
+            begun.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
+            answer = begun.getresponse()
+            stage.until(lambda: stage.proxy.data.dispatchers.all()[0].num_waiting, "the rest waits")
+            if is_in_time:
+                gates[0].open()
+                assert answer.read().decode() == "".join(WORDS)
+            else:
+                stage.pass_time(30)
+                with pytest.raises(IncompleteRead):
+                    answer.read()
+                gates[0].open()
+            busy.recv(65536)
+        gates.pop(0)

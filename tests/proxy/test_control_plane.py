@@ -1,0 +1,199 @@
+"""The control plane's operations that describe endpoints, and who may reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import boto3
+import pytest
+import requests
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from tests.proxy.conftest import Stage
+from tests.proxy.fake_instance import answering
+from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Endpoint
+
+TARGET = {"X-Amz-Target": "SageMaker.ListEndpoints", "Content-Type": "application/x-amz-json-1.1"}
+
+
+def sagemaker(url: str, *, secret: str = "secret") -> Any:
+    return boto3.client(
+        "sagemaker",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="AKIAEXAMPLE",
+        aws_secret_access_key=secret,
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+
+
+@pytest.mark.parametrize("plane", ["runtime_url", "admin_url"])
+def test_describes_and_lists_the_configured_endpoints_on_both_ports(stage: Stage, plane: str) -> None:
+    client = sagemaker(getattr(stage.proxy, plane))
+    found = client.describe_endpoint(EndpointName="llava")
+    assert found["EndpointArn"] == "arn:aws:sagemaker:us-east-1:000000000000:endpoint/llava"
+    assert found["EndpointStatus"] == "InService"
+    assert found["ProductionVariants"][0]["CurrentInstanceCount"] == 2
+    client.get_waiter("endpoint_in_service").wait(EndpointName="llava")
+    assert [each["EndpointName"] for each in client.list_endpoints()["Endpoints"]] == ["llava"]
+    assert client.list_endpoints(NameContains="other")["Endpoints"] == []
+
+
+def test_a_missing_endpoint_has_the_services_error_and_ends_the_waiter(stage: Stage) -> None:
+    client = sagemaker(stage.proxy.runtime_url)
+    with pytest.raises(ClientError, match=r'Could not find endpoint "arn:aws:sagemaker:.*:endpoint/gone"') as caught:
+        client.describe_endpoint(EndpointName="gone")
+    assert caught.value.response["Error"]["Code"] == "ValidationException"
+    client.get_waiter("endpoint_deleted").wait(EndpointName="gone")
+
+
+def test_input_is_checked_against_the_services_model(stage: Stage) -> None:
+    url = stage.proxy.runtime_url
+    target = {**TARGET, "X-Amz-Target": "SageMaker.DescribeEndpoint"}
+    for body, problem in (
+        (b'{"EndpointName": "two words"}', "must match"),
+        (b'{"EndpointName": 5}', "Invalid type"),
+        (b"{}", "Missing required parameter"),
+        (b'{"EndpointName": "llava", "Other": 1}', "Unknown parameter"),
+        (b"[]", "must be a JSON object"),
+        (b"{", "not valid JSON"),
+    ):
+        answer = requests.post(url, headers=target, data=body, timeout=60)
+        assert (answer.status_code, answer.json()["__type"]) == (400, "ValidationException")
+        assert problem in answer.json()["message"]
+
+
+def test_other_operations_name_those_that_are_served(stage: Stage) -> None:
+    client = sagemaker(stage.proxy.runtime_url)
+    with pytest.raises(ClientError, match="Served are DescribeEndpoint, ListEndpoints") as caught:
+        client.create_training_job(
+            TrainingJobName="job",
+            AlgorithmSpecification={"TrainingInputMode": "File"},
+            RoleArn="arn:aws:iam::000000000000:role/any-role-there-is",
+            OutputDataConfig={"S3OutputPath": "s3://bucket/out"},
+            ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
+            StoppingCondition={"MaxRuntimeInSeconds": 60},
+        )
+    assert caught.value.response["Error"]["Code"] == "UnknownOperationException"
+    other = requests.post(
+        stage.proxy.runtime_url, headers={**TARGET, "X-Amz-Target": "Logs_1.Any"}, data=b"{}", timeout=60
+    )
+    assert "sagemaker (SageMaker)" in other.json()["message"]
+
+
+@pytest.mark.parametrize("plane", ["runtime_url", "admin_url"])
+def test_a_web_page_does_not_reach_it(stage: Stage, plane: str) -> None:
+    url = getattr(stage.proxy, plane)
+    assert requests.post(url, headers=TARGET, data=b"{}", timeout=60).status_code == 200
+    for headers, status in (
+        ({**TARGET, "Origin": "https://page.example"}, 403),
+        ({**TARGET, "Host": "page.example"}, 403),
+        ({"Content-Type": "text/plain"}, 404),  # a page may send this without asking first
+    ):
+        assert requests.post(url, headers=headers, data=b"{}", timeout=60).status_code == status
+    preflight = requests.options(
+        url,
+        headers={"Origin": "https://page.example", "Access-Control-Request-Headers": "x-amz-target"},
+        timeout=60,
+    )
+    assert preflight.status_code >= 400
+    assert "Access-Control-Allow-Origin" not in preflight.headers
+
+
+def test_keys_guard_it_on_the_data_plane(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(credentials=Credentials(keys={"AKIAEXAMPLE": AccessKey(secret="0123456789abcdef")}))
+    url = stage.proxy.runtime_url
+    assert sagemaker(url, secret="0123456789abcdef").list_endpoints()["Endpoints"]
+    with pytest.raises(ClientError, match="signature we calculated does not match"):
+        sagemaker(url, secret="another").list_endpoints()
+    assert requests.post(url, headers=TARGET, data=b"{}", timeout=60).status_code == 403
+
+
+def test_an_open_address_without_keys_does_not_serve_it(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(listen=ListenSettings(host="0.0.0.0", port=0, admin_port=0))
+    answer = requests.post(f"http://127.0.0.1:{stage.proxy.port}", headers=TARGET, data=b"{}", timeout=60)
+    assert answer.status_code == 403
+    assert "needs access keys" in answer.json()["message"]
+
+
+def test_endpoints_come_change_and_go_while_requests_are_served(stage: Stage) -> None:
+    client = stage.client()
+    stage.a.behave = answering(body=b"a")
+    stage.b.behave = answering(body=b"b")
+
+    async def stage_endpoint(generation: int, port: int) -> Endpoint:
+        settings = EndpointSettings(name="other", variants=(VariantSettings(model=f"model{generation}"),))
+        endpoint = stage.registry.stage(settings, generation)
+        name = f"other-{generation}"
+        stage.registry.add(
+            Instance(
+                name=name,
+                endpoint="other",
+                generation=generation,
+                model=f"model{generation}",
+                port=port,
+                state=InstanceState.READY,
+            )
+        )
+        return endpoint
+
+    async def serve(endpoint: Endpoint) -> None:
+        stage.registry.serve(endpoint)
+
+    async def end(endpoint: Endpoint) -> None:
+        stage.registry.retire(endpoint)
+        for instance in list(endpoint.instances):
+            stage.registry.dismiss(instance.name)
+        stage.registry.forget(endpoint)
+
+    def invoke() -> tuple[str, str]:
+        answer = client.invoke_endpoint(EndpointName="other", Body=b"{}")
+        return answer["Body"].read().decode(), answer["ResponseMetadata"]["HTTPHeaders"]["x-torchmoor-instance"]
+
+    with pytest.raises(ClientError, match="Endpoint other of account 000000000000 not found"):
+        invoke()
+    first = stage.run(stage_endpoint(1, stage.a.port))
+    with pytest.raises(ClientError, match="not found"):
+        invoke()
+    stage.run(serve(first))
+    assert invoke() == ("a", "other-1")
+    second = stage.run(stage_endpoint(2, stage.b.port))
+    assert invoke() == ("a", "other-1")
+    stage.run(serve(second))
+    assert invoke() == ("b", "other-2")
+    stage.run(end(first))
+    assert invoke() == ("b", "other-2")
+    assert stage.b.received[-1].path == "/predictions/model2"
+    assert 'endpoint="other"' in requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    stage.run(end(second))
+    with pytest.raises(ClientError, match="not found"):
+        invoke()
+    assert 'endpoint="other"' not in requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+
+
+def test_the_cbor_protocol_has_the_same_errors_and_the_same_guard(stage: Stage) -> None:
+    url = f"{stage.proxy.runtime_url}/service/SageMaker/operation/ListEndpoints"
+    cbor = {"Smithy-Protocol": "rpc-v2-cbor", "Content-Type": "application/cbor"}
+    assert b"llava" in requests.post(url, headers=cbor, data=b"\xa0", timeout=60).content
+    for body in (b"\x9f" * 20_000, b"\xa1", b"\x5b\xff\xff\xff\xff\xff\xff\xff\xff", b"\x80"):
+        answer = requests.post(url, headers=cbor, data=body, timeout=60)
+        assert (answer.status_code, answer.headers["x-amzn-errortype"]) == (400, "ValidationException")
+    assert requests.post(url, headers={**cbor, "Origin": "https://page.example"}, timeout=60).status_code == 403
+    assert requests.post(url, data=b"\xa0", timeout=60).status_code == 404
+    cloudwatch = boto3.client(
+        "cloudwatch",
+        endpoint_url=stage.proxy.runtime_url,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+    with pytest.raises(ClientError, match="names no service that is served here") as caught:
+        cloudwatch.list_metrics()
+    assert caught.value.response["Error"]["Code"] == "UnknownOperationException"
+    cloudwatch.close()

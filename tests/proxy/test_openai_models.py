@@ -1,0 +1,79 @@
+"""OpenAI's paths on endpoints with many models: the body's `model` is the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.proxy.conftest import Stage
+from tests.proxy.fake_many import FakeFleet
+from tests.proxy.test_openai import call, client
+from torchmoor.config.routing import MultiModelSettings
+
+MakeStage = Callable[..., Stage]
+TASKS = ("embeddings", "rerank", "chat/completions")
+
+
+@pytest.fixture
+def many(make_stage: MakeStage) -> Stage:
+    """Return a proxy in front of two instances with two models."""
+    return make_stage(multi_model=MultiModelSettings(), prepare=FakeFleet(("m1.tar.gz", "m2.tar.gz")))
+
+
+@pytest.mark.parametrize("base", ["/v1", "/endpoints/llava/openai/v1"])
+@pytest.mark.parametrize("task", TASKS)
+def test_the_bodys_model_is_the_target(many: Stage, base: str, task: str) -> None:
+    """The request goes to an instance that has the model; a header that names another one counts more."""
+    body = b'{"input": "a", "model": "m1.tar.gz"}'
+    header = {"X-Amzn-SageMaker-Target-Model": "m2.tar.gz"}
+
+    status, _, answer = call(many, f"{base}/{task}", body)
+    again = call(many, f"{base}/{task}", body)
+    named = call(many, f"{base}/{task}", body, **header)
+
+    assert (status, answer["model"]) == (200, "m1.tar.gz")
+    assert again[2] == answer
+    assert again[1]["x-amzn-sagemaker-invoked-routing-reason"] == "model-resident"
+    assert named[2]["model"] == "m2.tar.gz"
+    received = [*many.a.received, *many.b.received]
+    assert all(each.body == body for each in received)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (b'{"input": "a"}', 400, "model"),
+        (b'{"input": "a", "model": 7}', 400, "model"),
+        (b'{"input": "a", "model": "m1\\r\\nX-Evil: 1"}', 400, None),
+        (b'{"input": "a", "model": "\\u00fc"}', 400, None),
+        (b'{"input": "a", "model": "absent.tar.gz"}', 404, None),
+    ],
+)
+def test_a_wrong_model_is_refused(many: Stage, body: bytes, status: int, param: str | None) -> None:
+    """Nothing of a name that is not printable reaches an instance."""
+    given, _, answer = call(many, "/v1/embeddings", body)
+
+    assert (given, answer["error"]["param"]) == (status, param)
+    assert not any("x-evil" in each.headers for each in (*many.a.received, *many.b.received))
+
+
+def test_an_endpoint_with_one_model_has_no_embeddings(stage: Stage) -> None:
+    """The error says what is needed."""
+    status, _, answer = call(stage, "/v1/embeddings", b'{"input": "a", "model": "llava"}')
+
+    assert status == 404
+    assert "many models" in answer["error"]["message"]
+    assert call(stage, "/v1/embeddings", None)[0] == 404
+
+
+def test_models_have_capabilities(stage: Stage, many: Stage) -> None:
+    """What the models of an endpoint can be asked for."""
+
+    def capabilities(of: Stage) -> Any:
+        [model] = client(of).models.list()
+        return (model.model_extra or {})["capabilities"]
+
+    assert capabilities(stage) == ["chat.completions", "completions", "responses"]
+    assert capabilities(many) == ["chat.completions", "completions", "embeddings", "rerank"]

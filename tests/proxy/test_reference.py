@@ -1,0 +1,146 @@
+"""The OpenAPI documents of both planes: valid, complete, and true of the running proxy."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import requests
+
+from scripts.make_api_reference import PAGE, render
+from tests.proxy.conftest import Stage
+from tests.proxy.fake_many import FakeFleet
+from torchmoor.config.container import ContainerSettings
+from torchmoor.config.routing import MultiModelSettings
+from torchmoor.proxy.api.reference.document import make_document
+from torchmoor.proxy.api.reference.routes import ADMIN_PLANE, DATA_PLANE
+
+MakeStage = Callable[..., Stage]
+PARAMETERS = {"endpoint": "llava", "model": "m1.tar.gz", "name": "a", "action": "pin"}
+ODD_VALUES = ("", "x" * 2000, "a,b;c=d", "-1", "%00", "é".encode().decode("latin-1"))
+BODIES = (b"", b"null", b"[]", b"{", b'{"model": 7}', b"\xff", b'{"a": ' * 2000)
+
+
+def routes(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the method, the path with values for its parameters, and the description of each route."""
+    for path, methods in document["paths"].items():
+        for method, route in methods.items():
+            yield method.upper(), re.sub(r"{(\w+)}", lambda found: PARAMETERS.get(found[1], "x"), path), route
+
+
+def example(schema: Any) -> Any:
+    """Return the smallest value of a schema."""
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "oneOf" in schema:
+        return example(schema["oneOf"][0])
+    match schema.get("type"):
+        case "object":
+            return {name: example(schema["properties"][name]) for name in schema.get("required", ())}
+        case "array":
+            return [example(schema.get("items", {}))] * schema.get("minItems", 0)
+        case "integer":
+            return 1
+        case "boolean":
+            return False
+        case _:
+            return "text"
+
+
+def body_of(route: dict[str, Any]) -> bytes:
+    content = route.get("requestBody", {}).get("content", {}).get("application/json")
+    if content is None:
+        return b""
+    fields = example(content["schema"]) if content["schema"] else {}
+    return json.dumps({**fields, "model": "m1.tar.gz"}).encode()
+
+
+@pytest.fixture
+def planes(make_stage: MakeStage) -> dict[str, Stage]:
+    """Return a proxy with many models in the container's role, in which each route is served."""
+    many: dict[str, Any] = {"multi_model": MultiModelSettings(), "prepare": FakeFleet(("m1.tar.gz",))}
+    return {
+        "plain": make_stage(),
+        "many": make_stage(**many),
+        "container": make_stage(**many, container=ContainerSettings(serves_models=True)),
+    }
+
+
+def test_the_page_is_up_to_date() -> None:
+    """After a route is added, run `python scripts/make_api_reference.py`."""
+    assert PAGE.read_text() == render()
+
+
+@pytest.mark.parametrize("groups", [DATA_PLANE, ADMIN_PLANE])
+def test_the_documents_are_sound(groups: Any) -> None:
+    """Each operation has its own id, each body's schema is valid, and each error's schema is there."""
+    document = make_document(groups)
+    found = list(routes(document))
+
+    assert (
+        len({route["operationId"] for _, _, route in found}) == len(found) == sum(len(each.routes) for each in groups)
+    )
+    for _, _, route in found:
+        reference = route["responses"]["default"]["content"]["application/json"]["schema"]["$ref"]
+        assert reference.rpartition("/")[2] in document["components"]["schemas"]
+        for content in route.get("requestBody", {}).get("content", {}).values():
+            jsonschema.Draft202012Validator.check_schema(content["schema"])
+
+
+def test_each_route_of_the_data_plane_answers(planes: dict[str, Stage]) -> None:
+    """The served document is the table's; no route is unknown to all roles, and none is a fault."""
+    url = planes["plain"].proxy.runtime_url
+    document = requests.get(f"{url}/openapi.json", timeout=60).json()
+
+    assert document == make_document(DATA_PLANE)
+    for method, path, route in routes(document):
+        answers = [
+            requests.request(
+                method,
+                stage.proxy.runtime_url + path,
+                data=body_of(route),
+                headers={"Content-Type": "application/json"},
+                timeout=60,
+            )
+            for stage in planes.values()
+        ]
+        assert all(answer.status_code != 500 for answer in answers), (method, path)
+        assert any("UnknownOperationException" not in answer.text + str(answer.headers) for answer in answers), path
+
+
+def test_no_value_of_a_documented_field_is_a_fault(planes: dict[str, Stage]) -> None:
+    """Odd header fields, queries and bodies are refused or served; errors have the documented form."""
+    stage, document = planes["container"], make_document(DATA_PLANE)
+    schemas = document["components"]["schemas"]
+    with requests.Session() as http:
+
+        def check(method: str, path: str, route: dict[str, Any], **options: Any) -> None:
+            answer = http.request(method, stage.proxy.runtime_url + path, timeout=60, **options)
+            assert answer.status_code != 500, (method, path, options)
+            if answer.status_code >= 400 and answer.content:
+                reference = route["responses"]["default"]["content"]["application/json"]["schema"]["$ref"]
+                jsonschema.validate(answer.json(), schemas[reference.rpartition("/")[2]])
+
+        for method, path, route in routes(document):
+            for parameter in route["parameters"]:
+                for value in ODD_VALUES if parameter["in"] != "path" else ():
+                    place = "headers" if parameter["in"] == "header" else "params"
+                    check(method, path, route, data=body_of(route), **{place: {parameter["name"]: value}})
+            for body in BODIES if "requestBody" in route else ():
+                check(method, path, route, headers={"Content-Type": "application/json"}, data=body)
+    stage.check_clean()
+
+
+def test_each_route_of_the_admin_plane_answers(stage: Stage) -> None:
+    """The same table as the data plane's, on the admin plane's own port."""
+    url = stage.proxy.admin_url
+    document = requests.get(f"{url}/openapi.json", timeout=60).json()
+
+    assert document == make_document(ADMIN_PLANE)
+    for method, path, route in routes(document):
+        answer = requests.request(method, url + path, data=body_of(route), timeout=60)
+        assert answer.status_code not in (405, 500), (method, path)

@@ -1,0 +1,84 @@
+"""Long streamed answers in several forms, each read by its own client on a thread of its own."""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import requests
+
+from tests.torchserve.conftest import Fleet
+from tests.torchserve.test_cancel import ENDLESS
+from tests.torchserve.test_sessions import Chat
+from torchmoor.wire.headers import INSTANCE
+
+INPUTS = {"inputs": "hello", "stream": True, "parameters": {**ENDLESS, "details": True}}
+LOGPROB = re.compile(r'"log_?prob":-?[0-9.e-]+')  # its last digits depend on how many tokens a step has
+
+
+class LongStream(threading.Thread):
+    """Reads a stream to its end. instance: which has begun it."""
+
+    def __init__(self, begin: Callable[[], tuple[str, Iterator[str]]]) -> None:
+        super().__init__(daemon=True)
+        self.instance, self._pieces = begin()
+        self._text = next(self._pieces)
+        self._error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for piece in self._pieces:
+                self._text += piece
+        except Exception as error:
+            self._error = error
+
+    def finish(self) -> str:
+        """Return what the client has got, without log probabilities. Raises what the client did."""
+        self.join(120)
+        assert not self.is_alive()
+        if self._error is not None:
+            raise self._error
+        return LOGPROB.sub("", self._text)
+
+
+def begin_streams(fleet: Fleet, chat: Chat) -> list[LongStream]:
+    """Begin a turn of a session, answers in the forms of TGI and LMI by boto3, and one by OpenAI's client."""
+    turn = {"type": "send_text_prompt", "prompt_text": "hello", "stream": True, "parameters": ENDLESS}
+
+    def by_boto3(body: dict[str, Any], **more: str) -> tuple[str, Iterator[str]]:
+        answer = fleet.client().invoke_endpoint_with_response_stream(
+            EndpointName="llava", ContentType="application/json", Body=json.dumps(body), **more
+        )
+        pieces = (event["PayloadPart"]["Bytes"].decode() for event in answer["Body"])
+        return answer["ResponseMetadata"]["HTTPHeaders"][INSTANCE], pieces
+
+    def by_openai() -> tuple[str, Iterator[str]]:
+        gpt = openai.OpenAI(base_url=fleet.runtime + "/v1", api_key="any", timeout=60, max_retries=0)
+        answer = gpt.chat.completions.with_raw_response.create(
+            model="llava",
+            messages=[{"role": "user", "content": "hello"}],
+            stream=True,
+            stream_options={"include_usage": True},
+            max_tokens=ENDLESS["max_new_tokens"],
+            temperature=ENDLESS["temperature"],
+            seed=ENDLESS["seed"],
+        )
+        return answer.headers[INSTANCE], (str([chunk.choices, chunk.usage]) for chunk in answer.parse())
+
+    return [
+        LongStream(lambda: by_boto3(turn, SessionId=chat.id)),
+        LongStream(lambda: by_boto3(INPUTS, Accept="text/event-stream")),
+        LongStream(lambda: by_boto3(INPUTS, Accept="application/jsonlines")),
+        LongStream(by_openai),
+    ]
+
+
+def num_continued(fleet: Fleet) -> int:
+    """Return how many streams another instance has continued."""
+    metrics = requests.get(f"{fleet.admin}/metrics", timeout=10).text
+    return sum(
+        int(float(line.split()[-1])) for line in metrics.splitlines() if line.startswith("StreamsContinued_total")
+    )

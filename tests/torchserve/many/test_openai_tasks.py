@@ -1,0 +1,48 @@
+"""Embeddings, rerank and chat of many models on real TorchServe, by OpenAI's client."""
+
+import openai
+import pytest
+import requests
+
+from tests.torchserve.many.fleet import ManyFleet
+from tests.torchserve.many.population import CLASSIFIERS
+
+pytestmark = pytest.mark.torchserve
+TEXTS = ["the cat sat on the mat", "a cat is on a mat", "stock prices fell sharply"]
+
+
+def test_openai_client_embeds_and_asks_models(many: ManyFleet) -> None:
+    """The vectors equal the task's own; the client decodes base64 by default; errors are OpenAI's."""
+    [variant, *_] = many.population.variants
+    own = many.invoke(variant.name, {"inputs": TEXTS}).json()["embeddings"]
+    with openai.OpenAI(base_url=f"{many.fleet.runtime}/v1", api_key="any", timeout=120, max_retries=0) as client:
+        for encoding in ({}, {"encoding_format": "float"}):
+            found = client.embeddings.create(model=variant.name, input=TEXTS, **encoding)  # type: ignore[arg-type]
+            assert [each.index for each in found.data] == [0, 1, 2]
+            for each, vector in zip(found.data, own, strict=True):
+                assert each.embedding == pytest.approx(vector, abs=1e-5)
+            assert found.model == variant.name
+            assert found.usage.total_tokens > len(TEXTS)
+        short = client.embeddings.create(model=variant.name, input=TEXTS[0], dimensions=8)
+        assert sum(number**2 for number in short.data[0].embedding) == pytest.approx(1.0, abs=1e-4)
+        said = client.chat.completions.create(
+            model="writes.tar.gz", messages=[{"role": "user", "content": "the cat"}], max_tokens=4
+        )
+        assert said.choices
+        with pytest.raises(openai.BadRequestError, match="text-classification"):
+            client.embeddings.create(model=CLASSIFIERS[0], input="a")
+        with pytest.raises(openai.NotFoundError):
+            client.embeddings.create(model="absent.tar.gz", input="a")
+
+
+def test_documents_are_ranked(many: ManyFleet) -> None:
+    """MiniLM puts the paraphrase before the other subject; a classifier of several classes cannot rank."""
+    [variant, *_] = many.population.variants
+    url = f"{many.fleet.runtime}/v1/rerank"
+    body = {"model": variant.name, "query": TEXTS[0], "documents": TEXTS[:0:-1], "return_documents": True}
+
+    answer = requests.post(url, json=body, timeout=120)
+    refused = requests.post(url, json={**body, "model": CLASSIFIERS[0]}, timeout=120)
+
+    assert [each["document"]["text"] for each in answer.json()["results"]] == [TEXTS[1], TEXTS[2]]
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")

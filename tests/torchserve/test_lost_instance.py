@@ -1,0 +1,122 @@
+"""The chat page while its fleet is drained and one of its instances is killed during an answer.
+
+It leaves the shared fleet with one instance, so it runs last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import requests
+from playwright.sync_api import Browser, Route, expect
+
+from tests.browser import run_chromium
+from tests.torchserve.conftest import Fleet
+from tests.torchserve.drawings import draw
+from tests.torchserve.test_chat_page import STREAM, ask, open_chat, picture
+from tests.torchserve.test_failover import find_jvm
+from tests.torchserve.test_faults import worker_pids
+from tests.waiting import wait_until
+from torchmoor.config.limits import LimitSettings
+
+pytestmark = [pytest.mark.torchserve, pytest.mark.browser, pytest.mark.ends_fleet]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with run_chromium() as running:
+        yield running
+
+
+def order(fleet: Fleet, verb: str, name: str, state: str) -> None:
+    """Drain or resume an instance, and wait for its new state."""
+    requests.post(f"{fleet.admin}/instances/{name}/{verb}", timeout=10).raise_for_status()
+    wait_until(lambda: [i["state"] for i in fleet.instances() if i["name"] == name] == [state], f"{name} {state}")
+
+
+def lengthen_for_good(route: Route) -> None:
+    """Make the answer long, and the request longer than those whose streams go on at another instance."""
+    endless = {"temperature": 1e6, "seed": 11, "max_new_tokens": 1500}
+    body = {**json.loads(route.request.post_data or ""), "parameters": endless}
+    route.continue_(post_data=json.dumps(body) + " " * LimitSettings().max_continued_bytes)
+
+
+@contextmanager
+def slowed_worker(fleet: Fleet, name: str) -> Iterator[None]:
+    """Let an instance's worker run for 2 ms of every 52 ms, so that a long answer takes many times as long."""
+    (worker,) = worker_pids(fleet.run_dir, name)
+    ended = threading.Event()
+
+    def slow_down() -> None:
+        with suppress(ProcessLookupError):
+            while not ended.wait(0.002):
+                os.kill(worker, signal.SIGSTOP)
+                ended.wait(0.05)
+                os.kill(worker, signal.SIGCONT)
+
+    thread = threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browser: Browser, tmp_path: Path) -> None:
+    """The page recovers from a killed instance, and waits for one where there is none.
+
+    After kill -9 during an answer it shows the error and a button that repeats the question; between two questions it
+    only shows a notice. Both answers are right, on another instance.
+    """
+    with open_chat(browser, fleet) as tab:
+        page = tab.page
+        order(fleet, "drain", "llava-1", "draining")
+        page.set_input_files("#file", picture("red.png", draw("circle", "red")))
+        expect(ask(page, "What color is the circle?").locator(".text")).to_have_text("The circle is red.")
+        page.get_by_role("button", name="New session").click()
+        page.set_input_files("#file", picture("blue.png", draw("square", "blue")))
+        expect(ask(page, "What color is the square?").locator(".text")).to_have_text("The square is blue.")
+        order(fleet, "resume", "llava-1", "ready")
+
+        page.locator(".switch", has_text="What color is the circle?").click()
+        page.route(STREAM, lengthen_for_good)
+        wait_until(lambda: "llava-0" in fleet.settled(), "llava-0 gets all turns of its sessions")
+        with slowed_worker(fleet, "llava-0"):
+            broken = ask(page, "Describe the image.")
+            expect(broken.locator(".text")).to_have_text(re.compile(r"\S+"))
+            os.kill(find_jvm(fleet.run_dir, "llava-0"), signal.SIGKILL)
+        expect(broken).to_contain_text("The instance was lost in the middle of the answer")
+        tab.check_accessibility()
+        tab.save(tmp_path / "lost.png")
+        page.unroute(STREAM)
+        broken.get_by_role("button", name="Ask again").click()
+        expect(broken.locator(".text")).to_have_text(re.compile(r"^The image shows a red circle.*\.$"))
+        expect(broken).to_contain_text("The session moved from llava-0 to llava-1, and went on there.")
+
+        page.locator(".switch", has_text="What color is the square?").click()
+        moved = ask(page, "What shape is the blue object?")
+        expect(moved.locator(".text")).to_have_text("The blue object is a square.")
+        expect(moved).to_contain_text("The session moved from llava-0 to llava-1, and went on there.")
+        expect(moved.locator(".receipt")).to_contain_text("the session's own instance is away")
+        expect(moved.locator(".receipt")).to_contain_text("from the journal")
+        tab.check_accessibility()
+        tab.save(tmp_path / "moved.png")
+
+        requests.post(f"{fleet.admin}/instances/llava-0/drain", timeout=60).raise_for_status()  # it is being restarted
+        order(fleet, "drain", "llava-1", "draining")
+        page.get_by_role("button", name="New session").click()
+        page.set_input_files("#file", picture("green.png", draw("circle", "green")))
+        held = ask(page, "What color is the circle?")
+        expect(held).to_contain_text(re.compile("No instance of the endpoint is ready.*Trying again in"))
+        tab.save(tmp_path / "waiting.png")
+        order(fleet, "resume", "llava-1", "ready")
+        expect(held.locator(".text")).to_have_text("The circle is green.")

@@ -1,0 +1,154 @@
+"""The alerts and the Grafana dashboard of deploy/observability, with a real Prometheus that scrapes a real fleet."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+
+from tests.torchserve.conftest import ROOT, Fleet, run_fleet
+from tests.torchserve.drawings import draw
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.needs("prometheus", "promtool")]
+FOLDER = ROOT / "deploy" / "observability"
+TURN = json.dumps({"type": "send_text_prompt", "prompt_text": "What color is the circle?", "stream": True})
+
+
+@pytest.fixture(scope="module")
+def fleet(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Run an instance that chats and one of many models."""
+    folder = tmp_path_factory.mktemp("observed")
+    arguments = ("--endpoint", "llava", "--endpoint", "many", "--models", str(ROOT / "models"))
+    with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log") as running:
+        yield running
+
+
+class Prometheus:
+    """A Prometheus of its own, with the deployed rules at a test's pace."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def get(self, path: str, **query: str) -> dict[str, Any]:
+        answer = requests.get(f"{self._url}/api/v1/{path}", params=query, timeout=30)
+        found: dict[str, Any] = answer.json()
+        assert found["status"] == "success", found
+        return found["data"]
+
+    def has(self, expression: str) -> bool:
+        return bool(self.get("query", query=expression)["result"])
+
+    def firing(self) -> set[str]:
+        return {each["labels"]["alertname"] for each in self.get("alerts")["alerts"] if each["state"] == "firing"}
+
+
+@pytest.fixture(scope="module")
+def prometheus(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Run Prometheus with the deployed files, which differ only in address and pace: no alert waits minutes."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    configuration = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    configuration["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    configuration["scrape_configs"][0]["static_configs"] = [{"targets": [fleet.admin.removeprefix("http://")]}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+    rules = (FOLDER / "alerts.yml").read_text()
+    (folder / "alerts.yml").write_text(re.sub(r"^( +for:) \d+m$", r"\1 1s", rules, flags=re.MULTILINE))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(
+            [
+                *("prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"),
+                f"--web.listen-address={address}",
+            ],
+            stderr=log,
+        ) as process,
+    ):
+        running = Prometheus(f"http://{address}")
+        try:
+            wait_until(lambda: process.poll() is not None or is_ready(address), "Prometheus is ready", interval_s=0.1)
+            assert process.poll() is None, (folder / "log").read_text()
+            yield running
+        finally:
+            process.terminate()
+
+
+def is_ready(address: str) -> bool:
+    try:
+        return requests.get(f"http://{address}/-/ready", timeout=5).status_code == 200
+    except requests.ConnectionError:
+        return False
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / "grafana" / "dashboard.json").read_text())
+    return found
+
+
+def queries() -> list[str]:
+    """Return the dashboard's queries as Grafana sends them, for all endpoints."""
+    return [
+        target["expr"].replace("$__rate_interval", "1m").replace("$endpoint", ".*")
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", [])
+    ]
+
+
+def use(fleet: Fleet) -> None:
+    """Hold a conversation, ask one of many models, and make an asynchronous request."""
+    client = fleet.client()
+    opened = client.invoke_endpoint(
+        EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
+    )
+    session = opened["NewSessionId"].partition(";")[0]
+    for _ in range(2):
+        answer = client.invoke_endpoint_with_response_stream(
+            EndpointName="llava", SessionId=session, ContentType="application/json", Body=TURN
+        )
+        assert b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"])
+    model = client.invoke_endpoint(
+        EndpointName="many", TargetModel="minilm", ContentType="application/json", Body=json.dumps({"inputs": "hello"})
+    )
+    assert json.load(model["Body"])
+
+
+def test_alerts_and_configuration_are_valid() -> None:
+    """Prometheus' own checks, and the rules' tests with made-up series."""
+    for arguments in (("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml")):
+        done = subprocess.run(
+            ["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_query_of_the_dashboard_returns_data(fleet: Fleet, prometheus: Prometheus) -> None:
+    """A misspelt metric or label would show an empty graph."""
+    wait_until(lambda: prometheus.has("Invocations_total"), "the fleet is scraped", interval_s=0.2)
+    use(fleet)
+
+    def without_data() -> list[str]:
+        return [query for query in queries() if not prometheus.has(query)]
+
+    wait_until(lambda: not without_data(), f"every query returns data; without: {without_data()}", interval_s=1)
+
+
+def test_a_killed_instance_fires_its_alert(fleet: Fleet, prometheus: Prometheus) -> None:
+    """No alert fires before; the alert of the only instance fires while it is down."""
+    wait_until(lambda: prometheus.has("InstanceReady == 1"), "the fleet is scraped", interval_s=0.2)
+    assert prometheus.firing() == set()
+    [pid] = [int(line) for line in (fleet.run_dir / "llava-0" / "tmp" / ".model_server.pid").read_text().split()]
+
+    os.kill(pid, signal.SIGKILL)
+
+    expected = {"TorchmoorInstanceDown", "TorchmoorNoInstanceReady"}
+    wait_until(lambda: expected <= prometheus.firing(), "the alerts fire", interval_s=0.2)
+    wait_until(lambda: not prometheus.firing(), "the instance is back, and the alerts have ended", interval_s=0.5)

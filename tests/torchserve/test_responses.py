@@ -1,0 +1,326 @@
+"""OpenAI's Responses API through OpenAI's own client, on real TorchServe instances."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+from pydantic import BaseModel
+
+from tests.torchserve.conftest import Fleet
+from tests.torchserve.drawings import data_url, draw
+
+pytestmark = pytest.mark.torchserve
+COLOR, SHAPE, NUMBER = "What color is the circle?", "What shape is it?", "How many shapes are there?"
+PICTURE: Any = {"type": "input_image", "image_url": data_url(draw("circle", "red")), "detail": "auto"}
+FIRST: Any = [{"role": "user", "content": [{"type": "input_text", "text": COLOR}, PICTURE]}]
+
+
+@pytest.fixture(params=["/v1", "/endpoints/llava/openai/v1"])
+def gpt(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
+    """Return OpenAI's own client, configured with the address only."""
+    with openai.OpenAI(base_url=fleet.runtime + request.param, api_key="any", timeout=90, max_retries=0) as client:
+        yield client
+
+
+def ask(gpt: openai.OpenAI, text: str, previous: Response | None = None, **options: Any) -> Response:
+    """Ask, after a response if one is given."""
+    after = {} if previous is None else {"previous_response_id": previous.id}
+    response = gpt.responses.create(model="llava", input=text, **after, **options)
+    assert isinstance(response, Response)
+    return response
+
+
+class Shape(BaseModel):
+    is_round: bool
+
+
+def num_input(response: Response) -> int:
+    assert response.usage is not None
+    return response.usage.input_tokens
+
+
+def cached(response: Response) -> int:
+    assert response.usage is not None
+    return response.usage.input_tokens_details.cached_tokens
+
+
+def test_a_chain_sends_its_picture_once(gpt: openai.OpenAI) -> None:
+    """Each turn sees the picture of the first, and reports what the cache had; what was stored is shown again."""
+    first = gpt.responses.create(model="llava", input=FIRST, metadata={"who": "me"})
+    second = ask(gpt, SHAPE, first)
+    third = ask(gpt, COLOR, second, temperature=0.5, top_p=0.9, max_output_tokens=64)
+    fourth = ask(gpt, COLOR, third, instructions="Be brief.")
+    fifth = ask(gpt, COLOR, fourth)
+
+    assert ("red" in first.output_text, "circle" in second.output_text) == (True, True)
+    for response, previous in ((first, None), (second, first), (third, second)):
+        usage = response.usage
+        assert usage is not None
+        assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+        assert response.previous_response_id == (previous and previous.id)
+        assert gpt.responses.retrieve(response.id) == response
+    assert 0 < cached(second) < num_input(second)
+    assert num_input(fourth) - num_input(third) > num_input(fifth) - num_input(fourth)  # instructions are for one turn
+    assert (fourth.instructions, fifth.instructions) == ("Be brief.", None)
+    assert (first.metadata, first.temperature, third.temperature, third.top_p) == ({"who": "me"}, 0.0, 0.5, 0.9)
+    [item] = gpt.responses.input_items.list(first.id)
+    text, picture = item.content  # type: ignore[union-attr, misc]
+    assert (text.text, picture.type) == (COLOR, "input_image")  # type: ignore[union-attr]
+
+
+def test_answers_equal_those_of_the_whole_conversation(gpt: openai.OpenAI) -> None:
+    """The items of every role, with `phase`, and the output of a response, may be sent again as they are."""
+    first = gpt.responses.create(model="llava", input=FIRST)
+    second = ask(gpt, SHAPE, first)
+
+    output: Any = [item.to_dict() for item in first.output]
+    whole = gpt.responses.create(model="llava", input=[*FIRST, *output, {"role": "user", "content": SHAPE}])
+    phases = gpt.responses.create(
+        model="llava",
+        input=[
+            {"role": "developer", "content": "Answer."},
+            {"role": "assistant", "phase": "commentary", "content": "I look at it."},
+            {"role": "assistant", "phase": "final_answer", "content": [{"type": "output_text", "text": "It is red."}]},  # type: ignore[list-item]
+            {"role": "user", "content": SHAPE},
+        ],
+    )
+
+    assert (whole.output_text, num_input(whole)) == (second.output_text, num_input(second))
+    assert [getattr(item, "phase", None) for item in gpt.responses.input_items.list(phases.id, order="asc")] == [
+        None,
+        "commentary",
+        "final_answer",
+        None,
+    ]
+
+
+def test_branches_of_one_response(gpt: openai.OpenAI) -> None:
+    """Answers to one response at once, and to an earlier one, do not meet, and each has the picture and its cache."""
+    first = gpt.responses.create(model="llava", input=FIRST)
+    questions = [COLOR, SHAPE, NUMBER]
+    with ThreadPoolExecutor(3) as pool:
+        branches = list(pool.map(lambda text: ask(gpt, text, first), questions))
+    again = [ask(gpt, text, branch) for text, branch in zip(questions, branches, strict=True)]
+
+    assert len({response.id for response in (first, *branches, *again)}) == 7
+    for text, branch, more in zip(questions, branches, again, strict=True):
+        alone = ask(gpt, text, first, store=False)
+        assert (branch.output_text, num_input(branch)) == (alone.output_text, num_input(alone))
+        assert cached(branch) > 0
+        assert cached(more) > cached(branch)
+    gpt.responses.delete(first.id)
+    assert "red" in ask(gpt, COLOR, again[1]).output_text
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_stream_has_every_event(gpt: openai.OpenAI, is_stored: bool) -> None:
+    """OpenAI's helper accumulates the response; the last event has what is stored."""
+    first = gpt.responses.create(model="llava", input=FIRST)
+    with gpt.responses.stream(model="llava", input=SHAPE, previous_response_id=first.id, store=is_stored) as stream:
+        events = list(stream)
+        response = stream.get_final_response()
+
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert (
+        "".join(event.delta for event in events if event.type == "response.output_text.delta") == response.output_text
+    )
+    if is_stored:
+        assert gpt.responses.retrieve(response.id).output_text == response.output_text
+    else:
+        with pytest.raises(openai.NotFoundError):
+            gpt.responses.retrieve(response.id)
+
+
+def test_stream_of_a_stored_response_is_repeated(gpt: openai.OpenAI) -> None:
+    """A client that has lost its connection gets the events that it missed; a whole answer has one delta."""
+    events = list(gpt.responses.create(model="llava", input=FIRST, stream=True))
+    response = gpt.responses.retrieve(events[-1].response.id)  # type: ignore[union-attr]
+
+    for number in (0, 5, len(events) - 2):
+        assert list(gpt.responses.retrieve(response.id, stream=True, starting_after=number)) == events[number + 1 :]
+    assert list(gpt.responses.retrieve(response.id, stream=True)) == events
+    with gpt.responses.stream(response_id=response.id, starting_after=3) as stream:
+        assert stream.get_final_response().output_text == response.output_text
+    whole = ask(gpt, SHAPE, response)
+    deltas = [
+        each for each in gpt.responses.retrieve(whole.id, stream=True) if each.type == "response.output_text.delta"
+    ]
+    assert [each.delta for each in deltas] == [whole.output_text]
+
+
+def test_deleted_and_cut_responses(gpt: openai.OpenAI) -> None:
+    """A deleted response is gone, also for those who would continue it; one that is cut short is incomplete."""
+    first = gpt.responses.create(model="llava", input=FIRST)
+    second = gpt.responses.create(model="llava", input=SHAPE, previous_response_id=first.id, max_output_tokens=2)
+    assert (second.status, second.incomplete_details and second.incomplete_details.reason) == (
+        "incomplete",
+        "max_output_tokens",
+    )
+    third = ask(gpt, COLOR, second)
+
+    gpt.responses.delete(second.id)
+
+    for use in (gpt.responses.retrieve, gpt.responses.delete, gpt.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            use(second.id)
+    with pytest.raises(openai.NotFoundError) as caught:
+        ask(gpt, SHAPE, second)
+    assert caught.value.code == "previous_response_not_found"
+    assert "circle" in ask(gpt, SHAPE, third).output_text
+
+
+def test_conversation_has_items_of_clients_and_answers(gpt: openai.OpenAI) -> None:
+    """Items that were added, with a picture, are what the model reads; each can be shown, and texts can be deleted."""
+    talk = gpt.conversations.create(items=FIRST, metadata={"topic": "shapes"})
+    first = gpt.responses.create(model="llava", input=COLOR, conversation=talk.id)
+    gpt.conversations.items.create(talk.id, items=[{"role": "user", "content": NUMBER}])
+    second = gpt.responses.create(model="llava", input=SHAPE, conversation={"id": talk.id})
+
+    assert "red" in first.output_text
+    assert first.conversation is not None
+    assert first.conversation.id == talk.id
+    assert cached(second) > 0
+    items = list(gpt.conversations.items.list(talk.id, order="asc", limit=2))
+    texts = [item.content[-1 if i else 0].text for i, item in enumerate(items)]  # type: ignore[union-attr]
+    assert texts == [COLOR, COLOR, first.output_text, NUMBER, SHAPE, second.output_text]
+    assert gpt.conversations.items.retrieve(items[3].id, conversation_id=talk.id) == items[3]
+
+    kept = gpt.conversations.items.delete(items[3].id, conversation_id=talk.id)
+    with pytest.raises(openai.NotFoundError):
+        gpt.conversations.items.retrieve(items[3].id, conversation_id=talk.id)
+    third = gpt.responses.create(model="llava", input=COLOR, conversation=talk.id)
+    whole: Any = [*FIRST, *(item.to_dict() for item in items[1:3] + items[4:]), {"role": "user", "content": COLOR}]
+    assert num_input(third) == num_input(gpt.responses.create(model="llava", input=whole, store=False))
+    assert gpt.conversations.update(talk.id, metadata={"topic": "colors"}).metadata == {"topic": "colors"}
+    assert gpt.conversations.retrieve(talk.id).created_at == kept.created_at == talk.created_at
+
+    branch = ask(gpt, SHAPE, first)  # leaves the conversation as it is
+    assert branch.conversation is None
+    assert len(list(gpt.conversations.items.list(talk.id))) == 7
+    assert gpt.conversations.delete(talk.id).deleted
+    for use in (gpt.conversations.retrieve, gpt.conversations.delete, gpt.conversations.items.list):
+        with pytest.raises(openai.NotFoundError):
+            use(talk.id)
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.create(model="llava", input=COLOR, conversation=talk.id)
+
+
+def test_tokens_are_counted_as_usage_counts_them(gpt: openai.OpenAI) -> None:
+    """With a picture, and after a response."""
+    first = gpt.responses.create(model="llava", input=FIRST)
+    second = ask(gpt, SHAPE, first)
+
+    assert gpt.responses.input_tokens.count(model="llava", input=FIRST).input_tokens == num_input(first)
+    after = gpt.responses.input_tokens.count(model="llava", input=SHAPE, previous_response_id=first.id)
+    assert after.input_tokens == num_input(second)
+
+
+def test_compaction_stands_for_a_conversation(gpt: openai.OpenAI) -> None:
+    """The client's system messages come back as they were; one short item has the rest, with its picture."""
+    first = gpt.responses.create(model="llava", input=FIRST)
+    system: Any = {"role": "developer", "content": "Answer."}
+    compacted = gpt.responses.compact(
+        model="llava", input=[system, {"role": "user", "content": SHAPE}], previous_response_id=first.id
+    )
+    *instructions, item = compacted.output
+    texts = [part.text for each in instructions for part in each.content]  # type: ignore[union-attr]
+    # To the SDK, a system message is not an output.
+    base: Any = [each.to_dict(warnings=False) for each in compacted.output]
+
+    again = gpt.responses.create(model="llava", input=[*base, {"role": "user", "content": COLOR}])
+    gpt.responses.delete(first.id)
+    whole: Any = [system, *FIRST, *(each.to_dict() for each in first.output), {"role": "user", "content": SHAPE}]
+    resent = gpt.responses.create(model="llava", input=[*whole, {"role": "user", "content": COLOR}])
+
+    assert (compacted.object, texts, item.type) == ("response.compaction", ["Answer."], "compaction")
+    assert len(str(base[-1])) < 512
+    assert (again.output_text, num_input(again)) == (resent.output_text, num_input(resent))
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.create(model="llava", input=[{**base[-1], "encrypted_content": "cmp_other"}])
+    with pytest.raises(openai.BadRequestError, match="model"):
+        gpt.responses.compact(model=None, input="x")
+
+
+def test_file_is_sent_once_and_named_by_many(gpt: openai.OpenAI) -> None:
+    """A picture of its own is a file, until it is deleted; responses that have it keep it."""
+    picture = draw("circle", "red")
+    file = gpt.files.create(file=("circle.png", picture, "image/png"), purpose="vision")
+    see: Any = [{"role": "user", "content": [{"type": "input_text", "text": COLOR}, {**PICTURE, "image_url": None}]}]
+    see[0]["content"][1]["file_id"] = file.id
+
+    first = gpt.responses.create(model="llava", input=see)
+    talk = gpt.conversations.create(items=see)
+
+    assert (file.object, file.bytes, file.purpose, file.status) == ("file", len(picture), "vision", "processed")
+    assert gpt.files.retrieve(file.id) == file
+    assert gpt.files.content(file.id).read() == picture
+    assert "red" in first.output_text
+    [item] = gpt.responses.input_items.list(first.id)
+    assert item.content[1].file_id == file.id  # type: ignore[union-attr]
+    assert gpt.files.delete(file.id).deleted
+    for use in (gpt.files.retrieve, gpt.files.content, gpt.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            use(file.id)
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.create(model="llava", input=see)
+    assert "red" in ask(gpt, COLOR, first).output_text
+    assert "red" in gpt.responses.create(model="llava", input=COLOR, conversation=talk.id).output_text
+
+
+@pytest.mark.parametrize(("content", "purpose"), [(b"no picture", "vision"), (draw("circle", "red"), "batch")])
+def test_only_pictures_are_files(gpt: openai.OpenAI, content: bytes, purpose: Any) -> None:
+    """Other purposes and contents are refused."""
+    with pytest.raises(openai.APIStatusError) as caught:
+        gpt.files.create(file=content, purpose=purpose)
+    assert caught.value.status_code in (400, 415)
+
+
+def test_parsed_answer_follows_its_schema(gpt: openai.OpenAI) -> None:
+    """OpenAI's helper gets an object of the class that it asks for."""
+    first = gpt.responses.create(model="llava", input=FIRST)
+    parsed = gpt.responses.parse(
+        model="llava", input=SHAPE, previous_response_id=first.id, text_format=Shape, max_output_tokens=100
+    )
+
+    assert isinstance(parsed.output_parsed, Shape)
+    assert gpt.responses.retrieve(parsed.id).output_text == parsed.output_text
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"colour": "red"}, "colour", "unknown_parameter"),
+        ({"input": []}, "input", "missing_required_parameter"),
+        ({"input": [{"role": "judge", "content": "x"}]}, "input[0].role", "InvalidRequest"),
+        ({"input": [{"role": "user", "content": [{"type": "text"}]}]}, "input[0].content[0].type", "invalid_value"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "InvalidRequest"),
+        ({"metadata": {"a": 1}}, "metadata", "InvalidRequest"),
+        ({"background": True}, "background", "unsupported_value"),
+        ({"include": ["everything"]}, "include", "unsupported_value"),
+    ],
+)
+def test_bad_fields_are_named(fleet: Fleet, body: dict[str, Any], param: str, code: str) -> None:
+    """OpenAI's error object names the field."""
+    with (
+        openai.OpenAI(base_url=f"{fleet.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt,
+        pytest.raises(openai.BadRequestError) as caught,
+    ):
+        gpt.responses.create(model="llava", input="x", extra_body=body)
+    assert (caught.value.param, caught.value.code) == (param, code)

@@ -1,0 +1,150 @@
+"""Answers that follow a schema, and calls of tools, on real TorchServe instances, by OpenAI's client and others."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+import requests
+from pydantic import BaseModel, Field
+
+from tests.torchserve.conftest import Fleet
+from tests.torchserve.drawings import data_url, draw
+
+pytestmark = pytest.mark.torchserve
+
+QUESTION = "What color is the circle?"
+COLOUR = {"type": "regex", "value": "(red|green|blue)"}
+
+
+class Shape(BaseModel):
+    """What a client wants to know of a picture."""
+
+    kind: Literal["circle", "square"]
+    colour: Literal["red", "green", "blue"]
+    corners: int = Field(ge=0, le=9)
+
+
+@pytest.fixture
+def gpt(fleet: Fleet) -> Iterator[openai.OpenAI]:
+    """Return OpenAI's own client, configured with the address only."""
+    with openai.OpenAI(base_url=fleet.runtime + "/v1", api_key="any", timeout=90, max_retries=0) as client:
+        yield client
+
+
+def test_openai_client_parses_its_own_model(gpt: openai.OpenAI) -> None:
+    """`parse` sends a pydantic model as a strict schema; whole and streamed answers have the same fields."""
+    picture = {"type": "image_url", "image_url": {"url": data_url(draw("circle", "red"))}}
+    messages = [{"role": "user", "content": [picture, {"type": "text", "text": QUESTION}]}]
+    request = {"model": "llava", "messages": messages, "response_format": Shape, "seed": 4, "temperature": 0.7}
+
+    whole = gpt.chat.completions.parse(**request)  # type: ignore[arg-type]
+    with gpt.chat.completions.stream(**request) as stream:  # type: ignore[arg-type]
+        last = stream.get_final_completion()
+
+    assert isinstance(whole.choices[0].message.parsed, Shape)
+    assert last.choices[0].message.parsed == whole.choices[0].message.parsed
+    with pytest.raises(openai.LengthFinishReasonError):
+        gpt.chat.completions.parse(**request, max_tokens=3)  # type: ignore[arg-type]
+
+
+def test_openai_client_learns_why_a_schema_is_refused(gpt: openai.OpenAI) -> None:
+    """The library's reason and the field reach the exception; json_object needs no schema."""
+    schema = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+    named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    messages = [{"role": "user", "content": "Hello"}]
+
+    with pytest.raises(openai.BadRequestError, match="not") as caught:
+        gpt.chat.completions.create(model="llava", messages=messages, response_format=named)  # type: ignore[call-overload]
+    answer = gpt.chat.completions.create(
+        model="llava",
+        messages=messages,  # type: ignore[arg-type]
+        response_format={"type": "json_object"},
+        max_tokens=8,
+    )
+
+    assert caught.value.param == "response_format.json_schema.schema"
+    assert str(answer.choices[0].message.content).lstrip().startswith("{")
+
+
+def test_grammars_of_tgi_and_session_bodies(fleet: Fleet) -> None:
+    """TGI's `grammar` binds a raw prompt and a turn of a session, whose next turn is free again."""
+    parameters = {"grammar": COLOUR, "max_new_tokens": 20}
+    client = fleet.client()
+    prompt = {"inputs": f"<s><|user|>{QUESTION}<|end|><|assistant|>", "parameters": parameters}
+
+    [raw] = requests.post(f"{fleet.runtime}/invocations", json=prompt, timeout=90).json()
+    opened = client.invoke_endpoint(
+        EndpointName="llava", SessionId="NEW_SESSION", Body=json.dumps({"requestType": "NEW_SESSION"})
+    )
+    session = opened["NewSessionId"].partition(";")[0]
+    said = []
+    for own in (parameters, {"max_new_tokens": 20}):
+        turn = {"type": "send_text_prompt", "prompt_text": QUESTION, "parameters": own}
+        body = client.invoke_endpoint(EndpointName="llava", SessionId=session, Body=json.dumps(turn))["Body"]
+        said.append(json.loads(body.read())["response_text"])
+
+    assert re.fullmatch(COLOUR["value"], raw["generated_text"])
+    assert re.fullmatch(COLOUR["value"], said[0])
+    assert not re.fullmatch(COLOUR["value"], said[1])
+
+
+class Forecast(BaseModel):
+    """Look up the weather of a city."""
+
+    city: Literal["Ulm", "Rome"]
+    days: int = Field(ge=1, le=7)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "Forecast"}}])
+def test_openai_client_calls_a_tool(gpt: openai.OpenAI, choice: Any) -> None:
+    """A call is parsed as the client's own model, whole and streamed; its result continues the conversation."""
+    messages: list[Any] = [{"role": "user", "content": "How is the weather?"}]
+    request: Any = {
+        "model": "llava",
+        "tools": [openai.pydantic_function_tool(Forecast)],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+    }
+
+    whole = gpt.chat.completions.parse(messages=messages, **request)
+    with gpt.chat.completions.stream(messages=messages, **request) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_completion()
+    said = whole.choices[0].message
+    [call] = said.tool_calls or []
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Sunny"}
+    answer = gpt.chat.completions.create(
+        model="llava", messages=[*messages, said, result], tools=request["tools"], max_tokens=8
+    )
+
+    assert isinstance(call.function.parsed_arguments, Forecast)
+    assert whole.choices[0].finish_reason == streamed.choices[0].finish_reason == "tool_calls"
+    assert [c.function.parsed_arguments for c in streamed.choices[0].message.tool_calls or []] == [
+        call.function.parsed_arguments
+    ]
+    assert kinds.count("tool_calls.function.arguments.delta") > 1
+    assert answer.choices[0].message.content is not None
+
+
+def test_session_calls_a_tool(fleet: Fleet) -> None:
+    """The session API: an answer that calls, and the turn that brings the result."""
+    client = fleet.client()
+    opened = client.invoke_endpoint(
+        EndpointName="llava", SessionId="NEW_SESSION", Body=b'{"requestType": "NEW_SESSION"}'
+    )
+    session = opened["NewSessionId"].partition(";")[0]
+    turn = {"type": "send_text_prompt", "tools": [openai.pydantic_function_tool(Forecast)]}
+
+    def ask(**fields: Any) -> Any:
+        answer = client.invoke_endpoint(EndpointName="llava", SessionId=session, Body=json.dumps({**turn, **fields}))
+        return json.loads(answer["Body"].read())
+
+    [call] = ask(prompt_text="How is the weather?", tool_choice="required", parallel_tool_calls=False)["tool_calls"]
+    answer = ask(tool_results=[{"tool_call_id": call["id"], "content": "Sunny"}], parameters={"max_new_tokens": 8})
+
+    assert call["name"] == "Forecast"
+    assert Forecast.model_validate_json(call["arguments"])
+    assert "response_text" in answer

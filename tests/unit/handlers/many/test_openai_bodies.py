@@ -1,0 +1,112 @@
+"""OpenAI's embeddings and rerank as bodies of tasks: their answers, and clear errors."""
+
+import base64
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from handlers.errors import InvalidRequest
+from handlers.many.openai_bodies import read_task_request
+from handlers.many.request import TaskRequest
+from handlers.requests import Incoming
+
+EMBEDDINGS, CLASSIFICATION = "sentence-embeddings", "text-classification"
+VECTORS = [[3.0, 4.0, 0.0], [0.0, 0.0, 2.0]]
+RERANK = {"query": "a cat", "documents": ["dogs", {"text": "cats"}, "birds"]}
+
+
+def read(body: Any, task: str = EMBEDDINGS) -> TaskRequest:
+    headers = {"content-type": "application/json", "x-amzn-sagemaker-target-model": "mini"}
+    return read_task_request(Incoming(headers, json.dumps(body).encode()), task)
+
+
+def answer(body: Any, result: Any, task: str = EMBEDDINGS) -> dict[str, Any]:
+    form = read(body, task).form
+    assert form is not None
+    return form.answer(result, 7)
+
+
+@pytest.mark.parametrize("texts", ["a cat", ["a cat", "a dog"]])
+def test_embeddings_have_openais_form(texts: Any) -> None:
+    """One text or several; the model is the name that the client used, or the target's."""
+    assert read({"input": texts, "model": "mine"}).inputs == (texts if isinstance(texts, list) else [texts])
+    found = answer({"input": texts, "model": "mine", "user": "bob"}, {"embeddings": VECTORS})
+
+    assert [(each["object"], each["index"], each["embedding"]) for each in found["data"]] == [
+        ("embedding", 0, VECTORS[0]),
+        ("embedding", 1, VECTORS[1]),
+    ]
+    assert (found["object"], found["model"]) == ("list", "mine")
+    assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert answer({"input": texts}, {"embeddings": VECTORS})["model"] == "mini"
+
+
+def test_embeddings_can_be_shorter_and_in_base64() -> None:
+    """A shorter vector has the length 1 again; base64 has 32-bit floats, little-endian."""
+    body = {"input": ["a", "b"], "dimensions": 2, "encoding_format": "base64"}
+
+    [data, _] = answer(body, {"embeddings": [[3.0, 4.0, 12.0], [1.0, 0.0, 0.0]]})["data"]
+
+    assert struct.unpack("<2f", base64.b64decode(data["embedding"])) == pytest.approx((0.6, 0.8))
+    with pytest.raises(InvalidRequest, match="at most 3"):
+        answer({"input": "a", "dimensions": 4}, {"embeddings": VECTORS})
+
+
+def test_rerank_orders_documents_by_the_cosine_of_their_embeddings() -> None:
+    """The query is embedded with the documents."""
+    assert read(RERANK).inputs == ["a cat", "dogs", "cats", "birds"]
+    result = {"embeddings": [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.6, 0.8]]}
+
+    found = answer({**RERANK, "top_n": 2, "return_documents": True}, result)
+
+    assert found["results"] == [
+        {"index": 1, "relevance_score": 1.0, "document": {"text": "cats"}},
+        {"index": 2, "relevance_score": 0.6, "document": {"text": "birds"}},
+    ]
+    assert found["usage"]["total_tokens"] == 7
+
+
+def test_rerank_uses_a_cross_encoders_score() -> None:
+    """A model with one label reads query and document together; one with several cannot rank."""
+    assert read(RERANK, CLASSIFICATION).inputs[1] == {"text": "a cat", "text_pair": "cats"}
+    labels = [[{"label": "LABEL_0", "score": score}] for score in (0.1, 0.9, 0.5)]
+
+    assert [each["index"] for each in answer(RERANK, labels, CLASSIFICATION)["results"]] == [1, 2, 0]
+    with pytest.raises(InvalidRequest, match="one label"):
+        answer(RERANK, [[{"score": 0.9}, {"score": 0.1}]] * 3, CLASSIFICATION)
+
+
+@pytest.mark.parametrize(
+    ("body", "task", "param"),
+    [
+        ({"input": []}, EMBEDDINGS, "input"),
+        ({"input": ""}, EMBEDDINGS, "input"),
+        ({"input": [1, 2]}, EMBEDDINGS, "input"),
+        ({"input": [[1, 2]]}, EMBEDDINGS, "input"),
+        ({"input": "a", "dimensions": 0}, EMBEDDINGS, "dimensions"),
+        ({"input": "a", "dimensions": True}, EMBEDDINGS, "dimensions"),
+        ({"input": "a", "encoding_format": "int8"}, EMBEDDINGS, "encoding_format"),
+        ({"input": "a", "model": 7}, EMBEDDINGS, "model"),
+        ({"input": "a", "colour": "red"}, EMBEDDINGS, "colour"),
+        ({"input": "a"}, "fill-mask", "model"),
+        (RERANK, "fill-mask", "model"),
+        ({"documents": ["a"]}, EMBEDDINGS, "query"),
+        ({**RERANK, "documents": "a"}, EMBEDDINGS, "documents"),
+        ({**RERANK, "documents": []}, EMBEDDINGS, "documents"),
+        ({**RERANK, "documents": [{"title": "a"}]}, EMBEDDINGS, "documents"),
+        ({**RERANK, "top_n": 0}, EMBEDDINGS, "top_n"),
+        ({**RERANK, "return_documents": 1}, EMBEDDINGS, "return_documents"),
+    ],
+)
+def test_errors_name_the_field(body: Any, task: str, param: str) -> None:
+    """Each wrong value, and a model of another task."""
+    with pytest.raises(InvalidRequest) as caught:
+        read(body, task)
+    assert caught.value.param == param
+
+
+def test_a_body_with_inputs_is_the_tasks_own() -> None:
+    """Hugging Face's form has no other answer."""
+    assert read({"inputs": "a", "input": "b"}).form is None

@@ -1,0 +1,53 @@
+"""OpenAI's completions as commands: their fields, defaults and refusals."""
+
+from typing import Any
+
+import pytest
+
+from handlers.chat.dialects.completions import CompletionForm
+from handlers.chat.dialects.table import parse
+from handlers.errors import InvalidRequest
+from handlers.requests import Incoming
+from handlers.settings import RequestSettings
+
+NOW = 1_800_000_000.0
+HEADERS = {"x-torchmoor-endpoint": "llm", "x-torchmoor-request-id": "r1"}
+
+
+def command(headers: dict[str, str] | None = None, **body: Any) -> Any:
+    return parse(Incoming({**HEADERS, **(headers or {})}, {"prompt": "Once ", **body}), RequestSettings(), lambda: NOW)
+
+
+def test_a_prompt_is_continued_as_it_is() -> None:
+    """Spaces stay; 16 tokens by default; one prompt in a list is one prompt."""
+    found = command(model="llm", stop="x", temperature=0.5, user="bob", suffix="", n=1)
+
+    assert (found.prompt, found.messages, found.is_streaming) == ("Once ", (), False)
+    assert (found.parameters.max_new_tokens, found.parameters.stop) == (16, ("x",))
+    assert found.form == CompletionForm(id="cmpl-r1", created=int(NOW), model="llm")
+    assert command(prompt=["Once "], max_tokens=3).parameters.max_new_tokens == 3
+    assert command(stream=True, stream_options={"include_usage": True}).form.has_usage
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        *(({"prompt": prompt}, "prompt") for prompt in ("", [], ["a", "b"], [1, 2], 7, "\ud800")),
+        *(({name: 2}, name) for name in ("n", "best_of", "logprobs", "echo", "suffix", "logit_bias", "stop", "colour")),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"model": 7}, "model"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+    """The error names the field."""
+    with pytest.raises(InvalidRequest) as caught:
+        command(**body)
+    assert caught.value.param == param
+
+
+def test_openais_path_needs_a_model() -> None:
+    """The proxy says that the request came over that path."""
+    with pytest.raises(InvalidRequest, match="must provide a model"):
+        command({"x-torchmoor-needs-model": "true"})
+    assert command().form.model == "llm"

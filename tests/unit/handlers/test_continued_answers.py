@@ -1,0 +1,228 @@
+"""An answer that one worker begins and another one continues equals the answer of a single worker, in every form."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.continuation import read_continuation
+from handlers.errors import InvalidRequest
+from handlers.journal.directory import DirectoryJournal
+from handlers.models.llava import LlavaModel
+from handlers.requests import Incoming
+from handlers.settings import JournalSettings
+from tests.unit.handlers.conftest import Client, EndlessModel, Exchange, ServiceFactory
+from torchmoor.wire import headers as wire
+from torchmoor.wire.continuation import ContinuationRequest, MarkedPiece, MarkedPieceReader, PieceKind, join_request
+
+HOT = {"do_sample": True, "temperature": 50.0, "max_new_tokens": 14}  # with a seed that the worker draws
+LONG = {**HOT, "max_new_tokens": 40, "seed": 3}
+MESSAGES = [{"role": "user", "content": "hello"}]
+INPUTS = {"inputs": "hello", "stream": True}
+LOGPROB = re.compile(rb'("log_?prob":)(-?[0-9.e-]+)')
+COMPLETED_AT = re.compile(rb'"completed_at":[0-9]+')
+PAINT = {"type": "object", "properties": {"colour": {"type": "string", "maxLength": 9}}, "additionalProperties": False}
+REQUEST_ID = {wire.REQUEST_ID: "one-id"}
+RESPONSE = {**REQUEST_ID, wire.RESOURCE: "POST responses"}
+
+BODIES: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = {  # body, headers, request settings
+    "tgi": ({**INPUTS, "parameters": {**HOT, "details": True}}, {"accept": "text/event-stream"}, {}),
+    "greedy": ({**INPUTS, "parameters": {"max_new_tokens": 14, "repetition_penalty": 1.5}}, {}, {}),
+    "full text": ({**INPUTS, "parameters": {**HOT, "return_full_text": True}}, {}, {"inputs_form": "lmi-outputs"}),
+    "lmi": ({**INPUTS, "parameters": {**HOT, "repetition_penalty": 1.3}}, {"accept": "application/jsonlines"}, {}),
+    "lmi-outputs": ({**INPUTS, "parameters": {**HOT, "seed": 5}}, {}, {"inputs_form": "lmi-outputs"}),
+    "lmi-json": ({"inputs": "hello", "parameters": {**HOT, "details": True}}, {}, {"inputs_form": "lmi-json"}),
+    "openai": (
+        {
+            "messages": MESSAGES,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "logprobs": True,
+            "temperature": 50.0,
+            "max_tokens": 14,
+        },
+        REQUEST_ID,
+        {},
+    ),
+    "grammar": ({**INPUTS, "parameters": {**HOT, "grammar": {"type": "regex", "value": "[a-f]{9,12}"}}}, {}, {}),
+    "tools": (
+        {
+            "messages": MESSAGES,
+            "stream": True,
+            "tools": [{"type": "function", "function": {"name": "paint", "parameters": PAINT}}],
+            "tool_choice": "required",
+            "temperature": 50.0,
+            "max_tokens": 90,
+        },
+        REQUEST_ID,
+        {},
+    ),
+    "response": (
+        {"model": "llava", "input": "hi", "stream": True, "store": False, "temperature": 50.0, "max_output_tokens": 14},
+        RESPONSE,
+        {},
+    ),
+    "top_p": ({**INPUTS, "parameters": {**HOT, "temperature": 3.0, "top_p": 0.9, "top_k": 40}}, {}, {}),
+}
+
+
+def begin(client: Client, incoming: Incoming) -> Exchange:
+    """Send a request as the adapter does, from a proxy that can continue its answer."""
+    exchange = Exchange()
+    exchange.reply.may_mark = True
+    with exchange.reply.guarded():
+        incoming, exchange.reply.continuation = read_continuation(incoming)
+        client.service.start(incoming, exchange.reply)
+    return exchange
+
+
+def pieces_of(exchange: Exchange) -> list[MarkedPiece]:
+    """Return the pieces of a complete answer."""
+    assert exchange.wait().status == 200, exchange.body
+    return MarkedPieceReader().take(exchange.body)
+
+
+def rest_of(client: Client, body: Any, headers: Mapping[str, str], start: str, pieces: list[MarkedPiece]) -> Exchange:
+    """Ask for what follows these pieces."""
+    notes = b"".join(piece.note for piece in pieces).decode()
+    request = ContinuationRequest("application/json", start, notes)
+    length, joined = join_request(request, json.dumps(body).encode())
+    return begin(client, Incoming({**headers, wire.CONTINUATION: str(length)}, joined))
+
+
+def text_of(pieces: list[MarkedPiece]) -> bytes:
+    """Return the answer's bytes, without digits of log probabilities that depend on how many tokens a step has."""
+    data = b"".join(piece.data for piece in pieces)
+    return COMPLETED_AT.sub(b"", LOGPROB.sub(lambda found: b"%b%.3f" % (found[1], float(found[2])), data))
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_an_answer_that_is_cut_anywhere_goes_on_elsewhere(
+    make_client: ServiceFactory, endless_llava: EndlessModel, name: str
+) -> None:
+    """Text, token ids, log probabilities, usage and form are those of the answer that was not cut.
+
+    The other worker has had other requests, so its memory differs.
+    """
+    body, headers, request = BODIES[name]
+    one, other = make_client(endless_llava, request=request), make_client(endless_llava, request=request)
+    begun = begin(one, Incoming(headers, body))
+    whole = pieces_of(begun)
+    assert [piece.kind for piece in whole] == [PieceKind.PART] * (len(whole) - 1) + [PieceKind.END]
+    assert len(whole) > 3
+
+    for cut in range(len(whole)):
+        rest = pieces_of(rest_of(other, body, headers, begun.headers[wire.CONTINUABLE], whole[:cut]))
+        assert text_of(whole[:cut]) + text_of(rest) == text_of(whole), cut
+
+
+def test_a_stop_string_may_span_the_cut(make_client: ServiceFactory, endless_llava: EndlessModel) -> None:
+    """Text that is held back because it may become a stop string is neither lost nor repeated."""
+    one, other = make_client(endless_llava), make_client(endless_llava)
+    body: dict[str, Any] = {**INPUTS, "parameters": {**HOT, "seed": 3}}
+    text = json.loads(text_of(pieces_of(begin(one, Incoming({}, body))))[5:].split(b"data:")[-1])["generated_text"]
+    body["parameters"]["stop"] = [text[6:12]]
+    begun = begin(one, Incoming({}, body))
+    whole = pieces_of(begun)
+
+    for cut in range(len(whole)):
+        rest = pieces_of(rest_of(other, body, {}, begun.headers[wire.CONTINUABLE], whole[:cut]))
+        assert text_of(whole[:cut]) + text_of(rest) == text_of(whole), cut
+
+
+TURNS: dict[str, dict[str, Any]] = {
+    "session": {"type": "send_text_prompt", "prompt_text": "hello", "stream": True},
+    "response": {"model": "llava", "input": "hello", "stream": True, "temperature": 50.0, "seed": 3},
+}
+
+
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["lost", "only believed lost"])
+@pytest.mark.parametrize("kind", TURNS)
+def test_a_turn_is_recorded_once(
+    make_client: ServiceFactory, endless_llava: EndlessModel, tmp_path: Path, kind: str, is_recorded: bool
+) -> None:
+    """A turn of a session goes on in another worker by the journal, also if the first one has recorded it after all.
+
+    A response that opens its session keeps its id.
+    """
+    journal = DirectoryJournal(tmp_path, JournalSettings())
+    one, other = (make_client(endless_llava, instance=name, journal=journal) for name in ("one", "other"))
+    body = {**TURNS[kind], "max_output_tokens": 40} if kind == "response" else {**TURNS[kind], "parameters": LONG}
+    if kind == "session":
+        body["session_id"] = one.open()
+    headers = {wire.INVOCATION_ID: "first"} | (RESPONSE if kind == "response" else {})
+    begun = begin(one, Incoming(headers, body))
+    if is_recorded:
+        pieces = pieces_of(begun)[:3]
+    else:
+        begun.wait_until(lambda exchange: len(exchange.pieces) > 3)
+        pieces = MarkedPieceReader().take(begun.body)
+        assert pieces[-1].kind is PieceKind.PART
+        begun.reply.cancel()
+        begun.wait()
+    rest = pieces_of(rest_of(other, body, headers, begun.headers[wire.CONTINUABLE], pieces))
+
+    (session,) = other.service.store.snapshot()
+    answer = session.messages[-1]["content"][0]["text"]
+    assert len(session.messages) == 2
+    text = text_of(pieces) + text_of(rest)
+    if kind == "session":
+        assert text.decode() == answer
+        assert text_of(pieces_of(begin(one, Incoming({}, {**body, "session_id": one.open()})))).decode() == answer
+    else:
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith(b"data: ")]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert "".join(event["delta"] for event in events if event["type"].endswith("delta")) == answer
+        assert events[0]["response"]["id"] == events[-1]["response"]["id"]
+        assert events[-1]["response"]["status"] == "incomplete"
+
+
+def test_a_worker_that_fails_says_so(make_client: ServiceFactory, tiny_llava: LlavaModel) -> None:
+    """An error of the worker itself has a mark of its own, because another worker can go on behind it."""
+    failing = EndlessModel(tiny_llava)
+    one, other = make_client(failing), make_client(EndlessModel(tiny_llava))
+    body = {**INPUTS, "parameters": LONG}
+    whole = pieces_of(begin(other, Incoming({}, body)))
+
+    def fail_later(embeds: object, batch: object) -> None:
+        if failing.num_steps > 5:
+            raise RuntimeError("the device is lost")
+
+    failing.before_step = fail_later
+    begun = begin(one, Incoming({}, body))
+    *pieces, failure = pieces_of(begun)
+
+    assert failure.kind is PieceKind.FAILURE
+    assert b"InternalError" in failure.data or b"the model failed" in failure.data
+    rest = pieces_of(rest_of(other, body, {}, begun.headers[wire.CONTINUABLE], pieces))
+    assert text_of(pieces) + text_of(rest) == text_of(whole)
+
+
+def test_an_answer_of_another_model_or_prompt_is_not_continued(make_client: ServiceFactory) -> None:
+    """What would not be the same answer is refused; so is a request that cannot be read."""
+    client = make_client()
+    body = {**INPUTS, "parameters": HOT}
+    begun = begin(client, Incoming({}, body))
+    whole, start = pieces_of(begun), begun.headers[wire.CONTINUABLE]
+
+    other_prompt = rest_of(client, {**body, "inputs": "other"}, {}, start, whole[:2]).wait()
+    other_length = rest_of(client, {**body, "parameters": {**HOT, "max_new_tokens": 3}}, {}, start, whole[:2]).wait()
+    foreign = rest_of(client, body, {}, start, [MarkedPiece(b"", b"^999999,", PieceKind.PART)]).wait()
+    ended = rest_of(client, body, {}, start, [*whole[:-1], MarkedPiece(b"", b"5," * 20, PieceKind.PART)]).wait()
+
+    assert [each.error for each in (other_prompt, other_length)] == ["TurnConflict"] * 2
+    assert (foreign.error, ended.error) == ("InvalidRequest", "TurnConflict")
+    for length, given in (("9", b'["a", 1, 2]'), ("x", b"{}"), ("2", b"{}"), ("3", b'"a"')):
+        with pytest.raises(InvalidRequest):
+            read_continuation(Incoming({wire.CONTINUATION: length}, given))
+
+
+def test_a_stream_has_no_marks_unless_the_proxy_asks(make_client: ServiceFactory) -> None:
+    """A client without the proxy gets the form as it is."""
+    answer = make_client().call({**INPUTS, "parameters": {"max_new_tokens": 3}})
+
+    assert answer.body.startswith(b"data:{")
+    assert wire.CONTINUABLE not in answer.headers

@@ -1,0 +1,271 @@
+"""Answers that follow a grammar: on the engine with many schemas, and through the service in each dialect."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.grammar_schemas import SCHEMAS
+from handlers.engine.engine import Engine
+from handlers.engine.grammar import GrammarCompiler, GrammarFailed, GrammarText
+from handlers.engine.kv_cache import SequenceCache
+from handlers.engine.pace import Pace
+from handlers.engine.runner import ModelRunner, cache_shape
+from handlers.engine.sampler import SamplingParams
+from handlers.engine.scheduler import Scheduler
+from handlers.engine.sequence import FinishReason, Sequence, TokenEvent
+from handlers.errors import InvalidRequest, Overloaded
+from handlers.grammar_settings import GrammarSettings
+
+PROMPT = [1, 5, 9, 12]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+OPENAI_PERSON = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+SAMPLED = {"temperature": 1.2, "seed": 11}
+
+
+def json_grammar(schema: Any) -> GrammarText:
+    return GrammarText("json_schema", json.dumps(schema), "schema")
+
+
+@pytest.fixture(scope="module")
+def compiler(tiny_llava: Any) -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, tiny_llava.vocabulary, GrammarSettings())
+    yield made
+    made.stop()
+
+
+class Rows:
+    """Sequences that the test runs step by step in one batch."""
+
+    def __init__(self, model: Any, max_rows: int = 8) -> None:
+        runner = ModelRunner(model, cache_shape(model).num_bytes(16_384), max_rows)
+        self._model = model
+        self._engine = Engine(runner, Scheduler(max_rows, Pace(256, 1e9)), 1)
+
+    def run(self, *params: SamplingParams) -> list[tuple[list[int], TokenEvent]]:
+        """Return each row's tokens and its last event."""
+        events: list[list[TokenEvent]] = [[] for _ in params]
+        pool = self._engine.runner.pool
+        for own, heard in zip(params, events, strict=True):
+            cache = SequenceCache(pool)
+            pool.pin(cache)
+            cache.match(PROMPT)
+
+            def hear(event: TokenEvent, heard: list[TokenEvent] = heard, cache: SequenceCache = cache) -> bool:
+                heard.append(event)
+                if event.finish_reason is not None or event.error is not None:
+                    pool.unpin(cache)
+                return True
+
+            self._engine.admit(Sequence(PROMPT, [], cache, own, float("inf"), hear))
+        while self._engine.scheduler.all():
+            self._engine.step()
+        return [([e.token_id for e in heard if e.token_id is not None], heard[-1]) for heard in events]
+
+    def text(self, tokens: list[int]) -> str:
+        return str(self._model.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+@pytest.fixture(scope="module")
+def rows(tiny_llava: Any) -> Rows:
+    return Rows(tiny_llava)
+
+
+@settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(schemas=st.lists(SCHEMAS, min_size=8, max_size=8), seed=st.integers(0, 2**32))
+def test_every_answer_is_valid_by_its_schema(
+    rows: Rows, compiler: GrammarCompiler, schemas: list[Any], seed: int
+) -> None:
+    """Eight rows of one batch follow eight schemas, sampled at a high temperature or greedily."""
+    params = [
+        SamplingParams(
+            max_new_tokens=400,
+            grammar=compiler.compile(json_grammar(schema)),
+            do_sample=number % 4 != 0,
+            temperature=2.0,
+            top_k=40 if number % 4 == 1 else None,
+            top_p=0.95 if number % 4 == 2 else None,
+            seed=seed + number,
+        )
+        for number, schema in enumerate(schemas)
+    ]
+
+    for schema, (tokens, last) in zip(schemas, rows.run(*params), strict=True):
+        assert last.error is None
+        if last.finish_reason is FinishReason.EOS:
+            jsonschema.Draft202012Validator(schema).validate(json.loads(rows.text(tokens)))
+        else:  # some patterns and formats have no longest text
+            assert len(tokens) == 400
+
+
+def test_other_rows_get_the_tokens_that_they_get_alone(rows: Rows, compiler: GrammarCompiler) -> None:
+    """A grammar changes neither the tokens nor the random numbers of the rows beside it, nor do they change its own."""
+    grammar = compiler.compile(json_grammar(PERSON))
+    kinds = [
+        SamplingParams(max_new_tokens=24, do_sample=True, seed=3),
+        SamplingParams(max_new_tokens=24, do_sample=True, seed=3, grammar=grammar),
+        SamplingParams(max_new_tokens=24),
+        SamplingParams(max_new_tokens=24, grammar=grammar, repetition_penalty=1.3),
+    ]
+
+    together = [tokens for tokens, _ in rows.run(*kinds)]
+
+    assert together == [rows.run(kind)[0][0] for kind in kinds]
+
+
+def test_answer_is_continued_by_its_tokens(rows: Rows, compiler: GrammarCompiler) -> None:
+    """A state that is given an answer's beginning allows what the answer's own state allowed; never another token."""
+    grammar = compiler.compile(json_grammar(PERSON))
+    [(tokens, _)] = rows.run(SamplingParams(max_new_tokens=60, do_sample=True, seed=5, grammar=grammar))
+    state = grammar.begin()
+    for number, token in enumerate(tokens):
+        assert grammar.begin(tokens[:number]).mask() == state.mask()
+        state.take(token)
+
+    assert state.is_complete
+    with pytest.raises(GrammarFailed):
+        grammar.begin([*tokens, tokens[0]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        ("json_schema", '{"type": "strin"}', "strin"),
+        ("json_schema", '{"not": {"type": "string"}}', "not"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"$ref": "http://127.0.0.1:9/schema"}', "does not fetch"),
+        ("json_schema", '{"not": {}, "x-guidance": {"lenient": true}}', "not"),
+        ("json_schema", '{"enum": []}', "empty"),
+        ("regex", "(a", "unclosed group"),
+        ("regex", "(?=a)b", "look-around"),
+        ("lark", "start: missing", "missing"),
+        ("regex", "x" * 70_000, "more than 65536"),
+    ],
+)
+def test_refused_grammars_say_why(compiler: GrammarCompiler, kind: Any, text: str, reason: str) -> None:
+    """The library's reason is in the error; a schema can neither switch keywords off nor make the server fetch."""
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        compiler.compile(GrammarText(kind, text, "parameters.grammar.value"))
+
+    assert caught.value.param == "parameters.grammar.value"
+
+
+def test_compiling_has_a_time_limit(tiny_llava: Any) -> None:
+    """A grammar that takes too long is refused, or the error says that others are in its way."""
+    compiler = GrammarCompiler(
+        tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, GrammarSettings(compile_timeout_s=1e-9)
+    )
+    slow = json_grammar({"enum": [f"value {number}" for number in range(3000)]})
+    try:
+        with pytest.raises((InvalidRequest, Overloaded), match=r"takes longer|try again"):
+            compiler.compile(slow)
+    finally:
+        compiler.stop()
+
+
+@pytest.mark.parametrize("limit", [{"max_states": 40}, {"max_cpu_s": 1e-9}])
+def test_complex_answers_end_with_an_error(rows: Rows, tiny_llava: Any, limit: dict[str, Any]) -> None:
+    """A grammar beyond its limits ends its own answer; the rows beside it go on."""
+    compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, GrammarSettings(**limit))
+    try:
+        hard = compiler.compile(GrammarText("regex", "(.*a){12}b.{9}c", "regex"))
+    finally:
+        compiler.stop()
+    free = SamplingParams(max_new_tokens=40, do_sample=True, temperature=2.0, seed=1)
+    bound = SamplingParams(max_new_tokens=200, do_sample=True, temperature=2.0, seed=1, grammar=hard)
+
+    (tokens, last), (_, failed) = rows.run(free, bound)
+
+    assert last.finish_reason is not None
+    assert tokens == rows.run(free)[0][0]
+    assert isinstance(failed.error, InvalidRequest)
+    assert "too complex" in failed.error.message
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 200, **fields}
+
+
+def test_chat_completion_follows_its_schema(client: Any) -> None:
+    """The same seed gives the same answer; an answer that is cut says so."""
+    first = client.call(chat(response_format=OPENAI_PERSON, **SAMPLED))
+    second = client.call(chat(response_format=OPENAI_PERSON, **SAMPLED))
+    cut = client.call(chat(response_format=OPENAI_PERSON, **{**SAMPLED, "max_tokens": 3}))
+
+    assert first.status == 200, first.body
+    [choice] = first.json["choices"]
+    jsonschema.validate(json.loads(choice["message"]["content"]), PERSON)
+    assert choice["finish_reason"] == "stop"
+    assert second.json["choices"] == first.json["choices"]
+    assert cut.json["choices"][0]["finish_reason"] == "length"
+
+
+def test_json_object_is_an_object(client: Any) -> None:
+    answer = client.call(chat(response_format={"type": "json_object"}, **SAMPLED, max_tokens=1500))
+
+    if answer.json["choices"][0]["finish_reason"] == "stop":
+        assert isinstance(json.loads(answer.json["choices"][0]["message"]["content"]), dict)
+    assert answer.json["choices"][0]["message"]["content"].startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        ({"type": "regex", "value": "[0-9]{3}-(red|blue)"}, "[0-9]{3}-(red|blue)"),
+        ({"type": "lark", "value": 'start: "a" ("b" | "c")+ "d"'}, "a[bc]+d"),
+        ({"type": "json", "value": {"enum": ["x", "y"]}}, '"[xy]"'),
+        ({"type": "json_schema", "value": {"name": "n", "schema": {"type": "boolean"}}}, "true|false"),
+    ],
+)
+def test_grammars_of_tgi_bodies(client: Any, grammar: dict[str, Any], pattern: str) -> None:
+    """TGI's `grammar` binds raw prompts and a session's turns."""
+    parameters = {"grammar": grammar, "max_new_tokens": 40, **SAMPLED}
+    session = client.open()
+
+    raw = client.call({"inputs": "Say it: ", "parameters": parameters})
+    said = client.answer(session, "Say it", parameters=parameters)
+
+    assert re.fullmatch(pattern, raw.json[0]["generated_text"])
+    assert re.fullmatch(pattern, said)
+
+
+@pytest.mark.parametrize(
+    ("format", "param"),
+    [
+        ("json", "response_format"),
+        ({"type": "grammar"}, "response_format"),
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {}}}, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": 5}}, "response_format.json_schema.schema"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "\ud800"}}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_wrong_formats_name_their_field(client: Any, format: Any, param: str) -> None:
+    answer = client.call(chat(response_format=format))
+
+    assert (answer.status, answer.error) == (400, "InvalidRequest")
+    assert answer.json["error"]["param"] == param

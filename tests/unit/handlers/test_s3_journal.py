@@ -1,0 +1,123 @@
+"""What operations and sweeps of a journal in S3 cost, and what they leave to each other."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from handlers.journal import s3 as s3_journal
+from handlers.journal import s3_objects
+from handlers.journal.event import CLOSE, Event
+from handlers.journal.journal import owner_key
+from handlers.journal.s3 import S3Journal
+from handlers.settings import JournalSettings
+from tests.servers import BUCKET, S3Server
+from tests.unit.handlers.journal_stores import new_id, turn
+
+pytestmark = pytest.mark.s3
+ALICE = owner_key("alice")
+PICTURE = b"a picture"
+DEADLINE_S = 30
+
+
+class Bucket:
+    """A journal in a bucket, the test's own client, and the number of names that the journal's listings returned."""
+
+    def __init__(self, server: S3Server) -> None:
+        self.prefix = f"{uuid4().hex}/"
+        self.own = server.client()
+        self.client = s3_objects.connect(JournalSettings())
+        self.journal = S3Journal(self.client, BUCKET, self.prefix, JournalSettings())
+        self.num_listed = 0
+        self.client.meta.events.register("after-call.s3.ListObjectsV2", self._note)
+
+    def _note(self, parsed: Any, **_: Any) -> None:
+        self.num_listed += len(parsed.get("Contents", ()))
+
+    def count(self, action: Callable[[], object]) -> int:
+        """Return how many names are listed by the action."""
+        self.num_listed = 0
+        action()
+        return self.num_listed
+
+    def open_session(self, *pictures: bytes, lives_s: int = 3600) -> str:
+        sid = new_id(lives_s)
+        names = tuple(self.journal.put_image(sid, data, ALICE) for data in pictures)
+        self.journal.append(sid, 0, Event(kind="open", images=names), ALICE)
+        return sid
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return Bucket(s3_server)
+
+
+def test_an_opening_costs_the_same_after_many_releases(bucket: Bucket) -> None:
+    """Each close of the last session with a picture leaves a mark for an hour; an opening does not list the marks."""
+
+    def come_and_go() -> None:
+        bucket.journal.close(bucket.open_session(PICTURE), CLOSE)
+
+    for _ in range(2):
+        come_and_go()
+    counts = [bucket.count(come_and_go) for _ in range(6)]
+
+    assert counts == [counts[0]] * 6
+    sid = bucket.open_session(PICTURE)
+    assert bucket.count(lambda: bucket.open_session(PICTURE)) == 2  # the picture and the last mark
+    assert bucket.journal.get_image(sid, bucket.journal.read(sid)[0].images[0]) == PICTURE
+
+
+@pytest.mark.parametrize("folder", ["sessions", "uses", "pictures"])
+def test_a_sweep_measures_a_part_of_the_store(bucket: Bucket, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next sweeps continue, whatever the store is full of."""
+    names = {
+        "sessions": lambda number: f"sessions/ffffffff/other-{number:02d}/events/0",
+        "uses": lambda number: f"uses/{ALICE}/{'a' * 64}/99999999/gone-{number:02d}",
+        "pictures": lambda number: f"pictures/{ALICE}/{number:064x}/99999999.released",
+    }
+    for number in range(40):
+        bucket.own.put_object(Bucket=BUCKET, Key=bucket.prefix + names[folder](number), Body=b"")
+    sid = bucket.open_session(PICTURE)
+    monkeypatch.setattr(s3_objects, "PAGE", 5)
+    monkeypatch.setattr(s3_journal, "MAX_MEASURED", 10)
+
+    counts = [bucket.count(lambda: bucket.journal.sweep(int(time.time()))) for _ in range(12)]
+
+    assert max(counts) < 25
+    assert bucket.journal.used_bytes >= len(PICTURE)
+    assert bucket.journal.read(sid)[0].kind == "open"
+
+
+def test_clients_do_not_wait_for_a_sweep(bucket: Bucket) -> None:
+    """A sweep that releases many pictures at once, and waits for the store, leaves threads to a client's request."""
+    for number in range(2 * s3_objects.PARALLEL):
+        bucket.open_session(b"picture %d" % number, lives_s=600)
+    sid = bucket.open_session()
+    for number in range(1, 10):
+        bucket.journal.append(sid, number, turn("what?"), ALICE)
+    waiting, is_over = threading.Semaphore(0), threading.Event()
+
+    def hang(request: Any, **_: Any) -> None:
+        if request.url.endswith(".released") and request.method == "PUT":
+            waiting.release()
+            assert is_over.wait(DEADLINE_S)
+
+    bucket.client.meta.events.register("before-send.s3.PutObject", hang)
+    with ThreadPoolExecutor(2) as pool:
+        sweep = pool.submit(bucket.journal.sweep, int(time.time()) + 700, is_full=False)
+        try:
+            for _ in range(s3_objects.PARALLEL):
+                assert waiting.acquire(timeout=DEADLINE_S)
+            reading = pool.submit(bucket.journal.read, sid)
+
+            assert len(reading.result(DEADLINE_S)) == 10
+        finally:
+            is_over.set()
+        sweep.result(DEADLINE_S)

@@ -1,0 +1,70 @@
+"""Finding `model` in the beginning of a body, held against json's own reading."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmoor.errors import WrongModel
+from torchmoor.proxy.api.openai_by_body import MAX_TOKENS, find_model
+
+TEXTS = st.text(st.sampled_from('model"\\{}[]:, \nü'), max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS | st.just("model"), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(TEXTS, VALUES, max_size=4), TEXTS, st.integers(0, 4), st.booleans(), st.data())
+def test_it_is_what_json_reads(
+    rest: dict[str, Any], model: str, place: int, is_ascii: bool, data: st.DataObject
+) -> None:
+    """Wherever it stands, whatever stands before and within; and never before its end is there."""
+    rest.pop("model", None)
+    items = list(rest.items())
+    items.insert(place, ("model", model))
+    body = json.dumps(dict(items), ensure_ascii=is_ascii, indent=data.draw(st.sampled_from((None, 1)))).encode()
+
+    assert find_model(body) == model
+
+    found = find_model(body[: data.draw(st.integers(0, len(body)))])
+    assert found in (None, model)
+
+
+@given(VALUES.filter(lambda value: not isinstance(value, dict) or "model" not in value))
+def test_what_has_none_has_none(value: Any) -> None:
+    """Deeper ones, and texts that look like it, are others'."""
+    assert find_model(json.dumps(value).encode()) is None
+
+
+@pytest.mark.parametrize("key", ['"model"', r'"mod\u0065l"', r'"\u006d\u006f\u0064\u0065\u006c"'])
+def test_key_may_be_escaped(key: str) -> None:
+    """A JSON reader sees the same name."""
+    assert find_model(f'{{"messages": ["model"], {key} : "a"}}'.encode()) == "a"
+
+
+@pytest.mark.parametrize("value", ["7", "null", '["a"]', '{"a": 1}', r'"\x"', "}"])
+def test_another_kind_of_value_is_refused(value: str) -> None:
+    """The message says what it must be."""
+    with pytest.raises(WrongModel, match="`model`"):
+        find_model(f'{{"model": {value}'.encode() + b"}")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b'"', b'"model": "a"', b'[{"model": "a"}]', b"{]", b"nonsense", b'{"model', b"\xff"]
+)
+def test_what_is_no_object_has_none(body: bytes) -> None:
+    """It is the instance's to say what is wrong with it, if it comes that far."""
+    assert find_model(body) is None
+
+
+def test_search_is_given_up_after_many_tokens() -> None:
+    """A body of nothing but brackets does not hold the proxy up."""
+    few, many = (b'{"a": [%b], "model": "a"}' % (b"[]," * number) for number in (100, MAX_TOKENS))
+
+    assert (find_model(few), find_model(many)) == ("a", None)

@@ -1,0 +1,30 @@
+"""POST /: the operations of AWS's control plane, for clients whose endpoint URL is the admin plane's."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from torchmoor.admin.http import RequestRefused
+from torchmoor.proxy.api.control_operation import CBOR, AnswerControl, ControlRequest, target_of
+
+
+class ControlAdmin:
+    """Passes requests to the control plane."""
+
+    def __init__(self, answer: AnswerControl) -> None:
+        self._answer = answer
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the route."""
+        router.add_post("/", self._handle)
+        router.add_post("/service/{service}/operation/{operation}", self._handle)
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        """Answer a request. Its X-Amz-Target makes a browser ask first, which no page of another site is allowed."""
+        is_cbor = request.headers.get("Smithy-Protocol") == CBOR.decode()
+        target = target_of(request.path) if is_cbor else request.headers.get("X-Amz-Target")
+        if target is None:
+            raise RequestRefused(404, "POST / is for operations of AWS's control plane, which X-Amz-Target names.")
+        reply = await self._answer(ControlRequest(target, await request.read(), is_cbor))
+        headers = {name.decode(): value.decode() for name, value in reply.headers}
+        return web.Response(status=reply.status, body=reply.body, headers=headers)

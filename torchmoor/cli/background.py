@@ -1,0 +1,92 @@
+"""`torchmoor up -d`: the fleet runs in a process of its own, and the command ends when the fleet is ready."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from torchmoor.cli.exit_status import ExitStatus
+from torchmoor.cli.running_fleets import running_fleets, state_folder
+from torchmoor.errors import TorchmoorError
+
+POLL_S = 0.1
+NUM_LOGS = 5  # of fleets that have ended
+
+
+def detach() -> None:
+    """Continue in a new process in the background; this process ends when that one has announced that it is ready.
+
+    Until then this process passes the fleet's messages on, and Ctrl-C ends both. The messages are kept in a log. Must
+    run before any thread or event loop starts. Raises TorchmoorError if the log cannot be written.
+    """
+    log = _make_log()
+    announced, announcing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        os.close(announcing)
+        _follow_start(pid, announced, log)
+    os.setsid()
+    os.close(announced)
+    os.dup2(announcing, 1)
+    os.close(announcing)
+    _open_as(0, os.devnull, os.O_RDONLY)
+    _open_as(2, log, os.O_WRONLY | os.O_APPEND)
+
+
+def end_announcement() -> None:
+    """Close the pipe to the command in the foreground, which has read all that it waits for."""
+    sys.stdout.flush()
+    _open_as(1, os.devnull, os.O_WRONLY)
+
+
+def _open_as(number: int, path: str | Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    os.dup2(descriptor, number)
+    os.close(descriptor)
+
+
+def _make_log() -> Path:
+    """Return a new, empty log; only the newest of earlier fleets are kept."""
+    folder = state_folder()
+    path = folder / f"up-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        in_use = {record.log for record in running_fleets()}
+        ended = sorted(each for each in folder.glob("up-*.log") if str(each) not in in_use)
+        for each in ended[: 1 - NUM_LOGS]:
+            each.unlink(missing_ok=True)
+        path.touch(0o600, exist_ok=False)
+    except OSError as error:
+        raise TorchmoorError(f"cannot write the fleet's log in {folder}: {error.strerror or error}") from error
+    return path
+
+
+def _follow_start(pid: int, announced: int, log: Path) -> NoReturn:
+    """Copy the fleet's messages and its announcement until it is ready, or has ended; then exit."""
+    said, has_ended = b"", False
+    with log.open("rb") as messages:
+        try:
+            while not has_ended and not said.endswith(b"\n"):
+                if select.select([announced], [], [], POLL_S)[0]:
+                    part = os.read(announced, 65536)
+                    said, has_ended = said + part, not part
+                click.echo(messages.read(), nl=False, err=True)
+        except KeyboardInterrupt:
+            os.kill(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
+            raise
+        if has_ended:
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            click.echo(messages.read(), nl=False, err=True)
+            raise click.exceptions.Exit(status if status > 0 else ExitStatus.FAILED)
+    click.echo(said, nl=False)
+    raise click.exceptions.Exit(0)

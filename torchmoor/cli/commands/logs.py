@@ -1,0 +1,87 @@
+"""`torchmoor logs`: what a fleet or one of its instances has logged."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from torchmoor.cli.running_fleets import FleetRecord, complete_instances, find_fleet, port_option
+from torchmoor.errors import TorchmoorError
+
+POLL_S = 0.2
+
+
+@click.command()
+@click.argument("instance", required=False, shell_complete=complete_instances)
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C or the fleet's end.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=100, show_default=True, help="How many lines to begin with."
+)
+@port_option
+def logs(instance: str | None, follow: bool, lines: int, port: int | None) -> None:
+    """Print the last lines of a log: the fleet's own, or an INSTANCE's.
+
+    An instance's log is TorchServe's, with the lines of its workers. It is gone when the fleet has ended. The fleet's
+    own log is kept where `torchmoor up` runs in the background or its standard error goes to a file.
+
+    \b
+    Examples:
+      torchmoor logs
+      torchmoor logs llava-0 -f
+      torchmoor logs llava-0 -n 1000 | grep ERROR
+    """
+    fleet = find_fleet(port)
+    path = _find_log(fleet, instance)
+    try:
+        with path.open("rb") as file:
+            for line in deque(file, lines):
+                click.echo(line, nl=False)
+            offset = file.tell()
+        if follow:
+            for part in _follow(path, offset, fleet):
+                click.echo(part, nl=False)
+    except OSError as error:
+        raise TorchmoorError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _find_log(fleet: FleetRecord, instance: str | None) -> Path:
+    """Return a log's path. Raises TorchmoorError if there is none."""
+    names = fleet.instances()
+    if instance is None:
+        if not fleet.log:
+            raise TorchmoorError(
+                f"the fleet's messages are on the terminal that it was started from; its instances: {', '.join(names)}"
+            )
+        return Path(fleet.log)
+    if instance not in names:
+        raise TorchmoorError(f"the fleet has no log of an instance {instance!r}; its instances: {', '.join(names)}")
+    return fleet.instance_log(instance)
+
+
+def _follow(path: Path, offset: int, fleet: FleetRecord) -> Iterator[bytes]:
+    """Yield what is added to a log after an offset, also once it is rotated, until the fleet has ended."""
+    is_running = True
+    while is_running:
+        with path.open("rb") as file:
+            file.seek(offset)
+            offset = 0  # of the file that replaces this one
+            is_replaced = False
+            while is_running and not is_replaced:
+                is_running, is_replaced = fleet.is_running(), _is_replaced(file, path)  # before the last read
+                yield file.read()
+                if is_running and not is_replaced:
+                    time.sleep(POLL_S)
+
+
+def _is_replaced(file: BinaryIO, path: Path) -> bool:
+    """Return whether another file has the path; False while none has it, as between two lives of an instance."""
+    try:
+        return path.stat().st_ino != os.fstat(file.fileno()).st_ino
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,75 @@
+"""`torchmoor status`: the fleets that this user runs on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from torchmoor.cli.exit_status import ExitStatus
+from torchmoor.cli.options import find_admin_token, json_option
+from torchmoor.cli.running_fleets import FleetRecord, running_fleets
+from torchmoor.cli.tables import format_table, in_time, terminal_width
+from torchmoor.clients.admin import AdminClient
+from torchmoor.clients.errors import AdminError
+
+HEADS = ("PID", "UP", "RUNTIME", "ADMIN", "ENDPOINTS", "READY")
+
+
+@click.command()
+@json_option
+def status(as_json: bool) -> None:
+    """List the fleets of `torchmoor up` that this user runs on this machine.
+
+    READY is how many instances are ready, of all; `?` if the admin plane does not tell. The exit status is 3 if no
+    fleet runs.
+
+    \b
+    Examples:
+      torchmoor status
+      torchmoor status --json | jq -r '.fleets[].runtime'
+    """
+    fleets = running_fleets()
+    found = [{**asdict(fleet), "instances": _states(fleet)} for fleet in fleets]
+    if as_json:
+        click.echo(json.dumps({"fleets": found}))
+    else:
+        for line in _describe(found):
+            click.echo(line)
+    if not found:
+        raise click.exceptions.Exit(ExitStatus.UNREACHABLE)
+
+
+def _states(fleet: FleetRecord) -> dict[str, str] | None:
+    """Return the state of each instance; None if the admin plane does not answer or wants another token."""
+    try:
+        rows = AdminClient(fleet.admin, find_admin_token(None)).get("/instances")["instances"]
+    except AdminError:
+        return None
+    return {row["name"]: row["state"] for row in rows}
+
+
+def _describe(fleets: list[dict[str, Any]]) -> Iterator[str]:
+    if not fleets:
+        yield "No fleet runs. Start one: torchmoor up -d"
+        return
+    rows = [
+        (
+            str(fleet["pid"]),
+            in_time(time.time() - fleet["started"]),
+            fleet["runtime"],
+            fleet["admin"],
+            ", ".join(fleet["endpoints"]),
+            _num_ready(fleet["instances"]),
+        )
+        for fleet in fleets
+    ]
+    yield from format_table(HEADS, rows, terminal_width())
+
+
+def _num_ready(states: dict[str, str] | None) -> str:
+    return "?" if states is None else f"{sum(state == 'ready' for state in states.values())}/{len(states)}"

@@ -1,0 +1,182 @@
+"""The fleets of `torchmoor up` that this user runs: each has a record, which it keeps locked for as long as it lives.
+
+The records and the logs of fleets in the background are in torchmoor/ below $XDG_STATE_HOME, or ~/.local/state.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from torchmoor.config.launcher import INSTANCE_LOG
+from torchmoor.errors import TorchmoorError
+
+logger = logging.getLogger(__name__)
+
+
+class FleetNotFound(TorchmoorError):
+    """This user runs no such fleet, or several."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRecord:
+    """What a fleet has announced. log: the file that its messages go to; "" if they go to a terminal or a pipe."""
+
+    pid: int
+    started: float  # seconds since 1970
+    runtime: str
+    admin: str
+    endpoints: tuple[str, ...]
+    run_dir: str
+    log: str
+
+    @property
+    def port(self) -> int:
+        """The port of the runtime API, by which commands select a fleet."""
+        return int(self.runtime.rpartition(":")[2])
+
+    def instances(self) -> list[str]:
+        """Return the names of the instances that have logs."""
+        return sorted(path.parents[1].name for path in Path(self.run_dir).glob(f"*/{INSTANCE_LOG}"))
+
+    def instance_log(self, name: str) -> Path:
+        return Path(self.run_dir, name) / INSTANCE_LOG
+
+    def is_running(self) -> bool:
+        return not _is_stale(_path_of(self.pid))
+
+
+def state_folder() -> Path:
+    """Return the folder of records and logs."""
+    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "torchmoor")
+
+
+@contextmanager
+def recorded(announced: str) -> Iterator[None]:
+    """Keep this process's record while the context lasts. announced: the line of JSON of `torchmoor up`.
+
+    A fleet whose record cannot be written runs all the same; `torchmoor status` does not list it.
+    """
+    fields = json.loads(announced)
+    record = FleetRecord(
+        pid=os.getpid(),
+        started=time.time(),
+        runtime=fields["runtime"],
+        admin=fields["admin"],
+        endpoints=tuple(fields["endpoints"]),
+        run_dir=fields["run_dir"],
+        log=_file_of_messages(),
+    )
+    path = _path_of(record.pid)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(path.with_suffix(".new"), os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    except OSError as error:
+        logger.info("the fleet is not listed by torchmoor status: %s", error)
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.write(file, json.dumps(asdict(record)).encode())
+            path.with_suffix(".new").rename(path)  # locked and whole from the first moment that others see it
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(file)
+
+
+def running_fleets() -> list[FleetRecord]:
+    """Return the fleets of this user, the oldest first. Records that a kill has left are removed."""
+    found = []
+    for path in state_folder().glob(f"fleet-{_machine()}-*.json"):
+        if _is_stale(path):
+            path.unlink(missing_ok=True)
+            continue
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            fields = json.loads(path.read_bytes())
+            found.append(FleetRecord(**{**fields, "endpoints": tuple(fields["endpoints"])}))
+    return sorted(found, key=lambda record: record.started)
+
+
+def find_fleet(port: int | None) -> FleetRecord:
+    """Return the fleet of a port, or the only one. Raises FleetNotFound."""
+    fleets = running_fleets()
+    if not fleets:
+        raise FleetNotFound("no fleet of this user runs; start one: torchmoor up -d")
+    if port is None and len(fleets) == 1:
+        return fleets[0]
+    ports = ", ".join(str(fleet.port) for fleet in fleets)
+    for fleet in fleets:
+        if fleet.port == port:
+            return fleet
+    if port is None:
+        raise FleetNotFound(f"several fleets run; select one with --port: {ports}")
+    raise FleetNotFound(f"no fleet of this user serves at port {port}; the ports are: {ports}")
+
+
+port_option = click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port of the fleet's runtime API; needed if several fleets run."
+)
+
+
+def complete_instances(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Complete the names of the instances of this user's fleets."""
+    names = {name for fleet in running_fleets() for name in fleet.instances()}
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
+def complete_endpoints(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Complete the names of the endpoints of this user's fleets."""
+    names = {name for fleet in running_fleets() for name in fleet.endpoints}
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
+def _path_of(pid: int) -> Path:
+    return state_folder() / f"fleet-{_machine()}-{pid}.json"
+
+
+def _machine() -> str:
+    """Return a name of this boot and process namespace: with a shared home, a pid means something here only."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return hashlib.blake2b(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode(), digest_size=6).hexdigest()
+    return "here"
+
+
+def _is_stale(path: Path) -> bool:
+    """Return whether no process holds the record's lock."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _file_of_messages() -> str:
+    """Return the file that standard error goes to; "" if it is not a file."""
+    with suppress(OSError, ValueError):
+        number = sys.stderr.fileno()
+        if stat.S_ISREG(os.fstat(number).st_mode):
+            return os.readlink(f"/proc/self/fd/{number}")
+    return ""

@@ -1,0 +1,245 @@
+"""A model's files and settings: what CreateModel's container definition becomes for TorchServe.
+
+Files stay where they are, or are downloaded from S3. An archive is served as it is, a checkpoint by the chat handler,
+and a prefix in Mode MultiModel by the handler of many models.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from torchmoor.async_inference.objects.object_store import ObjectError
+from torchmoor.async_inference.objects.s3_client import bucket_and_key, find_head, make_client, translated
+from torchmoor.config.control import ControlSettings
+from torchmoor.config.objects import ObjectSettings
+from torchmoor.config.routing import MultiModelSettings
+from torchmoor.control.images import DEFAULTS, Container, find_container
+from torchmoor.errors import ConfigError, LaunchError, RequestInvalid
+from torchmoor.fleet.archives import MANIFEST, ArchiveContents, built_in, chat_handler
+from torchmoor.fleet.many import CACHE, MANY, SOURCE
+from torchmoor.fleet.packed_models import FORMS, TARBALLS, find_unpacked, parse_name, read_name
+from torchmoor.fleet.torchserve_properties import TORCHSERVE_PREFIX, read_properties
+from torchmoor.proxy.access.credentials import SECRETS
+from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH, S3
+
+FILE = "file://"
+MODEL_FOLDER = "/opt/ml/model"  # where a container finds its model
+SPARE_BYTES = 1 << 30  # of the disk, beyond a download
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What the instances of a variant run.
+
+    archive: a file or a folder in `store`, or what is written from `contents`. properties: lines of config.properties.
+    multi_model: None unless it is many models.
+    """
+
+    archive: str
+    store: Path | None = None
+    contents: ArchiveContents | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    multi_model: MultiModelSettings | None = None
+
+    @property
+    def model(self) -> str:
+        """Return the model's name in TorchServe."""
+        return self.archive.removesuffix(".mar")
+
+
+class Artifacts:
+    """Checks container definitions and fetches what they name.
+
+    model_store: a directory whose files may be named in any case. reserved: variables that the fleet sets.
+    """
+
+    def __init__(
+        self, settings: ControlSettings, objects: ObjectSettings, model_store: Path, reserved: Collection[str]
+    ) -> None:
+        self._settings = settings
+        self._objects = objects
+        self._allowed = [model_store.resolve(), *(Path(each).resolve() for each in settings.model_directories)]
+        self._reserved = {*reserved, *SECRETS}
+
+    def check(self, container: Mapping[str, Any]) -> None:
+        """Raise RequestInvalid if a container cannot be served here, as far as its definition shows."""
+        kind = find_container(container.get("Image", "torchmoor"), self._settings.own_images)
+        environment = container.get("Environment", {})
+        for name in environment:
+            if name in self._reserved:
+                raise RequestInvalid(f"Environment must not set {name}: the proxy and its instances share it.")
+            if not _can_be_passed(name) or not _can_be_passed(environment[name]):
+                raise RequestInvalid(f"Environment: {name!r} has a character that no process can be given.")
+        try:
+            read_properties(environment)
+        except ConfigError as error:
+            raise RequestInvalid(f"Environment: {error}.") from error
+        place = _place_of(container)
+        is_many = container.get("Mode") == "MultiModel"
+        if not place and (is_many or not _names_checkpoint(environment)):
+            raise RequestInvalid(
+                "The container names no model: give ModelDataUrl or ModelDataSource, or HF_MODEL_ID in Environment."
+            )
+        if kind is Container.TRITON and not is_many:
+            raise RequestInvalid("A Triton image is served here in Mode MultiModel only: set Mode, and name a prefix.")
+        if place.startswith(FILE):
+            self._find_file(place)
+        elif place and not place.startswith(S3):
+            raise RequestInvalid(f"{place!r} must be s3://bucket/key, or file:///path below an allowed directory.")
+
+    def fetch(self, container: Mapping[str, Any], name: str, work: Path) -> ServedModel:
+        """Return what instances run. name: the model's. work: a folder for what is downloaded or unpacked.
+
+        Blocks. Raises RequestInvalid, ConfigError, LaunchError or ObjectError.
+        """
+        self.check(container)
+        kind = find_container(container.get("Image", "torchmoor"), self._settings.own_images)
+        given = {**DEFAULTS.get(kind, {}), **container.get("Environment", {})}
+        properties = read_properties(given)
+        environment = {key: value for key, value in given.items() if not key.startswith(TORCHSERVE_PREFIX)}
+        place = _place_of(container)
+        if container.get("Mode") == "MultiModel":
+            return self._serve_many(container, place, environment, properties)
+        is_checkpoint = place.startswith(S3) and not _is_packed(place)
+        if is_checkpoint:
+            environment = {**environment, MODEL_PATH: place}  # the handler downloads it
+        if is_checkpoint or not place:
+            return ServedModel(
+                archive=f"{name}.mar", contents=chat_handler(), environment=environment, properties=properties
+            )
+        work.mkdir(parents=True, exist_ok=True)
+        path = self._download(place, work) if place.startswith(S3) else self._find_file(place)
+        if path.name.endswith(".mar") and path.is_file():
+            archive = f"{_name_in(path)}.mar"
+            return ServedModel(
+                archive=archive,
+                store=_store_with(work, archive, path),
+                environment=environment,
+                properties=properties,
+            )
+        folder = path if path.is_dir() else _folder_with(work, path)
+        found = find_unpacked(folder, work, "")
+        if found is None:
+            raise ConfigError(f"there is no model in {place}: {FORMS}")
+        if (found / MANIFEST).is_file():
+            archive = read_name(found / MANIFEST)
+            return ServedModel(
+                archive=archive,
+                store=_store_with(work, archive, found),
+                environment=environment,
+                properties=properties,
+            )
+        for variable in CHECKPOINT_VARIABLES:
+            if environment.get(variable, "").startswith(MODEL_FOLDER):
+                del environment[variable]
+        if not _names_checkpoint(environment):
+            environment[MODEL_PATH] = str(found)
+        return ServedModel(
+            archive=f"{name}.mar", contents=chat_handler(), environment=environment, properties=properties
+        )
+
+    def _serve_many(
+        self, container: Mapping[str, Any], place: str, environment: dict[str, str], properties: Mapping[str, str]
+    ) -> ServedModel:
+        source = place if place.startswith(S3) else str(self._find_file(place))
+        is_cached = container.get("MultiModelConfig", {}).get("ModelCacheSetting", "Enabled") == "Enabled"
+        return ServedModel(
+            archive=f"{MANY}.mar",
+            contents=built_in(MANY),
+            environment={**environment, SOURCE: source, CACHE: "enabled" if is_cached else "disabled"},
+            properties=properties,
+            multi_model=MultiModelSettings(is_cached=is_cached),
+        )
+
+    def _find_file(self, url: str) -> Path:
+        """Return the file or folder that a file URL names. Raises RequestInvalid if that is not allowed."""
+        parts = urlsplit(url)
+        path = Path(unquote(parts.path)).resolve()
+        if parts.netloc not in ("", "localhost") or not any(path.is_relative_to(each) for each in self._allowed):
+            raise RequestInvalid(
+                f"{url} may not be read: allowed are {', '.join(map(str, self._allowed))}, and the directories of "
+                "torchmoor up --allow-model-dir."
+            )
+        if not path.exists():
+            raise RequestInvalid(f"There is no {path}.")
+        return path
+
+    def _download(self, url: str, work: Path) -> Path:
+        """Download an object. Raises ObjectError, or ConfigError if it is too large."""
+        target = work / url.rpartition("/")[2]
+        with translated(url):
+            client = make_client(self._objects)
+            head = find_head(client, url)
+            if head is None:
+                raise ObjectError(f"there is no {url}")
+            num_bytes, free = int(head["ContentLength"]), shutil.disk_usage(work).free
+            if num_bytes > self._settings.max_model_bytes:
+                raise ConfigError(f"{url} has {num_bytes} bytes, more than control.max_model_bytes")
+            if num_bytes + SPARE_BYTES > free:
+                raise ConfigError(f"{url} has {num_bytes >> 20} MiB, and {work} has {free >> 20} MiB")
+            location = bucket_and_key(url)
+            client.download_file(location["Bucket"], location["Key"], str(target))
+        return target
+
+
+def _place_of(container: Mapping[str, Any]) -> str:
+    """Return the URL of a container's model; empty if it names none. Raises RequestInvalid."""
+    source = container.get("ModelDataSource")
+    if source is None:
+        return str(container.get("ModelDataUrl", ""))
+    if "ModelDataUrl" in container:
+        raise RequestInvalid("Give ModelDataUrl or ModelDataSource, not both.")
+    return str(source.get("S3DataSource", {}).get("S3Uri", ""))
+
+
+def _names_checkpoint(environment: Mapping[str, str]) -> bool:
+    return any(environment.get(name, "").strip() for name in CHECKPOINT_VARIABLES)
+
+
+def _can_be_passed(text: str) -> bool:
+    """Return whether a process can have this as the name or value of a variable."""
+    return "\0" not in text and all(not "\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def _is_packed(place: str) -> bool:
+    return place.endswith((".mar", *TARBALLS))
+
+
+def _name_in(archive: Path) -> str:
+    """Return the name of an archive's model in TorchServe. Raises LaunchError."""
+    try:
+        with zipfile.ZipFile(archive) as bundle:
+            return parse_name(bundle.read(str(MANIFEST)), f"the manifest of {archive}")
+    except KeyError:
+        raise LaunchError(
+            f"{archive.name} has no handler, because it is a model for an endpoint of many models: use Mode MultiModel"
+        ) from None
+    except (OSError, zipfile.BadZipFile) as error:
+        raise LaunchError(f"{archive.name} cannot be read: {error}") from error
+
+
+def _store_with(work: Path, name: str, path: Path) -> Path:
+    """Return a model store with a link to an archive."""
+    store = work / "store"
+    store.mkdir(parents=True, exist_ok=True)
+    link = store / name
+    link.unlink(missing_ok=True)
+    link.symlink_to(path)
+    return store
+
+
+def _folder_with(work: Path, path: Path) -> Path:
+    """Return a folder that has only this file, by a link."""
+    folder = work / "given"
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / path.name
+    link.unlink(missing_ok=True)
+    link.symlink_to(path)
+    return folder

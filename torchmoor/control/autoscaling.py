@@ -1,0 +1,252 @@
+"""Application Auto Scaling for the variants of created endpoints: scalable targets, policies and activities.
+
+A target with a policy gives its variant to the autoscaler (torchmoor.fleet.autoscaler), by the settings that the group
+Autoscaling of the configuration file also becomes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from torchmoor.config.autoscaling import DIMENSION, NAMESPACE, read_autoscaling, resource_of
+from torchmoor.config.control import ControlSettings
+from torchmoor.config.scaling import ScalingSettings
+from torchmoor.control.deployments import Deployments
+from torchmoor.control.listing import ListedResource, list_page
+from torchmoor.control.models import as_time
+from torchmoor.control.names import Names
+from torchmoor.control.protocol import Operation, Values
+from torchmoor.control.resources import Resource, Resources
+from torchmoor.errors import ConfigError, LimitExceeded, RequestInvalid, ScalableTargetMissing
+from torchmoor.proxy.instances.registry import Variant
+
+MAX_ACTIVITIES = 1000  # remembered
+PAGE_SIZE = 50  # the service's own
+_KEPT_OF_TARGET = ("MinCapacity", "MaxCapacity", "RoleARN")
+
+
+class ScalableTargets:
+    """The scalable targets of created endpoints."""
+
+    def __init__(self, settings: ControlSettings, resources: Resources, names: Names, deployments: Deployments) -> None:
+        self._settings = settings
+        self._resources = resources
+        self._names = names
+        self._deployments = deployments
+        self._activities: deque[ListedResource] = deque(maxlen=MAX_ACTIVITIES)
+        self._applying = asyncio.Lock()
+
+    def operations(self) -> dict[str, Operation]:
+        """Return the operations by their names."""
+        return {
+            "RegisterScalableTarget": self._register,
+            "DescribeScalableTargets": self._describe_targets,
+            "DeregisterScalableTarget": self._deregister,
+            "PutScalingPolicy": self._put_policy,
+            "DescribeScalingPolicies": self._describe_policies,
+            "DeleteScalingPolicy": self._delete_policy,
+            "DescribeScalingActivities": self._describe_activities,
+        }
+
+    async def apply(self, endpoint: str) -> None:
+        """Scale the variants of an endpoint that has just been deployed. Raises TorchmoorError."""
+        async with self._applying:
+            for variant in self._resources.endpoints[endpoint].config["ProductionVariants"]:
+                await self._apply(endpoint, variant["VariantName"])
+
+    def forget(self, endpoint: str) -> None:
+        """Remove the targets and policies of an endpoint that is gone."""
+        prefix = resource_of(endpoint, "")
+        for kept in (self._resources.targets, self._resources.policies):
+            for key in [key for key in kept if key.startswith(prefix)]:
+                del kept[key]
+
+    def note(self, variant: Variant, before: int) -> None:
+        """Record an activity: the autoscaler wants another number of instances than before."""
+        assert variant.scale is not None
+        now = time.time()
+        resource = resource_of(variant.endpoint, variant.name)
+        activity = str(uuid.uuid4())
+        summary = {
+            "ActivityId": activity,
+            "ServiceNamespace": NAMESPACE,
+            "ResourceId": resource,
+            "ScalableDimension": DIMENSION,
+            "Description": f"Setting desired instance count to {variant.scale.desired}.",
+            "Cause": f"From {before} to {variant.scale.desired} instances: {variant.scale.why}",
+            "StartTime": as_time(now),
+            "EndTime": as_time(now),
+            "StatusCode": "Successful",
+        }
+        self._activities.append(ListedResource(activity, now, status=resource, summary=summary))
+
+    async def _register(self, values: Values) -> Values:
+        resource = _check(values)
+        before = self._resources.targets.get(resource)
+        endpoint, variant = self._find_variant(resource)
+        if any(values.get("SuspendedState", {}).values()):
+            raise RequestInvalid("SuspendedState is not supported here: deregister the target instead.")
+        if before is None and len(self._resources.targets) >= self._settings.max_resources:
+            raise LimitExceeded("There are as many scalable targets as control.max_resources allows.")
+        given = {key: values[key] for key in _KEPT_OF_TARGET if key in values}
+        target = Resource({**(before.values if before else {}), **given}, before.created if before else time.time())
+        for key in ("MinCapacity", "MaxCapacity"):
+            if key not in target.values:
+                raise RequestInvalid(f"{key} is missing: a new scalable target needs it.")
+        if target.values["MinCapacity"] > target.values["MaxCapacity"] or target.values["MaxCapacity"] < 1:
+            raise RequestInvalid("MaxCapacity must be MinCapacity or more, and 1 or more.")
+        await self._change(self._resources.targets, resource, target, endpoint, variant)
+        return {"ScalableTargetARN": self._names.target_arn(resource)}
+
+    def _describe_targets(self, values: Values) -> Values:
+        _check_namespace(values)
+        wanted = values.get("ResourceIds")
+        rows = [
+            ListedResource(
+                resource,
+                target.created,
+                summary={
+                    "ServiceNamespace": NAMESPACE,
+                    "ResourceId": resource,
+                    "ScalableDimension": DIMENSION,
+                    "RoleARN": "",
+                    **target.values,
+                    "CreationTime": as_time(target.created),
+                    "SuspendedState": dict.fromkeys(
+                        ("DynamicScalingInSuspended", "DynamicScalingOutSuspended", "ScheduledScalingSuspended"), False
+                    ),
+                    "ScalableTargetARN": self._names.target_arn(resource),
+                },
+            )
+            for resource, target in self._resources.targets.items()
+            if wanted is None or resource in wanted
+        ]
+        return list_page(rows, {"MaxResults": PAGE_SIZE, **values}, "ScalableTargets")
+
+    async def _deregister(self, values: Values) -> Values:
+        resource = self._check_target(values)
+        endpoint, variant = self._find_variant(resource)
+        for key in [key for key, policy in self._resources.policies.items() if policy.values["ResourceId"] == resource]:
+            del self._resources.policies[key]
+        await self._change(self._resources.targets, resource, None, endpoint, variant)
+        return {}
+
+    async def _put_policy(self, values: Values) -> Values:
+        resource = self._check_target(values)
+        endpoint, variant = self._find_variant(resource)
+        key = f"{resource}|{values['PolicyName']}"
+        before = self._resources.policies.get(key)
+        policy = Resource(
+            {**(before.values if before else {}), **values, "ResourceId": resource},
+            before.created if before else time.time(),
+        )
+        await self._change(self._resources.policies, key, policy, endpoint, variant)
+        return {"PolicyARN": self._names.policy_arn(resource, values["PolicyName"]), "Alarms": []}
+
+    def _describe_policies(self, values: Values) -> Values:
+        _check_namespace(values)
+        wanted, names = values.get("ResourceId"), values.get("PolicyNames")
+        rows = [
+            ListedResource(
+                key,
+                policy.created,
+                summary={
+                    **policy.values,
+                    "PolicyARN": self._names.policy_arn(policy.values["ResourceId"], policy.values["PolicyName"]),
+                    "CreationTime": as_time(policy.created),
+                    "Alarms": [],
+                },
+            )
+            for key, policy in self._resources.policies.items()
+            if wanted in (None, policy.values["ResourceId"]) and (names is None or policy.values["PolicyName"] in names)
+        ]
+        return list_page(rows, {"MaxResults": PAGE_SIZE, **values}, "ScalingPolicies")
+
+    async def _delete_policy(self, values: Values) -> Values:
+        resource = self._check_target(values)
+        endpoint, variant = self._find_variant(resource)
+        key = f"{resource}|{values['PolicyName']}"
+        if key not in self._resources.policies:
+            raise ScalableTargetMissing(f"No scaling policy {values['PolicyName']!r} of resource ID {resource}.")
+        await self._change(self._resources.policies, key, None, endpoint, variant)
+        return {}
+
+    def _describe_activities(self, values: Values) -> Values:
+        _check_namespace(values)
+        rows = [each for each in self._activities if values.get("ResourceId") in (None, each.status)]
+        return list_page(rows, {"MaxResults": PAGE_SIZE, **values}, "ScalingActivities")
+
+    async def _change(
+        self, kept: dict[str, Resource], key: str, value: Resource | None, endpoint: str, variant: str
+    ) -> None:
+        """Keep or drop a target or policy, and scale its variant by the result; nothing changes if that is refused."""
+        async with self._applying:
+            before = kept.pop(key, None)
+            if value is not None:
+                kept[key] = value
+            try:
+                await self._apply(endpoint, variant)
+            except Exception:
+                kept.pop(key, None)
+                if before is not None:
+                    kept[key] = before
+                raise
+            await self._resources.save()
+
+    async def _apply(self, endpoint: str, variant: str) -> None:
+        """Let the autoscaler decide about a variant that is deployed, or stop it."""
+        settings = self._read(endpoint, variant)
+        if self._resources.endpoints[endpoint].status == "InService":
+            await self._deployments.scale(endpoint, variant, settings)
+
+    def _read(self, endpoint: str, variant: str) -> ScalingSettings | None:
+        """Return a variant's settings; None without a target or a policy. Raises RequestInvalid."""
+        resource = resource_of(endpoint, variant)
+        target = self._resources.targets.get(resource)
+        policies = [each.values for each in self._resources.policies.values() if each.values["ResourceId"] == resource]
+        if target is None or not policies:
+            return None
+        least, most = target.values["MinCapacity"], target.values["MaxCapacity"]
+        count = min(max(self._deployments.count_of(endpoint, variant), least), most)
+        entry = {"ResourceId": resource, "MinCapacity": least, "MaxCapacity": most, "ScalingPolicies": policies}
+        try:
+            return read_autoscaling([entry], {(endpoint, variant): count})[endpoint, variant]
+        except ConfigError as error:
+            raise RequestInvalid(str(error)) from error
+
+    def _find_variant(self, resource: str) -> tuple[str, str]:
+        """Return the endpoint and the variant of a ResourceId. Raises RequestInvalid."""
+        for name, endpoint in self._resources.endpoints.items():
+            for variant in endpoint.config["ProductionVariants"]:
+                if resource == resource_of(name, variant["VariantName"]):
+                    return name, variant["VariantName"]
+        raise RequestInvalid(
+            f"ResourceId {resource} is not a variant of a created endpoint: endpoint/NAME/variant/NAME."
+        )
+
+    def _check_target(self, values: Mapping[str, Any]) -> str:
+        resource = _check(values)
+        if resource not in self._resources.targets:
+            raise ScalableTargetMissing(
+                f"No scalable target registered for service namespace: {NAMESPACE}, resource ID: {resource}, scalable "
+                f"dimension: {DIMENSION}"
+            )
+        return resource
+
+
+def _check(values: Mapping[str, Any]) -> str:
+    """Return a request's ResourceId. Raises RequestInvalid."""
+    _check_namespace(values)
+    if values.get("ScalableDimension", DIMENSION) != DIMENSION:
+        raise RequestInvalid(f"ScalableDimension must be {DIMENSION}, not {values['ScalableDimension']}.")
+    return str(values["ResourceId"])
+
+
+def _check_namespace(values: Mapping[str, Any]) -> None:
+    if values["ServiceNamespace"] != NAMESPACE:
+        raise RequestInvalid(f"ServiceNamespace must be {NAMESPACE}, not {values['ServiceNamespace']}.")

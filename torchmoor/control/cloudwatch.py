@@ -1,0 +1,191 @@
+"""CloudWatch for the metrics of invocations: their statistics, their list, and alarms, which act on nothing here."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from botocore.utils import parse_to_aware_datetime
+
+from torchmoor.config.control import ControlSettings
+from torchmoor.control.listing import ListedResource, list_page
+from torchmoor.control.metric_history import MINUTE_S, MetricHistory, Observations, Series
+from torchmoor.control.models import as_time
+from torchmoor.control.names import Names
+from torchmoor.control.protocol import Operation, Values
+from torchmoor.control.resources import Resource, Resources
+from torchmoor.errors import LimitExceeded, RequestInvalid
+
+NAMESPACE = "AWS/SageMaker"
+PAGE_SIZE = 500
+_STATISTIC = re.compile(r"SampleCount|Sum|Average|Minimum|Maximum|p(\d{1,2}(\.\d{1,2})?|100)")
+_COMPARISONS = {
+    "GreaterThanOrEqualToThreshold": lambda value, threshold: value >= threshold,
+    "GreaterThanThreshold": lambda value, threshold: value > threshold,
+    "LessThanThreshold": lambda value, threshold: value < threshold,
+    "LessThanOrEqualToThreshold": lambda value, threshold: value <= threshold,
+}
+
+
+class CloudWatch:
+    """Statistics of the metrics in AWS/SageMaker. history: set before the first request is answered."""
+
+    history: MetricHistory
+
+    def __init__(self, settings: ControlSettings, resources: Resources, names: Names) -> None:
+        self._settings = settings
+        self._resources = resources
+        self._names = names
+
+    def operations(self) -> dict[str, Operation]:
+        """Return the operations by their names."""
+        return {
+            "GetMetricData": self._get_data,
+            "GetMetricStatistics": self._get_statistics,
+            "ListMetrics": self._list_metrics,
+            "PutMetricAlarm": self._put_alarm,
+            "DescribeAlarms": self._describe_alarms,
+            "DeleteAlarms": self._delete_alarms,
+        }
+
+    def _get_data(self, values: Values) -> Values:
+        results = []
+        for query in values["MetricDataQueries"]:
+            stat = query.get("MetricStat")
+            if stat is None:
+                raise RequestInvalid(f"Query {query['Id']} has no MetricStat: expressions are not supported here.")
+            found = self._read(stat["Metric"], values, stat["Period"])
+            points = sorted(found.items(), reverse=values.get("ScanBy") != "TimestampAscending")
+            name = _check_statistic(stat["Stat"])
+            results.append(
+                {
+                    "Id": query["Id"],
+                    "Label": query.get("Label", stat["Metric"].get("MetricName", "")),
+                    "Timestamps": [as_time(at) for at, _ in points],
+                    "Values": [float(each.statistic(name)) for _, each in points],
+                    "StatusCode": "Complete",
+                }
+            )
+        return {"MetricDataResults": results, "Messages": []}
+
+    def _get_statistics(self, values: Values) -> Values:
+        names = [_check_statistic(name) for name in values.get("Statistics", ())]
+        extended = [_check_statistic(name) for name in values.get("ExtendedStatistics", ())]
+        points = [
+            {
+                "Timestamp": as_time(at),
+                "Unit": "Microseconds" if each.buckets else "Count",
+                **{name: float(each.statistic(name)) for name in names},
+                **(
+                    {"ExtendedStatistics": {name: float(each.statistic(name)) for name in extended}} if extended else {}
+                ),
+            }
+            for at, each in sorted(self._read(values, values, values["Period"]).items())
+        ]
+        return {"Label": values["MetricName"], "Datapoints": points}
+
+    def _list_metrics(self, values: Values) -> Values:
+        wanted = {each["Name"]: each.get("Value") for each in values.get("Dimensions", ())}
+        rows = []
+        for name, series in self.history.names():
+            dimensions = _dimensions_of(series)
+            if (
+                values.get("Namespace", NAMESPACE) == NAMESPACE
+                and values.get("MetricName", name) == name
+                and all(key in dimensions and value in (None, dimensions[key]) for key, value in wanted.items())
+            ):
+                listed = [{"Name": key, "Value": value} for key, value in dimensions.items()]
+                summary = {"Namespace": NAMESPACE, "MetricName": name, "Dimensions": listed}
+                rows.append(ListedResource("/".join((name, *series)), 0.0, summary=summary))
+        token = {"NextToken": values["NextToken"]} if "NextToken" in values else {}
+        return list_page(rows, {"MaxResults": PAGE_SIZE, "SortBy": "Name", **token}, "Metrics")
+
+    async def _put_alarm(self, values: Values) -> Values:
+        if "MetricName" not in values or "Metrics" in values:
+            raise RequestInvalid("An alarm has one MetricName here: expressions are not supported.")
+        alarms, name = self._resources.alarms, values["AlarmName"]
+        if name not in alarms and len(alarms) >= self._settings.max_resources:
+            raise LimitExceeded("There are as many alarms as control.max_resources allows.")
+        self._read_alarm(values)
+        alarms[name] = Resource({key: value for key, value in values.items() if key != "Tags"}, time.time())
+        await self._resources.save()
+        return {}
+
+    def _describe_alarms(self, values: Values) -> Values:
+        names, prefix = values.get("AlarmNames"), values.get("AlarmNamePrefix", "")
+        rows = []
+        for name, alarm in self._resources.alarms.items():
+            state = self._read_alarm(alarm.values)
+            if (
+                (names is None or name in names)
+                and name.startswith(prefix)
+                and values.get("StateValue", state) == state
+            ):
+                summary = {
+                    "ActionsEnabled": True,
+                    **alarm.values,
+                    "AlarmArn": self._names.alarm_arn(name),
+                    "StateValue": state,
+                    "StateUpdatedTimestamp": as_time(time.time()),
+                    "AlarmConfigurationUpdatedTimestamp": as_time(alarm.created),
+                }
+                rows.append(ListedResource(name, alarm.created, summary=summary))
+        token = {"NextToken": values["NextToken"]} if "NextToken" in values else {}
+        page = list_page(rows, {"MaxResults": values.get("MaxRecords", 50), "SortBy": "Name", **token}, "MetricAlarms")
+        return {"CompositeAlarms": [], **page}
+
+    async def _delete_alarms(self, values: Values) -> Values:
+        for name in values["AlarmNames"]:
+            self._resources.alarms.pop(name, None)
+        await self._resources.save()
+        return {}
+
+    def _read_alarm(self, alarm: Mapping[str, Any]) -> str:
+        """Return an alarm's state by its last periods. Raises RequestInvalid."""
+        compare = _COMPARISONS.get(alarm["ComparisonOperator"])
+        if compare is None or "Threshold" not in alarm or "Period" not in alarm:
+            raise RequestInvalid(
+                "An alarm needs Period, Threshold, and a ComparisonOperator without anomaly detection."
+            )
+        name = _check_statistic(alarm.get("Statistic") or alarm.get("ExtendedStatistic") or "Average")
+        now, number = time.time(), alarm["EvaluationPeriods"]
+        window = {"StartTime": now - number * alarm["Period"], "EndTime": now + 1}
+        found = self._read(alarm, window, alarm["Period"])
+        breaching = sum(compare(each.statistic(name), alarm["Threshold"]) for each in found.values())
+        if not found:
+            return {"breaching": "ALARM", "notBreaching": "OK"}.get(
+                alarm.get("TreatMissingData", ""), "INSUFFICIENT_DATA"
+            )
+        return "ALARM" if breaching >= min(alarm.get("DatapointsToAlarm", number), number) else "OK"
+
+    def _read(self, metric: Mapping[str, Any], window: Mapping[str, Any], period: int) -> dict[int, Observations]:
+        """Return a metric's values in a time, by period. Raises RequestInvalid."""
+        if period % MINUTE_S or period <= 0:
+            raise RequestInvalid("Period must be a multiple of 60 seconds here.")
+        dimensions = {each["Name"]: each["Value"] for each in metric.get("Dimensions", ())}
+        if metric.get("Namespace") != NAMESPACE or dimensions.keys() - {"EndpointName", "VariantName"}:
+            return {}
+        series = (dimensions.get("EndpointName", ""), dimensions.get("VariantName", ""))
+        start, end = (_seconds(window[key]) for key in ("StartTime", "EndTime"))
+        if end <= start:
+            raise RequestInvalid("EndTime must be after StartTime.")
+        return self.history.read(metric["MetricName"], series, start=start, end=end, period=period)
+
+
+def _dimensions_of(series: Series) -> dict[str, str]:
+    endpoint, variant = series
+    return {"EndpointName": endpoint, **({"VariantName": variant} if variant else {})}
+
+
+def _check_statistic(name: str) -> str:
+    if not _STATISTIC.fullmatch(name):
+        raise RequestInvalid(f"Statistic {name!r} must be SampleCount, Sum, Average, Minimum, Maximum or pNN.")
+    return name
+
+
+def _seconds(value: object) -> float:
+    time_: datetime = parse_to_aware_datetime(value)
+    return time_.timestamp()

@@ -1,0 +1,338 @@
+"""The instances of created endpoints: starts them, replaces them by those of an update, and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchmoor.config.control import ControlSettings
+from torchmoor.config.endpoints import read_endpoint
+from torchmoor.config.routing import EndpointSettings
+from torchmoor.config.scaling import ScalingSettings
+from torchmoor.control.artifacts import Artifacts, ServedModel
+from torchmoor.control.models import primary_container
+from torchmoor.control.resources import EndpointResource
+from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
+from torchmoor.fleet.autoscaler import Autoscaler, ScaledVariant
+from torchmoor.fleet.launcher import Launch, Launcher, remove_folder
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.registry import Endpoint, Registry
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+END_TIMEOUT_S = 5.0  # for requests to notice that their instance has ended
+MAX_STEM = 48  # an instance's name has the serial and a number after it
+
+
+@dataclass(slots=True)
+class Deployment:
+    """An endpoint's instances, by name. served: by variant. num_named: names given until now. work: its own folder.
+
+    scaled: variants whose instances the autoscaler starts and stops; their launches are those that may run.
+    """
+
+    endpoint: Endpoint
+    served: Mapping[str, ServedModel]
+    launches: dict[str, Launch]
+    stem: str
+    num_named: int
+    work: Path
+    scaled: dict[str, ScaledVariant] = field(default_factory=dict)
+
+
+class Deployments:
+    """Runs the instances of created endpoints.
+
+    gpus: as CUDA_VISIBLE_DEVICES names them. autoscaler: set before the first variant is scaled.
+    """
+
+    autoscaler: Autoscaler
+
+    def __init__(
+        self,
+        settings: ControlSettings,
+        registry: Registry,
+        launcher: Launcher,
+        artifacts: Artifacts,
+        gpus: Sequence[str],
+        folder: Path,
+    ) -> None:
+        """folder: for downloaded and unpacked models."""
+        self._settings = settings
+        self._registry = registry
+        self._launcher = launcher
+        self._artifacts = artifacts
+        self._gpus = gpus
+        self._folder = folder
+        self._by_name: dict[str, Deployment] = {}
+        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(
+            asyncio.Lock
+        )  # one change of an endpoint at a time
+        self._running: dict[str, Launch] = {}  # those that start or leave, and all that a scaled variant may have
+
+    def find_endpoint(self, name: str) -> Endpoint | None:
+        """Return the endpoint that has the instances, served or not yet."""
+        found = self._by_name.get(name)
+        return None if found is None else found.endpoint
+
+    def check_room(self, num_instances: int) -> None:
+        """Raise LimitExceeded if this number of further instances is not allowed."""
+        most = self._settings.max_instances
+        if len(self._running) + num_instances > most:
+            raise LimitExceeded(
+                f"{num_instances} more instances were needed, {len(self._running)} run for created endpoints, and "
+                f"control.max_instances allows {most}: delete an endpoint, or allow more."
+            )
+
+    async def start(self, name: str, resource: EndpointResource) -> None:
+        """Start an endpoint's instances and serve it; those of an earlier configuration leave then.
+
+        Raises TorchmoorError or OSError, after what was started has ended; the earlier instances then stay.
+        """
+        async with self._changing[name]:
+            before = self._by_name.get(name)
+            deployment = await self._deploy(name, resource)
+            self._registry.serve(deployment.endpoint)
+            self._by_name[name] = deployment
+            if before is not None:
+                try:
+                    await self._end(before)
+                except Exception:
+                    logger.exception("instances of an earlier configuration could not be stopped endpoint=%s", name)
+
+    async def stop(self, name: str) -> None:
+        """Send an endpoint no new request, and stop its instances when their requests have ended."""
+        async with self._changing[name]:
+            deployment = self._by_name.get(name)
+            if deployment is not None:
+                self._registry.retire(deployment.endpoint)
+                await self._end(deployment)
+                del self._by_name[name]
+        self._changing.pop(name, None)
+
+    def set_weights(self, name: str, weights: Mapping[str, float]) -> None:
+        """Share an endpoint's requests among its variants by these weights."""
+        for variant in self._by_name[name].endpoint.variants:
+            if variant.name in weights:
+                variant.settings = variant.settings.replace(weight=weights[variant.name])
+
+    def count_of(self, name: str, variant: str) -> int:
+        """Return the number of a variant's instances; 0 if the endpoint is not deployed."""
+        deployment = self._by_name.get(name)
+        if deployment is None:
+            return 0
+        if variant in deployment.scaled:
+            return deployment.scaled[variant].scaling.desired
+        return sum(each.variant == variant for each in deployment.launches.values())
+
+    def is_scaled(self, name: str, variant: str) -> bool:
+        """Return whether the autoscaler decides about a variant."""
+        return variant in self._by_name[name].scaled
+
+    async def scale(self, name: str, variant: str, settings: ScalingSettings | None) -> None:
+        """Let the autoscaler start and stop a variant's instances; None: keep those that run. Raises LimitExceeded."""
+        async with self._changing[name]:
+            if (deployment := self._by_name.get(name)) is not None:
+                await self._scale(deployment, variant, settings)
+
+    async def _scale(self, deployment: Deployment, variant: str, settings: ScalingSettings | None) -> None:
+        found = deployment.endpoint.find_variant(variant)
+        assert found is not None  # of the configuration
+        if settings is not None:
+            own = sum(each.variant == variant for each in deployment.launches.values())
+            self.check_room(settings.max_capacity - own)
+        await self._stop_scaling(deployment, variant)
+        if settings is None:
+            return
+        running = [each for each in deployment.launches.values() if each.variant == variant]
+        planned = self._plan(deployment, variant, settings.max_capacity - len(running))
+        self._running |= {launch.name: launch for launch in planned}
+        deployment.launches |= {launch.name: launch for launch in planned}
+        found.settings = found.settings.replace(scaling=settings)
+        group = ScaledVariant(found, settings, [*running, *planned], [launch.name for launch in running])
+        deployment.scaled[variant] = group
+        self.autoscaler.add(group)
+
+    async def _stop_scaling(self, deployment: Deployment, variant: str) -> None:
+        """Take a variant's running instances back from the autoscaler."""
+        group = deployment.scaled.pop(variant, None)
+        if group is None:
+            return
+        running = await self.autoscaler.remove(group)
+        group.variant.settings = group.variant.settings.replace(scaling=None)
+        for name in group.launches:
+            if name not in running:
+                deployment.launches.pop(name, None)
+                self._running.pop(name, None)
+            elif self._registry.find(name) is not None and self._registry.is_drained(name):
+                self._registry.resume(name)
+
+    async def resize(self, name: str, counts: Mapping[str, int]) -> None:
+        """Start or stop instances until each variant has its count. Raises TorchmoorError or OSError."""
+        async with self._changing[name]:
+            await self._resize(self._by_name[name], counts)
+
+    async def _resize(self, deployment: Deployment, counts: Mapping[str, int]) -> None:
+        added: list[Launch] = []
+        leaving: list[str] = []
+        for variant, count in counts.items():
+            if variant in deployment.scaled:
+                continue
+            own = [each.name for each in deployment.launches.values() if each.variant == variant]
+            leaving += own[count:]
+            added += self._plan(deployment, variant, count - len(own))
+        await self._launch(added)
+        deployment.launches |= {launch.name: launch for launch in added}
+        for each in leaving:
+            del deployment.launches[each]
+        await self._drain(leaving)
+
+    async def _deploy(self, name: str, resource: EndpointResource) -> Deployment:
+        """Start all instances of a configuration, and wait until they are ready."""
+        stem = f"{_stem(name)}-{resource.serial}"
+        work = self._folder / stem
+        try:
+            served = {
+                variant["VariantName"]: await asyncio.to_thread(
+                    self._artifacts.fetch,
+                    primary_container(resource.models[variant["ModelName"]]),
+                    variant["ModelName"],
+                    work / variant["VariantName"],
+                )
+                for variant in resource.config["ProductionVariants"]
+            }
+            endpoint = self._registry.stage(_settings_of(name, resource, served), resource.serial)
+        except BaseException:
+            await asyncio.to_thread(remove_folder, work)
+            raise
+        deployment = Deployment(endpoint, served, {}, stem, 0, work)
+        try:
+            launches = [
+                launch
+                for variant in resource.config["ProductionVariants"]
+                for launch in self._plan(deployment, variant["VariantName"], resource.count_of(variant))
+            ]
+            await self._launch(launches)
+        except Exception:
+            await self._forget(deployment)
+            raise
+        deployment.launches = {launch.name: launch for launch in launches}
+        return deployment
+
+    def _plan(self, deployment: Deployment, variant: str, count: int) -> list[Launch]:
+        """Return `count` new instances of a variant, each on the GPU that has the fewest."""
+        served, endpoint = deployment.served[variant], deployment.endpoint
+        used = Counter(launch.gpu for launch in self._running.values())
+        planned = []
+        for _ in range(count):
+            gpu = min(self._gpus, key=lambda each: used[each]) if self._gpus else None
+            used[gpu] += 1
+            planned.append(
+                Launch(
+                    name=f"{deployment.stem}-{deployment.num_named}",
+                    endpoint=endpoint.name,
+                    archive=served.archive,
+                    gpu=gpu,
+                    variant=variant,
+                    generation=endpoint.generation,
+                    contents=served.contents,
+                    store=served.store,
+                    environment=served.environment,
+                    properties=served.properties,
+                )
+            )
+            deployment.num_named += 1
+        return planned
+
+    async def _launch(self, launches: Sequence[Launch]) -> None:
+        """Start instances and wait until all are ready; if one fails, end all of them and raise its error."""
+        self.check_room(len(launches))
+        self._launcher.check(launches)
+        starting = []
+        for launch in launches:
+            self._running[launch.name] = launch
+            starting.append(self._launcher.begin(launch))
+        if not starting:
+            return
+        done, _ = await asyncio.wait(starting, return_when=asyncio.FIRST_EXCEPTION)
+        failed: BaseException | None = None
+        for each in done:
+            if each.cancelled():
+                failed = failed or LaunchError("an instance was ended while it started")
+            else:
+                failed = each.exception() or failed
+        if failed is not None:
+            await self._end_instances(launch.name for launch in launches)
+            raise failed
+
+    async def _end(self, deployment: Deployment) -> None:
+        """Drain and end all instances of an endpoint that is not served any more, and forget it."""
+        for variant in list(deployment.scaled):
+            await self._stop_scaling(deployment, variant)
+        await self._drain(list(deployment.launches))
+        await self._forget(deployment)
+
+    async def _forget(self, deployment: Deployment) -> None:
+        self._registry.forget(deployment.endpoint)
+        await asyncio.to_thread(remove_folder, deployment.work)
+
+    async def _drain(self, names: Sequence[str]) -> None:
+        """Send instances nothing new, wait until their requests have ended or for drain_timeout_s, and end them."""
+        instances = [instance for name in names if (instance := self._registry.find(name)) is not None]
+        for instance in instances:
+            self._registry.send_off(instance.name)
+        await _until_idle(instances, self._settings.drain_timeout_s)
+        await self._end_instances(names)
+        await _until_idle(instances, END_TIMEOUT_S)
+
+    async def _end_instances(self, names: Iterable[str]) -> None:
+        async def end(name: str) -> None:
+            await self._launcher.end(name)
+            self._running.pop(name, None)
+
+        await asyncio.gather(*(end(name) for name in names))
+
+
+async def _until_idle(instances: Sequence[Instance], timeout_s: float) -> None:
+    """Wait until no request runs at the instances, or the time is over."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + timeout_s
+    while loop.time() < ends_at:
+        if not any(instance.outstanding for instance in instances):
+            return
+        await asyncio.sleep(POLL_S)
+
+
+def _settings_of(name: str, resource: EndpointResource, served: Mapping[str, ServedModel]) -> EndpointSettings:
+    """Return an endpoint's settings, with the models' names in TorchServe. Raises RequestInvalid, ConfigError."""
+    values: dict[str, Any] = {"EndpointConfig": resource.config}
+    settings = read_endpoint(values, name, "EndpointConfig", {})
+    many = [model.multi_model for model in served.values()]
+    if any(each != many[0] for each in many):
+        raise RequestInvalid("All variants of an endpoint must have models of the same Mode and cache setting.")
+    if many[0] is not None and settings.async_inference is not None:
+        raise RequestInvalid("AsyncInferenceConfig is not for models in Mode MultiModel.")
+    weights = {each["VariantName"]: resource.weight_of(each) for each in resource.config["ProductionVariants"]}
+    return settings.replace(
+        multi_model=many[0],
+        variants=tuple(
+            variant.replace(model=served[variant.name].model, weight=weights[variant.name])
+            for variant in settings.variants
+        ),
+    )
+
+
+def _stem(name: str) -> str:
+    """Return an endpoint's name as a part of its instances' names, which are unique by the serial after it."""
+    stem = re.sub(r"-+", "-", name.lower())
+    if len(stem) <= MAX_STEM:
+        return stem
+    return f"{stem[: MAX_STEM - 9].rstrip('-')}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"

@@ -1,0 +1,279 @@
+"""SageMaker's operations that create, change and delete endpoints.
+
+An operation checks its request, records the new status and answers; a task then starts and stops instances. A restart
+continues from the records: endpoints are deployed again, and a deletion is finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torchmoor.config.control import ControlSettings
+from torchmoor.control.autoscaling import ScalableTargets
+from torchmoor.control.deployments import Deployments
+from torchmoor.control.names import CONFIG, ENDPOINT, MODEL, Names
+from torchmoor.control.protocol import Operation, Values
+from torchmoor.control.resources import EndpointResource, Resources
+from torchmoor.errors import LimitExceeded, RequestInvalid, TorchmoorError
+from torchmoor.proxy.instances.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON = 1024  # characters of a FailureReason
+TAKEN = "The command line or the configuration file now has an endpoint {}. Delete this one, or rename that one."
+INTERRUPTED = "The update to {} was interrupted by a restart; the endpoint serves its earlier configuration."
+
+
+class Endpoints:
+    """Changes endpoints within its context, which begins with those of the last run."""
+
+    def __init__(
+        self,
+        settings: ControlSettings,
+        resources: Resources,
+        names: Names,
+        registry: Registry,
+        deployments: Deployments,
+        targets: ScalableTargets,
+    ) -> None:
+        self._settings = settings
+        self._resources = resources
+        self._names = names
+        self._registry = registry
+        self._deployments = deployments
+        self._targets = targets
+        self._left = list(resources.endpoints)  # by the last run
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def operations(self) -> dict[str, Operation]:
+        """Return the operations by their names."""
+        return {
+            "CreateEndpoint": self._create,
+            "UpdateEndpoint": self._update,
+            "UpdateEndpointWeightsAndCapacities": self._reweigh,
+            "DeleteEndpoint": self._delete,
+        }
+
+    async def __aenter__(self) -> Endpoints:
+        """Continue what the last run has left."""
+        for name in self._left:
+            resource = self._resources.endpoints[name]
+            if self._registry.find_endpoint(name) is not None:
+                resource.status, resource.failure = "Failed", TAKEN.format(name)
+            elif resource.status == "Deleting":
+                self._begin(self._run_deletion(name))
+            elif resource.status != "Failed":
+                failure = INTERRUPTED.format(resource.pending) if resource.pending else ""
+                resource.status, resource.pending = "Creating", ""
+                self._begin(self._run_start(name, resource, failure))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _create(self, values: Values) -> Values:
+        name, endpoints = values["EndpointName"], self._resources.endpoints
+        if name in endpoints or self._registry.find_endpoint(name) is not None:
+            raise self._names.existing(ENDPOINT, name)
+        if len(endpoints) >= self._settings.max_resources:
+            raise LimitExceeded(f"There are {len(endpoints)} endpoints, as many as control.max_resources allows.")
+        resource = self._make(values["EndpointConfigName"])
+        self._check_room(resource)
+        arn = self._names.arn(ENDPOINT, name)
+        await self._resources.add(endpoints, name, resource, arn, values.get("Tags", ()))
+        self._begin(self._run_start(name, resource))
+        return {"EndpointArn": arn}
+
+    async def _update(self, values: Values) -> Values:
+        name = values["EndpointName"]
+        old = self._find_changeable(name)
+        new = self._make(values["EndpointConfigName"])
+        if values.get("RetainAllVariantProperties"):
+            kept = {variant["VariantName"] for variant in new.config["ProductionVariants"]}
+            new.weights = {key: value for key, value in old.weights.items() if key in kept}
+            new.counts = {key: value for key, value in old.counts.items() if key in kept}
+        self._check_room(new)
+        new.created = old.created
+        old.status, old.pending, old.failure = "Updating", values["EndpointConfigName"], ""
+        try:
+            await self._save(old)
+        except OSError:
+            old.status, old.pending = "InService", ""
+            raise
+        self._begin(self._run_update(name, old, new))
+        return {"EndpointArn": self._names.arn(ENDPOINT, name)}
+
+    async def _reweigh(self, values: Values) -> Values:
+        name = values["EndpointName"]
+        resource = self._find_changeable(name)
+        known = {variant["VariantName"]: variant for variant in resource.config["ProductionVariants"]}
+        weights, counts = dict(resource.weights), dict(resource.counts)
+        for desired in values["DesiredWeightsAndCapacities"]:
+            variant = desired["VariantName"]
+            if variant not in known:
+                raise RequestInvalid(f"Endpoint {name} has no variant {variant}, but {', '.join(known)}.")
+            if "ServerlessUpdateConfig" in desired:
+                raise RequestInvalid("ServerlessUpdateConfig is not supported here: leave it out.")
+            if "DesiredWeight" in desired:
+                weights[variant] = float(desired["DesiredWeight"])
+                if not math.isfinite(weights[variant]):
+                    raise RequestInvalid(f"DesiredWeight of variant {variant} must be a finite number.")
+            if "DesiredInstanceCount" in desired and self._deployments.is_scaled(name, variant):
+                raise RequestInvalid(f"Variant {variant} has a scaling policy: deregister its scalable target first.")
+            if "DesiredInstanceCount" in desired:
+                counts[variant] = desired["DesiredInstanceCount"]
+        if not any(weights.get(key, resource.weight_of(variant)) for key, variant in known.items()):
+            raise RequestInvalid(f"A variant of endpoint {name} must have a weight above 0.")
+        new = replace(resource, counts=counts)
+        self._deployments.check_room(_num_instances(new) - _num_instances(resource))
+        before = resource.weights
+        resource.status, resource.weights = "Updating", weights
+        try:
+            await self._save(resource)
+        except OSError:
+            resource.status, resource.weights = "InService", before
+            raise
+        self._deployments.set_weights(name, weights)
+        self._begin(self._run_resize(name, resource, counts))
+        return {"EndpointArn": self._names.arn(ENDPOINT, name)}
+
+    async def _delete(self, values: Values) -> Values:
+        name = values["EndpointName"]
+        resource = self._find_changeable(name, or_failed=True)
+        status, resource.status = resource.status, "Deleting"
+        try:
+            await self._save(resource)
+        except OSError:
+            resource.status = status
+            raise
+        self._begin(self._run_deletion(name))
+        return {}
+
+    def _make(self, config_name: str) -> EndpointResource:
+        """Return an endpoint of a configuration and its models, as they are now. Raises RequestInvalid."""
+        config = self._resources.configs.get(config_name)
+        if config is None:
+            raise self._names.missing(CONFIG, config_name)
+        models: dict[str, dict[str, Any]] = {}
+        for variant in config.values["ProductionVariants"]:
+            model = self._resources.models.get(variant["ModelName"])
+            if model is None:
+                raise self._names.missing(MODEL, variant["ModelName"])
+            models[variant["ModelName"]] = model.values
+        now = time.time()
+        return EndpointResource(
+            config_name=config_name,
+            config=config.values,
+            models=models,
+            serial=self._resources.next_serial(),
+            created=now,
+            modified=now,
+        )
+
+    def _check_room(self, resource: EndpointResource) -> None:
+        self._deployments.check_room(_num_instances(resource))
+
+    def _find_changeable(self, name: str, *, or_failed: bool = False) -> EndpointResource:
+        """Return a created endpoint that no operation changes now. Raises RequestInvalid."""
+        resource = self._resources.endpoints.get(name)
+        if resource is None:
+            if self._registry.find_endpoint(name) is not None:
+                raise RequestInvalid(
+                    f"Endpoint {name} is one of torchmoor's command line or configuration file: change it there."
+                )
+            raise self._names.missing(ENDPOINT, name)
+        if resource.status == "InService" or (or_failed and resource.status == "Failed"):
+            return resource
+        arn = self._names.arn(ENDPOINT, name)
+        if resource.status == "Failed":
+            raise RequestInvalid(f'Cannot update failed endpoint "{arn}": delete it, and create it again.')
+        raise RequestInvalid(f'Cannot update in-progress endpoint "{arn}".')
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run_start(self, name: str, resource: EndpointResource, failure: str = "") -> None:
+        """Start an endpoint. failure: of an update before."""
+        try:
+            await self._deployments.start(name, resource)
+        except Exception as error:
+            resource.status, resource.failure = "Failed", _reason(name, error)
+        else:
+            resource.status, resource.failure = "InService", failure
+            await self._scale(name, resource)
+        await self._keep(resource)
+
+    async def _run_update(self, name: str, old: EndpointResource, new: EndpointResource) -> None:
+        """Serve a new configuration; if its instances fail to start, the old one stays in service."""
+        try:
+            await self._deployments.start(name, new)
+        except Exception as error:
+            old.status, old.pending, old.failure = "InService", "", _reason(name, error)
+            await self._scale(name, old)
+            await self._keep(old)
+            return
+        self._resources.endpoints[name] = new
+        new.status = "InService"
+        await self._scale(name, new)
+        await self._keep(new)
+
+    async def _scale(self, name: str, resource: EndpointResource) -> None:
+        """Give the variants with scalable targets to the autoscaler; the endpoint serves without it too."""
+        try:
+            await self._targets.apply(name)
+        except Exception as error:
+            resource.failure = _reason(name, error)
+
+    async def _run_resize(self, name: str, resource: EndpointResource, counts: Mapping[str, int]) -> None:
+        try:
+            await self._deployments.resize(name, counts)
+        except Exception as error:
+            resource.failure = _reason(name, error)
+        else:
+            resource.counts, resource.failure = dict(counts), ""
+        resource.status = "InService"
+        await self._scale(name, resource)  # what was asked for meanwhile
+        await self._keep(resource)
+
+    async def _run_deletion(self, name: str) -> None:
+        try:
+            await self._deployments.stop(name)
+        except Exception:
+            logger.exception("instances of a deleted endpoint could not be stopped endpoint=%s", name)
+        self._resources.forget(self._resources.endpoints, name, self._names.arn(ENDPOINT, name))
+        self._targets.forget(name)
+        await self._keep(None)
+
+    async def _keep(self, resource: EndpointResource | None) -> None:
+        """Record what a task has done. If that fails, a restart continues from the last record."""
+        try:
+            await (self._resources.save() if resource is None else self._save(resource))
+        except OSError:
+            logger.exception("resources not written")
+
+    async def _save(self, resource: EndpointResource) -> None:
+        resource.modified = time.time()
+        await self._resources.save()
+
+
+def _num_instances(resource: EndpointResource) -> int:
+    return sum(resource.count_of(variant) for variant in resource.config["ProductionVariants"])
+
+
+def _reason(name: str, error: Exception) -> str:
+    """Return the FailureReason of an error. A fault of the proxy shows no details there."""
+    if isinstance(error, (TorchmoorError, OSError)):
+        logger.error("endpoint failed endpoint=%s error=%s", name, error)
+        return str(error)[:MAX_REASON]
+    logger.error("endpoint failed endpoint=%s", name, exc_info=error)
+    return "The control plane failed; its log says why."

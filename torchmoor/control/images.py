@@ -1,0 +1,51 @@
+"""Container images by AWS's names: each stands for a container whose requests and settings are served here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum
+
+from torchmoor.errors import RequestInvalid
+
+
+class Container(Enum):
+    """The container that an image holds, by the name that messages use."""
+
+    TORCHSERVE = "TorchServe"
+    TGI = "TGI"
+    LMI = "LMI"
+    TRITON = "Triton"
+    HUGGING_FACE = "Hugging Face"
+
+
+# The last part of an image's repository, at AWS or where its makers publish it.
+REPOSITORIES = {
+    "torchmoor": Container.TORCHSERVE,
+    "torchserve": Container.TORCHSERVE,
+    "pytorch-inference": Container.TORCHSERVE,
+    "huggingface-pytorch-tgi-inference": Container.TGI,
+    "text-generation-inference": Container.TGI,
+    "djl-inference": Container.LMI,
+    "djl-serving": Container.LMI,
+    "sagemaker-tritonserver": Container.TRITON,
+    "tritonserver": Container.TRITON,
+    "huggingface-pytorch-inference": Container.HUGGING_FACE,
+}
+# Variables that give an endpoint its container's form of answers, where the model's own do not.
+DEFAULTS = {
+    Container.TGI: {"TORCHMOOR_HANDLER_REQUEST_INPUTS_FORM": "tgi"},
+    Container.LMI: {"OPTION_OUTPUT_FORMATTER": "jsonlines"},
+}
+
+
+def find_container(image: str, own: Collection[str]) -> Container:
+    """Return the container of an image. own: further repositories of this project's image. Raises RequestInvalid."""
+    name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+    if name in own:
+        return Container.TORCHSERVE
+    if name not in REPOSITORIES:
+        raise RequestInvalid(
+            f"Image {image!r} is not served here: use an image whose repository is one of {', '.join(REPOSITORIES)}, "
+            f"or start torchmoor up with --own-image {name or 'NAME'} if it is torchmoor's own image."
+        )
+    return REPOSITORIES[name]

@@ -1,0 +1,178 @@
+"""CloudWatch Logs of endpoints: a group for each endpoint, a stream for each instance, from TorchServe's log files.
+
+An event's place is its offset in the file, which tokens contain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from torchmoor.config.launcher import INSTANCE_LOG
+from torchmoor.control.log_files import PIECE_BYTES, LogEvent, LogReader, merge, read_backward, read_forward
+from torchmoor.control.protocol import Operation, Values
+from torchmoor.errors import LogMissing, RequestInvalid
+from torchmoor.proxy.instances.registry import Registry
+
+GROUPS = "/aws/sagemaker/Endpoints/"
+MAX_EVENTS = 10_000  # in one answer, as at AWS
+MAX_STREAMS = 50
+_TERM = re.compile(r'(?P<sign>[-?]?)(?:"(?P<phrase>[^"]*)"|(?P<word>\S+))')
+
+
+class EndpointLogs:
+    """The logs of instances that run or start on this host. run_dir: the parent of their folders."""
+
+    def __init__(self, registry: Registry, run_dir: Path) -> None:
+        self._registry = registry
+        self._run_dir = run_dir
+
+    def operations(self) -> dict[str, Operation]:
+        """Return the operations by their names."""
+        return {
+            "DescribeLogStreams": self._describe_streams,
+            "GetLogEvents": self._get_events,
+            "FilterLogEvents": self._filter_events,
+        }
+
+    async def _describe_streams(self, values: Values) -> Values:
+        names = self._find_streams(values, values.get("logStreamNamePrefix", ""))
+        names.sort(reverse=values.get("descending", False))
+        size = values.get("limit", MAX_STREAMS)
+        names = _after(names, values.get("nextToken"))
+        streams = []
+        for name in names[:size]:
+            path = self._path(name)
+            first, _ = await asyncio.to_thread(read_forward, path, 0, 1, _any)
+            last, *_ = await asyncio.to_thread(read_backward, path, None, 1, _any, 2 * PIECE_BYTES)
+            times = {"firstEventTimestamp": first[0].at, "lastEventTimestamp": last[0].at} if first and last else {}
+            streams.append({"logStreamName": name, "storedBytes": 0, **times})
+        return {"logStreams": streams, "nextToken": names[size - 1] if len(names) > size else None}
+
+    async def _get_events(self, values: Values) -> Values:
+        name, size = values["logStreamName"], values.get("limit", MAX_EVENTS)
+        if name not in self._find_streams(values, ""):
+            raise LogMissing("The specified log stream does not exist.")
+        direction, offset = _read_place(values.get("nextToken"))
+        is_forward = direction == "f" or (direction == "" and values.get("startFromHead", False))
+        path, accepts = self._path(name), _within(values)
+        if is_forward:
+            begin = offset or 0
+            found, end = await asyncio.to_thread(read_forward, path, begin, size, accepts)
+        else:
+            found, begin, end = await asyncio.to_thread(read_backward, path, offset, size, accepts)
+        return {
+            "events": [_show(event) for event in found],
+            "nextForwardToken": f"f/{end}",
+            "nextBackwardToken": f"b/{begin}",
+        }
+
+    async def _filter_events(self, values: Values) -> Values:
+        streams = self._find_streams(values, values.get("logStreamNamePrefix", ""))
+        wanted, matches = values.get("logStreamNames", streams), _read_pattern(values.get("filterPattern", ""))
+        if not set(wanted) <= set(streams):
+            raise LogMissing("The specified log stream does not exist.")
+        places, is_in_time = _read_places(values.get("nextToken")), _within(values)
+        readers = {name: LogReader(self._path(name), places.get(name, 0)) for name in wanted}
+
+        def accepts(event: LogEvent) -> bool:
+            return is_in_time(event) and matches(event.message)
+
+        found, next_places = await asyncio.to_thread(merge, readers, values.get("limit", MAX_EVENTS), accepts)
+        return {
+            "events": [
+                {"logStreamName": name, "eventId": f"{name}/{event.offset}", **_show(event)} for name, event in found
+            ],
+            "searchedLogStreams": [],
+            "nextToken": None if next_places is None else _write_places(next_places),
+        }
+
+    def _find_streams(self, values: Values, prefix: str) -> list[str]:
+        """Return the streams of a request's group. Raises LogMissing."""
+        group = values.get("logGroupName") or values.get("logGroupIdentifier", "").rpartition(":log-group:")[2]
+        name = group.removesuffix(":*").removeprefix(GROUPS)
+        instances = [each for each in self._registry.instances() if each.endpoint == name]
+        if not group.startswith(GROUPS) or not (instances or self._registry.find_endpoint(name)):
+            raise LogMissing("The specified log group does not exist.")
+        streams = [f"{each.variant}/{each.name}" for each in instances]
+        return [stream for stream in streams if stream.startswith(prefix)]
+
+    def _path(self, stream: str) -> Path:
+        return self._run_dir / stream.rpartition("/")[2] / INSTANCE_LOG
+
+
+def _show(event: LogEvent) -> dict[str, Any]:
+    return {"timestamp": event.at, "message": event.message, "ingestionTime": event.at}
+
+
+def _any(event: LogEvent) -> bool:
+    return True
+
+
+def _within(values: Values) -> Callable[[LogEvent], bool]:
+    """Return whether an event is of a request's time."""
+    first, last = values.get("startTime", 0), values.get("endTime")
+    return lambda event: event.at >= first and (last is None or event.at < last)
+
+
+def _read_place(token: str | None) -> tuple[str, int | None]:
+    """Return the direction and the offset of a token. Raises RequestInvalid."""
+    if token is None:
+        return "", None
+    direction, _, offset = token.partition("/")
+    if direction not in ("f", "b") or not offset.isdecimal() or len(offset) > 18:
+        raise RequestInvalid("nextToken is not valid: use nextForwardToken or nextBackwardToken of an answer.")
+    return direction, int(offset)
+
+
+def _write_places(places: dict[str, int]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(places).encode()).decode()
+
+
+def _read_places(token: str | None) -> dict[str, int]:
+    """Return the offset in each stream from a token. Raises RequestInvalid."""
+    if token is None:
+        return {}
+    try:
+        places: Any = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):
+        places = None
+    if not isinstance(places, dict) or not all(type(each) is int and 0 <= each < 1 << 60 for each in places.values()):
+        raise RequestInvalid("nextToken is not valid: use the one of the page before.")
+    return places
+
+
+class _Pattern:
+    """Terms of a filter pattern: all plain ones, one of those with `?`, none of those with `-`."""
+
+    def __init__(self, terms: Iterable[tuple[str, str]]) -> None:
+        self._terms = list(terms)
+
+    def __call__(self, message: str) -> bool:
+        options = [term for sign, term in self._terms if sign == "?"]
+        return (
+            all(term in message for sign, term in self._terms if not sign)
+            and not any(term in message for sign, term in self._terms if sign == "-")
+            and (not options or any(term in message for term in options))
+        )
+
+
+def _read_pattern(text: str) -> _Pattern:
+    """Raises RequestInvalid for patterns of JSON or of space-delimited fields."""
+    if text.lstrip().startswith(("{", "[", "%")):
+        raise RequestInvalid("filterPattern has terms here: words and quoted phrases, with ? or - before them.")
+    return _Pattern((match["sign"], match["phrase"] or match["word"] or "") for match in _TERM.finditer(text))
+
+
+def _after(names: list[str], token: str | None) -> list[str]:
+    """Return the names after the one that a token is. Raises RequestInvalid."""
+    if token is None:
+        return names
+    if token not in names:
+        raise RequestInvalid("nextToken is not valid: use the one of the page before.")
+    return names[names.index(token) + 1 :]

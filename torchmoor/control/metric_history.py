@@ -1,0 +1,139 @@
+"""The last hours of the variants' counts and the endpoints' backlogs, minute by minute, as CloudWatch's statistics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmoor.fleet.data_plane_view import DataPlaneView
+from torchmoor.metrics.histogram import BUCKETS
+from torchmoor.metrics.invocations import CountGroup, counted
+
+logger = logging.getLogger(__name__)
+
+MINUTE_S = 60
+MICROSECONDS = 1e6
+COUNTED = {each.name: each.field for group in CountGroup for each in counted(group)}
+INVOCATIONS = "invocations"
+
+Series = tuple[str, str]
+"""An endpoint and a variant; no variant for an endpoint's backlog."""
+
+
+@dataclass(slots=True)
+class Observations:
+    """What happened in a time: a number of values, their sum, and the values of a histogram by bucket."""
+
+    count: float = 0
+    total: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
+    buckets: list[int] = field(default_factory=list)
+
+    def add(self, other: Observations) -> None:
+        """Add those of another time."""
+        if other.count:
+            self.least = min(self.least, other.least) if self.count else other.least
+            self.most = max(self.most, other.most) if self.count else other.most
+            self.count += other.count
+            self.total += other.total
+            pairs = zip(self.buckets or [0] * len(other.buckets), other.buckets, strict=True)
+            self.buckets = [own + more for own, more in pairs]
+
+    def statistic(self, name: str) -> float:
+        """Return a statistic by CloudWatch's name: SampleCount, Sum, Average, Minimum, Maximum, or p99 and the like."""
+        if name.startswith("p"):
+            return self._percentile(float(name[1:]) / 100)
+        return {
+            "SampleCount": self.count,
+            "Sum": self.total,
+            "Average": self.total / self.count,
+            "Minimum": self.least,
+            "Maximum": self.most,
+        }[name]
+
+    def _percentile(self, share: float) -> float:
+        """Return the bound of the bucket that has it, or the largest value without buckets."""
+        passed = 0
+        for number, count in enumerate(self.buckets):
+            passed += count
+            if count and passed >= share * self.count:
+                return BUCKETS[min(number, len(BUCKETS) - 1)] * MICROSECONDS
+        return self.most
+
+
+class MetricHistory:
+    """Takes a sample each minute while `run` runs; what is asked for includes the minute that has begun."""
+
+    def __init__(self, front: DataPlaneView, *, num_minutes: int) -> None:
+        self._front = front
+        self._samples: deque[tuple[float, Mapping[Series, Any]]] = deque([(time.time(), {})], maxlen=num_minutes)
+
+    async def run(self) -> None:
+        """Take samples."""
+        while True:
+            await asyncio.sleep(MINUTE_S - time.time() % MINUTE_S)
+            try:
+                self._samples.append((time.time(), self._take()))
+            except Exception:
+                logger.exception("a sample of the metrics failed")
+
+    def _take(self) -> dict[Series, Any]:
+        found: dict[Series, Any] = {
+            (each.variant.endpoint, each.variant.name): each.metrics.snapshot() for each in self._front.traffic()
+        }
+        if self._front.async_inference is not None:
+            for name, endpoint in self._front.async_inference.endpoints.items():
+                found[name, ""] = dict(endpoint.metrics.gauges())
+        return found
+
+    def names(self) -> Iterator[tuple[str, Series]]:
+        """Yield all metrics that have values now, each with its series."""
+        for series, sample in self._take().items():
+            for name in COUNTED if series[1] else sample:
+                yield name, series
+
+    def read(self, name: str, series: Series, *, start: float, end: float, period: int) -> dict[int, Observations]:
+        """Return what happened in each period of a time, by its beginning in seconds; nothing for an empty one."""
+        samples = [*self._samples, (time.time(), self._take())]
+        begin = max(0, bisect_right([at for at, _ in samples], start - MINUTE_S) - 1)
+        found: dict[int, Observations] = {}
+        for (at, before), (_, after) in zip(samples[begin:], samples[begin + 1 :], strict=False):
+            minute = int(at - at % MINUTE_S)
+            if series not in after or not start - MINUTE_S < minute < end:
+                continue
+            change = _compare(name, before.get(series, {}), after[series], is_gauge=not series[1])
+            if change.count:
+                found.setdefault(minute - minute % period, Observations()).add(change)
+        return found
+
+
+def _compare(name: str, before: Mapping[str, Any], after: Mapping[str, Any], *, is_gauge: bool) -> Observations:
+    """Return what happened between two samples. An endpoint that was updated counts from zero again."""
+    if is_gauge:
+        value = after.get(name)
+        return Observations() if value is None else Observations(1, value, value, value)
+    key = COUNTED.get(name)
+    if key is None:
+        return Observations()
+    if after[INVOCATIONS] < before.get(INVOCATIONS, 0):
+        before = {}
+    if isinstance(after[key], Sequence):
+        counts, total = after[key]
+        old, old_total = before.get(key, ([0] * len(counts), 0.0))
+        buckets = [new - less for new, less in zip(counts, old, strict=True)]
+        used = [number for number, count in enumerate(buckets) if count]
+        if not used:
+            return Observations()
+        bounds = (0.0, *BUCKETS, BUCKETS[-1])
+        least, most = bounds[used[0]] * MICROSECONDS, bounds[used[-1] + 1] * MICROSECONDS
+        return Observations(sum(buckets), (total - old_total) * MICROSECONDS, least, most, buckets)
+    changed = after[key] - before.get(key, 0)
+    count = max(changed, after[INVOCATIONS] - before.get(INVOCATIONS, 0))
+    return Observations(count, changed, float(changed == count), float(changed > 0))

@@ -1,0 +1,123 @@
+"""Assembles the control plane from its services."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from torchmoor.config.settings import ProxySettings
+from torchmoor.control.artifacts import Artifacts
+from torchmoor.control.autoscaling import ScalableTargets
+from torchmoor.control.cloudwatch import CloudWatch
+from torchmoor.control.deployments import Deployments
+from torchmoor.control.endpoint_views import EndpointViews
+from torchmoor.control.endpoints import Endpoints
+from torchmoor.control.logs import EndpointLogs
+from torchmoor.control.metric_history import MetricHistory
+from torchmoor.control.models import Models
+from torchmoor.control.names import Names
+from torchmoor.control.protocol import ControlPlane, Service
+from torchmoor.control.resources import Resources
+from torchmoor.control.tags import Tags
+from torchmoor.fleet.autoscaler import Autoscaler
+from torchmoor.fleet.data_plane_view import DataPlaneView
+from torchmoor.fleet.launcher import Launcher, remove_folder
+from torchmoor.fleet.supervisor import CONTROL_FOLDER
+from torchmoor.proxy.api.runtime import DEFAULT_REGION
+from torchmoor.proxy.instances.registry import Registry
+
+SAGEMAKER = "sagemaker"
+MODELS = "models"  # folder of downloaded and unpacked models
+HINT = " Start torchmoor up with --control-plane for those that create, change and delete endpoints."
+
+
+def describing_plane(settings: ProxySettings, registry: Registry, run_dir: Path | None = None) -> ControlPlane:
+    """Return a control plane that lists and describes endpoints, and changes nothing.
+
+    run_dir: the parent of the instances' folders, whose logs are shown.
+    """
+    views = EndpointViews(registry, make_names(settings), {}, registry.find_endpoint)
+    services = [Service(SAGEMAKER, views.operations(), hint=HINT)]
+    if run_dir is not None:
+        services.append(Service("logs", EndpointLogs(registry, run_dir).operations()))
+    return ControlPlane(services)
+
+
+class LaunchingPlane:
+    """A control plane that creates, changes and deletes endpoints on this host, while `running`.
+
+    answer: answers requests. reserved: variables that all instances share. run_dir: the launcher's.
+    """
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        registry: Registry,
+        launcher: Launcher,
+        *,
+        model_store: Path,
+        reserved: Collection[str],
+        gpus: Sequence[str],
+        run_dir: Path,
+    ) -> None:
+        """Raises ConfigError if the resources of the last run cannot be read."""
+        control, names = settings.control, make_names(settings)
+        folder = run_dir / CONTROL_FOLDER
+        remove_folder(folder / MODELS)  # of an earlier run
+        self._registry, self._launcher = registry, launcher
+        self._are_journaled = settings.sessions.are_journaled
+        self.resources = resources = Resources(folder)
+        artifacts = Artifacts(control, settings.objects, model_store, reserved)
+        deployments = Deployments(control, registry, launcher, artifacts, gpus, folder / MODELS)
+        targets = ScalableTargets(control, resources, names, deployments)
+        tags = Tags(
+            resources,
+            names,
+            lambda name: name in resources.endpoints or registry.find_endpoint(name) is not None,
+        )
+        self._endpoints = Endpoints(control, resources, names, registry, deployments, targets)
+        self._deployments, self._targets = deployments, targets
+        operations = {
+            **Models(control, resources, names, artifacts.check).operations(),
+            **self._endpoints.operations(),
+            **EndpointViews(registry, names, resources.endpoints, deployments.find_endpoint).operations(),
+            **tags.operations(),
+        }
+        self._cloudwatch = CloudWatch(control, resources, names)
+        self._num_minutes = control.metric_minutes
+        self.answer = ControlPlane(
+            [
+                Service(SAGEMAKER, operations),
+                Service("application-autoscaling", targets.operations()),
+                Service("cloudwatch", self._cloudwatch.operations()),
+                Service("logs", EndpointLogs(registry, run_dir).operations()),
+            ]
+        ).answer
+
+    @asynccontextmanager
+    async def running(self, front: DataPlaneView, report: Callable[[str], None]) -> AsyncIterator[None]:
+        """Deploy the endpoints of the last run, and scale variants, until the context ends.
+
+        front: the data plane that serves the endpoints. report: shows a message to the operator.
+        """
+        autoscaler = Autoscaler([], self._registry, self._launcher, front, report, are_journaled=self._are_journaled)
+        autoscaler.on_decided = self._targets.note
+        self._deployments.autoscaler = autoscaler
+        front.on_need(autoscaler.wake)
+        self._cloudwatch.history = history = MetricHistory(front, num_minutes=self._num_minutes)
+        tasks = [asyncio.create_task(work) for work in (autoscaler.run(), history.run())]
+        try:
+            async with self._endpoints:
+                yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await autoscaler.stop()
+
+
+def make_names(settings: ProxySettings) -> Names:
+    """Return the names of resources in the account and region of the settings."""
+    return Names(settings.access.region or DEFAULT_REGION, settings.account_id)

@@ -1,0 +1,145 @@
+"""The control plane's resources, kept in a JSON file so that they survive a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torchmoor.errors import ConfigError
+
+FILE = "resources.json"
+VERSION = 1
+
+
+@dataclass(slots=True)
+class Resource:
+    """A model or an endpoint configuration. values: what its Create operation was given, without tags."""
+
+    values: dict[str, Any]
+    created: float
+
+
+@dataclass(slots=True)
+class EndpointResource:
+    """An endpoint. config, models: copies, since an endpoint outlives the resources that it was made of.
+
+    serial: part of its instances' names. weights, counts: of variants that UpdateEndpointWeightsAndCapacities has
+    changed. pending: the configuration of a running update.
+    """
+
+    config_name: str
+    config: dict[str, Any]
+    models: dict[str, dict[str, Any]]
+    serial: int
+    created: float
+    modified: float
+    status: str = "Creating"
+    failure: str = ""
+    pending: str = ""
+    weights: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def weight_of(self, variant: Mapping[str, Any]) -> float:
+        """Return the weight of one of the configuration's variants."""
+        return self.weights.get(variant["VariantName"], float(variant.get("InitialVariantWeight", 1.0)))
+
+    def count_of(self, variant: Mapping[str, Any]) -> int:
+        """Return the number of instances of one of the configuration's variants."""
+        return self.counts.get(variant["VariantName"], int(variant.get("InitialInstanceCount", 1)))
+
+
+T = TypeVar("T", Resource, EndpointResource)
+_KINDS: dict[str, type[Resource | EndpointResource]] = {
+    "models": Resource,
+    "configs": Resource,
+    "endpoints": EndpointResource,
+    "targets": Resource,
+    "policies": Resource,
+    "alarms": Resource,
+}
+
+
+class Resources:
+    """All resources by their names, and tags by their resource's ARN."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: of the file. Raises ConfigError if the file cannot be read."""
+        self.models: dict[str, Resource] = {}
+        self.configs: dict[str, Resource] = {}
+        self.endpoints: dict[str, EndpointResource] = {}
+        self.tags: dict[str, dict[str, str]] = {}
+        self.targets: dict[str, Resource] = {}  # scalable, by ResourceId
+        self.policies: dict[str, Resource] = {}  # of scaling
+        self.alarms: dict[str, Resource] = {}
+        self.num_serials = 0
+        self._path = folder / FILE
+        self._saving = asyncio.Lock()
+        if self._path.is_file():
+            self._load()
+
+    def __bool__(self) -> bool:
+        return bool(self.models or self.configs or self.endpoints)
+
+    def _load(self) -> None:
+        try:
+            content = json.loads(self._path.read_bytes())
+            if content["version"] != VERSION:
+                raise ValueError(f"version {content['version']}")
+            for kind, make in _KINDS.items():
+                getattr(self, kind).update({name: make(**each) for name, each in content.get(kind, {}).items()})
+            self.tags = content["tags"]
+            self.num_serials = content["num_serials"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{self._path} does not hold the control plane's resources ({error}): move it away, or use another "
+                "--run-dir"
+            ) from error
+
+    def next_serial(self) -> int:
+        """Return a number that no endpoint has had before."""
+        self.num_serials += 1
+        return self.num_serials
+
+    async def add(
+        self, among: dict[str, T], name: str, resource: T, arn: str, tags: Iterable[Mapping[str, Any]] = ()
+    ) -> None:
+        """Keep a new resource with its tags. Raises OSError without keeping it if it cannot be saved."""
+        among[name] = resource
+        self.tags[arn] = {tag["Key"]: tag["Value"] for tag in tags}
+        try:
+            await self.save()
+        except OSError:
+            self.forget(among, name, arn)
+            raise
+
+    def forget(self, among: dict[str, T], name: str, arn: str) -> None:
+        """Remove a resource and its tags; `save` makes it last."""
+        del among[name]
+        self.tags.pop(arn, None)
+
+    async def save(self) -> None:
+        """Write the file, completely or not at all."""
+        async with self._saving:
+            content = {
+                "version": VERSION,
+                **{kind: {name: asdict(each) for name, each in getattr(self, kind).items()} for kind in _KINDS},
+                "tags": self.tags,
+                "num_serials": self.num_serials,
+            }
+            await asyncio.to_thread(self._write, json.dumps(content).encode())
+
+    def _write(self, content: bytes) -> None:
+        """Write a file that only its owner may read, because a model's Environment may have secrets."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".partial")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)

@@ -1,0 +1,55 @@
+"""Settings of the endpoint with many models, from the command line and the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torchmoor.config.container import ContainerSettings
+from torchmoor.config.routing import MultiModelSettings
+from torchmoor.errors import ConfigError
+
+MANY = "many"  # the archive that serves many models, and so the endpoint
+SOURCE = "TORCHMOOR_HANDLER_MANY_SOURCE"
+CACHE = "TORCHMOOR_HANDLER_MANY_CACHE"
+URL_ROOTS = "TORCHMOOR_HANDLER_MANY_URL_ROOTS"
+MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"  # SageMaker sets it in a container that must serve the operations on models
+PLATFORM_MODELS = "/opt/ml/models"  # where SageMaker puts the models that such a container loads
+
+
+def many_settings(environ: Mapping[str, str]) -> MultiModelSettings:
+    """Return the settings of the endpoint `many`."""
+    return MultiModelSettings(is_cached=environ.get(CACHE, "enabled") != "disabled")
+
+
+def many_environment(endpoints: Sequence[str], models: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the instances of `many`. models: a directory, an S3 prefix or "". Raises ConfigError."""
+    if MANY not in endpoints:
+        if models:
+            raise ConfigError(f"--models is for the endpoint with many models: add --endpoint {MANY}")
+        return {}
+    environment: dict[str, str] = {}
+    if models.startswith("s3://"):
+        environment[SOURCE] = models
+    elif models:
+        folder = Path(models).resolve()
+        if not folder.is_dir():
+            raise ConfigError(f"--models: there is no directory {folder}")
+        environment[SOURCE] = str(folder)
+    elif not environ.get(SOURCE):
+        if not _is_multi_model(environ):
+            raise ConfigError(f"--endpoint {MANY} needs --models, a directory or s3://bucket/prefix with the models")
+        environment[SOURCE] = ""  # the platform loads all models
+    if _is_multi_model(environ) and not environ.get(URL_ROOTS):
+        environment[URL_ROOTS] = PLATFORM_MODELS
+    return environment
+
+
+def read_container(environ: Mapping[str, str], settings: ContainerSettings | None = None) -> ContainerSettings:
+    """Return a container's settings with the mode that the environment sets."""
+    settings = settings or ContainerSettings()
+    return settings.replace(serves_models=settings.serves_models or _is_multi_model(environ))
+
+
+def _is_multi_model(environ: Mapping[str, str]) -> bool:
+    return environ.get(MULTI_MODEL, "").lower() == "true"

@@ -1,0 +1,143 @@
+"""Models as files: finds an archive (.mar) or a checkpoint in a folder, unpacked, or in a tar.gz.
+
+Weights are never copied: an archive is unpacked once for all instances, and a directory is used as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+from torchmoor.errors import ConfigError
+
+PROPERTIES = "serving.properties"
+MANIFEST = Path("MAR-INF") / "MANIFEST.json"
+SAGEMAKER_TARBALL = "model.tar.gz"  # the SDK's local mode leaves it beside what it has unpacked from it
+TARBALLS = (".tar.gz", ".tgz")
+COPY_BYTES = 1 << 20
+SPARE_BYTES = 64 << 20  # of the temporary directory, beyond an unpacked model
+# Errors of zipfile and tarfile about a file that is truncated, damaged, encrypted or packed in an unknown way.
+BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, RuntimeError, ValueError)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+
+FORMS = (
+    "put there a TorchServe archive (NAME.mar, or unpacked with its MAR-INF), or a Hugging Face checkpoint as "
+    "save_pretrained writes it (config.json, *.safetensors), or a .tar.gz of one of them; or name a checkpoint by "
+    "HF_MODEL_ID, or an archive of the image by TORCHMOOR_MODEL"
+)
+
+
+def find_unpacked(folder: Path, work: Path, wanted: str) -> Path | None:
+    """Return the directory of an unpacked archive or of a checkpoint; None if there is none. Raises ConfigError."""
+    if (folder / MANIFEST).is_file() or (folder / "config.json").is_file():
+        return folder
+    there = [path for path in folder.iterdir() if _is_given(path)]
+    packed = sorted(path for path in there if path.name.endswith((".mar", *TARBALLS)) and path.is_file())
+    if wanted:
+        packed = [path for path in packed if _stem(path) == wanted] or packed
+    inside = sorted(path for path in there if (path / MANIFEST).is_file() or (path / "config.json").is_file())
+    if len(packed) + len(inside) > 1:
+        packed = [path for path in packed if path.name != SAGEMAKER_TARBALL]
+    if len(packed) + len(inside) > 1:
+        names = ", ".join(path.name for path in (*packed, *inside)[:8])
+        raise ConfigError(f"there are several models in {folder} ({names}): leave one, or name it by TORCHMOOR_MODEL")
+    if packed:
+        target = work / "unpacked" / _stem(packed[0])
+        if target.exists():
+            raise ConfigError(f"{packed[0].name} has an archive of its own name in it: unpack it once before")
+        unpack(packed[0], target)
+        return find_unpacked(target, work, "")
+    if inside:
+        return inside[0]
+    if (folder / "code" / "inference.py").is_file() or (folder / "inference.py").is_file():
+        raise ConfigError(
+            f"{folder} has an inference.py of AWS's PyTorch containers, which is not served here: {FORMS}"
+        )
+    if there and not (folder / PROPERTIES).is_file():
+        names = ", ".join(sorted(path.name for path in there)[:8])
+        raise ConfigError(f"{folder} has no model that can be served, but {names}: {FORMS}")
+    return None
+
+
+def _is_given(path: Path) -> bool:
+    """Return False for hidden files and lost+found, which volumes and download tools leave beside a model.
+
+    Only root can read lost+found, so looking into it would fail.
+    """
+    return not path.name.startswith(".") and path.name != "lost+found"
+
+
+def _stem(path: Path) -> str:
+    for suffix in (".mar", *TARBALLS):
+        if path.name.endswith(suffix):
+            return path.name.removesuffix(suffix)
+    return path.name
+
+
+def unpack(packed: Path, target: Path) -> None:
+    """Unpack into a directory, and write nothing outside it. Raises ConfigError if the file is broken or too large."""
+    target.mkdir(parents=True)
+    try:
+        if packed.name.endswith(".mar"):
+            with zipfile.ZipFile(packed) as bundle:
+                _check_room(packed, target, sum(member.file_size for member in bundle.infolist()))
+                bundle.extractall(target)  # removes path parts that lead out of the target
+        else:
+            _check_room(packed, target, packed.stat().st_size)  # weights hardly compress
+            with tarfile.open(packed, "r:gz") as tar:
+                for member in tar:
+                    _check_room(packed, target, member.size)  # a small tarball can be a large model, or a trap
+                    _extract(tar, member, target)
+    except BROKEN as error:
+        raise ConfigError(f"{packed} cannot be unpacked: {error}") from error
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Extract one file or folder without its owner and permissions. Debian 12's tarfile has no filters.
+
+    Raises TarError for any other member, and for a path that leads out of the target.
+    """
+    path = target / member.name.removeprefix("./")
+    if member.name.startswith("/") or ".." in Path(member.name).parts or not (member.isfile() or member.isdir()):
+        raise tarfile.ExtractError(f"{member.name} is not a regular file or folder")
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    content = tar.extractfile(member)
+    assert content is not None  # a regular file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with content, path.open("wb") as file:
+        shutil.copyfileobj(content, file, COPY_BYTES)
+
+
+def _check_room(packed: Path, target: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(target).free
+    if num_bytes + SPARE_BYTES > free:
+        raise ConfigError(
+            f"{packed} needs {num_bytes >> 20} MiB to be unpacked, and {target.parent} has {free >> 20} MiB: mount a "
+            "larger volume there, set TMPDIR to one, or give the model unpacked"
+        )
+
+
+def read_name(manifest: Path) -> str:
+    """Return the model's name in TorchServe. Raises ConfigError."""
+    try:
+        return parse_name(manifest.read_bytes(), str(manifest))
+    except OSError as error:
+        raise ConfigError(f"{manifest} cannot be read: {error.strerror}") from error
+
+
+def parse_name(manifest: bytes, where: str) -> str:
+    """Return the model's name that a manifest has. where: names it in errors. Raises ConfigError."""
+    try:
+        name = json.loads(manifest)["model"]["modelName"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{where} is not a manifest as torch-model-archiver writes it") from error
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"{where} has the model's name {name!r}; it must be letters, digits and ._-")
+    return name

@@ -1,0 +1,82 @@
+"""Refusal of requests that a web page of another site may have sent through a local user's browser.
+
+A listener on loopback needs no credentials, and every page in a browser of this machine can send it requests: to its
+address, as another origin, or under a name of the page's own site that leads to this address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from urllib.parse import urlsplit
+
+from torchmoor.errors import ConfigError, SourceRefused
+from torchmoor.proxy.access.exposure import is_loopback
+from torchmoor.proxy.http.message import Request
+
+ORIGIN, SITE = b"origin", b"sec-fetch-site"
+FOREIGN_SITES = frozenset((b"cross-site", b"same-site"))
+MAX_SHOWN = 256
+MAX_KEPT = 64  # values of Host that were found to be right
+
+
+class WebPageGuard:
+    """Decides whether a Host names a listener, and whether an Origin is a page of it.
+
+    host: the listener's address. allowed: names besides those of loopback, and hosts of other pages that may call it.
+    """
+
+    def __init__(self, host: str, allowed: Sequence[str] = ()) -> None:
+        self._allowed = frozenset(name.lower().strip("[]") for name in allowed)
+        self._own: set[bytes] = set()
+        self.is_on = bool(allowed) or is_loopback(host)
+
+    def check(self, request: Request, *, is_open: bool) -> None:
+        """Raise SourceRefused if a page of another site may have sent the request.
+
+        is_open: other sites may lead a browser there.
+        """
+        host = request.host
+        if host not in self._own:
+            self._check_host(host)
+        if request.find(ORIGIN) is not None:
+            self.check_origin(request)
+        elif not is_open and request.find(SITE) in FOREIGN_SITES:
+            raise SourceRefused("A page of another site may not do this.")
+
+    def check_origin(self, request: Request) -> None:
+        """Raise SourceRefused if the request is of a page that neither this listener nor an allowed host has sent."""
+        origin = request.find(ORIGIN)
+        if origin is None:
+            return
+        if not is_own_origin(origin.decode("latin-1"), request.host.decode("latin-1"), self._allowed):
+            raise SourceRefused(
+                f"A page of {origin.decode('latin-1')[:MAX_SHOWN]} may not do this. If it should, add its host to "
+                "listen.allowed_hosts."
+            )
+
+    def is_own_host(self, host: str) -> bool:
+        """Return whether a Host is a name or address of loopback, or is allowed. Any port will do."""
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+            return name in self._allowed or name.endswith(".localhost") or is_loopback(name)
+        except (ConfigError, ValueError):
+            return False
+
+    def _check_host(self, host: bytes) -> None:
+        text = host.decode("latin-1")
+        if host and not self.is_own_host(text):  # every browser sends one
+            raise SourceRefused(
+                f"This server is not called {text[:MAX_SHOWN]!r}: use its address, or add the name to "
+                "listen.allowed_hosts (--allow-host)."
+            )
+        if len(self._own) < MAX_KEPT:
+            self._own.add(host)
+
+
+def is_own_origin(origin: str, host: str, allowed: Collection[str] = ()) -> bool:
+    """Return whether an Origin is that of a page of this Host, or of an allowed one."""
+    try:
+        parts = urlsplit(origin)
+        return parts.netloc.lower() == host.lower() or parts.hostname in allowed
+    except ValueError:
+        return False

@@ -1,0 +1,75 @@
+"""Affinity keys: what clients and gateways send so that a conversation's calls reach one instance.
+
+A key is opaque. Only its hash together with the caller leaves this module, so that keys are in no log, and a caller's
+key says nothing about another's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from hashlib import blake2b
+
+from torchmoor.config.routing import AffinitySettings
+from torchmoor.metrics.invocations import InvocationMetrics
+from torchmoor.proxy.api.openai_by_body import find_fields
+from torchmoor.proxy.http.message import Request
+
+# The first one present counts, header fields before the body's.
+HEADERS = (
+    b"x-session-id",
+    b"x-session-affinity",
+    b"x-claude-code-session-id",
+    b"session-id",
+    b"x-dynamo-session-id",
+    b"x-smg-routing-key",
+    b"x-session-token",
+    b"x-aibrix-session-key",
+)
+FIELDS = ("prompt_cache_key", "safety_identifier", "user")
+
+_KEYS = re.compile(rb'"(%b)"[ \t\r\n]*:' % "|".join(FIELDS).encode())
+
+
+def has_header(request: Request) -> bool:
+    """Return whether a header field has a key, so that the body's fields do not matter."""
+    places = request.layout.places
+    return any(name in places for name in HEADERS)
+
+
+def find_affinity(request: Request, body: bytes, settings: AffinitySettings, metrics: InvocationMetrics) -> int | None:
+    """Return the 64-bit hash of the caller and its key; None without a key. Counts keys that are too long.
+
+    body: its beginning, as far as it was read.
+    """
+    if not settings.max_key_bytes:
+        return None
+    key = _find_key(request, body)
+    if len(key) > settings.max_key_bytes:
+        metrics.affinity_keys_ignored += 1
+        return None
+    if not key:
+        return None
+    principal = request.principal.encode()
+    digest = blake2b(b"%d\n%b%b" % (len(principal), principal, key), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _find_key(request: Request, body: bytes) -> bytes:
+    """Return the first key that a request has; empty if it has none."""
+    places = request.layout.places
+    for name in HEADERS:
+        if name in places and (value := request.find(name)):
+            return value
+    names = frozenset(match[1].decode() for match in _KEYS.finditer(body))
+    found = find_fields(body, names) if names else {}
+    return next(filter(None, (_read_text(found.get(field, b"")) for field in FIELDS)), b"")
+
+
+def _read_text(value: bytes) -> bytes:
+    """Return a text's bytes; empty for any other value."""
+    try:
+        text = json.loads(value)
+    except (ValueError, RecursionError):
+        return b""
+    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else b""

@@ -1,0 +1,115 @@
+"""POST / with X-Amz-Target: operations of AWS's control plane on the data plane's port; torchmoor.control answers.
+
+The protocol smithy-rpc-v2-cbor has the target in the path, and a header Smithy-Protocol.
+
+These operations can run code, so a web page must not reach them: each header makes a browser ask first, which is
+refused, and on every address a page of another origin is refused, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from torchmoor.errors import AccessDenied, ApiError, BodyTooLarge, InternalFailure, ServiceUnavailable
+from torchmoor.proxy.access.exposure import is_loopback
+from torchmoor.proxy.access.web_pages import WebPageGuard
+from torchmoor.proxy.api.deferred_reply import DeferredReply
+from torchmoor.proxy.api.replies import runtime_error, unknown_operation
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.http.message import Reply, Request
+
+PATH = b"/"
+TARGET = b"x-amz-target"
+PROTOCOL, CBOR = b"smithy-protocol", b"rpc-v2-cbor"
+_RPC = re.compile(r"/service/(\w+)/operation/(\w+)", re.ASCII)
+TIMEOUT_S = 60.0
+
+
+class ControlRequest(NamedTuple):
+    """A request for the control plane. target: as X-Amz-Target, such as SageMaker.CreateModel. is_cbor: not JSON."""
+
+    target: str
+    body: bytes
+    is_cbor: bool = False
+
+
+AnswerControl = Callable[[ControlRequest], Awaitable[Reply]]
+"""Answers a request for the control plane. Raises nothing."""
+
+
+def serves(method: bytes, path: bytes) -> bool:
+    """Return whether a request may be for the control plane."""
+    return method == b"POST" and (path == PATH or path.startswith(b"/service/"))
+
+
+def target_of(path: str) -> str | None:
+    """Return the target that a path of the protocol smithy-rpc-v2-cbor names."""
+    match = _RPC.fullmatch(path)
+    return None if match is None else f"{match[1]}.{match[2]}"
+
+
+class ControlApi:
+    """Passes requests to the control plane, if their listener may serve it."""
+
+    def __init__(
+        self, dispatchers: Dispatchers, answer: AnswerControl, pages: WebPageGuard, *, is_guarded: bool
+    ) -> None:
+        """is_guarded: whether callers need credentials."""
+        self._pages = pages
+        self._dispatchers = dispatchers
+        self._answer = answer
+        self._is_guarded = is_guarded
+        self._settings = dispatchers.settings.control
+        self._host = dispatchers.settings.listen.host
+        self._running: set[asyncio.Task[None]] = set()
+
+    def handle(self, request: Request, request_id: bytes) -> DeferredReply | Reply:
+        """Make the call for a request; a request without X-Amz-Target is an unknown operation."""
+        try:
+            is_cbor = request.find(PROTOCOL) == CBOR
+            if is_cbor:
+                target = target_of(request.path.decode("latin-1"))
+            else:
+                target = None if request.path != PATH else (request.find(TARGET) or b"").decode("latin-1")
+            if not target:
+                raise unknown_operation(request)
+            self._check_source(request)
+            if len(self._running) >= self._settings.max_requests:
+                raise ServiceUnavailable("Too many requests for the control plane are running. Try again later.")
+        except ApiError as error:
+            return runtime_error(error, request_id)
+
+        def begin(deferred: DeferredReply, body: bytes) -> None:
+            task = asyncio.get_running_loop().create_task(
+                self._run(ControlRequest(target, body, is_cbor), request_id, deferred)
+            )
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+        return DeferredReply(
+            request,
+            begin,
+            say=lambda error: runtime_error(error, request_id),
+            tell=lambda reply: self._dispatchers.observe_reply(request, request_id, reply),
+            too_large=BodyTooLarge(self._settings.max_body_bytes),
+            max_body_bytes=self._settings.max_body_bytes,
+            timeout_s=TIMEOUT_S,
+            late="The control plane has not answered in time.",
+        )
+
+    async def _run(self, request: ControlRequest, request_id: bytes, deferred: DeferredReply) -> None:
+        try:
+            reply = await self._answer(request)
+        except BaseException:
+            deferred.fail(InternalFailure(f"The proxy failed. Request id {request_id.decode()}."))
+            raise
+        deferred.end(Reply(reply.status, (*reply.headers, (b"x-amzn-requestid", request_id)), reply.body))
+
+    def _check_source(self, request: Request) -> None:
+        """Raise AccessDenied for what another site's page may have sent, and on an open address without credentials."""
+        self._pages.check_origin(request)
+        if not (self._is_guarded or is_loopback(self._host)):
+            raise AccessDenied(f"The control plane on {self._host} needs access keys: see docs/access.md.")

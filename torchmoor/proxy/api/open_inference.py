@@ -1,0 +1,155 @@
+"""The open inference protocol (V2), for the models of the first endpoint with many.
+
+GET  /v2, /v2/health/live, /v2/health/ready
+GET  /v2/models/{model}, /v2/models/{model}/ready
+POST /v2/models/{model}/infer
+
+A model's name is what TargetModel says, and may have slashes. Each request about a model goes to an instance that has
+it, or loads it.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from torchmoor import __version__
+from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ServiceUnavailable, ValidationError
+from torchmoor.proxy.api.dialect import ApiDialect, Explain
+from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
+from torchmoor.proxy.api.operation import Operation
+from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, TOO_LARGE_STATUS
+from torchmoor.proxy.api.replies import LOOKING, json_reply, message_of, unknown_operation
+from torchmoor.proxy.api.stream_continuer import CONTINUABLE
+from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL, TARGET_VARIANT, check_members
+from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
+from torchmoor.proxy.dispatch.choice import Choice
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.call import Deadlines
+from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.wire import headers, operations
+
+_ROOT = b"/v2"
+_LIVE, _READY = b"/v2/health/live", b"/v2/health/ready"
+_MODEL = re.compile(r"/v2/models/(?P<name>.+?)(?:/versions/(?P<version>[^/]+))?(?:/(?P<verb>infer|ready))?")
+_DROPPED_FIELDS = frozenset((b"ts_stream_next", CONTINUABLE, ERROR_HEADER))
+_REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
+_QUESTIONS = {"": operations.METADATA, "ready": operations.READY}
+
+
+class OpenInferenceApi:
+    """Reads the path of a request and makes its call."""
+
+    open_paths = (_LIVE, _READY)  # for load balancers, which have no credentials
+
+    def __init__(self, dispatchers: Dispatchers, endpoint: Endpoint) -> None:
+        self._dispatchers = dispatchers
+        self.endpoint = endpoint
+        settings = dispatchers.settings
+        total_s = settings.timeouts.model_timeout_s
+        max_body_bytes = settings.limits.max_passthrough_body_bytes
+        self._operation = Operation(
+            dispatchers, endpoint, OpenInferenceDialect(), Deadlines(total_s, total_s), max_body_bytes
+        )
+
+    @staticmethod
+    def serves(path: bytes) -> bool:
+        return path == _ROOT or path.startswith(_ROOT + b"/")
+
+    def handle(self, request: Request, request_id: bytes) -> Invocation | Reply:
+        try:
+            is_looking = request.method in LOOKING
+            if is_looking and request.path == _ROOT:
+                extensions = ["binary_tensor_data"]
+                return json_reply(200, {"name": "torchmoor", "version": __version__, "extensions": extensions})
+            if is_looking and request.path == _LIVE:
+                return json_reply(200, {"live": True})
+            if is_looking and request.path == _READY:
+                is_ready = self.endpoint.can_serve()
+                return json_reply(200 if is_ready else 503, {"ready": is_ready})
+            return self._ask(request, request_id)
+        except ApiError as error:
+            return _error_reply(error, request_id)
+
+    def _ask(self, request: Request, request_id: bytes) -> Invocation:
+        """Make the call for a request about a model. Raises ApiError."""
+        found = _find_model(request)
+        if found is None or (request.method == b"POST") is not (found["verb"] == "infer"):
+            raise unknown_operation(request)
+        try:
+            if found["version"]:
+                raise ValidationError("A version cannot be chosen: the newest of a model's versions is served.")
+            name = found["name"].encode("latin-1", "replace")
+            problem = MEMBERS[TARGET_MODEL].find_problem(name)
+            if problem is not None:
+                raise ValidationError(problem)
+            check_members(request.layout)
+            if (request.content_length or 0) > self._operation.max_body_bytes:
+                raise BodyTooLarge(self._operation.max_body_bytes)
+            dispatcher = self._dispatchers.choose(self.endpoint, None, request.find(TARGET_VARIANT))
+        except ApiError as error:
+            self._dispatchers.count_without_invocation(self.endpoint, error.status)
+            raise
+        return Invocation(
+            self._operation,
+            request,
+            request_id=request_id,
+            dispatcher=dispatcher,
+            session=None,
+            model=name.decode("latin-1"),
+        )
+
+
+class OpenInferenceDialect(ApiDialect):
+    """An answer passes as it is; every error becomes the protocol's error object."""
+
+    operation_name = "ModelInfer"
+    names_sessions_in_body = False
+    held_back = frozenset((TARGET_MODEL,))
+
+    def added_lines(self, request: Request) -> bytes:
+        """Name the model of the path, and what the request asks about it."""
+        found = _find_model(request)
+        assert found is not None
+        question = _QUESTIONS.get(found["verb"] or "")
+        asks = b"" if question is None else f"{headers.MODEL_QUESTION}: {question}\r\n".encode()
+        return b"%b: %b\r\n%b" % (TARGET_MODEL, found["name"].encode("latin-1"), asks)
+
+    def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
+        return _error_reply(error, request_id)
+
+    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
+        if head.status >= 300:
+            return _explain
+        lines = head.lines(_DROPPED_FIELDS)
+        return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, choice.answer_lines))
+
+
+def _find_model(request: Request) -> re.Match[str] | None:
+    return _MODEL.fullmatch(unquote(request.path.decode("latin-1"), "latin-1"))
+
+
+def _explain(head: AnswerHead, body: bytes) -> ApiError:
+    if head.find(ERROR_HEADER) is None and head.status in TORCHSERVE_BUSY:
+        return ServiceUnavailable("The instance could not take the request. Try again later.")
+    error = ApiError(message_of(body))
+    error.status = head.status
+    retry_after = head.find(b"retry-after") or b""
+    if retry_after.isdigit():
+        error.retry_after_s = int(retry_after)
+    return error
+
+
+def _error_reply(error: ApiError, request_id: bytes) -> Reply:
+    """Render {"error": message}. A time-out and a long body have HTTP's own statuses."""
+    status = error.status
+    if isinstance(error, ModelError):
+        status = TIMEOUT_STATUS
+    elif isinstance(error, BodyTooLarge):
+        status = TOO_LARGE_STATUS
+    fields: tuple[tuple[bytes, bytes], ...] = ((headers.REQUEST_ID.encode(), request_id),)
+    if error.retry_after_s is not None:
+        fields += ((b"retry-after", b"%d" % error.retry_after_s),)
+    return json_reply(status, {"error": error.message}, fields)

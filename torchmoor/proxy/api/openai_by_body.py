@@ -1,0 +1,186 @@
+"""OpenAI's requests whose body says where they go: `model` names one of several endpoints, an id an instance.
+
+OpenAI's own client writes `model` after `messages`, so the body is kept until it is whole or the limit is reached; the
+instance could not begin with less of it anyway. Kept bytes count as waiting (limits.max_waiting_bytes), those of a
+signed body as unverified (access.max_unverified_bytes).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable, WrongModel
+from torchmoor.proxy.dispatch import unavailable
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.http.call import WHOLE_BODY, BodyNeed, Call, Deadlines, NextStep, Outcome, Waiter
+from torchmoor.proxy.http.message import Reply, Request
+
+MAX_VALUE_BYTES = 512  # of a value that is not a text
+MAX_TOKENS = 50_000  # strings and brackets before `model`: as many messages as are allowed have a tenth of that
+
+_TOKEN = re.compile(rb'["{}\[\]]')
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # without backtracking: linear in the body
+_COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
+_QUOTE, _BACKSLASH = b'"\\'
+
+
+def find_fields(body: bytes, names: frozenset[str]) -> dict[str, bytes]:
+    """Find fields in the beginning of a JSON object: the bytes of a text, or the beginning of another value.
+
+    A field whose value is not all there is missing.
+    """
+    depth = at = 0
+    found: dict[str, bytes] = {}
+    longest = max(map(len, names)) * 6 + 2  # each character of a key as an escape
+    for _ in range(MAX_TOKENS):
+        token = _TOKEN.search(body, at)
+        if token is None or len(found) == len(names):
+            break
+        at = token.end()
+        if token[0] == b'"':
+            start, at = token.start(), _end_of_string(body, token.start())
+            if not at:
+                break
+            if depth != 1 or at - start > longest:
+                continue
+            colon = _COLON.match(body, at)
+            name = None if colon is None else _try_read(body[start:at])  # without a colon, it was a value
+            if colon is not None and name in names:
+                value = _read_value(body, colon.end())
+                if value:
+                    found[name] = value
+        elif token[0] in b"{[":
+            depth += 1
+        else:
+            depth -= 1
+    return found
+
+
+def find_model(body: bytes) -> str | None:
+    """Find the value of `model`; None if it is not there. Raises WrongModel if it is not a string."""
+    value = find_fields(body, frozenset(("model",))).get("model")
+    return None if value is None else read_model(value)
+
+
+def read_model(value: bytes) -> str:
+    """Read the value of `model` that `find_fields` found. Raises WrongModel if it is not a string."""
+    if value[0] != _QUOTE:
+        raise WrongModel("`model` must be a text: the name of an endpoint.")
+    model = _try_read(value)
+    if model is None:
+        raise WrongModel("`model` is not a valid JSON string.")
+    return model
+
+
+def _end_of_string(body: bytes, start: int) -> int:
+    """Return the end of the string that begins at a quote; 0 if it does not end in this body."""
+    end = body.find(b'"', start + 1)
+    if end < 0:
+        return 0
+    if body[end - 1] != _BACKSLASH:  # true of most strings, pictures included
+        return end + 1
+    string = _STRING.match(body, start)
+    return 0 if string is None else string.end()
+
+
+def _read_value(body: bytes, start: int) -> bytes:
+    """Return the string that begins there, empty if it does not end in this body; the beginning of other values."""
+    if body[start : start + 1] != b'"':
+        return body[start : start + MAX_VALUE_BYTES]
+    return body[start : _end_of_string(body, start) or start]
+
+
+def _try_read(text: bytes) -> str | None:
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return None
+
+
+class OpenAIByBody:
+    """A Call that finds its endpoint in the body, and then leaves the request to that endpoint's call."""
+
+    def __init__(
+        self,
+        dispatchers: Dispatchers,
+        request: Request,
+        *,
+        max_body_bytes: int,
+        deadlines: Deadlines,
+        make: Callable[[bytes, int], Call],
+        say: Callable[[ApiError], Reply],
+    ) -> None:
+        """make: makes the call for the body's beginning; gets the limit of its bytes, too. Raises ApiError.
+        say: renders an error.
+
+        Raises ServiceUnavailable if too many bytes are kept already.
+        """
+        check = request.body_check
+        self.deadlines = deadlines
+        self.max_body_bytes = max_body_bytes
+        num_bytes = self._num_read = dispatchers.settings.limits.max_unrouted_body_bytes
+        self.body_need = BodyNeed(num_bytes)
+        if check is not None:
+            self.max_body_bytes = min(max_body_bytes, check.max_body_bytes)
+            num_bytes = self._num_read = self.max_body_bytes + 1
+            self.body_need = WHOLE_BODY
+        self._make = make
+        self._say = say
+        self._call: Call | None = None
+        self._waiting = dispatchers.waiting_bytes
+        length = num_bytes if request.is_chunked else request.content_length or 0
+        self._num_held = min(length, num_bytes) if check is None else 0
+        if self._waiting.used_bytes + self._num_held > self._waiting.max_bytes:
+            raise ServiceUnavailable("Too many requests are being received. Try again later.")
+        self._waiting.used_bytes += self._num_held
+        self._request = request
+
+    @property
+    def wait_ends_at(self) -> float:
+        assert self._call is not None  # only it waits
+        return self._call.wait_ends_at
+
+    def route(self, body: bytes, waiter: Waiter) -> NextStep:
+        """Find the endpoint, and let its call place the request."""
+        self._let_go()
+        try:
+            check, self._request.body_check = self._request.body_check, None
+            if check is not None:  # verified here, before the name is used, and not again
+                check.verify(body)
+            call = self._make(body, self._num_read)
+        except ApiError as error:
+            return self._say(error)
+        self._call = call
+        return call.route(body, waiter)
+
+    def _let_go(self) -> None:
+        self._waiting.used_bytes -= self._num_held
+        self._num_held = 0
+
+    def on_wait_over(self) -> Reply:
+        assert self._call is not None
+        return self._call.on_wait_over()
+
+    def on_body_too_large(self) -> Reply:
+        """Answer as the endpoint's call does; with the dialect's error before there is one."""
+        if self._call is not None:
+            return self._call.on_body_too_large()
+        error = BodyTooLarge(self.max_body_bytes)
+        error.status = 413  # HTTP's own status for it
+        return self._say(error)
+
+    def on_body_dropped(self) -> Reply:
+        return self._say(unavailable.body_dropped())
+
+    def on_body_growth(self, num_bytes: int) -> Reply | None:
+        return None if self._call is None else self._call.on_body_growth(num_bytes)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Free everything, whether or not an endpoint was found."""
+        self._let_go()
+        if self._request.body_check is not None:
+            self._request.body_check.release()
+        if self._call is not None:
+            self._call.finish(outcome)

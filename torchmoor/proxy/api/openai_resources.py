@@ -1,0 +1,83 @@
+"""OpenAI's resources that have ids, such as responses: which requests are for them, and what names their session.
+
+An instance reads these requests itself. The proxy passes method and path on as a header field, in a POST, because
+TorchServe has one path.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from torchmoor.proxy.api.openai_by_body import find_fields
+from torchmoor.proxy.http.message import Request
+from torchmoor.wire import headers
+from torchmoor.wire.response_ids import Place, read_compaction_id, read_conversation_id, read_file_id, read_response_id
+
+OPENING = (b"responses", b"conversations", b"files")  # a POST there opens a session
+_FIELDS = frozenset(("model", "previous_response_id", "conversation", "store"))
+_LINE = f"{headers.RESOURCE}: ".encode()
+_COMPACTION = re.compile(rb'"encrypted_content"[ \t\r\n]*:[ \t\r\n]*"(cmp_[a-z0-9-]{1,256})"')
+_JSON = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a request says of its session. place: of the response or conversation that it continues.
+
+    model: as `find_fields` finds it. is_stored: the answer is to be kept.
+    """
+
+    place: Place | None = None
+    model: bytes | None = None
+    is_stored: bool = False
+
+
+def is_resource(operation: bytes) -> bool:
+    """Return whether a path, below /v1/, is that of a resource."""
+    return operation.partition(b"/")[0] in OPENING
+
+
+def needs_body(method: bytes, operation: bytes) -> bool:
+    """Return whether the body says which session a request belongs to, and not its path."""
+    return method == b"POST" and read_path(operation) is None
+
+
+def read_path(operation: bytes) -> Place | None:
+    """Return what the path names; None if it names nothing, or nothing that could be there."""
+    parts = operation.decode("latin-1").split("/")
+    return _read_id(unquote(parts[1])) if len(parts) > 1 else None
+
+
+def read_named(body: bytes) -> Named:
+    """Read the fields that name a request's session in the beginning of its body."""
+    found = find_fields(body, _FIELDS)
+    text = _read_text(found.get("previous_response_id", b"")) or _read_text(found.get("conversation", b""))
+    place = _read_id(text)
+    if place is None and (compaction := _COMPACTION.search(body)) is not None:
+        place = read_compaction_id(compaction[1].decode())
+    return Named(place, found.get("model"), not found.get("store", b"").startswith(b"false"))
+
+
+def resource_lines(request: Request, operation: bytes) -> bytes:
+    """Render the header lines by which an instance knows the request."""
+    query = b"?" + request.query if request.query else b""
+    length = b"" if request.framing_line else b"content-length: 0\r\n"
+    return b"%b%b %b%b\r\n%b" % (_LINE, request.method, operation, query, length)
+
+
+def _read_id(text: str) -> Place | None:
+    return read_response_id(text) or read_conversation_id(text) or read_file_id(text)
+
+
+def _read_text(value: bytes) -> str:
+    """Return a text, or the `id` of an object; empty for any other value."""
+    try:
+        content = _JSON.raw_decode(value.decode())[0]
+    except (ValueError, RecursionError):
+        return ""
+    if isinstance(content, dict):
+        content = content.get("id")
+    return content if isinstance(content, str) else ""

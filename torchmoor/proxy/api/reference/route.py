@@ -1,0 +1,41 @@
+"""One documented route."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torchmoor.proxy.api.reference.schemas import EMPTY, JSON_VALUE
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A request's or an answer's body, by its media types."""
+
+    schema: dict[str, Any]
+    types: tuple[str, ...] = (JSON,)
+
+
+ANY_BODY = Body(schema=JSON_VALUE)
+NO_BODY = Body(schema=EMPTY, types=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A method and a path, with what a request may have and what the answers are.
+
+    operation: a name that no other route has. headers: members of the runtime API (api/validation.py). query: names of
+    parameters, with their descriptions. answers: the texts of statuses that are no error, each with its body.
+    """
+
+    method: str
+    path: str
+    operation: str
+    text: str
+    headers: tuple[bytes, ...] = ()
+    query: tuple[tuple[str, str], ...] = ()
+    body: Body = NO_BODY
+    is_body_required: bool = True
+    answers: tuple[tuple[int, str, Body], ...] = ((200, "The answer.", ANY_BODY),)

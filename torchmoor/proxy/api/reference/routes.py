@@ -1,0 +1,251 @@
+"""The table of routes of both planes, the one source of /openapi.json on each plane and of docs/api.md."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torchmoor.proxy.api import validation as members
+from torchmoor.proxy.api.reference import schemas
+from torchmoor.proxy.api.reference.route import ANY_BODY, JSON, NO_BODY, Body, Route
+
+_STREAM = "text/event-stream"
+_FRAMES = "application/vnd.amazon.eventstream"
+_FORMS = (JSON, "text/plain", "application/octet-stream")
+_INVOKE = (members.CUSTOM_ATTRIBUTES, members.TARGET_MODEL, members.TARGET_VARIANT, members.INFERENCE_ID)
+_TURN = (*_INVOKE, members.SESSION_ID, members.PREFIX_AWARE_ID)
+_ASYNC = (
+    members.SAGEMAKER_CONTENT_TYPE,
+    members.SAGEMAKER_ACCEPT,
+    members.CUSTOM_ATTRIBUTES,
+    members.INFERENCE_ID,
+    members.INPUT_LOCATION,
+    members.OUTPUT_PATH_EXTENSION,
+    members.FILENAME,
+    members.REQUEST_TTL,
+    members.INVOCATION_TIMEOUT,
+)
+_ANY = Body(schema=schemas.EMPTY, types=_FORMS)
+_PAGE = (("limit", "Entries of a page."), ("order", "`asc` or `desc`."), ("after", "The last id of the page before."))
+
+
+def _json(schema: schemas.Schema) -> Body:
+    return Body(schema=schema)
+
+
+def _get(path: str, operation: str, text: str, **more: object) -> Route:
+    return Route(method="get", path=path, operation=operation, text=text, **more)  # type: ignore[arg-type]
+
+
+def _post(path: str, operation: str, text: str, body: Body = NO_BODY, **more: object) -> Route:
+    return Route(method="post", path=path, operation=operation, text=text, body=body, **more)  # type: ignore[arg-type]
+
+
+def _delete(path: str, operation: str, text: str, **more: object) -> Route:
+    return Route(method="delete", path=path, operation=operation, text=text, **more)  # type: ignore[arg-type]
+
+
+_STREAMED = (200, "The answer: JSON, or events with `stream`.", Body(schema=schemas.EMPTY, types=(JSON, _STREAM)))
+_DONE = ((200, "Done.", ANY_BODY),)
+_EMPTY = ((200, "Yes, with an empty body.", NO_BODY),)
+
+
+class Group(NamedTuple):
+    """Routes of one API. error: the schema of its errors."""
+
+    name: str
+    text: str
+    error: schemas.Schema
+    routes: tuple[Route, ...]
+
+
+RUNTIME = Group(
+    "runtime",
+    "SageMaker's runtime API, as boto3's sagemaker-runtime sends it.",
+    schemas.RUNTIME_ERROR,
+    (
+        _post(
+            "/endpoints/{endpoint}/invocations",
+            "InvokeEndpoint",
+            "Ask a model for a whole answer.",
+            _ANY,
+            headers=_TURN,
+            is_body_required=False,
+        ),
+        _post(
+            "/endpoints/{endpoint}/invocations-response-stream",
+            "InvokeEndpointWithResponseStream",
+            "Ask a model for an answer in parts.",
+            _ANY,
+            headers=_TURN,
+            is_body_required=False,
+            answers=((200, "A stream of PayloadParts.", Body(schema=schemas.EMPTY, types=(_FRAMES,))),),
+        ),
+        _post(
+            "/endpoints/{endpoint}/async-invocations",
+            "InvokeEndpointAsync",
+            "Put a request into the queue; its result becomes an object.",
+            _ANY,
+            headers=_ASYNC,
+            is_body_required=False,
+            answers=((202, "Accepted; headers name the places of result and failure.", ANY_BODY),),
+        ),
+        _get("/endpoints/{endpoint}", "DescribeEndpoint", "The endpoint's state in DescribeEndpoint's terms."),
+    ),
+)
+_OPENAI_ROUTES = (
+    _post(
+        "/chat/completions",
+        "createChatCompletion",
+        "Answer a conversation.",
+        _json(schemas.CHAT),
+        headers=_INVOKE[1:],
+        answers=(_STREAMED,),
+    ),
+    _post(
+        "/completions",
+        "createCompletion",
+        "Continue a text.",
+        _json(schemas.COMPLETION),
+        headers=_INVOKE[1:],
+        answers=(_STREAMED,),
+    ),
+    _post(
+        "/responses", "createResponse", "Answer, and keep the answer.", _json(schemas.RESPONSE), answers=(_STREAMED,)
+    ),
+    _get("/responses/{id}", "getResponse", "A stored response."),
+    _delete("/responses/{id}", "deleteResponse", "Delete a response."),
+    _get("/responses/{id}/input_items", "listInputItems", "The items that a response's request sent.", query=_PAGE),
+    _post("/responses/input_tokens", "countInputTokens", "The number of tokens of a prompt.", _json(schemas.RESPONSE)),
+    _post("/responses/compact", "compactResponse", "An item for a conversation.", _json(schemas.RESPONSE)),
+    _post(
+        "/conversations",
+        "createConversation",
+        "Open a conversation.",
+        _json(schemas.CONVERSATION),
+        is_body_required=False,
+    ),
+    _get("/conversations/{id}", "getConversation", "A conversation."),
+    _post("/conversations/{id}", "updateConversation", "Replace a conversation's metadata.", _json(schemas.METADATA)),
+    _delete("/conversations/{id}", "deleteConversation", "Delete a conversation."),
+    _get("/conversations/{id}/items", "listConversationItems", "A page of its items.", query=_PAGE),
+    _post("/conversations/{id}/items", "createConversationItems", "Add items.", _json(schemas.ITEMS)),
+    _get("/conversations/{id}/items/{item}", "getConversationItem", "One of its items."),
+    _delete("/conversations/{id}/items/{item}", "deleteConversationItem", "Delete an item."),
+    _post(
+        "/files",
+        "createFile",
+        "Keep a picture.",
+        Body(schema=schemas.FILE, types=("multipart/form-data",)),
+    ),
+    _get("/files/{id}", "retrieveFile", "A file's description."),
+    _get("/files/{id}/content", "downloadFile", "A file's bytes."),
+    _delete("/files/{id}", "deleteFile", "Delete a file."),
+    _post(
+        "/embeddings",
+        "createEmbedding",
+        "Vectors of texts, by one of many models.",
+        _json(schemas.EMBEDDINGS),
+        headers=(members.TARGET_MODEL,),
+    ),
+    _post(
+        "/rerank",
+        "rerank",
+        "Documents by their relevance to a query.",
+        _json(schemas.RERANK),
+        headers=(members.TARGET_MODEL,),
+    ),
+    _get("/models", "listModels", "The endpoints, as models with capabilities."),
+    _get("/models/{model}", "retrieveModel", "One of them."),
+)
+OPENAI = Group(
+    "openai",
+    "OpenAI's API. Each path is also below /endpoints/{endpoint}/openai.",
+    schemas.OPENAI_ERROR,
+    tuple(
+        Route(**{**{name: getattr(route, name) for name in Route.__slots__}, "path": "/v1" + route.path})
+        for route in _OPENAI_ROUTES
+    ),
+)
+CONTAINER = Group(
+    "container",
+    "What SageMaker asks of a container. The operations on models are served in the container's role only.",
+    schemas.PLAIN_ERROR,
+    (
+        _get("/ping", "ping", "Is the first endpoint healthy? Needs no credentials.", answers=_EMPTY),
+        _post(
+            "/invocations",
+            "invocations",
+            "Ask the first endpoint's model.",
+            _ANY,
+            headers=_TURN,
+            is_body_required=False,
+        ),
+        _get("/models", "listLoadedModels", "The loaded models.", query=(("next_page_token", "Of the page before."),)),
+        _post("/models", "loadModel", "Load a model.", _json(schemas.LOAD_MODEL), answers=_DONE),
+        _get("/models/{model}", "describeLoadedModel", "A loaded model."),
+        _delete("/models/{model}", "unloadModel", "Unload a model.", answers=_DONE),
+        _post("/models/{model}/invoke", "invokeLoadedModel", "Ask a loaded model.", _ANY, is_body_required=False),
+    ),
+)
+INFERENCE = Group(
+    "open inference protocol",
+    "Version 2, for the first endpoint with many models.",
+    schemas.PLAIN_ERROR,
+    (
+        _get("/v2", "serverMetadata", "The server's name, version and extensions."),
+        _get("/v2/health/live", "serverLive", "Does the proxy run? Needs no credentials."),
+        _get("/v2/health/ready", "serverReady", "Is an instance ready? Needs no credentials."),
+        _get("/v2/models/{model}", "modelMetadata", "A model's inputs and outputs."),
+        _get("/v2/models/{model}/ready", "modelReady", "Load a model, if it is not loaded."),
+        _post("/v2/models/{model}/infer", "modelInfer", "Tensors to tensors.", _json(schemas.TENSORS)),
+    ),
+)
+REFERENCE = Group(
+    "reference",
+    "This document.",
+    schemas.RUNTIME_ERROR,
+    (_get("/openapi.json", "openapi", "The OpenAPI document of this port."),),
+)
+ADMIN = Group(
+    "admin",
+    "The operators' API, on the admin plane's port.",
+    schemas.PLAIN_ERROR,
+    (
+        _get(
+            "/healthz",
+            "healthz",
+            "Has each endpoint a ready instance?",
+            answers=((200, "Yes.", ANY_BODY), (503, "No.", ANY_BODY)),
+        ),
+        _get("/livez", "livez", "Does the process run?"),
+        _get(
+            "/readyz", "readyz", "Are the instances known?", answers=((200, "Yes.", ANY_BODY), (503, "No.", ANY_BODY))
+        ),
+        _get(
+            "/metrics",
+            "metrics",
+            "Metrics in Prometheus' format.",
+            answers=((200, "The page.", Body(schema=schemas.TEXT, types=("text/plain",))),),
+        ),
+        _get("/instances", "listInstances", "The instances and their states."),
+        _post("/instances/{name}/drain", "drainInstance", "Send an instance nothing new.", answers=_DONE),
+        _post("/instances/{name}/resume", "resumeInstance", "End a drain.", answers=_DONE),
+        _get("/models", "listModelsOfInstances", "The models of endpoints with many."),
+        _post(
+            "/models/{name}/{action}",
+            "actOnModel",
+            "Load, unload, pin, unpin or prewarm a model.",
+            is_body_required=False,
+        ),
+        _get("/sessions", "listSessions", "Sessions by their hashes."),
+        _post("/sessions/{hash}/{action}", "actOnSession", "Close, pin or unpin a session."),
+        _get("/decisions", "listDecisions", "The last routing decisions, with their reasons."),
+        _get("/dashboard.json", "dashboard", "The dashboard's data."),
+        _get("/async-requests", "listAsyncRequests", "Asynchronous requests."),
+        _get("/async-requests/{id}", "describeAsyncRequest", "One of them."),
+        _get("/async-requests/{id}/result", "asyncResult", "Its result."),
+        _post("/async-requests/{id}/cancel", "cancelAsyncRequest", "Cancel it.", answers=_DONE),
+    ),
+)
+DATA_PLANE = (RUNTIME, OPENAI, CONTAINER, INFERENCE, REFERENCE)
+ADMIN_PLANE = (ADMIN, REFERENCE)

@@ -1,0 +1,110 @@
+"""JSON schemas of bodies that the reference describes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+EMPTY: Schema = {}
+JSON_VALUE: Schema = {"description": "Any JSON value: the model's own form."}
+TEXT: Schema = {"type": "string"}
+TEXTS: Schema = {"oneOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
+COUNT: Schema = {"type": "integer", "minimum": 1}
+FLAG: Schema = {"type": "boolean"}
+LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
+
+
+def record(required: tuple[str, ...] = (), /, **fields: Schema) -> Schema:
+    """Return the schema of an object."""
+    made: Schema = {"type": "object", "properties": fields}
+    return {**made, "required": list(required)} if required else made
+
+
+_CONTENT: Schema = {"oneOf": [TEXT, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}
+_MESSAGE = record(("role", "content"), role={"enum": ["system", "developer", "user", "assistant"]}, content=_CONTENT)
+_SAMPLING: dict[str, Schema] = {
+    "temperature": {"type": "number", "minimum": 0},
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+}
+_AFFINITY: dict[str, Schema] = {"prompt_cache_key": TEXT, "safety_identifier": TEXT, "user": TEXT}
+
+CHAT = record(
+    ("model", "messages"),
+    model=TEXT,
+    messages={"type": "array", "items": _MESSAGE, "minItems": 1},
+    max_completion_tokens=COUNT,
+    max_tokens=COUNT,
+    seed={"type": "integer", "minimum": 0},
+    stop=TEXTS,
+    stream=FLAG,
+    stream_options=record(include_usage=FLAG),
+    logprobs=FLAG,
+    response_format={"type": "object"},
+    metadata=LABELS,
+    **_SAMPLING,
+    **_AFFINITY,
+)
+COMPLETION = record(
+    ("model", "prompt"),
+    model=TEXT,
+    prompt=TEXT,
+    max_tokens=COUNT,
+    seed={"type": "integer", "minimum": 0},
+    stop=TEXTS,
+    stream=FLAG,
+    stream_options=record(include_usage=FLAG),
+    **_SAMPLING,
+    **_AFFINITY,
+)
+RESPONSE = record(
+    ("model",),
+    model=TEXT,
+    input={"oneOf": [TEXT, {"type": "array", "items": {"type": "object"}}]},
+    instructions=TEXT,
+    previous_response_id=TEXT,
+    conversation={"oneOf": [TEXT, record(("id",), id=TEXT)]},
+    max_output_tokens=COUNT,
+    store=FLAG,
+    stream=FLAG,
+    text={"type": "object"},
+    truncation={"enum": ["auto", "disabled"]},
+    metadata=LABELS,
+    **_SAMPLING,
+    **_AFFINITY,
+)
+EMBEDDINGS = record(
+    ("input",),
+    input=TEXTS,
+    model=TEXT,
+    encoding_format={"enum": ["float", "base64"]},
+    dimensions=COUNT,
+    user=TEXT,
+)
+RERANK = record(
+    ("query", "documents"),
+    query=TEXT,
+    documents={"type": "array", "items": {"oneOf": [TEXT, record(("text",), text=TEXT)]}, "minItems": 1},
+    model=TEXT,
+    top_n=COUNT,
+    return_documents=FLAG,
+    user=TEXT,
+)
+FILE = record(("file", "purpose"), file={"type": "string", "format": "binary"}, purpose={"enum": ["vision"]})
+CONVERSATION = record(items={"type": "array", "items": {"type": "object"}, "maxItems": 20}, metadata=LABELS)
+ITEMS = record(("items",), items={"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": 20})
+METADATA = record(("metadata",), metadata=LABELS)
+TENSORS = record(
+    ("inputs",),
+    id=TEXT,
+    inputs={
+        "type": "array",
+        "items": record(("name", "shape", "datatype"), name=TEXT, shape={"type": "array"}, datatype=TEXT),
+    },
+    outputs={"type": "array", "items": record(("name",), name=TEXT)},
+)
+LOAD_MODEL = record(("model_name", "url"), model_name=TEXT, url=TEXT)
+
+OPENAI_ERROR = record(("error",), error=record(("message", "type", "param", "code"), message=TEXT, type=TEXT))
+RUNTIME_ERROR = record(Message=TEXT, message=TEXT)
+PLAIN_ERROR = record(("error",), error={"description": "A message, or an object with code and message."})

@@ -1,0 +1,77 @@
+"""Lets another instance continue a stream whose own was lost, with the request, its start and its notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torchmoor.proxy.dispatch.assignment import CONTENT_TYPE, Assignment, Resume
+from torchmoor.proxy.http.answer import Loss
+from torchmoor.proxy.http.call import Send, Wait
+from torchmoor.proxy.http.message import AnswerHead
+from torchmoor.wire import headers
+from torchmoor.wire.continuation import ContinuationRequest, join_request
+
+MAX_CONTINUATIONS = 2  # of one stream: a request that ends its instance must not end them all
+CONTINUABLE = headers.CONTINUABLE.encode()
+_REPLACED = frozenset((CONTENT_TYPE,))
+_FORMS = (b"multipart/", b"application/x-www-form-urlencoded")  # TorchServe takes such a body apart
+_LINES = f"content-length: %d\r\ncontent-type: application/octet-stream\r\n{headers.CONTINUATION}: %d\r\n".encode()
+
+RenderHead = Callable[[bytes, float | None, frozenset[bytes]], bytes]
+"""Renders the head for the chosen instance, given framing lines, the time left and the fields to leave out."""
+
+
+class StreamContinuer:
+    """Implements Continuer for one request."""
+
+    def __init__(
+        self,
+        start: str,
+        assignment: Assignment,
+        place: Callable[[], Send | Wait],
+        resume: Resume,
+        render_head: RenderHead,
+    ) -> None:
+        """start: as the instance that began the answer described it. place: says what the assignment means."""
+        self._start = start
+        self._assignment = assignment
+        self._place = place
+        self._resume = resume
+        self._render_head = render_head
+        self._num_placed = 0
+
+    @property
+    def _content_type(self) -> bytes:
+        return self._assignment.head.find(CONTENT_TYPE) or b""
+
+    def place(self, loss: Loss) -> Send | Wait | None:
+        """Assign another instance; none for a body that TorchServe takes apart, or if the proxy is at fault."""
+        is_whole = not self._content_type.lower().startswith(_FORMS)
+        if not is_whole or loss is Loss.SHORTAGE or self._num_placed >= MAX_CONTINUATIONS:
+            return None
+        self._num_placed += 1
+        return self._place() if self._assignment.try_continue(self._resume, loss) else None
+
+    def request(self, notes: bytes, body: bytes, time_left_s: float | None) -> tuple[bytes, bytes]:
+        """Render the request for the rest: the original one, with what the client has of the answer before its body."""
+        request = ContinuationRequest(self._content_type.decode("latin-1"), self._start, notes.decode("ascii"))
+        about, joined = join_request(request, body)
+        return self._render_head(_LINES % (len(joined), about), time_left_s, _REPLACED), joined
+
+    def accepts(self, head: AnswerHead) -> bool:
+        """Return True if the instance has understood what it is to continue."""
+        is_accepted = head.status == 200 and head.find(CONTINUABLE) is not None
+        self._assignment.metrics.streams_continued += is_accepted
+        return is_accepted
+
+
+def find_continuer(
+    head: AnswerHead,
+    assignment: Assignment,
+    place: Callable[[], Send | Wait],
+    resume: Resume,
+    render_head: RenderHead,
+) -> StreamContinuer | None:
+    """Return the continuer of an answer with this head; None if its pieces are not marked."""
+    start = head.find(CONTINUABLE)
+    return None if start is None else StreamContinuer(start.decode("latin-1"), assignment, place, resume, render_head)

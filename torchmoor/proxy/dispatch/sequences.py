@@ -1,0 +1,46 @@
+"""Sessions of handlers that use TorchServe's sequenceBatching, such as that of AWS's LLaVA sample.
+
+TorchServe groups their requests by a header and takes any id in it. It does not know NEW_SESSION, and would create an
+id that names no instance. So the proxy creates the id of an opening, signed like our handlers' own: any proxy with the
+key finds the session's instance. The names of the fields are those that the sample's environment gives TorchServe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import time
+
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.wire import headers
+from torchmoor.wire.session_ids import SessionId, mint
+
+# Lower case; a client's own never pass.
+SEQUENCE_FIELDS = frozenset((headers.SESSION_ID.encode(), headers.SEQUENCE_START.encode()))
+_ID_LINE = f"{headers.SEQUENCE_ID}: ".encode()  # TorchServe compares the names of fields with their case
+_START_LINE = f"{headers.SEQUENCE_START}: true\r\n".encode()
+
+
+class Sequences:
+    """Renders a session's header lines for such an instance.
+
+    ttl_s: of new ids; the handler tells the client when its session expires.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes], ttl_s: int, wall: Callable[[], float] = time) -> None:
+        self._keys = keys
+        self._ttl_s = ttl_s
+        self._wall = wall
+
+    def begin(self, instance: Instance, principal: str) -> bytes:
+        """Return the lines of a new session. Without a key there are none, and TorchServe creates the id."""
+        if not self._keys:
+            return b""
+        expires_at = int(self._wall()) + self._ttl_s
+        opened = mint(
+            self._keys, instance=instance.name, expires_at=expires_at, endpoint=instance.endpoint, principal=principal
+        )
+        return self.go_on(opened) + _START_LINE
+
+    def go_on(self, session: SessionId) -> bytes:
+        """Return the line of an open session."""
+        return b"%b%b\r\n" % (_ID_LINE, session.text.encode())

@@ -1,0 +1,93 @@
+"""A marked answer: the marks are taken off its pieces, and what another target needs to continue it is kept."""
+
+from __future__ import annotations
+
+from torchmoor.proxy.http.answer import Answer, Loss
+from torchmoor.proxy.http.call import Continuer, NextStep
+from torchmoor.proxy.http.message import AnswerHead
+from torchmoor.proxy.http.outgoing import ReplayBudget
+from torchmoor.wire.continuation import MarkedPieceReader, PieceKind
+
+
+class MarkedAnswer:
+    """An Encoder before the answer's own one. Only whole pieces pass on. is_ended: the answer's last piece has passed.
+
+    It keeps the request's body and the notes of all pieces while the budget allows.
+    """
+
+    __slots__ = ("is_ended", "_continuer", "_encoder", "_reader", "_budget", "_body", "_notes", "_num_kept", "_failure")
+
+    def __init__(self, answer: Answer, budget: ReplayBudget, body: bytes | None) -> None:
+        """answer: whose encoder this replaces. body: the request's; None if it is not there any more."""
+        self.is_ended = False
+        self._continuer: Continuer | None = answer.continuer
+        answer.continuer = None
+        self._encoder = answer.encoder
+        self._reader = MarkedPieceReader()
+        self._budget = budget
+        self._body = body or b""
+        self._notes: list[bytes] = []
+        self._num_kept = 0
+        self._failure = b""  # what the instance that failed last says
+        if body is None:
+            self._continuer = None
+        else:
+            self._keep(len(body))
+
+    def place(self, loss: Loss) -> NextStep | None:
+        """Choose another target for the rest of the answer; None if there is none, or if too little is kept."""
+        return None if self._continuer is None else self._continuer.place(loss)
+
+    def request(self, time_left_s: float | None) -> tuple[bytes, bytes]:
+        """Render head and body of the request for the rest."""
+        assert self._continuer is not None
+        return self._continuer.request(b"".join(self._notes), self._body, time_left_s)
+
+    def try_resume(self, head: AnswerHead) -> bool:
+        """Expect the rest from the target with this head; return False if it does not continue the answer."""
+        self._reader = MarkedPieceReader()  # a part of a piece may be left of the lost target
+        self._failure = b""
+        return self._continuer is not None and self._continuer.accepts(head)
+
+    def encode(self, piece: bytes) -> bytes:
+        passed: list[bytes] = []
+        for data, note, kind in self._reader.take(piece):
+            if kind is PieceKind.FAILURE:
+                self._failure = data
+                continue
+            if note and self._continuer is not None:
+                self._notes.append(note)
+                self._keep(len(note))
+            self.is_ended = kind is PieceKind.END
+            if data:
+                passed.append(self._pass_on(data))
+        return b"".join(passed)
+
+    def _pass_on(self, data: bytes) -> bytes:
+        return data if self._encoder is None else self._encoder.encode(data)
+
+    def finish(self) -> bytes | None:
+        return b"" if self._encoder is None else self._encoder.finish()
+
+    def fail(self, loss: Loss) -> bytes | None:
+        """End the answer with the failure that the instance has reported, else as its own encoder does."""
+        if self._failure:
+            failure, tail = self._pass_on(self._failure), self.finish()
+            return None if tail is None else failure + tail
+        return None if self._encoder is None else self._encoder.fail(loss)
+
+    def release(self) -> None:
+        """Free what is kept. May be called again."""
+        self._budget.give_back(self._num_kept)
+        self._num_kept = 0
+        self._body = b""
+        self._notes = []
+        self._continuer = None
+
+    def _keep(self, num_bytes: int) -> None:
+        """Count more bytes as kept; free all if they are too many."""
+        is_within = self._num_kept + num_bytes <= self._budget.max_body_bytes
+        if is_within and self._budget.try_take(num_bytes):
+            self._num_kept += num_bytes
+        else:
+            self.release()

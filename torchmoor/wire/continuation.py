@@ -1,0 +1,99 @@
+"""The continuation of a stream whose instance was lost: marked pieces, and the request for what follows them.
+
+A request's header CONTINUABLE asks an instance to mark the pieces of a stream, and the answer's header of that name
+says that they are: its value is the start, which describes the beginning of the answer. Each piece then follows a line
+`LENGTH NOTE`, or `LENGTH. NOTE` before the piece that ends the answer, or `LENGTH! NOTE` before one that reports the
+instance's own failure; LENGTH is hexadecimal. Another instance continues the stream with the request, the start and the
+notes of the pieces that the client has. Only the instances understand the start and the notes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum
+from typing import NamedTuple
+
+MARKING = "1"  # the value of a request's CONTINUABLE
+MAX_NOTE_BYTES = 65_536
+MAX_PIECE_BYTES = 16 << 20  # an answer that repeats the longest prompt in one piece
+_LINE = re.compile(rb"([0-9a-f]{1,8})([.!]?) ([!-~]*)")
+
+
+class PieceKind(Enum):
+    """What a piece means; the values are the marks."""
+
+    PART = b""
+    END = b"."  # the answer is complete with it, or ended by an error that another instance would meet, too
+    FAILURE = b"!"  # reports the instance's failure: for the client only if no other instance goes on
+
+
+PIECE_KINDS = {kind.value: kind for kind in PieceKind}
+
+
+class MarkedPiece(NamedTuple):
+    """A piece of an answer's body."""
+
+    data: bytes
+    note: bytes
+    kind: PieceKind
+
+
+def mark_piece(data: bytes, note: str, kind: PieceKind) -> bytes:
+    """Encode a piece. note: printable ASCII without spaces."""
+    return b"%x%b %b\n%b" % (len(data), kind.value, note.encode(), data)
+
+
+class MarkedPieceReader:
+    """Reads marked pieces from bytes that are cut anywhere. is_malformed: nothing more is read."""
+
+    __slots__ = ("is_malformed", "_held")
+
+    def __init__(self) -> None:
+        self.is_malformed = False
+        self._held = b""
+
+    def take(self, data: bytes) -> list[MarkedPiece]:
+        """Return the pieces that are complete with these bytes."""
+        pieces: list[MarkedPiece] = []
+        held = self._held + data if self._held else data
+        at = 0
+        while not self.is_malformed:
+            line_end = held.find(b"\n", at)
+            if line_end < 0:
+                self.is_malformed = len(held) - at > MAX_NOTE_BYTES
+                break
+            line = _LINE.fullmatch(held, at, line_end)
+            length = int(line[1], 16) if line is not None else MAX_PIECE_BYTES + 1
+            if line is None or length > MAX_PIECE_BYTES:
+                self.is_malformed = True
+                break
+            end = line_end + 1 + length
+            if end > len(held):
+                break
+            pieces.append(MarkedPiece(held[line_end + 1 : end], line[3], PIECE_KINDS[line[2]]))
+            at = end
+        self._held = b"" if self.is_malformed else held[at:]
+        return pieces
+
+
+class ContinuationRequest(NamedTuple):
+    """What a request for the rest of an answer says before the original body, whose content type it has."""
+
+    content_type: str
+    start: str
+    notes: str
+
+
+def join_request(request: ContinuationRequest, body: bytes) -> tuple[int, bytes]:
+    """Return the length of the header CONTINUATION, and the body of the request."""
+    about = json.dumps(request).encode()
+    return len(about), about + body
+
+
+def split_request(length: int, body: bytes) -> tuple[ContinuationRequest, bytes]:
+    """Return what `join_request` has joined. Raises ValueError."""
+    values = json.loads(body[:length])
+    if not isinstance(values, list) or len(values) != 3 or not all(isinstance(value, str) for value in values):
+        raise ValueError("not a continuation")
+    return ContinuationRequest(*values), body[length:]

@@ -1,0 +1,82 @@
+"""Ids of OpenAI's responses, conversations and items: each names a session and a place in it.
+
+    resp_{session}_{number}            an entry of the session, from 1: a question with its answer
+    conv_{session}                     the session itself, of a conversation
+    cmp_{session}, file-{session}      the same, of a compacted conversation, and of a file
+    msg_{session}_{number}_{place}     an item of an entry, from 0
+
+session: the session's id without `ts-seq-`. Its MAC proves an id of any kind, so that every proxy finds the instance of
+a response without shared state.
+"""
+
+import re
+from typing import NamedTuple
+
+from torchmoor.wire.session_ids import MAX_ID_LENGTH, PREFIX
+
+_RESPONSE, _CONVERSATION, _COMPACTION, _FILE, _ITEM = "resp_", "conv_", "cmp_", "file-", "msg_"
+_NUMBER = r"(0|[1-9][0-9]{0,5})"
+_SESSION = rf"([a-z0-9-]{{1,{MAX_ID_LENGTH - len(PREFIX)}}})"
+_RESPONSE_FORM = re.compile(rf"{_RESPONSE}{_SESSION}_{_NUMBER}", re.ASCII)
+_CONVERSATION_FORM = re.compile(rf"{_CONVERSATION}{_SESSION}", re.ASCII)
+_COMPACTION_FORM = re.compile(rf"{_COMPACTION}{_SESSION}", re.ASCII)
+_FILE_FORM = re.compile(rf"{_FILE}{_SESSION}", re.ASCII)
+_ITEM_FORM = re.compile(rf"{_ITEM}{_SESSION}_{_NUMBER}_{_NUMBER}", re.ASCII)
+
+
+class Place(NamedTuple):
+    """What an id names. session_id: not verified. number: of an entry, 0 for all. item: in that entry."""
+
+    session_id: str
+    number: int = 0
+    item: int = 0
+
+
+def response_id(session_id: str, number: int) -> str:
+    return f"{_RESPONSE}{session_id.removeprefix(PREFIX)}_{number}"
+
+
+def conversation_id(session_id: str) -> str:
+    return f"{_CONVERSATION}{session_id.removeprefix(PREFIX)}"
+
+
+def compaction_id(session_id: str) -> str:
+    return f"{_COMPACTION}{session_id.removeprefix(PREFIX)}"
+
+
+def file_id(session_id: str) -> str:
+    return f"{_FILE}{session_id.removeprefix(PREFIX)}"
+
+
+def item_id(session_id: str, number: int, item: int) -> str:
+    return f"{_ITEM}{session_id.removeprefix(PREFIX)}_{number}_{item}"
+
+
+def read_response_id(text: str) -> Place | None:
+    """Read the id of a response; None for any other text."""
+    match = _RESPONSE_FORM.fullmatch(text)
+    return None if match is None else Place(PREFIX + match[1], int(match[2]))
+
+
+def read_conversation_id(text: str) -> Place | None:
+    """Read the id of a conversation; None for any other text."""
+    match = _CONVERSATION_FORM.fullmatch(text)
+    return None if match is None else Place(PREFIX + match[1])
+
+
+def read_compaction_id(text: str) -> Place | None:
+    """Read the id of a compacted conversation; None for any other text."""
+    match = _COMPACTION_FORM.fullmatch(text)
+    return None if match is None else Place(PREFIX + match[1])
+
+
+def read_file_id(text: str) -> Place | None:
+    """Read the id of a file; None for any other text."""
+    match = _FILE_FORM.fullmatch(text)
+    return None if match is None else Place(PREFIX + match[1])
+
+
+def read_item_id(text: str) -> Place | None:
+    """Read the id of an item; None for any other text."""
+    match = _ITEM_FORM.fullmatch(text)
+    return None if match is None else Place(PREFIX + match[1], int(match[2]), int(match[3]))
