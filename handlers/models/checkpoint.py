@@ -65,7 +65,8 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
         raise SettingsError(f"{settings.path.removeprefix(HUB)!r} is not a directory here, and {exc}") from exc
     if of_path and settings.revision not in ("", of_path):
         raise SettingsError(
-            f"{settings.path} and handler.model.revision ({settings.revision}) are different revisions: give one of them"
+            f"{settings.path} and handler.model.revision ({settings.revision}) are different revisions: "
+            "give one of them"
         )
     revision = of_path or settings.revision or None
     token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") or None

@@ -95,7 +95,8 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
     """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
 
     MODEL is a model that chats: a checkpoint's directory, s3://bucket/prefix or hf://owner/name, with @revision for a
-    branch, tag or commit. Each MODEL is an endpoint of its own, under its --name. Without MODEL and --endpoint, the demo model is served as llava.
+    branch, tag or commit. Each MODEL is an endpoint of its own, under its --name. Without MODEL and --endpoint, the
+    demo model is served as llava.
 
     Progress goes to standard error. When everything is ready, one line of JSON on standard output has the addresses.
     `torchmoor status`, `logs` and `stop` find the fleet, also with -d.

@@ -219,7 +219,9 @@ def test_models_have_the_names_in_their_order(monkeypatch: pytest.MonkeyPatch, f
 
 def test_a_model_without_a_name_has_that_of_its_place(monkeypatch: pytest.MonkeyPatch, folders: list[str]) -> None:
     """The last part of a path or URL, with hyphens for what a name cannot have."""
-    settings = settings_of(monkeypatch, folders[0], "s3://bucket/models/tiny-llava/", "hf://org/Smol.LM2", "hf://org/other@v1.2")
+    settings = settings_of(
+        monkeypatch, folders[0], "s3://bucket/models/tiny-llava/", "hf://org/Smol.LM2", "hf://org/other@v1.2"
+    )
 
     assert find_checkpoints(settings) == [
         Checkpoint("My-Llava-2", folders[0]),
