@@ -244,24 +244,27 @@ class Exchange:
         if answer.on_body is not None and piece:
             on_body, answer.on_body = answer.on_body, None
             on_body()
-        if is_complete and self._marked is not None:
-            self.on_answer_piece(piece, is_complete=False)
-            if not self._marked.is_ended:
-                self._fail(Loss.RESET)
-                return
-            piece = b""
-        if is_complete:
-            last = answer.render_last(piece)
-            if last is None:
-                self._abort(_ANSWERED)
-                return
-            self.client.write(last)
-            self._finish(_ANSWERED)
+        marked = self._marked
+        if is_complete and marked is None:
+            self._end_answer(answer, piece)
             return
         data = answer.render(piece)
         if data:
             self.client.write(data)
         self._progress_at = monotonic()
+        if marked is not None and (is_complete or marked.is_malformed):
+            if is_complete and marked.is_ended:
+                self._end_answer(answer, b"")
+            else:
+                self._fail(Loss.RESET)
+
+    def _end_answer(self, answer: Answer, last_piece: bytes) -> None:
+        last = answer.render_last(last_piece)
+        if last is None:
+            self._abort(_ANSWERED)
+            return
+        self.client.write(last)
+        self._finish(_ANSWERED)
 
     @property
     def _due(self) -> float:
@@ -308,7 +311,7 @@ class Exchange:
         """Let another target continue a marked answer; break any other one."""
         marked = self._marked
         if marked is not None and marked.is_ended:
-            self.on_answer_piece(b"", is_complete=True)
+            self._end_answer(answer, b"")
         elif marked is not None and self._ends_at > monotonic() and (step := marked.place(loss)) is not None:
             self._progress_at = monotonic()
             self.client.deadline = self._due
