@@ -38,9 +38,11 @@ class ModelSettings(HandlerGroup, title="model"):
         "model",
         min_length=1,
         description="A Hugging Face checkpoint: a directory, absolute or relative to the archive; s3://bucket/prefix; "
-        "hf://owner/name.",
+        "hf://owner/name or hf://owner/name@revision.",
     )
-    revision: str = Field("", description="Of a checkpoint on the hub: a branch, tag or commit.")
+    revision: str = Field(
+        "", description="Of a checkpoint on the hub: a branch, tag or commit; the path may contain it instead."
+    )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         "auto", description="`auto`: float32 on a CPU, the checkpoint's own type on a GPU."
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from handlers.errors import SettingsError
 from handlers.settings import ModelSettings
-from torchmoor.wire.checkpoint_places import HUB, HUB_NAME, S3
+from torchmoor.wire.checkpoint_places import HUB, HUB_FORM, S3, split_hub_place
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def find_checkpoint(settings: ModelSettings, worker_dir: Path, environ: Mapping[
     if settings.path.startswith(HUB):
         return _from_hub(settings, environ)
     if "://" in settings.path:
-        raise SettingsError(f"handler.model.path must be a directory, {S3}bucket/prefix or {HUB}owner/name")
+        raise SettingsError(f"handler.model.path must be a directory, {S3}bucket/prefix or {HUB_FORM}")
     return worker_dir / settings.path
 
 
@@ -59,13 +59,16 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
-    name = settings.path.removeprefix(HUB)
-    if not HUB_NAME.fullmatch(name):
+    try:
+        name, of_path = split_hub_place(settings.path)
+    except ValueError as exc:
+        raise SettingsError(f"{settings.path.removeprefix(HUB)!r} is not a directory here, and {exc}") from exc
+    if of_path and settings.revision not in ("", of_path):
         raise SettingsError(
-            f"{name!r} is no directory here "  # prose: allow
-            "and no name on the Hugging Face hub, which is owner/name"
+            f"{settings.path} and handler.model.revision ({settings.revision}) are different revisions: "
+            "give one of them"
         )
-    revision = settings.revision or None
+    revision = of_path or settings.revision or None
     token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") or None
     try:
         if not HF_HUB_OFFLINE:

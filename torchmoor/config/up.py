@@ -36,7 +36,7 @@ class UpSettings(SettingsGroup, title="up"):
     checkpoints: Texts = Field(
         (),
         description="Models to serve, each as an endpoint of its own: a checkpoint's directory, s3://bucket/prefix or "
-        "hf://org/name.",
+        "hf://owner/name, also hf://owner/name@revision.",
     )
     names: Texts = Field(
         (),

@@ -11,7 +11,15 @@ from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.many import MANY
-from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, HUB, HUB_NAME, MODEL_PATH, S3
+from torchmoor.wire.checkpoint_places import (
+    CHECKPOINT_VARIABLES,
+    HUB,
+    HUB_FORM,
+    HUB_NAME,
+    MODEL_PATH,
+    S3,
+    split_hub_place,
+)
 
 MAX_NAME = 58  # an instance's name has a hyphen and a number after it
 _NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*", re.ASCII)
@@ -19,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint and the endpoint that serves it. place: an absolute directory, s3://bucket/prefix or hf://org/name."""
+    """A checkpoint and the endpoint that serves it. place: an absolute directory, s3://bucket/prefix or hf://owner/name."""
 
     name: str
     place: str
@@ -34,7 +42,7 @@ def find_checkpoints(settings: UpSettings) -> list[Checkpoint]:
     """Return the checkpoints of the command line in its order. Raises ConfigError, which says what to do."""
     places, names = settings.checkpoints, settings.names
     if names and not places:
-        raise ConfigError("--name is the name of a MODEL: give its directory, s3://bucket/prefix or hf://org/name")
+        raise ConfigError("--name is the name of a MODEL: give its directory, s3://bucket/prefix or hf://owner/name")
     if names and len(names) != len(places):
         raise ConfigError(
             f"there are {len(places)} models and {len(names)} names: give each MODEL its --name, or none of them"
@@ -90,6 +98,8 @@ def suggest_name(text: str) -> str:
 
 def _name_of(place: str) -> str:
     """Return the name of a checkpoint that the user gave none: the last part of its place."""
+    if place.startswith(HUB):
+        place = place.partition("@")[0]
     if place.startswith((S3, HUB)):
         return suggest_name(place.rstrip("/").rpartition("/")[2])
     return suggest_name(Path(place).resolve().name)
@@ -98,8 +108,10 @@ def _name_of(place: str) -> str:
 def _check_place(place: str) -> str:
     """Return an absolute directory, or a URL as it is. Raises ConfigError."""
     if place.startswith(HUB):
-        if not HUB_NAME.fullmatch(place.removeprefix(HUB)):
-            raise ConfigError(f"{place} must be {HUB}org/name, as the Hugging Face hub names its models")
+        try:
+            split_hub_place(place)
+        except ValueError as exc:
+            raise ConfigError(str(exc)) from exc
         return place
     if place.startswith(S3):
         bucket, _, prefix = place.removeprefix(S3).partition("/")
@@ -107,7 +119,7 @@ def _check_place(place: str) -> str:
             raise ConfigError(f"{place} must be {S3}bucket/prefix")
         return place
     if "://" in place:
-        raise ConfigError(f"{place} must be a directory, {S3}bucket/prefix or {HUB}org/name")
+        raise ConfigError(f"{place} must be a directory, {S3}bucket/prefix or {HUB_FORM}")
     folder = Path(place).resolve()
     if folder.is_file() and folder.suffix == ".mar":
         raise ConfigError(

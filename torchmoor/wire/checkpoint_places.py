@@ -5,6 +5,19 @@ import re
 S3 = "s3://"
 HUB = "hf://"
 HUB_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)  # owner/name, or a name alone
+HUB_FORM = f"{HUB}owner/name, with @revision for a branch, tag or commit"
+_REVISION = re.compile(r"\w[\w./+-]{0,254}", re.ASCII)
 
 MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
 CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")  # name the chat handler's checkpoint
+
+
+def split_hub_place(place: str) -> tuple[str, str]:
+    """Return the name and the revision of hf://owner/name@revision; the revision is "" if the place has none.
+
+    Raises ValueError if the place does not have this form.
+    """
+    name, at, revision = place.removeprefix(HUB).partition("@")
+    if not HUB_NAME.fullmatch(name) or (at and not _REVISION.fullmatch(revision)):
+        raise ValueError(f"{place} must be {HUB_FORM}")
+    return name, revision

@@ -238,17 +238,38 @@ def test_a_name_on_the_hub_is_found_in_its_cache(hub_cache: Path, tmp_path: Path
     assert found == hub_cache
 
 
-@pytest.mark.parametrize("options", [{"path": "hf://someone/else"}, {"path": "hf://someone/tiny", "revision": "v9"}])
+@pytest.mark.parametrize("options", [{}, {"revision": "main"}])
+def test_a_path_with_a_revision_is_found_in_the_cache(options: Any, hub_cache: Path, tmp_path: Path) -> None:
+    """The setting may repeat the path's revision."""
+    found = find_checkpoint(ModelSettings(path="hf://someone/tiny@main", **options), tmp_path, {})
+
+    assert found == hub_cache
+
+
+def test_two_different_revisions_are_refused(hub_cache: Path, tmp_path: Path) -> None:
+    """The path and the setting each name one."""
+    with pytest.raises(SettingsError, match=r"handler\.model\.revision \(v9\) are different revisions"):
+        find_checkpoint(ModelSettings(path="hf://someone/tiny@main", revision="v9"), tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"path": "hf://someone/else"},
+        {"path": "hf://someone/tiny", "revision": "v9"},
+        {"path": "hf://someone/tiny@v9"},
+    ],
+)
 def test_a_name_that_is_not_in_the_cache_says_so(options: Any, hub_cache: Path, tmp_path: Path) -> None:
     """The error says that the hub was not asked, and why."""
     with pytest.raises(SettingsError, match="HF_HUB_OFFLINE"):
         find_checkpoint(ModelSettings(**options), tmp_path, {})
 
 
-@pytest.mark.parametrize("name", ["models/of/mine", "a b", "", "../up"])
+@pytest.mark.parametrize("name", ["models/of/mine", "a b", "", "../up", "some/one@", "some/one@../v1", "some/one@a b"])
 def test_what_cannot_be_a_name_on_the_hub_is_refused(name: str, tmp_path: Path) -> None:
     """A path that does not exist is not looked up on the hub."""
-    with pytest.raises(SettingsError, match="no directory here"):
+    with pytest.raises(SettingsError, match="not a directory here"):
         find_checkpoint(ModelSettings(path=f"hf://{name}"), tmp_path, {})
 
 

@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         if NAME in path:  # the library requests some files of its own
             self.hub.asked.append(path)
             self.hub.tokens.add(self.headers["Authorization"])
-        if path in (f"/api/models/{NAME}", f"/api/models/{NAME}/revision/main"):
+        if path in (f"/api/models/{NAME}", f"/api/models/{NAME}/revision/main", f"/api/models/{NAME}/revision/v2"):
             siblings = [{"rfilename": name, "size": len(data)} for name, data in self.hub.files.items()]
             body = json.dumps({"id": NAME, "sha": COMMIT, "siblings": siblings}).encode()
         elif path == f"/api/models/{NAME}/tree/{COMMIT}":
@@ -127,6 +127,17 @@ def test_only_what_a_model_needs_is_downloaded(hub: Hub, tmp_path: Path) -> None
     hub.asked.clear()
     assert find(hub, tmp_path, HF_HUB_OFFLINE="1") == str(found)
     assert hub.asked == []
+
+
+def test_the_revision_of_the_path_is_downloaded(hub: Hub, tmp_path: Path) -> None:
+    """The hub is asked for that revision, and afterwards it alone is in the cache."""
+    found = find(hub, tmp_path, name=f"{NAME}@v2")
+
+    assert (Path(found) / "config.json").read_bytes() == b"{}"
+    assert f"/api/models/{NAME}/revision/v2" in hub.asked
+    assert f"/api/models/{NAME}/revision/main" not in hub.asked
+    assert find(hub, tmp_path, name=f"{NAME}@v2", HF_HUB_OFFLINE="1") == found
+    assert "HF_HUB_OFFLINE" in find(hub, tmp_path, HF_HUB_OFFLINE="1")
 
 
 def test_a_checkpoint_over_the_limit_is_not_downloaded(hub: Hub, tmp_path: Path) -> None:

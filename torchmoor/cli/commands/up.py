@@ -94,8 +94,9 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached: bool) -> None:
     """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
 
-    MODEL is a model that chats: a checkpoint's directory, s3://bucket/prefix or hf://org/name. Each MODEL is an
-    endpoint of its own, under its --name. Without MODEL and --endpoint, the demo model is served as llava.
+    MODEL is a model that chats: a checkpoint's directory, s3://bucket/prefix or hf://owner/name, with @revision for a
+    branch, tag or commit. Each MODEL is an endpoint of its own, under its --name. Without MODEL and --endpoint, the
+    demo model is served as llava.
 
     Progress goes to standard error. When everything is ready, one line of JSON on standard output has the addresses.
     `torchmoor status`, `logs` and `stop` find the fleet, also with -d.

@@ -219,12 +219,15 @@ def test_models_have_the_names_in_their_order(monkeypatch: pytest.MonkeyPatch, f
 
 def test_a_model_without_a_name_has_that_of_its_place(monkeypatch: pytest.MonkeyPatch, folders: list[str]) -> None:
     """The last part of a path or URL, with hyphens for what a name cannot have."""
-    settings = settings_of(monkeypatch, folders[0], "s3://bucket/models/tiny-llava/", "hf://org/Smol.LM2")
+    settings = settings_of(
+        monkeypatch, folders[0], "s3://bucket/models/tiny-llava/", "hf://org/Smol.LM2", "hf://org/other@v1.2"
+    )
 
     assert find_checkpoints(settings) == [
         Checkpoint("My-Llava-2", folders[0]),
         Checkpoint("tiny-llava", "s3://bucket/models/tiny-llava/"),
         Checkpoint("Smol-LM2", "hf://org/Smol.LM2"),
+        Checkpoint("other", "hf://org/other@v1.2"),
     ]
 
 
@@ -241,8 +244,10 @@ def test_a_model_without_a_name_has_that_of_its_place(monkeypatch: pytest.Monkey
         (("org/model",), "hf://org/model"),
         (("{0}/weights.mar",), "is an archive: serve it with --model-store"),
         (("s3://bucket",), "s3://bucket/prefix"),
-        (("hf://org/model/file",), "hf://org/name"),
-        (("https://host/model",), "s3://bucket/prefix or hf://org/name"),
+        (("hf://org/model/file",), "must be hf://owner/name"),
+        (("hf://org/model@",), "hf://owner/name, with @revision"),
+        (("hf://org/model@a b",), "hf://owner/name, with @revision"),
+        (("https://host/model",), "s3://bucket/prefix or hf://owner/name"),
     ],
 )
 def test_a_model_that_cannot_be_served_is_refused_with_the_remedy(
