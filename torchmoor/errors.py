@@ -20,8 +20,8 @@ TorchmoorError
     |   |-- ResultLocationInUse
     |   `-- WrongModel       OpenAI's `model` names no endpoint
     |       `-- UnknownModel     404
-    |-- AccessDenied         403; 401 to OpenAI's clients
     |-- SourceRefused        403
+    |-- AccessDenied         403; 401 to OpenAI's clients
     |   |-- MissingCredentials
     |   |-- UnrecognizedClient
     |   |-- IncompleteSignature

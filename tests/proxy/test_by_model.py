@@ -10,7 +10,7 @@ import openai
 import pytest
 import requests
 
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
 from tests.proxy.test_access import CREDENTIALS, TOKEN, signed
 from tests.proxy.test_openai import MESSAGES, behave, call, chunk, client
@@ -210,3 +210,42 @@ def test_signature_is_checked_before_the_model_is_looked_for(make_stage: Callabl
     assert [answer.status_code for answer in answers] == [200, 401]
     assert "sees" not in answers[1].text
     assert [seen.body for seen in stage.a.received] == [b'{"model": "sees"}']
+
+
+def test_a_model_that_is_no_text_in_utf_8_is_unknown(stage: Stage) -> None:
+    """A lone surrogate is valid JSON; it names no endpoint."""
+    status, _, answer = call(stage, PATH, b'{"model": "\\ud800"}')
+
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", b'{"model": "talks"}'),
+        ("/endpoints/talks/openai/v1/responses", b'{"input": "Hi"}'),
+        ("/v1/responses", b'{"model": "talks", "input": "Hi"}'),
+    ],
+)
+def test_an_endpoint_deleted_while_its_request_arrives_is_unknown(
+    make_stage: Callable[..., Stage], path: str, body: bytes
+) -> None:
+    """The head was read before DeleteEndpoint, and the body after it."""
+    stage = make_stage(names=("a", "b", "c"), endpoints={"a": "sees", "b": "talks", "c": "hears"})
+
+    async def delete() -> None:
+        endpoint = stage.registry.get_endpoint("talks")
+        stage.registry.retire(endpoint)
+        stage.registry.dismiss("b")
+        stage.registry.forget(endpoint)
+
+    with stage.socket() as client:
+        client.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+        client.sendall(body[:1])
+        stage.until(lambda: stage.proxy.data.dispatchers.waiting_bytes.used_bytes, "the head is read")
+        stage.run(delete())
+        client.sendall(body[1:])
+        answer = read_answer(client)
+
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "model_not_found"

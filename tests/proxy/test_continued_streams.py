@@ -119,6 +119,49 @@ def test_a_stream_goes_on_where_it_was_cut(three: Stage, session: str | None, th
     assert counts(three) == (1, 0)
 
 
+@pytest.mark.parametrize("garbage", [b"no mark\n", b"fffffff \n", b"2000000! \nx", b"x" * 70_000])
+def test_an_instance_that_breaks_the_form_of_its_pieces_is_lost(three: Stage, garbage: bytes) -> None:
+    """Another one goes on at once, not when the broken one ends or falls silent."""
+
+    async def breaking_off(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain", {headers.CONTINUABLE: "the start"})
+        await wire.chunk(marked(0))
+        await wire.chunk(garbage)
+        await wire.until_closed()
+
+    take_turns(three, breaking_off, saying(1))
+
+    assert stream(three) == "".join(WORDS)
+    assert counts(three) == (1, 0)
+
+
+def test_a_piece_longer_than_what_may_be_kept_passes_on_in_parts(make_stage: MakeStage) -> None:
+    """No piece is held outside the budget; such an answer is not continued, and nothing stays counted."""
+    stage = make_stage(limits=LimitSettings(max_continued_bytes=1000))
+    long = b"y" * 5000
+    half_way = Gate()
+
+    async def behave(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain", {headers.CONTINUABLE: "the start"})
+        piece = mark_piece(long, "1,", END)
+        await wire.chunk(piece[:3000])
+        await half_way.pass_through()
+        await wire.chunk(piece[3000:])
+        await wire.chunk(b"")
+
+    for fake in stage.instances.values():
+        fake.behave = behave
+    answer = stage.client().invoke_endpoint_with_response_stream(
+        EndpointName="llava", ContentType="application/json", Body=BODY
+    )
+    events = iter(answer["Body"])
+    first = next(events)["PayloadPart"]["Bytes"]
+    half_way.open()
+
+    assert 0 < len(first) < 3000
+    assert first + b"".join(event["PayloadPart"]["Bytes"] for event in events) == long
+
+
 def test_a_second_loss_is_survived_and_a_third_is_not(make_stage: MakeStage) -> None:
     """Two losses are survived, so that a request which ends its instances does not end them all."""
     four = make_stage(names=("a", "b", "c", "d"))

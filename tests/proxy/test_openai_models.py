@@ -48,6 +48,7 @@ def test_the_bodys_model_is_the_target(many: Stage, base: str, task: str) -> Non
         (b'{"input": "a", "model": 7}', 400, "model"),
         (b'{"input": "a", "model": "m1\\r\\nX-Evil: 1"}', 400, None),
         (b'{"input": "a", "model": "\\u00fc"}', 400, None),
+        (b'{"input": "a", "model": "\\ud800"}', 400, None),
         (b'{"input": "a", "model": "absent.tar.gz"}', 404, None),
     ],
 )

@@ -27,7 +27,9 @@ class LimitSettings(SettingsGroup, title="limits"):
     )
     max_session_body_bytes: Count = Field(16_384, description="Longest body that is searched for a session id.")
     max_unrouted_body_bytes: Count = Field(
-        8 * MIB, description="Body bytes buffered until OpenAI's `model` is found, where there are several endpoints."
+        8 * MIB,
+        description="Body bytes of an OpenAI request buffered while its `model`, the id that it continues or its "
+        "affinity key is searched.",
     )
     max_connections: SharedCount = Field(
         10_000, description="Client connections at a time; fewer if the limit of open files does not allow as many."

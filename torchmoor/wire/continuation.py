@@ -17,6 +17,7 @@ from typing import NamedTuple
 MARKING = "1"  # the value of a request's CONTINUABLE
 MAX_NOTE_BYTES = 65_536
 MAX_PIECE_BYTES = 16 << 20  # an answer that repeats the longest prompt in one piece
+MAX_FAILURE_BYTES = 65_536
 _LINE = re.compile(rb"([0-9a-f]{1,8})([.!]?) ([!-~]*)")
 
 
@@ -32,11 +33,12 @@ PIECE_KINDS = {kind.value: kind for kind in PieceKind}
 
 
 class MarkedPiece(NamedTuple):
-    """A piece of an answer's body."""
+    """A piece of an answer's body, or a part of one. is_whole: the piece ends with this part."""
 
     data: bytes
     note: bytes
     kind: PieceKind
+    is_whole: bool = True
 
 
 def mark_piece(data: bytes, note: str, kind: PieceKind) -> bytes:
@@ -45,36 +47,55 @@ def mark_piece(data: bytes, note: str, kind: PieceKind) -> bytes:
 
 
 class MarkedPieceReader:
-    """Reads marked pieces from bytes that are cut anywhere. is_malformed: nothing more is read."""
+    """Reads marked pieces from bytes that are cut anywhere. is_malformed: nothing more is read.
 
-    __slots__ = ("is_malformed", "_held")
+    Holds back no more than a line: a piece that is cut comes as parts.
+    """
+
+    __slots__ = ("is_malformed", "_line", "_num_left", "_note", "_kind")
 
     def __init__(self) -> None:
         self.is_malformed = False
-        self._held = b""
+        self._line = b""
+        self._num_left = -1  # bytes of the piece that is being read; -1: a line comes next
+        self._note = b""
+        self._kind = PieceKind.PART
 
     def take(self, data: bytes) -> list[MarkedPiece]:
-        """Return the pieces that are complete with these bytes."""
+        """Return the pieces, and the parts of pieces, in these bytes."""
         pieces: list[MarkedPiece] = []
-        held = self._held + data if self._held else data
+        if self._line:
+            data, self._line = self._line + data, b""
         at = 0
         while not self.is_malformed:
-            line_end = held.find(b"\n", at)
-            if line_end < 0:
-                self.is_malformed = len(held) - at > MAX_NOTE_BYTES
+            if self._num_left < 0:
+                line_end = data.find(b"\n", at)
+                if line_end < 0:
+                    self._line = data[at:]
+                    self.is_malformed = len(self._line) > MAX_NOTE_BYTES
+                    break
+                self._read_line(data, at, line_end)
+                at = line_end + 1
+                continue
+            end = at + self._num_left
+            is_whole = end <= len(data)
+            if is_whole or at < len(data):
+                pieces.append(MarkedPiece(data[at:end], self._note, self._kind, is_whole))
+            if not is_whole:
+                self._num_left = end - len(data)
                 break
-            line = _LINE.fullmatch(held, at, line_end)
-            length = int(line[1], 16) if line is not None else MAX_PIECE_BYTES + 1
-            if line is None or length > MAX_PIECE_BYTES:
-                self.is_malformed = True
-                break
-            end = line_end + 1 + length
-            if end > len(held):
-                break
-            pieces.append(MarkedPiece(held[line_end + 1 : end], line[3], PIECE_KINDS[line[2]]))
+            self._num_left = -1
             at = end
-        self._held = b"" if self.is_malformed else held[at:]
         return pieces
+
+    def _read_line(self, data: bytes, start: int, end: int) -> None:
+        line = _LINE.fullmatch(data, start, end)
+        if line is None:
+            self.is_malformed = True
+            return
+        self._num_left, self._note, self._kind = int(line[1], 16), line[3], PIECE_KINDS[line[2]]
+        limit = MAX_FAILURE_BYTES if self._kind is PieceKind.FAILURE else MAX_PIECE_BYTES
+        self.is_malformed = self._num_left > limit
 
 
 class ContinuationRequest(NamedTuple):

@@ -17,7 +17,8 @@ from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.metrics_operation import PATH as METRICS
 from torchmoor.proxy.api.metrics_operation import MetricsApi
 from torchmoor.proxy.api.open_inference import OpenInferenceApi
-from torchmoor.proxy.api.openai import OpenAIApi, openai_error
+from torchmoor.proxy.api.openai import OpenAIApi
+from torchmoor.proxy.api.openai_dialects import openai_error
 from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.api.reference.document import find_handler as find_reference
 from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error, unknown_operation

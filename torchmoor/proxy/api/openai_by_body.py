@@ -61,11 +61,8 @@ def find_fields(body: bytes, names: frozenset[str]) -> dict[str, bytes]:
 def find_model(body: bytes) -> str | None:
     """Find the value of `model`; None if it is not there. Raises WrongModel if it is not a string."""
     value = find_fields(body, frozenset(("model",))).get("model")
-    return None if value is None else read_model(value)
-
-
-def read_model(value: bytes) -> str:
-    """Read the value of `model` that `find_fields` found. Raises WrongModel if it is not a string."""
+    if value is None:
+        return None
     if value[0] != _QUOTE:
         raise WrongModel("`model` must be a text: the name of an endpoint.")
     model = _try_read(value)

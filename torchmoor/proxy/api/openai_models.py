@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchmoor.errors import UnknownModel, ValidationError, WrongModel
+from torchmoor.errors import UnknownModel, UnknownOperation, ValidationError, WrongModel
 from torchmoor.proxy.api.openai_by_body import find_model
 from torchmoor.proxy.api.replies import json_reply
 from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL
@@ -38,9 +38,12 @@ def _describe(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
-def find_many(endpoints: Sequence[Endpoint]) -> Endpoint | None:
-    """Return the first endpoint with many models."""
-    return next((endpoint for endpoint in endpoints if endpoint.settings.multi_model is not None), None)
+def find_many(endpoints: Sequence[Endpoint]) -> Endpoint:
+    """Return the first endpoint with many models. Raises UnknownOperation if there is none."""
+    for endpoint in endpoints:
+        if endpoint.settings.multi_model is not None:
+            return endpoint
+    raise UnknownOperation("Embeddings and rerank need an endpoint with many models, and there is none here.")
 
 
 def read_target_model(body: bytes, endpoint: Endpoint) -> str:
@@ -51,7 +54,7 @@ def read_target_model(body: bytes, endpoint: Endpoint) -> str:
     model = find_model(body)
     if not model:
         raise WrongModel(f"Endpoint {endpoint.name} has many models: name one of them as `model`.")
-    problem = MEMBERS[TARGET_MODEL].find_problem(model.encode("utf-8", "replace"))
+    problem = MEMBERS[TARGET_MODEL].find_problem(model.encode("utf-8", "surrogatepass"))
     if problem is not None:
         raise ValidationError(problem)
     return model

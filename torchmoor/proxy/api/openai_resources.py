@@ -16,8 +16,8 @@ from torchmoor.proxy.http.message import Request
 from torchmoor.wire import headers
 from torchmoor.wire.response_ids import Place, read_compaction_id, read_conversation_id, read_file_id, read_response_id
 
-OPENING = (b"responses", b"conversations", b"files")  # a POST there opens a session
-_FIELDS = frozenset(("model", "previous_response_id", "conversation", "store"))
+OPENING = (b"responses", b"conversations", b"files")  # a POST to exactly such a path opens a session
+_FIELDS = frozenset(("previous_response_id", "conversation", "store"))
 _LINE = f"{headers.RESOURCE}: ".encode()
 _COMPACTION = re.compile(rb'"encrypted_content"[ \t\r\n]*:[ \t\r\n]*"(cmp_[a-z0-9-]{1,256})"')
 _JSON = json.JSONDecoder()
@@ -27,17 +27,11 @@ _JSON = json.JSONDecoder()
 class Named:
     """What a request says of its session. place: of the response or conversation that it continues.
 
-    model: as `find_fields` finds it. is_stored: the answer is to be kept.
+    is_stored: the answer is to be kept.
     """
 
     place: Place | None = None
-    model: bytes | None = None
     is_stored: bool = False
-
-
-def is_resource(operation: bytes) -> bool:
-    """Return whether a path, below /v1/, is that of a resource."""
-    return operation.partition(b"/")[0] in OPENING
 
 
 def needs_body(method: bytes, operation: bytes) -> bool:
@@ -58,7 +52,7 @@ def read_named(body: bytes) -> Named:
     place = _read_id(text)
     if place is None and (compaction := _COMPACTION.search(body)) is not None:
         place = read_compaction_id(compaction[1].decode())
-    return Named(place, found.get("model"), not found.get("store", b"").startswith(b"false"))
+    return Named(place, not found.get("store", b"").startswith(b"false"))
 
 
 def resource_lines(request: Request, operation: bytes) -> bytes:

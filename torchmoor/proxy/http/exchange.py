@@ -126,7 +126,7 @@ class Exchange:
             if self._outgoing.must_pause:
                 self.client.pause_reading()
         elif self._answer is not None:
-            self._break(self._answer, Loss.RESET)
+            self._end_answer(self._answer.render_failure(Loss.RESET), _BROKEN)
         else:
             self._reply(step)
 
@@ -244,24 +244,19 @@ class Exchange:
         if answer.on_body is not None and piece:
             on_body, answer.on_body = answer.on_body, None
             on_body()
-        if is_complete and self._marked is not None:
-            self.on_answer_piece(piece, is_complete=False)
-            if not self._marked.is_ended:
-                self._fail(Loss.RESET)
-                return
-            piece = b""
-        if is_complete:
-            last = answer.render_last(piece)
-            if last is None:
-                self._abort(_ANSWERED)
-                return
-            self.client.write(last)
-            self._finish(_ANSWERED)
+        marked = self._marked
+        if is_complete and marked is None:
+            self._end_answer(answer.render_last(piece), _ANSWERED)
             return
         data = answer.render(piece)
         if data:
             self.client.write(data)
         self._progress_at = monotonic()
+        if marked is not None and (is_complete or marked.is_malformed):
+            if is_complete and marked.is_ended:
+                self._end_answer(answer.render_last(b""), _ANSWERED)
+            else:
+                self._fail(Loss.RESET)
 
     @property
     def _due(self) -> float:
@@ -308,27 +303,26 @@ class Exchange:
         """Let another target continue a marked answer; break any other one."""
         marked = self._marked
         if marked is not None and marked.is_ended:
-            self.on_answer_piece(b"", is_complete=True)
+            self._end_answer(answer.render_last(b""), _ANSWERED)
         elif marked is not None and self._ends_at > monotonic() and (step := marked.place(loss)) is not None:
             self._progress_at = monotonic()
             self.client.deadline = self._due
             self._follow(step)
         else:
-            self._break(answer, loss)
+            self._end_answer(answer.render_failure(loss), _BROKEN)
 
     def _detach(self) -> None:
         """Leave the target in the middle of the exchange, and stop its work if it has the whole request."""
         if self._delivery.detach() and self._sending is not None:
             self._sending.forwarding.on_abandoned()
 
-    def _break(self, answer: Answer, loss: Loss) -> None:
-        """Report the failure within the answer if its form allows it; else leave the answer visibly incomplete."""
-        tail = answer.render_failure(loss)
+    def _end_answer(self, tail: bytes | None, outcome: Outcome) -> None:
+        """Send the answer's last bytes; with None, leave it visibly incomplete."""
         if tail is None:
-            self._abort(_BROKEN)
+            self._abort(outcome)
             return
         self.client.write(tail)
-        self._finish(_BROKEN)
+        self._finish(outcome)
 
     def _abort(self, outcome: Outcome) -> None:
         self._finish(outcome)

@@ -10,12 +10,24 @@ from torchmoor.wire.continuation import MarkedPieceReader, PieceKind
 
 
 class MarkedAnswer:
-    """An Encoder before the answer's own one. Only whole pieces pass on. is_ended: the answer's last piece has passed.
+    """An Encoder before the answer's own one. is_ended: the answer's last piece has passed.
 
-    It keeps the request's body and the notes of all pieces while the budget allows.
+    It keeps the request's body and the notes of all pieces while the budget allows, and the parts of a piece that is
+    not whole yet: only whole pieces pass on as long as another target could continue the answer.
     """
 
-    __slots__ = ("is_ended", "_continuer", "_encoder", "_reader", "_budget", "_body", "_notes", "_num_kept", "_failure")
+    __slots__ = (
+        "is_ended",
+        "_continuer",
+        "_encoder",
+        "_reader",
+        "_budget",
+        "_body",
+        "_notes",
+        "_parts",
+        "_num_kept",
+        "_failure",
+    )
 
     def __init__(self, answer: Answer, budget: ReplayBudget, body: bytes | None) -> None:
         """answer: whose encoder this replaces. body: the request's; None if it is not there any more."""
@@ -27,12 +39,18 @@ class MarkedAnswer:
         self._budget = budget
         self._body = body or b""
         self._notes: list[bytes] = []
+        self._parts: list[bytes] = []
         self._num_kept = 0
         self._failure = b""  # what the instance that failed last says
         if body is None:
             self._continuer = None
         else:
             self._keep(len(body))
+
+    @property
+    def is_malformed(self) -> bool:
+        """Whether the target broke the form of its pieces, so that nothing more of it can be read."""
+        return self._reader.is_malformed
 
     def place(self, loss: Loss) -> NextStep | None:
         """Choose another target for the rest of the answer; None if there is none, or if too little is kept."""
@@ -45,23 +63,41 @@ class MarkedAnswer:
 
     def try_resume(self, head: AnswerHead) -> bool:
         """Expect the rest from the target with this head; return False if it does not continue the answer."""
-        self._reader = MarkedPieceReader()  # a part of a piece may be left of the lost target
+        self._reader = MarkedPieceReader()
+        self._free(sum(map(len, self._parts)))  # of the lost target
+        self._parts.clear()
         self._failure = b""
         return self._continuer is not None and self._continuer.accepts(head)
 
     def encode(self, piece: bytes) -> bytes:
         passed: list[bytes] = []
-        for data, note, kind in self._reader.take(piece):
-            if kind is PieceKind.FAILURE:
+        for data, note, kind, is_whole in self._reader.take(piece):
+            if self._parts or not is_whole:
+                data = self._join(data, kind, is_whole=is_whole)
+            if is_whole and kind is PieceKind.FAILURE:
                 self._failure = data
                 continue
-            if note and self._continuer is not None:
+            if is_whole and note and self._continuer is not None:
                 self._notes.append(note)
                 self._keep(len(note))
-            self.is_ended = kind is PieceKind.END
+            self.is_ended = is_whole and kind is PieceKind.END
             if data:
                 passed.append(self._pass_on(data))
         return b"".join(passed)
+
+    def _join(self, part: bytes, kind: PieceKind, *, is_whole: bool) -> bytes:
+        """Keep a part of a piece; return what may pass on of the piece: nothing until it is whole, or not kept."""
+        self._parts.append(part)
+        is_failure = kind is PieceKind.FAILURE  # passes on at the end only, and is short
+        if not is_failure:
+            self._keep(len(part))
+        if not is_whole and (is_failure or self._continuer is not None):
+            return b""
+        joined = b"".join(self._parts)
+        self._parts.clear()
+        if not is_failure:
+            self._free(len(joined))
+        return joined
 
     def _pass_on(self, data: bytes) -> bytes:
         return data if self._encoder is None else self._encoder.encode(data)
@@ -78,16 +114,22 @@ class MarkedAnswer:
 
     def release(self) -> None:
         """Free what is kept. May be called again."""
-        self._budget.give_back(self._num_kept)
-        self._num_kept = 0
+        self._free(self._num_kept)
         self._body = b""
         self._notes = []
         self._continuer = None
 
     def _keep(self, num_bytes: int) -> None:
-        """Count more bytes as kept; free all if they are too many."""
+        """Count more bytes as kept; free all if they are too many. Counts nothing once all was freed."""
+        if self._continuer is None:
+            return
         is_within = self._num_kept + num_bytes <= self._budget.max_body_bytes
         if is_within and self._budget.try_take(num_bytes):
             self._num_kept += num_bytes
         else:
             self.release()
+
+    def _free(self, num_bytes: int) -> None:
+        if self._num_kept:
+            self._budget.give_back(num_bytes)
+            self._num_kept -= num_bytes

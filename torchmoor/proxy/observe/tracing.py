@@ -31,6 +31,9 @@ ROUTES = {
     "InvokeEndpoint": "/endpoints/{EndpointName}/invocations",
     "InvokeEndpointWithResponseStream": "/endpoints/{EndpointName}/invocations-response-stream",
     "ChatCompletions": "/endpoints/{EndpointName}/openai/v1/chat/completions",
+    "Completions": "/endpoints/{EndpointName}/openai/v1/completions",
+    "Embeddings": "/endpoints/{EndpointName}/openai/v1/embeddings",
+    "Rerank": "/endpoints/{EndpointName}/openai/v1/rerank",
 }
 
 # Without this, every malformed tracestate is a warning with the client's text in it.

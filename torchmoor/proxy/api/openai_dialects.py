@@ -1,0 +1,160 @@
+"""How requests, answers and errors of OpenAI's API differ from the other dialects', and where its paths lead."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torchmoor.errors import (
+    AccessDenied,
+    ApiError,
+    MissingCredentials,
+    ModelError,
+    ServiceUnavailable,
+    UnknownEndpoint,
+    UnknownModel,
+    WrongModel,
+)
+from torchmoor.proxy.api.dialect import ApiDialect, Explain
+from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY
+from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
+from torchmoor.proxy.api.replies import json_reply
+from torchmoor.proxy.api.stream_continuer import CONTINUABLE
+from torchmoor.proxy.api.streaming import EventPassEncoder
+from torchmoor.proxy.api.validation import SESSION_ID
+from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
+from torchmoor.proxy.dispatch.choice import Choice
+from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.wire import headers
+
+PREFIX = b"/v1/"
+INFIX = b"/openai/v1/"
+TOO_LARGE = 413
+
+_DROPPED_FIELDS = frozenset((b"ts_stream_next", CONTINUABLE, b"x-request-id", ERROR_HEADER))
+_NEEDS_MODEL_LINE = f"{headers.NEEDS_MODEL}: true\r\n".encode()
+_TIMED_OUT = 504
+# To these clients, a handler without memory is one kind of "try again later".
+_STATUS_SHOWN_AS = {507: 503}
+
+
+def split_path(path: bytes) -> tuple[str | None, bytes]:
+    """Return the endpoint that a path names, if it names one, and the operation."""
+    if path.startswith(PREFIX):
+        return None, path[len(PREFIX) :]
+    prefix, _, operation = path.partition(INFIX)
+    return prefix[len(b"/endpoints/") :].decode("latin-1"), operation
+
+
+class OpenAIDialect(ApiDialect):
+    """An answer passes as it is; every error becomes OpenAI's error object."""
+
+    names_sessions_in_body = False
+
+    def __init__(self, operation_name: str) -> None:
+        self.operation_name = operation_name
+
+    def added_lines(self, request: Request) -> bytes:
+        """Have the handler require `model`, as OpenAI does; other paths take the same bodies without it."""
+        return _NEEDS_MODEL_LINE
+
+    def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
+        """Render OpenAI's error object; a time-out is the proxy's here, and has its status."""
+        return openai_error(with_status(error, _TIMED_OUT) if isinstance(error, ModelError) else error, request_id)
+
+    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
+        if head.status >= 300:
+            return _explain
+        lines = (head.line.client_line, head.lines(_DROPPED_FIELDS), b"x-request-id: ", request_id, choice.answer_lines)
+        is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
+        return Answer(lines, EventPassEncoder(request_id) if is_stream else None)
+
+
+class ResourceDialect(OpenAIDialect):
+    """A request for a resource names its session itself, so the session API's header does not pass on."""
+
+    held_back = frozenset((SESSION_ID, b"accept"))
+    sent_method = b"POST"
+
+    def added_lines(self, request: Request) -> bytes:
+        return resource_lines(request, split_path(request.path)[1])
+
+
+COMPLETIONS = {
+    b"chat/completions": OpenAIDialect("ChatCompletions"),
+    b"completions": OpenAIDialect("Completions"),
+}
+TASKS = {b"embeddings": OpenAIDialect("Embeddings"), b"rerank": OpenAIDialect("Rerank")}
+RESOURCES = dict(zip(OPENING, map(ResourceDialect, ("Responses", "Conversations", "Files")), strict=True))
+DIALECTS: dict[bytes, OpenAIDialect] = {**COMPLETIONS, **TASKS, **RESOURCES}
+"""The dialect of each path below /v1/; of a resource's, by its first part."""
+
+
+def _explain(head: AnswerHead, body: bytes) -> ApiError:
+    code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
+    return _HandlerRefusal(head, code, body) if code else _torchserve_error(head.status, body)
+
+
+class _HandlerRefusal(ApiError):
+    """An error object of the handler's, which passes on as it is. code, param: as the object has them."""
+
+    def __init__(self, head: AnswerHead, kind: str, body: bytes) -> None:
+        self.status = _STATUS_SHOWN_AS.get(head.status, head.status)
+        self.kind = self.code = kind
+        self.param: Any = None
+        message = "The instance refused the request."
+        try:
+            told = json.loads(body)["error"]
+            message, self.code, self.param = str(told["message"]), str(told["code"]), told.get("param")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass
+        super().__init__(message)
+        retry_after = head.find(b"retry-after") or b""
+        if retry_after.isdigit():
+            self.retry_after_s = int(retry_after)
+
+
+def _torchserve_error(status: int, body: bytes) -> ApiError:
+    if status in TORCHSERVE_BUSY:
+        return ServiceUnavailable("The instance could not take the request. Try again later.")
+    if status == TOO_LARGE:
+        return with_status(ApiError("The request body is longer than the model's limit."), TOO_LARGE)
+    text = body.decode("utf-8", "replace")[:1000]
+    return with_status(ApiError(f"The instance answered with status {status}: {text}"), 502)
+
+
+def with_status(error: ApiError, status: int) -> ApiError:
+    error.status = status
+    return error
+
+
+def openai_error(error: ApiError, request_id: bytes) -> Reply:
+    """Render an error of the proxy itself."""
+    code: str | None = error.kind
+    param: Any = None
+    fields: tuple[tuple[bytes, bytes], ...] = ()
+    if isinstance(error, AccessDenied):
+        error, code = with_status(error, 401), None if isinstance(error, MissingCredentials) else "invalid_api_key"
+        fields = ((b"www-authenticate", b"Bearer"),)
+    if isinstance(error, UnknownEndpoint):
+        error, code = with_status(error, UnknownModel.status), UnknownModel.kind
+    if isinstance(error, UnknownEndpoint | WrongModel):
+        param = "model"
+    if isinstance(error, _HandlerRefusal):
+        code, param = error.code, error.param
+    if error.retry_after_s is not None:
+        fields = ((b"retry-after", b"%d" % error.retry_after_s),)
+    return _reply(error.status, _object(error.message, error.status, code, param), request_id, fields)
+
+
+def _object(message: str, status: int, code: str | None, param: Any = None) -> dict[str, Any]:
+    kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
+    return {"message": message, "type": kind, "param": param, "code": code}
+
+
+def _reply(
+    status: int, error: dict[str, Any], request_id: bytes, fields: tuple[tuple[bytes, bytes], ...] = ()
+) -> Reply:
+    return json_reply(status, {"error": error}, ((b"x-request-id", request_id), *fields))
