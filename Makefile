@@ -12,7 +12,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(shell for file in benchmarks/*.py; do name=$$(basename $$file .py); grep -q "make bench NAME=$$name" $$file && echo $$name; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients docs demo test test-slow test-all test-repeat mutants test-gpu gpu-report fuzz check bench report archives clean
+.PHONY: help setup clients docs demo test test-slow test-all test-repeat mutants test-gpu gpu-report fuzz check sbom audit bench report archives clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -64,6 +64,29 @@ check: setup  ## ruff, mypy, import contracts, wording, and every link of the do
 	$(BIN)/python scripts/check_prose.py
 	$(BIN)/zensical build --strict
 
+# A virtual environment of its own, so that these programs are not in the list that they write.
+.venv-audit/.ready: requirements-audit.txt | $(VENV)/bin/python
+	$(BIN)/python -m venv .venv-audit
+	.venv-audit/bin/pip install -q --disable-pip-version-check -r requirements-audit.txt
+	@touch $@
+
+sbom: setup .venv-audit/.ready  ## every package of .venv with version and licence, in CycloneDX's format: build/sbom.json
+	@mkdir -p build
+	@.venv-audit/bin/cyclonedx-py environment --output-reproducible -o build/sbom.json $(BIN)/python
+	@echo "build/sbom.json is ready" >&2
+
+# pip-audit exits with 1 both for a finding and for a missing answer; it writes its result only in the first case.
+audit: setup .venv-audit/.ready  ## the known vulnerabilities of these packages, from OSV's database (network): build/audit.json
+	@mkdir -p build
+	@rm -f build/audit.json
+	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	  .venv-audit/bin/pip-audit -s osv --progress-spinner off --desc off -f json -o build/audit.json --path $$site 2>build/audit.log; \
+	  status=$$?; tail -1 build/audit.log >&2; \
+	  if [ ! -e build/audit.json ]; then \
+	    echo "make: nothing was audited: api.osv.dev did not answer; build/audit.log has the details" >&2; exit 1; \
+	  fi; \
+	  echo "build/audit.json is ready" >&2; exit $$status
+
 # Torch has one thread in each: the processes are as many as the cores. Hundreds of processes import the same modules,
 # which takes long if the environment forbids to keep their bytecode.
 PYTEST_WORKERS ?= 2
@@ -112,5 +135,5 @@ report: setup $(if $(FROM),,archives)  ## every benchmark, shortened, as one pag
 	@$(BIN)/python -m benchmarks.report_all $(if $(FROM),--from $(FROM))
 
 clean:  ## remove what was built; the set-up too
-	rm -rf $(VENV) .venv-clients model_store/*.mar models/smollm2 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-clients .venv-audit model_store/*.mar models/smollm2 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

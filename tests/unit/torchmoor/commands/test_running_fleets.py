@@ -35,7 +35,7 @@ def test_a_fleet_is_found_as_long_as_it_runs(state: Path) -> None:
 
 
 def test_records_of_an_earlier_boot_are_removed(state: Path) -> None:
-    """Nobody holds their locks. A record that is locked is left: its fleet runs in another process namespace."""
+    """Their locks are free. A record that is locked is left: its fleet runs in another process namespace."""
     with recorded(LINE):
         [own] = records(state)
         host, space, pid = own.stem.removeprefix("fleet-").split("-")

@@ -72,6 +72,8 @@ def test_changes_happen_one_at_a_time(deployments: Deployments, store: Store) ->
         await asked()
         third = asyncio.create_task(deployments.start("e", RESOURCE))
         await asyncio.sleep(0)
+        await asyncio.to_thread(int)  # a third question to the store would be taken before
+        await asyncio.to_thread(int)
         store.answer.release()
         await asyncio.wait([second])
         await asked()
