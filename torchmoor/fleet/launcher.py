@@ -25,7 +25,7 @@ from torchmoor.config.launcher import DEFAULT_CAPACITY, inflight_body_bytes
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
-from torchmoor.fleet.archives import ArchiveContents, has_handler, takes_operations, write_archive
+from torchmoor.fleet.archives import ArchiveContents, has_handler, has_other_handlers, takes_operations, write_archive
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
 from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
@@ -123,7 +123,7 @@ class Launcher:
         await asyncio.gather(*[self.begin(launch) for launch in launches])
 
     def check(self, launches: Sequence[Launch]) -> None:
-        """Raise LaunchError if an archive is missing or has no handler."""
+        """Raise LaunchError if an archive is missing or has no handler; warn of handlers that are not those here."""
         check_archives(self._settings.torchserve.model_store, launches)
 
     def is_running(self, name: str) -> bool:
@@ -347,7 +347,8 @@ def _console(spec: InstanceSpec, settings: TorchServeSettings) -> AbstractContex
 
 
 def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
-    """Raise LaunchError if an archive is missing or has no handler."""
+    """Raise LaunchError if an archive is missing or has no handler; warn once of one with other handlers."""
+    checked: set[Path] = set()
     for launch in launches:
         store = launch.store or model_store
         archive, name = store / launch.archive, launch.archive.removesuffix(".mar")
@@ -363,6 +364,9 @@ def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
                 f"{archive} has no handler, because it is a model for an endpoint of many models: serve it with "
                 f"torchmoor up --endpoint many --models {archive.parent}"
             )
+        if archive not in checked and has_other_handlers(archive):
+            logger.warning("%s has other handlers than this torchmoor; build it again, unless you want those", archive)
+        checked.add(archive)
 
 
 def remove_folder(folder: Path) -> None:

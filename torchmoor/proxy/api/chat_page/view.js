@@ -153,7 +153,7 @@ export class Log {
 function stateInWords(turn) {
   if (turn.waiting) return turn.waiting;
   if (turn.state === "sending") return "Sending…";
-  if (turn.state === "stopped") return "Stopped. This question and what came of its answer are not part of the conversation.";
+  if (turn.state === "stopped") return "Stopped. Unless the answer was already complete, the question and its answer are not part of the conversation.";
   return turn.finish === "length" && turn.state === "done" ? "The answer was cut off at its greatest length." : "";
 }
 
