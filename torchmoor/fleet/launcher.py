@@ -40,7 +40,6 @@ from torchmoor.fleet.torchserve import (
 )
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.wire.progress import INTERVAL_S
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class SupervisionSettings:
     start_timeout_s: float = 180.0  # until the model is ready
     down_timeout_s: float = 90.0  # an instance that is down for longer is restarted
     kill_after_s: float = 10.0  # from SIGTERM to SIGKILL
-    progress_interval_s: float = INTERVAL_S  # between lines while a model is loading; 0: no lines
+    progress_interval_s: float = 5.0  # between lines while a model is loading; 0: no lines
     capacity: int = DEFAULT_CAPACITY  # requests in flight at an instance
     min_backoff_s: float = 1.0  # before a restart; doubled each time
     max_backoff_s: float = 30.0
