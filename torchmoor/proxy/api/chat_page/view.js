@@ -98,6 +98,13 @@ export class Log {
     if (items.includes(element)) items.splice(items.indexOf(element), 1);
   }
 
+  moveToEnd(session, turn) {
+    const element = this.#turns.get(turn);
+    if (!element || this.#itemsOf(session).at(-1) === element) return;
+    this.#drop(session, element);
+    this.#append(session, element);
+  }
+
   forgetTurn(session, turn) {
     const element = this.#turns.get(turn);
     if (element) this.#drop(session, element);
