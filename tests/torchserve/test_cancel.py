@@ -76,7 +76,9 @@ def test_rows_of_clients_that_left_are_free(small: Fleet) -> None:
     sessions = [open_session(small) for _ in range(SMALL_IN_FLIGHT)]
     for _ in range(2):
         before = turns(small)
-        with slowed_worker(small.run_dir, "llava-0"):  # so that no answer ends before all have begun and are given up
+        with slowed_worker(
+            small.run_dir, "llava-0"
+        ):  # so that no answer ends before all have begun and are ended by their clients
             leavers = [Leaver(small, question(session)) for session in sessions]
             wait_until(lambda: turns(small)["in_progress"] == SMALL_IN_FLIGHT, "all rows taken")
             assert call(instance_url(small), question(sessions[0])).status_code == 429
