@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from scripts.build_archives import ARCHIVES
-from torchmoor.fleet.archives import make_contents, write_archive
+from torchmoor.fleet.archives import ArchiveContents, make_contents, write_archive
+from torchmoor.fleet.launcher import Launch, check_archives
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,3 +122,24 @@ def test_an_archive_is_the_same_each_time(tmp_path: Path) -> None:
         manifest = json.loads(packed.read("MAR-INF/MANIFEST.json"))
     assert manifest["model"]["modelName"] == "mine"
     assert manifest["model"]["handler"] == "chat_entry.py"
+
+
+@pytest.mark.parametrize("name", ["handlers/engine/engine.py", "handlers/absent.py", "torchmoor/wire/headers.py"])
+def test_an_archive_with_other_handlers_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """A change of the code does not reach an archive that was built before; it is served all the same."""
+    contents = make_contents("chat_entry.py", "chat.yaml")
+    changed = tmp_path / "changed.py"
+    changed.write_text("# another version\n")
+    write_archive(contents, "current", tmp_path / "current.mar")
+    other = ArchiveContents(contents.entry, contents.config, {**contents.files, name: changed})
+    write_archive(other, "other", tmp_path / "other.mar")
+
+    check_archives(
+        tmp_path,
+        [Launch(f"{archive}{n}", archive, f"{archive}.mar", None) for archive in ("current", "other") for n in (0, 1)],
+    )
+
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"{tmp_path / 'other.mar'} has other handlers than this torchmoor")

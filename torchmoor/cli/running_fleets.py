@@ -100,11 +100,14 @@ def recorded(announced: str) -> Iterator[None]:
 
 
 def running_fleets() -> list[FleetRecord]:
-    """Return the fleets of this user, the oldest first. Records that a kill has left are removed."""
+    """Return the fleets of this user, the oldest first. Records that a kill or a reboot has left are removed."""
     found = []
-    for path in state_folder().glob(f"fleet-{_machine()}-*.json"):
+    host, space = _host(), _process_space()
+    for path in state_folder().glob(f"fleet-{host}-*.json"):
         if _is_stale(path):
             path.unlink(missing_ok=True)
+            continue
+        if not path.name.startswith(f"fleet-{host}-{space}-"):
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):
             fields = json.loads(path.read_bytes())
@@ -150,15 +153,24 @@ def complete_endpoints(
 
 
 def _path_of(pid: int) -> Path:
-    return state_folder() / f"fleet-{_machine()}-{pid}.json"
+    return state_folder() / f"fleet-{_host()}-{_process_space()}-{pid}.json"
 
 
-def _machine() -> str:
-    """Return a name of this boot and process namespace: with a shared home, a pid means something here only."""
+def _host() -> str:
+    """Return a short form of the host's name. Hosts may share a home, and not all shared file systems share locks."""
+    return _short(os.uname().nodename)
+
+
+def _process_space() -> str:
+    """Return a name of this boot and process namespace: a pid means something here only."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return hashlib.blake2b(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode(), digest_size=6).hexdigest()
+        return _short(f"{boot} {os.readlink('/proc/self/ns/pid')}")
     return "here"
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def _is_stale(path: Path) -> bool:

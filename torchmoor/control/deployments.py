@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.endpoints import read_endpoint
@@ -73,9 +74,7 @@ class Deployments:
         self._gpus = gpus
         self._folder = folder
         self._by_name: dict[str, Deployment] = {}
-        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(
-            asyncio.Lock
-        )  # one change of an endpoint at a time
+        self._changes = WeakValueDictionary[str, asyncio.Lock]()  # each is kept by those who hold it or wait for it
         self._running: dict[str, Launch] = {}  # those that start or leave, and all that a scaled variant may have
 
     def find_endpoint(self, name: str) -> Endpoint | None:
@@ -97,7 +96,7 @@ class Deployments:
 
         Raises TorchmoorError or OSError, after what was started has ended; the earlier instances then stay.
         """
-        async with self._changing[name]:
+        async with self._one_change(name):
             before = self._by_name.get(name)
             deployment = await self._deploy(name, resource)
             self._registry.serve(deployment.endpoint)
@@ -110,13 +109,19 @@ class Deployments:
 
     async def stop(self, name: str) -> None:
         """Send an endpoint no new request, and stop its instances when their requests have ended."""
-        async with self._changing[name]:
+        async with self._one_change(name):
             deployment = self._by_name.get(name)
             if deployment is not None:
                 self._registry.retire(deployment.endpoint)
                 await self._end(deployment)
                 del self._by_name[name]
-        self._changing.pop(name, None)
+
+    def _one_change(self, name: str) -> asyncio.Lock:
+        """Return the lock of an endpoint: one change at a time."""
+        lock = self._changes.get(name)
+        if lock is None:
+            lock = self._changes[name] = asyncio.Lock()
+        return lock
 
     def set_weights(self, name: str, weights: Mapping[str, float]) -> None:
         """Share an endpoint's requests among its variants by these weights."""
@@ -139,7 +144,7 @@ class Deployments:
 
     async def scale(self, name: str, variant: str, settings: ScalingSettings | None) -> None:
         """Let the autoscaler start and stop a variant's instances; None: keep those that run. Raises LimitExceeded."""
-        async with self._changing[name]:
+        async with self._one_change(name):
             if (deployment := self._by_name.get(name)) is not None:
                 await self._scale(deployment, variant, settings)
 
@@ -176,9 +181,13 @@ class Deployments:
                 self._registry.resume(name)
 
     async def resize(self, name: str, counts: Mapping[str, int]) -> None:
-        """Start or stop instances until each variant has its count. Raises TorchmoorError or OSError."""
-        async with self._changing[name]:
-            await self._resize(self._by_name[name], counts)
+        """Start or stop instances until each variant has its count. Raises TorchmoorError or OSError.
+
+        An endpoint that is not deployed any more stays so.
+        """
+        async with self._one_change(name):
+            if (deployment := self._by_name.get(name)) is not None:
+                await self._resize(deployment, counts)
 
     async def _resize(self, deployment: Deployment, counts: Mapping[str, int]) -> None:
         added: list[Launch] = []

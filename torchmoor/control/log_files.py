@@ -144,7 +144,7 @@ def _find_time_before(file: BinaryIO, offset: int) -> int:
 
 def _read_time(match: re.Match[bytes]) -> int:
     try:
-        time = datetime.fromisoformat(match[1].decode())
-    except ValueError:  # digits that are not a time
+        seconds = int(datetime.fromisoformat(match[1].decode()).timestamp())
+    except (ValueError, OverflowError, OSError):  # digits that are no time, or none that this system knows
         return 0
-    return int(time.timestamp()) * 1000 + int(match[2])
+    return seconds * 1000 + int(match[2])

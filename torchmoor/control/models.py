@@ -125,8 +125,7 @@ class Models:
 
     async def _delete(self, kind: str, among: dict[str, Resource], name: str) -> Values:
         self._find(kind, name)
-        self._resources.forget(among, name, self._names.arn(kind, name))
-        await self._resources.save()
+        await self._resources.remove(among, name, self._names.arn(kind, name))
         return {}
 
     def _rows(self, kind: str, among: Mapping[str, Resource], word: str) -> list[ListedResource]:

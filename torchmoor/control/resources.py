@@ -91,7 +91,7 @@ class Resources:
             if content["version"] != VERSION:
                 raise ValueError(f"version {content['version']}")
             for kind, make in _KINDS.items():
-                getattr(self, kind).update({name: make(**each) for name, each in content.get(kind, {}).items()})
+                getattr(self, kind).update({name: make(**each) for name, each in content[kind].items()})
             self.tags = content["tags"]
             self.num_serials = content["num_serials"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -121,6 +121,16 @@ class Resources:
         """Remove a resource and its tags; `save` makes it last."""
         del among[name]
         self.tags.pop(arn, None)
+
+    async def remove(self, among: dict[str, T], name: str, arn: str) -> None:
+        """Remove a resource and its tags. Raises OSError and keeps them if that cannot be saved."""
+        resource, tags = among[name], self.tags.get(arn, {})
+        self.forget(among, name, arn)
+        try:
+            await self.save()
+        except OSError:
+            among[name], self.tags[arn] = resource, tags
+            raise
 
     async def save(self) -> None:
         """Write the file, completely or not at all."""

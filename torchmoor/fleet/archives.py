@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,24 @@ def takes_operations(archive: Path) -> bool:
     if archive.is_dir():
         return (archive / OPERATIONS).is_file()
     return _has_member(archive, OPERATIONS)
+
+
+def has_other_handlers(archive: Path) -> bool:
+    """Return whether a packed archive has our handlers, but not as they are installed here. Raises LaunchError."""
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            found = {member.filename: member.CRC for member in packed.infolist() if member.filename.endswith(".py")}
+    except (OSError, zipfile.BadZipFile):  # the instance reports the damage
+        return False
+    if OPERATIONS not in found:
+        return False
+    here = {name: zlib.crc32(path.read_bytes()) for name, path in chat_handler().files.items() if _is_module(name)}
+    return {name: crc for name, crc in found.items() if _is_module(name)} != here
+
+
+def _is_module(name: str) -> bool:
+    """Return whether a file is one of those that all our archives have: the entry file depends on the archive."""
+    return name.startswith(("handlers/", "torchmoor/")) and name.endswith(".py") and not name.endswith("_entry.py")
 
 
 def built_in(name: str) -> ArchiveContents | None:

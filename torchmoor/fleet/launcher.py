@@ -25,7 +25,7 @@ from torchmoor.config.launcher import DEFAULT_CAPACITY, inflight_body_bytes
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
-from torchmoor.fleet.archives import ArchiveContents, has_handler, takes_operations, write_archive
+from torchmoor.fleet.archives import ArchiveContents, has_handler, has_other_handlers, takes_operations, write_archive
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
 from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
@@ -35,6 +35,7 @@ from torchmoor.fleet.torchserve import (
     TorchServeSettings,
     environment,
     find_load_failure,
+    find_progress,
     prepare,
 )
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -43,7 +44,6 @@ from torchmoor.proxy.instances.registry import Registry
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
-PROGRESS_INTERVAL_S = 5.0
 NUM_LOG_LINES = 15
 LOCK_GRACE_S = 10.0  # for an earlier fleet in the same directory to end, beyond its instances' kill_after_s
 NUM_REMOVERS = 8  # threads that delete an instance's folder
@@ -58,6 +58,7 @@ class SupervisionSettings:
     start_timeout_s: float = 180.0  # until the model is ready
     down_timeout_s: float = 90.0  # an instance that is down for longer is restarted
     kill_after_s: float = 10.0  # from SIGTERM to SIGKILL
+    progress_interval_s: float = 5.0  # between lines while a model is loading; 0: no lines
     capacity: int = DEFAULT_CAPACITY  # requests in flight at an instance
     min_backoff_s: float = 1.0  # before a restart; doubled each time
     max_backoff_s: float = 30.0
@@ -121,7 +122,7 @@ class Launcher:
         await asyncio.gather(*[self.begin(launch) for launch in launches])
 
     def check(self, launches: Sequence[Launch]) -> None:
-        """Raise LaunchError if an archive is missing or has no handler."""
+        """Raise LaunchError if an archive is missing or has no handler; warn of handlers that are not those here."""
         check_archives(self._settings.torchserve.model_store, launches)
 
     def is_running(self, name: str) -> bool:
@@ -293,9 +294,9 @@ class Launcher:
                 raise LaunchError(
                     f"{spec.name} was not ready after {self._settings.start_timeout_s:.0f} s; {_log_tail(spec)}"
                 )
-            if now - reported >= PROGRESS_INTERVAL_S:
+            if 0 < self._settings.progress_interval_s <= now - reported:
                 reported = now
-                self._report(f"{spec.name} loading its model, {now - began:.0f} s{usual}")
+                self._report(f"{spec.name} {find_progress(spec)}, {now - began:.0f} s{usual}")
         variant.last_start_s = loop.time() - began
         if (instance := self._registry.find(spec.name)) is not None:
             self._registry.refresh(instance)  # so that other processes learn it
@@ -345,7 +346,8 @@ def _console(spec: InstanceSpec, settings: TorchServeSettings) -> AbstractContex
 
 
 def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
-    """Raise LaunchError if an archive is missing or has no handler."""
+    """Raise LaunchError if an archive is missing or has no handler; warn once of one with other handlers."""
+    checked: set[Path] = set()
     for launch in launches:
         store = launch.store or model_store
         archive, name = store / launch.archive, launch.archive.removesuffix(".mar")
@@ -361,6 +363,9 @@ def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
                 f"{archive} has no handler, because it is a model for an endpoint of many models: serve it with "
                 f"torchmoor up --endpoint many --models {archive.parent}"
             )
+        if archive not in checked and has_other_handlers(archive):
+            logger.warning("%s has other handlers than this torchmoor; build it again, unless you want those", archive)
+        checked.add(archive)
 
 
 def remove_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -139,3 +140,23 @@ def test_streams_have_the_times_of_their_first_and_last_event(logs: EndpointLogs
     start = int(START.timestamp() * 1000)
     times = [(each["firstEventTimestamp"] - start, each["lastEventTimestamp"] - start) for each in streams]
     assert times == [(0, (NUM_LINES - 1) * 1000), (0, (NUM_LINES - 2) * 1000)]
+
+
+@pytest.fixture
+def in_tokyo() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo-9")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.parametrize("digits", ["0000-00-00T00:00:00", "0001-01-01T00:00:00", "9999-12-31T23:59:59"])
+def test_digits_that_are_no_usable_time_do_not_end_the_answer(tmp_path: Path, in_tokyo: None, digits: str) -> None:
+    """In a time zone east of Greenwich, the first second of year 1 is before the first year."""
+    path = tmp_path / "log"
+    path.write_text(f"{digits},000 a line\n")
+
+    [event] = LogReader(path).read()
+
+    assert event.message == f"{digits},000 a line"

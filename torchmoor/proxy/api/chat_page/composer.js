@@ -118,6 +118,15 @@ export class Composer {
     $("question").focus();
   }
 
+  // Put a text into the field, before what is typed there.
+  write(text) {
+    const { draft } = this.#session;
+    draft.text = [text, draft.text].filter(Boolean).join("\n");
+    $("question").value = draft.text;
+    this.#grow();
+    $("question").focus();
+  }
+
   #grow() {
     const box = $("question");
     box.style.height = "auto";

@@ -18,7 +18,9 @@ let limits = null;
 const hooks = {
   onTurn(session, turn) {
     if (!sessions.includes(session)) return; // it was closed meanwhile
-    for (const each of session.turns.slice(-2)) log.update(session, each, remedyFor(session, each));
+    for (const each of session.turns) {
+      if (each === turn || each.failure || each.state === "stopped") log.update(session, each, remedyFor(session, each));
+    }
     tell(session, turn);
     refresh(session);
   },
@@ -46,10 +48,17 @@ const hooks = {
 };
 
 function remedyFor(session, turn) {
-  if (turn.isRunning || turn !== session.turns.at(-1) || session.state === "closed") return null;
-  if (turn.failure?.remedy === "reopen") return { label: reopenWords(session), run: () => reopen(session, turn) };
-  if (turn.failure || turn.state === "stopped") return { label: "Ask again", run: () => session.askAgain(turn) };
+  if (session.running || session.state === "closed") return null;
+  if (turn.failure?.remedy === "edit") return { label: "Edit the question", run: () => composer.write(turn.question) };
+  if (turn.failure && (turn.failure.remedy === "reopen" || session.state === "ended")) return { label: reopenWords(session), run: () => reopen(session, turn) };
+  if (turn.failure || turn.state === "stopped") return { label: "Ask again", run: () => askAgain(session, turn) };
   return null;
+}
+
+function askAgain(session, turn) {
+  if (session.running) return;
+  log.moveToEnd(session, turn);
+  session.askAgain(turn);
 }
 
 const reopenWords = (session) =>
@@ -69,7 +78,7 @@ async function reopen(session, turn = null) {
   await session.reopen();
   line.remove();
   if (session.state !== "open") return;
-  if (turn) session.askAgain(turn);
+  if (turn) askAgain(session, turn);
   const words = hadTurns ? "Opened again. The model has the pictures, but not what was said above." : "Opened again.";
   log.notice(session, words);
   announce(words);
@@ -243,6 +252,7 @@ async function begin() {
   }
   $("frame").inert = false;
   startSession();
+  $("question").focus();
   setInterval(() => {
     for (const session of sessions) session.tick(Date.now());
     showExpiry();

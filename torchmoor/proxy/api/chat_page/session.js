@@ -18,7 +18,7 @@ const WARN_S = [120, 30];
 
 // A question and its answer.
 // state: sending, waiting, streaming, done, stopped, failed. waiting: for what, in words. moved: {from, to} or null.
-// failure: {message, remedy: "again" | "reopen"} or null.
+// failure: {message, remedy: "again" | "reopen" | "edit"} or null.
 export class Turn {
   constructor(question, pictures) {
     this.question = question;
@@ -76,6 +76,7 @@ export class Session {
   // The same question once more: as the same request, unless the user ended it.
   async askAgain(turn) {
     if (this.running) return;
+    this.turns.push(...this.turns.splice(this.turns.indexOf(turn), 1)); // it is asked after what was said meanwhile
     turn.begin(turn.state === "stopped" ? undefined : turn.invocationId);
     await this.#run(turn);
   }
@@ -160,7 +161,8 @@ export class Session {
       this.#return(turn, error);
       return;
     }
-    turn.failure = { message: wordsFor(error), remedy: this.#isOver(error) ? "reopen" : "again" };
+    const canRepeat = !(error instanceof api.Refused && error.isFinal);
+    turn.failure = { message: wordsFor(error), remedy: this.#isOver(error) ? "reopen" : canRepeat ? "again" : "edit" };
     if (this.#isOver(error)) this.state = "ended";
   }
 

@@ -98,6 +98,13 @@ export class Log {
     if (items.includes(element)) items.splice(items.indexOf(element), 1);
   }
 
+  moveToEnd(session, turn) {
+    const element = this.#turns.get(turn);
+    if (!element || this.#itemsOf(session).at(-1) === element) return;
+    this.#drop(session, element);
+    this.#append(session, element);
+  }
+
   forgetTurn(session, turn) {
     const element = this.#turns.get(turn);
     if (element) this.#drop(session, element);
@@ -153,7 +160,7 @@ export class Log {
 function stateInWords(turn) {
   if (turn.waiting) return turn.waiting;
   if (turn.state === "sending") return "Sending…";
-  if (turn.state === "stopped") return "Stopped. This question and what came of its answer are not part of the conversation.";
+  if (turn.state === "stopped") return "Stopped. Unless the answer was already complete, the question and its answer are not part of the conversation.";
   return turn.finish === "length" && turn.state === "done" ? "The answer was cut off at its greatest length." : "";
 }
 

@@ -22,7 +22,26 @@ def record(required: tuple[str, ...] = (), /, **fields: Schema) -> Schema:
 
 
 _CONTENT: Schema = {"oneOf": [TEXT, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}
-_MESSAGE = record(("role", "content"), role={"enum": ["system", "developer", "user", "assistant"]}, content=_CONTENT)
+_FUNCTION = record(("name",), name=TEXT, description=TEXT, parameters={"type": "object"}, strict=FLAG)
+_CALL = record(
+    ("id", "type", "function"),
+    id=TEXT,
+    type={"const": "function"},
+    function=record(("name", "arguments"), name=TEXT, arguments=TEXT),
+)
+_MESSAGE = record(
+    ("role",),
+    role={"enum": ["system", "developer", "user", "assistant", "tool"]},
+    content={"oneOf": [*_CONTENT["oneOf"], {"type": "null"}]},
+    tool_calls={"type": "array", "items": _CALL},
+    tool_call_id=TEXT,
+    reasoning_content=TEXT,
+)
+_TOOLS: dict[str, Schema] = {
+    "tools": {"type": "array", "items": record(("type", "function"), type={"const": "function"}, function=_FUNCTION)},
+    "tool_choice": {"oneOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
+    "parallel_tool_calls": FLAG,
+}
 _SAMPLING: dict[str, Schema] = {
     "temperature": {"type": "number", "minimum": 0},
     "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
@@ -42,6 +61,7 @@ CHAT = record(
     logprobs=FLAG,
     response_format={"type": "object"},
     metadata=LABELS,
+    **_TOOLS,
     **_SAMPLING,
     **_AFFINITY,
 )

@@ -1,0 +1,52 @@
+"""Records of fleets: those of processes that live are found, and those that a kill or a reboot has left are removed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from torchmoor.cli.running_fleets import recorded, running_fleets, state_folder
+
+LINE = json.dumps(
+    {"runtime": "http://127.0.0.1:8080", "admin": "http://127.0.0.1:8090", "endpoints": ["llava"], "run_dir": "/run"}
+)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return state_folder()
+
+
+def records(state: Path) -> list[Path]:
+    return list(state.glob("fleet-*"))
+
+
+def test_a_fleet_is_found_as_long_as_it_runs(state: Path) -> None:
+    with recorded(LINE):
+        [fleet] = running_fleets()
+        assert (fleet.pid, fleet.port, fleet.endpoints) == (os.getpid(), 8080, ("llava",))
+    assert running_fleets() == []
+    assert records(state) == []
+
+
+def test_records_of_an_earlier_boot_are_removed(state: Path) -> None:
+    """Their locks are free. A record that is locked is left: its fleet runs in another process namespace."""
+    with recorded(LINE):
+        [own] = records(state)
+        host, space, pid = own.stem.removeprefix("fleet-").split("-")
+        elsewhere = own.with_name(f"fleet-{host}-{'0' * len(space)}-{pid}.json")
+        earlier = own.with_name(f"fleet-{host}-{'1' * len(space)}-{pid}.json")
+        other_host = own.with_name(f"fleet-{'2' * len(host)}-{space}-{pid}.json")
+        for path in (elsewhere, earlier, other_host):
+            path.write_bytes(own.read_bytes())
+
+        with elsewhere.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            assert [fleet.pid for fleet in running_fleets()] == [os.getpid()]
+
+        assert sorted(records(state)) == sorted((own, elsewhere, other_host))

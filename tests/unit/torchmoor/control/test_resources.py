@@ -1,0 +1,70 @@
+"""The file of the control plane's resources: what cannot be saved has not happened, and a damaged file is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from torchmoor.control.resources import FILE, Resource, Resources
+from torchmoor.errors import ConfigError
+
+ARN = "arn:aws:sagemaker:us-east-1:000000000000:model/m"
+TAG = {"Key": "team", "Value": "vision"}
+
+
+def add(resources: Resources) -> None:
+    asyncio.run(resources.add(resources.models, "m", Resource({"ModelName": "m"}, 1.0), ARN, [TAG]))
+
+
+def block(folder: Path) -> Path:
+    """Make the file impossible to write, for root too."""
+    blocked = (folder / FILE).with_suffix(".partial")
+    blocked.mkdir()
+    return blocked
+
+
+def test_resources_survive_a_restart(tmp_path: Path) -> None:
+    add(Resources(tmp_path))
+
+    again = Resources(tmp_path)
+
+    assert again.models == {"m": Resource({"ModelName": "m"}, 1.0)}
+    assert again.tags == {ARN: {"team": "vision"}}
+
+
+def test_what_cannot_be_saved_has_not_happened(tmp_path: Path) -> None:
+    """A resource that could not be added is not there; one that could not be removed still is, with its tags."""
+    resources = Resources(tmp_path)
+    blocked = block(tmp_path)
+    with pytest.raises(IsADirectoryError):
+        add(resources)
+    assert (resources.models, resources.tags) == ({}, {})
+
+    blocked.rmdir()
+    add(resources)
+    blocked.mkdir()
+    with pytest.raises(IsADirectoryError):
+        asyncio.run(resources.remove(resources.models, "m", ARN))
+    assert list(resources.models) == ["m"]
+    assert resources.tags == {ARN: {"team": "vision"}}
+
+    blocked.rmdir()
+    asyncio.run(resources.remove(resources.models, "m", ARN))
+    assert (resources.models, resources.tags) == ({}, {})
+    assert not Resources(tmp_path).models
+
+
+@pytest.mark.parametrize("kind", ["models", "configs", "endpoints", "targets", "policies", "alarms", "tags"])
+def test_a_file_that_lacks_a_part_is_refused(tmp_path: Path, kind: str) -> None:
+    """It would be written back without the part."""
+    add(Resources(tmp_path))
+    file = tmp_path / FILE
+    content = json.loads(file.read_bytes())
+    del content[kind]
+    file.write_text(json.dumps(content))
+
+    with pytest.raises(ConfigError, match="does not hold the control plane's resources"):
+        Resources(tmp_path)
