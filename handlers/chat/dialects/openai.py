@@ -12,9 +12,9 @@ from handlers.chat.dialects.openai_fields import (
     IGNORED,
     MAX_NAME_CHARS,
     REASONING_WANTED,
+    find_reasoning,
     is_reasoning,
     make_answer_id,
-    must_reason,
     read_flag,
     read_include_usage,
     read_model,
@@ -93,8 +93,7 @@ def _parameters(given: dict[str, Any]) -> Parameters:
     if "response_format" in given:
         values["grammar"] = read_response_format(given["response_format"])
     values["tools"] = read_tools(given)
-    reasoning = {"effort": given.get("reasoning_effort"), **given.get("reasoning", {})}
-    values["must_reason"] = must_reason(reasoning)
+    values["reasoning_field"] = find_reasoning(given)
     return Parameters(**values)
 
 

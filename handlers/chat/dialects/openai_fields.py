@@ -76,9 +76,15 @@ def is_reasoning(given: Any) -> bool:
     )
 
 
-def must_reason(given: Mapping[str, Any]) -> bool:
-    """Return whether a request wants reasoning. How much is the model's own choice."""
-    return given.get("summary") is not None or given.get("effort") not in (None, "none")
+def find_reasoning(given: Mapping[str, Any]) -> str:
+    """Return the field in which a request asks for reasoning; empty if none does. How much is the model's own choice.
+
+    given: a request whose fields `is_reasoning` has checked.
+    """
+    reasoning = given.get("reasoning", {})
+    if reasoning.get("summary") is not None or reasoning.get("effort") not in (None, "none"):
+        return "reasoning"
+    return "" if given.get("reasoning_effort") in (None, "none") else "reasoning_effort"
 
 
 def write_event(value: Any) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 from handlers.chat.checks import is_bool, is_int, is_number, is_unicode, names
 from handlers.chat.commands import Ask, Generate, OpenAndAsk, Respond, RespondInConversation, opening_of
-from handlers.chat.dialects.openai_fields import REASONING_WANTED, is_reasoning, must_reason
+from handlers.chat.dialects.openai_fields import REASONING_WANTED, find_reasoning, is_reasoning
 from handlers.chat.dialects.response_form import ResponseForm
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.grammars import read_text_format
@@ -203,7 +203,7 @@ def _read_parameters(given: dict[str, Any]) -> Parameters:
     if given.get("text", {}).get("format") is not None:
         values["grammar"] = read_text_format(given["text"]["format"])
     values["tools"] = read_tools(given, is_flat=True)
-    values["must_reason"] = must_reason(given.get("reasoning", {}))
+    values["reasoning_field"] = find_reasoning(given)
     return Parameters(**values)
 
 
