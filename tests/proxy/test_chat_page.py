@@ -383,6 +383,47 @@ def test_a_handler_that_streams_plain_text_is_shown_too(chat: FakeChat, tab: Tab
     assert chat.asked() == ["one", "two"]
 
 
+@pytest.mark.browser
+def test_an_answer_that_was_cut_off_is_continued(chat: FakeChat, tab: Tab) -> None:
+    """Only the last answer has the button."""
+    page, chat.finish = tab.page, "length"
+    first = ask(page, "Tell me all.")
+    expect(first).to_contain_text("The answer was cut off at its greatest length.")
+    chat.finish = "eos_token"
+    first.get_by_role("button", name="Continue").click()
+
+    expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 2)
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+    assert chat.asked() == ["Tell me all.", "Continue where you stopped."]
+
+
+@pytest.mark.browser
+def test_settings_are_sent_with_the_next_questions(chat: FakeChat, tab: Tab) -> None:
+    """A wrong value is shown at its field and nothing is asked; an empty field is not sent."""
+    page = tab.page
+    settings = page.locator("#settings")
+    settings.locator("summary").click()
+    tab.check_accessibility()
+    page.get_by_label("Longest answer").fill("0")
+    settings.locator("summary").click()
+    page.get_by_role("textbox", name="Your question").fill("one")
+    submit_question(page)
+    expect(page.get_by_label("Longest answer")).to_be_focused()
+    expect(page.locator(".turn")).to_have_count(0)
+
+    page.get_by_label("Longest answer").fill("40")
+    page.get_by_label("Temperature").fill("0.7")
+    page.get_by_label("Seed").fill("11")
+    page.get_by_role("textbox", name="Your question").press("Enter")
+    expect(page.locator(".turn .text")).to_have_text("The circle is red.")
+    assert chat.bodies[-1]["parameters"] == {"max_new_tokens": 40, "temperature": 0.7, "seed": 11}
+
+    for name in ("Longest answer", "Temperature"):
+        page.get_by_label(name).fill("")
+    expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
+    assert chat.bodies[-1]["parameters"] == {"seed": 11}
+
+
 # What goes wrong
 
 
