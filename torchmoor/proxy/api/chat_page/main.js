@@ -21,7 +21,7 @@ const hooks = {
   onTurn(session, turn) {
     if (!sessions.includes(session)) return; // it was closed meanwhile
     for (const each of session.turns) {
-      if (each === turn || each.failure || each.state === "stopped" || wasCut(each)) log.update(session, each, remedyFor(session, each));
+      if (each === turn || each.failure || each.state === "stopped" || wasCut(each)) log.update(session, each, remedyFor(session, each), toolsFor(session, each));
     }
     tell(session, turn);
     refresh(session);
@@ -55,9 +55,26 @@ function remedyFor(session, turn) {
   if (turn.failure && (turn.failure.remedy === "reopen" || session.state === "ended")) return { label: reopenWords(session), run: () => reopen(session, turn) };
   if (turn.failure || turn.state === "stopped") return { label: "Ask again", run: () => askAgain(session, turn) };
   if (wasCut(turn) && turn === session.turns.at(-1) && session.state === "open") {
-    return { label: "Continue", run: () => composer.ask(CONTINUE) };
+    return { label: "Continue", run: () => ask(CONTINUE, []) };
   }
   return null;
+}
+
+function toolsFor(session, turn) {
+  return {
+    copy: navigator.clipboard && (() => copy(turn.text)), // plain HTTP from another machine has no clipboard
+    edit: () => composer.write(turn.question),
+    another: () => session.running || session.state === "closed" || ask(turn.question, []),
+  };
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    announce("Copied.");
+  } catch (error) {
+    complain(`The answer cannot be copied: ${error.message}`);
+  }
 }
 
 const wasCut = (turn) => turn.state === "done" && turn.finish === "length";
@@ -271,9 +288,17 @@ $("new-session").onclick = () => {
   $("question").focus();
 };
 $("endpoint").onchange = startSession;
+const isDark = matchMedia("(prefers-color-scheme: dark)");
+function showScheme(scheme) {
+  document.documentElement.dataset.scheme = scheme;
+  say($("scheme-button"), scheme === "dark" ? "Light colours" : "Dark colours");
+}
+$("scheme-button").onclick = () => showScheme(document.documentElement.dataset.scheme === "dark" ? "light" : "dark");
+showScheme(isDark.matches ? "dark" : "light");
+isDark.onchange = () => showScheme(isDark.matches ? "dark" : "light");
 $("token-button").onclick = () => askForToken("");
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && current?.running && !$("token-dialog").open) current.stop();
+  if (event.key === "Escape" && current?.running && !document.querySelector("dialog[open]")) current.stop();
 });
 addEventListener("offline", () => complain("The network is gone. What is typed here stays."));
 addEventListener("online", () => complain(""));
