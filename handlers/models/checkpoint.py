@@ -8,7 +8,6 @@ import hashlib
 import logging
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 from handlers.errors import SettingsError
 from handlers.settings import ModelSettings
 from torchmoor.wire.checkpoint_places import HUB, HUB_FORM, S3, split_hub_place
+from torchmoor.wire.progress import MARK, download_line, reporting
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 NEEDED = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 UNNEEDED = ("*/*", "consolidated*.safetensors")  # the second: copies of the weights in their maker's format
 MAX_FILES = 1000
-PROGRESS_INTERVAL_S = 10.0
+PROGRESS_INTERVAL_S = 2.0
 MAX_ATTEMPTS = 6
 PARTIAL = ".partial-"  # begins the name of a folder that is being downloaded
 SPARE_BYTES = 64 << 20  # stay free on the disk
@@ -56,8 +56,8 @@ def find_checkpoint(settings: ModelSettings, worker_dir: Path, environ: Mapping[
 
 def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
     """Use huggingface_hub with its cache and variables: HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.constants import HF_HUB_OFFLINE
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.file_download import repo_folder_name
 
     try:
         name, of_path = split_hub_place(settings.path)
@@ -69,28 +69,31 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
             "give one of them"
         )
     revision = of_path or settings.revision or None
+    is_offline, total = constants.HF_HUB_OFFLINE, 0
     token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") or None
     try:
-        if not HF_HUB_OFFLINE:
+        if not is_offline:
             info = HfApi(token=token).model_info(
                 name, revision=revision, files_metadata=True, timeout=settings.connect_timeout_s
             )
             files = info.siblings or []
-            _check_size(settings, name, [f.size or 0 for f in files if _is_needed(f.rfilename)])
-        logger.info("checkpoint of the hub name=%s revision=%s offline=%s", name, revision or "main", HF_HUB_OFFLINE)
-        folder = snapshot_download(
-            name,
-            revision=revision,
-            token=token,
-            allow_patterns=list(NEEDED),
-            ignore_patterns=list(UNNEEDED),
-            etag_timeout=settings.connect_timeout_s,
-            local_files_only=HF_HUB_OFFLINE,
-        )
+            total = _check_size(settings, name, [f.size or 0 for f in files if _is_needed(f.rfilename)])
+        logger.info("checkpoint of the hub name=%s revision=%s offline=%s", name, revision or "main", is_offline)
+        blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model") / "blobs"
+        with reporting(download_line(blobs, total), _log_progress, 0 if is_offline else PROGRESS_INTERVAL_S):
+            folder = snapshot_download(
+                name,
+                revision=revision,
+                token=token,
+                allow_patterns=list(NEEDED),
+                ignore_patterns=list(UNNEEDED),
+                etag_timeout=settings.connect_timeout_s,
+                local_files_only=is_offline,
+            )
     except SettingsError:
         raise
     except Exception as exc:  # huggingface_hub, its HTTP client and the file system have errors of their own
-        place = "the cache, and HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "the Hugging Face hub"
+        place = "the cache, and HF_HUB_OFFLINE is set" if is_offline else "the Hugging Face hub"
         reason = str(exc).strip().partition("\n")[0]
         raise SettingsError(f"{name} cannot be had from {place}: {type(exc).__name__}: {reason}") from exc
     return Path(folder)
@@ -153,10 +156,17 @@ def _list(client: Any, bucket: str, prefix: str) -> list[_Object]:
     return found
 
 
-def _check_size(settings: ModelSettings, name: str, sizes: Sequence[int]) -> None:
-    if sum(sizes) > settings.max_download_bytes:
+def _check_size(settings: ModelSettings, name: str, sizes: Sequence[int]) -> int:
+    """Return the sum. Raises SettingsError if it is over the limit."""
+    total = sum(sizes)
+    if total > settings.max_download_bytes:
         limit = f"handler.model.max_download_bytes ({settings.max_download_bytes})"
-        raise SettingsError(f"{name} has {sum(sizes)} bytes, more than {limit}")
+        raise SettingsError(f"{name} has {total} bytes, more than {limit}")
+    return total
+
+
+def _log_progress(line: str) -> None:
+    logger.info("%s%s", MARK, line)
 
 
 def _download(client: Any, bucket: str, objects: Sequence[_Object], target: Path) -> None:
@@ -165,31 +175,16 @@ def _download(client: Any, bucket: str, objects: Sequence[_Object], target: Path
     free = shutil.disk_usage(target.parent).free
     if total + SPARE_BYTES > free:
         raise OSError(f"it has {total} bytes, but the disk has only {free} left, {SPARE_BYTES} of which stay free")
-    progress = _DownloadLog(total)
     with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=target.parent) as temporary:
         folder = Path(temporary) / "checkpoint"
         folder.mkdir()
-        for each in objects:
-            client.download_file(bucket, each.key, str(folder / each.name), Callback=progress.add)
-            if (folder / each.name).stat().st_size != each.size:
-                raise OSError(f"{each.name} has changed while it was downloaded")
+        with reporting(download_line(folder, total), _log_progress, PROGRESS_INTERVAL_S):
+            for each in objects:
+                client.download_file(bucket, each.key, str(folder / each.name))
+                if (folder / each.name).stat().st_size != each.size:
+                    raise OSError(f"{each.name} has changed while it was downloaded")
         folder.rename(target)
     logger.info("checkpoint downloaded files=%d bytes=%d folder=%s", len(objects), total, target)
-
-
-class _DownloadLog:
-    """Logs a download's progress at intervals. Called from the download's threads."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-        self._said_at = time.monotonic()
-
-    def add(self, num_bytes: int) -> None:
-        self._done += num_bytes
-        if time.monotonic() - self._said_at >= PROGRESS_INTERVAL_S:
-            self._said_at = time.monotonic()
-            logger.info("checkpoint downloading bytes=%d of=%d", self._done, self._total)
 
 
 def _digest(*parts: str) -> str:

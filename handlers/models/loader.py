@@ -20,6 +20,7 @@ from handlers.models.processor import Processor
 from handlers.models.skeleton import build_skeleton
 from handlers.models.text import TextModel
 from handlers.models.transformers_check import TransformersCheck
+from handlers.models.weights_progress import reporting_weights
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
     check_fits(path, device, kind)
     loader = AutoModelForImageTextToText if can_see else AutoModelForCausalLM
     build_skeleton(copy.deepcopy(config), loader, _build_limit(path))
-    model: Any = loader.from_pretrained(path, dtype=kind or "auto", local_files_only=True, use_safetensors=True)
+    with reporting_weights():
+        model: Any = loader.from_pretrained(path, dtype=kind or "auto", local_files_only=True, use_safetensors=True)
     if can_see and attention != "auto":
         model.model.vision_tower.set_attn_implementation(attention)
     model = model.to(device).eval().requires_grad_(False)

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from tests.torchserve.conftest import SMALL_IN_FLIGHT, Fleet
-from tests.torchserve.test_faults import stopped_worker
+from tests.torchserve.test_faults import slowed_worker, stopped_worker
 from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.torchserve
@@ -76,13 +76,15 @@ def test_rows_of_clients_that_left_are_free(small: Fleet) -> None:
     sessions = [open_session(small) for _ in range(SMALL_IN_FLIGHT)]
     for _ in range(2):
         before = turns(small)
-        with stopped_worker(small.run_dir, "llava-0"):  # so that no answer ends before the last begins
+        with slowed_worker(
+            small.run_dir, "llava-0"
+        ):  # so that no answer ends before all have begun and are ended by their clients
             leavers = [Leaver(small, question(session)) for session in sessions]
-        wait_until(lambda: turns(small)["in_progress"] == SMALL_IN_FLIGHT, "all rows taken")
-        assert call(instance_url(small), question(sessions[0])).status_code == 429
+            wait_until(lambda: turns(small)["in_progress"] == SMALL_IN_FLIGHT, "all rows taken")
+            assert call(instance_url(small), question(sessions[0])).status_code == 429
 
-        for leaver in leavers:
-            leaver.leave()
+            for leaver in leavers:
+                leaver.leave()
 
         wait_until(lambda: turns(small)["in_progress"] == 0, "all rows free")
         after = turns(small)
@@ -97,9 +99,9 @@ def test_stream_is_cancelled_by_its_closed_connection(small: Fleet) -> None:
     """TorchServe detects a disconnected client at the next piece, without a cancel request."""
     before = turns(small)
     leaver = Leaver(small, question(open_session(small), stream=True))
-    leaver.read_some()
-
-    leaver.leave()
+    with slowed_worker(small.run_dir, "llava-0"):
+        leaver.read_some()
+        leaver.leave()
 
     wait_until(lambda: turns(small)["in_progress"] == 0, "the stream's end")
     assert turns(small)["cancelled"] == before["cancelled"] + 1
@@ -111,7 +113,10 @@ def test_openai_stream_that_is_closed_frees_its_row(small: Fleet) -> None:
     endless: Any = {"max_tokens": 1500, "temperature": 1e6, "seed": 11, "model": "llava"}
     messages: Any = [{"role": "user", "content": "hello"}]
     with openai.OpenAI(base_url=small.runtime + "/v1", api_key="any", timeout=60, max_retries=0) as gpt:
-        with gpt.chat.completions.create(messages=messages, stream=True, **endless) as stream:
+        with (
+            slowed_worker(small.run_dir, "llava-0"),
+            gpt.chat.completions.create(messages=messages, stream=True, **endless) as stream,
+        ):
             next(stream)
         wait_until(lambda: turns(small)["in_progress"] == 0, "the stream's end")
 
@@ -122,16 +127,17 @@ def test_openai_stream_that_is_closed_frees_its_row(small: Fleet) -> None:
 def test_question_that_waits_for_its_turn_is_cancelled_there(small: Fleet) -> None:
     """A question that waits behind a running one is cancelled when its client disconnects."""
     before, session = turns(small), open_session(small)
-    first = Leaver(small, question(session))
-    wait_until(lambda: turns(small)["running"] == 1, "the first turn")
-    second = Leaver(small, question(session))
-    wait_until(lambda: turns(small)["waiting"] == 1, "the second turn")
+    with slowed_worker(small.run_dir, "llava-0"):
+        first = Leaver(small, question(session))
+        wait_until(lambda: turns(small)["running"] == 1, "the first turn")
+        second = Leaver(small, question(session))
+        wait_until(lambda: turns(small)["waiting"] == 1, "the second turn")
 
-    second.leave()
+        second.leave()
 
-    wait_until(lambda: turns(small)["cancelled"] == before["cancelled"] + 1, "the second turn's end")
-    assert turns(small)["running"] == 1
-    first.leave()
+        wait_until(lambda: turns(small)["cancelled"] == before["cancelled"] + 1, "the second turn's end")
+        assert turns(small)["running"] == 1
+        first.leave()
     wait_until(lambda: turns(small)["in_progress"] == 0, "the first turn's end")
 
 
@@ -162,10 +168,11 @@ def test_caller_of_a_bare_torchserve_cancels_by_its_own_id(small: Fleet) -> None
     asking = threading.Thread(
         target=lambda: answers.append(call(url, question(session), X_Torchmoor_Request_Id="7f3a", **endpoint()))
     )
-    asking.start()
-    wait_until(lambda: turns(small)["running"] == 1, "the turn")
+    with slowed_worker(small.run_dir, "llava-0"):
+        asking.start()
+        wait_until(lambda: turns(small)["running"] == 1, "the turn")
 
-    first = call(url, {"request_ids": ["7f3a", "unknown"]}, X_Torchmoor_Operation="cancel")
+        first = call(url, {"request_ids": ["7f3a", "unknown"]}, X_Torchmoor_Operation="cancel")
     asking.join(DEADLINE_S)
     second = call(url, {"request_ids": ["7f3a"]}, X_Torchmoor_Operation="cancel")
 

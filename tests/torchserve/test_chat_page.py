@@ -22,6 +22,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from tests.browser import PHONE, Tab, open_tab, run_chromium, submit_question
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
+from tests.torchserve.test_faults import slowed_worker
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.browser]
@@ -131,11 +132,12 @@ def test_a_stopped_answer_is_stopped_at_the_instance(fleet: Fleet, tab: Tab) -> 
     expect(page.locator(".turn .text")).to_have_text("It is a yellow star.")
     home = page.locator(".receipt dd").first.inner_text()
     page.route(STREAM, lengthen)
-    turn = ask(page, "Describe the image.")
-    expect(turn.locator(".text")).to_have_text(re.compile(r"\S+"))
-    page.keyboard.press("Escape")
+    with slowed_worker(fleet.run_dir, home):
+        turn = ask(page, "Describe the image.")
+        expect(turn.locator(".text")).to_have_text(re.compile(r"\S+"))
+        page.keyboard.press("Escape")
 
-    expect(turn).to_contain_text("Stopped.")
+        expect(turn).to_contain_text("Stopped.")
     page.unroute(STREAM)
     wait_until(lambda: fleet.status(home)["turns"]["running"] == 0, "the end of the turn")
     expect(ask(page, "What color is the background?").locator(".text")).to_have_text("The background is black.")

@@ -2,9 +2,10 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,28 @@ def stopped_worker(folder: Path, instance: str) -> Iterator[None]:
     finally:
         for pid in workers:
             os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def slowed_worker(folder: Path, instance: str) -> Iterator[None]:
+    """Let an instance's worker run for 2 ms of every 52 ms, so that an answer does not end before the test acts."""
+    (worker,) = worker_pids(folder, instance)
+    ended = threading.Event()
+
+    def slow_down() -> None:
+        with suppress(ProcessLookupError):
+            while not ended.wait(0.002):
+                os.kill(worker, signal.SIGSTOP)
+                ended.wait(0.05)
+                os.kill(worker, signal.SIGCONT)
+
+    thread = threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def ask_until_answered(chat: Chat, question: str) -> str:

@@ -9,9 +9,7 @@ import json
 import os
 import re
 import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,7 @@ from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
 from tests.torchserve.test_chat_page import STREAM, ask, open_chat, picture
 from tests.torchserve.test_failover import find_jvm
-from tests.torchserve.test_faults import worker_pids
+from tests.torchserve.test_faults import slowed_worker
 from tests.waiting import wait_until
 from torchmoor.config.limits import LimitSettings
 
@@ -49,28 +47,6 @@ def lengthen_for_good(route: Route) -> None:
     route.continue_(post_data=json.dumps(body) + " " * LimitSettings().max_continued_bytes)
 
 
-@contextmanager
-def slowed_worker(fleet: Fleet, name: str) -> Iterator[None]:
-    """Let an instance's worker run for 2 ms of every 52 ms, so that a long answer takes many times as long."""
-    (worker,) = worker_pids(fleet.run_dir, name)
-    ended = threading.Event()
-
-    def slow_down() -> None:
-        with suppress(ProcessLookupError):
-            while not ended.wait(0.002):
-                os.kill(worker, signal.SIGSTOP)
-                ended.wait(0.05)
-                os.kill(worker, signal.SIGCONT)
-
-    thread = threading.Thread(target=slow_down)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browser: Browser, tmp_path: Path) -> None:
     """The page recovers from a killed instance, and waits for one where there is none.
 
@@ -90,7 +66,7 @@ def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browse
         page.locator(".switch", has_text="What color is the circle?").click()
         page.route(STREAM, lengthen_for_good)
         wait_until(lambda: "llava-0" in fleet.settled(), "llava-0 gets all turns of its sessions")
-        with slowed_worker(fleet, "llava-0"):
+        with slowed_worker(fleet.run_dir, "llava-0"):
             broken = ask(page, "Describe the image.")
             expect(broken.locator(".text")).to_have_text(re.compile(r"\S+"))
             os.kill(find_jvm(fleet.run_dir, "llava-0"), signal.SIGKILL)

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from torchmoor.config.group import Count, SettingsGroup
+from torchmoor.wire.progress import INTERVAL_S
 
 DEFAULT_CAPACITY = 100  # below the handlers' own limit
 DEFAULT_HEAP_MIB = 512
@@ -55,4 +56,7 @@ class LaunchSettings(SettingsGroup, title="launcher"):
     start_timeout_s: Annotated[float, Field(ge=1)] = Field(
         180.0,
         description="Seconds for an instance to load its model; a large checkpoint that is downloaded needs more.",
+    )
+    progress_interval_s: Annotated[float, Field(ge=0)] = Field(
+        INTERVAL_S, description="Seconds between lines about a model that is downloading or loading; 0 for no lines."
     )

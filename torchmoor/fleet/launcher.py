@@ -35,6 +35,7 @@ from torchmoor.fleet.torchserve import (
     TorchServeSettings,
     environment,
     find_load_failure,
+    find_progress,
     prepare,
 )
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -43,7 +44,6 @@ from torchmoor.proxy.instances.registry import Registry
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
-PROGRESS_INTERVAL_S = 5.0
 NUM_LOG_LINES = 15
 LOCK_GRACE_S = 10.0  # for an earlier fleet in the same directory to end, beyond its instances' kill_after_s
 NUM_REMOVERS = 8  # threads that delete an instance's folder
@@ -58,6 +58,7 @@ class SupervisionSettings:
     start_timeout_s: float = 180.0  # until the model is ready
     down_timeout_s: float = 90.0  # an instance that is down for longer is restarted
     kill_after_s: float = 10.0  # from SIGTERM to SIGKILL
+    progress_interval_s: float = 5.0  # between lines while a model is loading; 0: no lines
     capacity: int = DEFAULT_CAPACITY  # requests in flight at an instance
     min_backoff_s: float = 1.0  # before a restart; doubled each time
     max_backoff_s: float = 30.0
@@ -293,9 +294,9 @@ class Launcher:
                 raise LaunchError(
                     f"{spec.name} was not ready after {self._settings.start_timeout_s:.0f} s; {_log_tail(spec)}"
                 )
-            if now - reported >= PROGRESS_INTERVAL_S:
+            if 0 < self._settings.progress_interval_s <= now - reported:
                 reported = now
-                self._report(f"{spec.name} loading its model, {now - began:.0f} s{usual}")
+                self._report(f"{spec.name} {find_progress(spec)}, {now - began:.0f} s{usual}")
         variant.last_start_s = loop.time() - began
         if (instance := self._registry.find(spec.name)) is not None:
             self._registry.refresh(instance)  # so that other processes learn it

@@ -19,6 +19,7 @@ from torchmoor.fleet.archives import ArchiveContents
 from torchmoor.proxy.access.credentials import SECRETS
 from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.wire import headers
+from torchmoor.wire.progress import MARK
 
 PORTS_PER_INSTANCE = 5
 LOOPBACK = "127.0.0.1"
@@ -187,20 +188,8 @@ def find_load_failure(spec: InstanceSpec) -> str | None:
     TorchServe logs a RuntimeError and a lack of memory in one line. After any other error, such as a missing module,
     the worker dies with a traceback, whose first exception is the cause.
     """
-    if not spec.log_file.is_file():
-        return None
-    try:
-        lines = spec.log_file.read_text(errors="replace").splitlines()
-    except OSError as error:
-        if is_shortage(error):  # says nothing about the instance; a later look can read the log
-            return None
-        raise
     dead: set[str] = set()
-    for line in lines:
-        match = _WORKER_LINE.search(line)
-        if match is None:
-            continue
-        worker, text = match.groups()
+    for worker, text in _worker_lines(spec):
         if _LOAD_FAILURE.match(text):
             return text.partition("exception ")[2] or text
         if text == WORKER_DIED:
@@ -208,6 +197,25 @@ def find_load_failure(spec: InstanceSpec) -> str | None:
         elif worker in dead and _EXCEPTION.fullmatch(text):
             return text
     return None
+
+
+def find_progress(spec: InstanceSpec) -> str:
+    """Return what the worker is downloading or loading, from its last line of progress in the log."""
+    found = [text for _, text in _worker_lines(spec) if text.startswith(MARK)]
+    return found[-1].removeprefix(MARK) if found else "loading its model"
+
+
+def _worker_lines(spec: InstanceSpec) -> list[tuple[str, str]]:
+    """Return the workers' lines in the log, each with its worker."""
+    if not spec.log_file.is_file():
+        return []
+    try:
+        lines = spec.log_file.read_text(errors="replace").splitlines()
+    except OSError as error:
+        if is_shortage(error):  # says nothing about the instance; a later look can read the log
+            return []
+        raise
+    return [(match[1], match[2]) for line in lines if (match := _WORKER_LINE.search(line)) is not None]
 
 
 def find_torchserve() -> Path:

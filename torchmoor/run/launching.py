@@ -57,6 +57,7 @@ def make_supervision_settings(
         ),
         run_dir=run_dir,
         start_timeout_s=launch.start_timeout_s,
+        progress_interval_s=launch.progress_interval_s,
         capacity=launch.capacity,
     )
 

@@ -212,6 +212,22 @@ def test_a_checkpoint_that_is_too_large_is_not_downloaded(bucket: Any, tmp_path:
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_download_from_s3_logs_its_progress(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The total is that of all files."""
+    monkeypatch.setattr("handlers.models.checkpoint.PROGRESS_INTERVAL_S", 0.001)
+    bucket.put_object(Bucket=BUCKET, Key="large/config.json", Body=b"{}")
+    bucket.put_object(Bucket=BUCKET, Key="large/model.safetensors", Body=b"w" * 30_000_000)
+
+    with caplog.at_level("INFO", "handlers"):
+        find_checkpoint(settings(tmp_path, f"s3://{BUCKET}/large"), tmp_path, {})
+
+    lines = [record.getMessage() for record in caplog.records if "progress: " in record.getMessage()]
+    assert lines
+    assert all(line.startswith("progress: downloading ") and line.endswith(" of 30.0 MB") for line in lines)
+
+
 def test_a_bucket_that_is_not_there_is_a_config_error(bucket: Any, tmp_path: Path) -> None:
     """The error contains S3's message."""
     with pytest.raises(SettingsError, match="s3://no-such-bucket/x cannot be read"):

@@ -18,11 +18,12 @@ ROOT = Path(__file__).parents[3]
 NAME = "someone/tiny"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
-import os, sys
+import logging, os, sys
 from pathlib import Path
 from handlers.errors import SettingsError
 from handlers.models.checkpoint import find_checkpoint
 from handlers.settings import ModelSettings
+logging.basicConfig(level="INFO", stream=sys.stderr, format="%(message)s")
 try:
     settings = ModelSettings(path="hf://" + sys.argv[1], max_download_bytes=int(sys.argv[2]))
     print(find_checkpoint(settings, Path("."), os.environ))
@@ -39,6 +40,7 @@ class Hub:
     url: str = ""
     asked: list[str] = field(default_factory=list)
     tokens: set[str | None] = field(default_factory=set)
+    gate: threading.Event | None = None  # the second half of each file waits for it
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -79,7 +81,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if not is_head:
-            self.wfile.write(body)
+            half = len(body) // 2
+            self.wfile.write(body[:half])
+            if self.hub.gate is not None and "resolve" in path:
+                self.hub.gate.wait(60)
+            self.wfile.write(body[half:])
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Log nothing."""
@@ -102,17 +108,22 @@ def hub() -> Iterator[Hub]:
 
 def find(hub: Hub, home: Path, name: str = NAME, max_bytes: int = 1000, **environment: str) -> str:
     """Find a checkpoint in a new process, because huggingface_hub reads its environment when it is imported."""
+    process = start(hub, home, name, max_bytes, **environment)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return output.strip()
+
+
+def start(hub: Hub, home: Path, name: str, max_bytes: int, **environment: str) -> subprocess.Popen[str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    result = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, name, str(max_bytes)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
         cwd=ROOT,
         env={**inherited, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.url, "HF_HOME": str(home), **environment},
     )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
 
 
 def test_only_what_a_model_needs_is_downloaded(hub: Hub, tmp_path: Path) -> None:
@@ -138,6 +149,23 @@ def test_the_revision_of_the_path_is_downloaded(hub: Hub, tmp_path: Path) -> Non
     assert f"/api/models/{NAME}/revision/main" not in hub.asked
     assert find(hub, tmp_path, name=f"{NAME}@v2", HF_HUB_OFFLINE="1") == found
     assert "HF_HUB_OFFLINE" in find(hub, tmp_path, HF_HUB_OFFLINE="1")
+
+
+def test_a_download_logs_its_progress(hub: Hub, tmp_path: Path) -> None:
+    """The log says how much is done while the hub is slow."""
+    hub.files["model.safetensors"] = b"w" * 40_000_000
+    hub.gate = threading.Event()
+    process = start(hub, tmp_path, NAME, 50_000_000)
+    assert process.stderr is not None
+
+    lines = iter(process.stderr.readline, "")
+    line = next(line for line in lines if line.startswith("progress: ") and " 0.0 of" not in line)
+
+    assert line == "progress: downloading 10.5 of 40.0 MB\n"
+    hub.gate.set()
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert (Path(output.strip()) / "model.safetensors").stat().st_size == 40_000_000
 
 
 def test_a_checkpoint_over_the_limit_is_not_downloaded(hub: Hub, tmp_path: Path) -> None:

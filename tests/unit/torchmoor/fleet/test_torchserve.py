@@ -13,6 +13,7 @@ from torchmoor.fleet.torchserve import (
     environment,
     find_java_home,
     find_load_failure,
+    find_progress,
     prepare,
     render_config,
 )
@@ -206,6 +207,21 @@ def test_why_a_model_cannot_be_loaded(tmp_path: Path, lines: list[str], reason: 
     spec.log_file.write_text("".join(f"2026-11-21T19:53:10,263 [INFO ] {line}\n" for line in lines))
 
     assert find_load_failure(spec) == reason
+
+
+def test_what_a_worker_downloads_or_loads(tmp_path: Path) -> None:
+    """The last line of progress counts; without one, the model is loading."""
+    spec = make_spec(tmp_path)
+    assert find_progress(spec) == "loading its model"
+    spec.logs.mkdir()
+    worker = "2026-11-21T19:53:10,263 [INFO ] W-9000-llava_1.0-stdout MODEL_LOG - "
+    spec.log_file.write_text(f"{worker}Torch worker started.\n")
+    assert find_progress(spec) == "loading its model"
+
+    lines = ("progress: downloading 1.0 of 9.0 MB", "progress: loading 3 of 12 weights", "model loaded")
+    spec.log_file.write_text("".join(f"{worker}{line}\n" for line in lines))
+
+    assert find_progress(spec) == "loading 3 of 12 weights"
 
 
 def test_a_log_that_cannot_be_opened_is_no_failure(tmp_path: Path) -> None:
