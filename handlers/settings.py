@@ -266,6 +266,11 @@ class JournalSettings(HandlerGroup, title="journal"):
     max_event_bytes: Count = Field(
         4 * MIB, description="Of a question with its answer as JSON. A larger event is not written and not read."
     )
+    read_unsigned: bool = Field(
+        False,
+        description="Read events that are not signed, as versions before this setting wrote them. For the update of a "
+        "fleet; anybody who may write to the store can then write answers into sessions.",
+    )
     max_image_bytes: Count = Field(64 * MIB, description="Of an image that is read; at least intake.max_bytes.")
     max_bytes: Count = Field(
         50 * GIB, description="Of a directory with all its sessions. A new session is refused when it is full."

@@ -53,7 +53,7 @@ def start_chat(
     except OutOfMemory as exc:
         raise SettingsError(f"handler.session: {exc.message}; give it fewer kv_bytes or kv_tokens") from exc
     ids = SessionIdMinter.from_environment(environ)
-    journal = open_journal(settings.journal, settings.session.tombstone_s)
+    journal = open_journal(settings.journal, settings.session.tombstone_s, ids.keys)
     service = ChatService(settings, model, engine, ids, ImageLoader(settings.intake), journal=journal)
     engine.start()
     return service, Pump(settings.pump, service.start, service.counters)

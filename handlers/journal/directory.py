@@ -8,7 +8,7 @@ handlers/journal/directory_pictures.py.
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,11 +16,13 @@ from handlers.journal import directory_files as files
 from handlers.journal.budget import NEVER, Budget
 from handlers.journal.directory_pictures import DirectoryPictures
 from handlers.journal.directory_usage import CLOSED, FIRST_EVENT, OWNER_MARK, measure, owner_of
-from handlers.journal.event import Event, decode_close, image_hash
+from handlers.journal.event import Event, image_hash
+from handlers.journal.event_codec import EventCodec
 from handlers.journal.expiring_sessions import ExpiringSessions
 from handlers.journal.journal import (
     ANYONE,
     MAX_CLAIM_BYTES,
+    NO_KEYS,
     EventTaken,
     JournalClosed,
     check_image,
@@ -39,12 +41,13 @@ LISTED_S = 1_500  # a full sweep lists the sessions that expire until the next o
 
 
 class DirectoryJournal:
-    """root: created if missing."""
+    """root: created if missing. keys: see EventCodec."""
 
-    def __init__(self, root: Path, settings: JournalSettings) -> None:
+    def __init__(self, root: Path, settings: JournalSettings, keys: Mapping[str, bytes] = NO_KEYS) -> None:
         self._root = root
         self._claims = root / CLAIMS
         self._settings = settings
+        self._codec = EventCodec(settings, keys)
         self._budget = Budget(settings, max_bytes=settings.max_bytes)
         self._pictures = DirectoryPictures(root)
         self._expiring = ExpiringSessions()
@@ -65,7 +68,7 @@ class DirectoryJournal:
             raise self._budget.full(f"the journal's disk has {free} bytes left, too few (journal.min_free_bytes)")
 
     def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
-        data = event.encode(session_id, self._settings.max_event_bytes)
+        data = self._codec.encode(event, session_id)
         folder = self._make_folder(session_id)
         if number == 0:
             _mark(folder, owner)
@@ -80,7 +83,7 @@ class DirectoryJournal:
         while max_events is None or len(events) < max_events:
             try:
                 data = files.read(folder / f"{start + len(events):08d}", self._settings.max_event_bytes)
-                events.append(Event.decode(data, session_id))
+                events.append(self._codec.decode(data, session_id))
             except FileNotFoundError:
                 if not self._root.is_dir():
                     raise
@@ -116,7 +119,7 @@ class DirectoryJournal:
     def close(self, session_id: str, event: Event) -> Event:
         folder = self._make_folder(session_id)
         with suppress(FileExistsError):
-            self._publish(folder / CLOSED, event.encode(session_id, self._settings.max_event_bytes), ANYONE)
+            self._publish(folder / CLOSED, self._codec.encode(event, session_id), ANYONE)
         files.sync_folder(folder)
         self._clear(folder)
         return self._read_close(session_id)
@@ -233,7 +236,7 @@ class DirectoryJournal:
     def _read_close(self, session_id: str) -> Event:
         """Read the record of a closed session. Raises FileNotFoundError."""
         data = files.read(self._folder(session_id) / CLOSED, self._settings.max_event_bytes)
-        return decode_close(data, session_id)
+        return self._codec.decode_close(data, session_id)
 
     def _make_folder(self, session_id: str) -> Path:
         folder = self._folder(session_id)

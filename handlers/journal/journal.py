@@ -8,6 +8,8 @@ compute the session again, not tensors (docs/decisions/0006, 0008 and 0039).
 
 import hashlib
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from handlers.journal.event import Event, image_hash
@@ -16,6 +18,7 @@ from torchmoor.wire.session_ids import ID_FORM
 MAX_CLAIM_BYTES = 1024  # that are read
 REMOVED_WITHIN_S = 60  # after its expiry, a session's space is free
 EXPIRED_KEPT_S = 30  # after a session has expired: for its last turns, and for clocks that differ
+NO_KEYS: Mapping[str, bytes] = MappingProxyType({})
 ANYONE = "anyone"  # the owner of sessions whose callers have no name; has no budget of its own
 _HASH = re.compile(r"[0-9a-f]{64}")
 _OWNER = re.compile(rf"[0-9a-f]{{32}}|{ANYONE}")

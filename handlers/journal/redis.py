@@ -9,15 +9,17 @@ settings decide whether acknowledged writes survive a crash (docs/decisions/0008
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from handlers.journal.budget import Budget, JournalUsage
-from handlers.journal.event import DamagedRecord, Event, check_size, decode_close, image_hash
+from handlers.journal.event import DamagedRecord, Event, check_size, image_hash
+from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import (
     ANYONE,
     EXPIRED_KEPT_S,
     MAX_CLAIM_BYTES,
+    NO_KEYS,
     EventTaken,
     JournalClosed,
     check_image,
@@ -103,13 +105,16 @@ return redis.call('GETRANGE', KEYS[1], 0, ARGV[3] - 1)
 
 
 class RedisJournal:
-    """tombstone_s: how long the marker of a closed session outlives its expiry."""
+    """tombstone_s: how long the marker of a closed session outlives its expiry. keys: see EventCodec."""
 
-    def __init__(self, scripts: RedisScripts, tombstone_s: int, settings: JournalSettings) -> None:
+    def __init__(
+        self, scripts: RedisScripts, tombstone_s: int, settings: JournalSettings, keys: Mapping[str, bytes] = NO_KEYS
+    ) -> None:
         self._scripts = scripts
         self._pictures = RedisPictures(scripts)
         self._tombstone_s = tombstone_s
         self._settings = settings
+        self._codec = EventCodec(settings, keys)
         self._budget = Budget(settings)
 
     @property
@@ -124,7 +129,7 @@ class RedisJournal:
         self._budget.check(owner)
 
     def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
-        data = event.encode(session_id, self._settings.max_event_bytes)
+        data = self._codec.encode(event, session_id)
         keys = _keys(session_id, "events", "closed", "account")
         said = self._scripts.run(_APPEND, keys, number, data, _needed_until(session_id), check_owner(owner))
         if said == b"taken":
@@ -142,8 +147,8 @@ class RedisJournal:
         max_bytes = self._settings.max_event_bytes
         found = self._scripts.run(_READ, _keys(session_id, "events", "closed"), start, last, max_bytes)
         if isinstance(found, bytes):
-            return [self._decode_close(session_id, found)]
-        return [Event.decode(_within(data, max_bytes), session_id) for data in found]
+            return [self._codec.decode_close(found, session_id)]
+        return [self._codec.decode(_within(data, max_bytes), session_id) for data in found]
 
     def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
         name, expires_at = image_hash(data), expiry(session_id)
@@ -166,11 +171,11 @@ class RedisJournal:
 
     def close(self, session_id: str, event: Event) -> Event:
         max_bytes = self._settings.max_event_bytes
-        data = event.encode(session_id, max_bytes)
+        data = self._codec.encode(event, session_id)
         expire_at = expiry(session_id) + self._tombstone_s
         pictures, account, closed = self._scripts.run(_CLOSE, _all_keys(session_id), data, expire_at, max_bytes)
         self._free(session_id, pictures, account)
-        return self._decode_close(session_id, closed)
+        return self._codec.decode_close(closed, session_id)
 
     def delete(self, session_id: str) -> None:
         self._free(session_id, *self._scripts.run(_DELETE, _all_keys(session_id)))
@@ -237,10 +242,6 @@ class RedisJournal:
         closed = self._scripts.run_all([("EXISTS", *_keys(session_id, "closed")) for session_id in ids])
         for session_id in (session_id for session_id, is_closed in zip(ids, closed, strict=True) if is_closed):
             self._free(session_id, *self._scripts.run(_LIST_PICTURES, _all_keys(session_id)))
-
-    def _decode_close(self, session_id: str, data: bytes) -> Event:
-        check_size(len(data), self._settings.max_event_bytes)
-        return decode_close(data, session_id)
 
 
 def _keys(session_id: str, *names: str) -> list[str]:

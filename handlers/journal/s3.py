@@ -12,7 +12,7 @@ event, so that a reader finds it first wherever it starts. The expiry precedes t
 sessions at the beginning of one listing.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, groupby
 from typing import Any
@@ -20,9 +20,11 @@ from typing import Any
 from handlers.journal import s3_objects
 from handlers.journal.budget import Budget
 from handlers.journal.event import Event, image_hash
+from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import (
     ANYONE,
     MAX_CLAIM_BYTES,
+    NO_KEYS,
     EventTaken,
     JournalClosed,
     check_image,
@@ -43,15 +45,18 @@ MAX_MEASURED = 50 * s3_objects.PAGE  # the cost of what one sweep measures: a re
 
 
 class S3Journal:
-    """prefix: empty, or with a slash at its end."""
+    """prefix: empty, or with a slash at its end. keys: see EventCodec."""
 
-    def __init__(self, client: Any, bucket: str, prefix: str, settings: JournalSettings) -> None:
+    def __init__(
+        self, client: Any, bucket: str, prefix: str, settings: JournalSettings, keys: Mapping[str, bytes] = NO_KEYS
+    ) -> None:
         self._objects = S3Objects(client, bucket)
         self._pictures = S3Pictures(self._objects, prefix)
         self._swept_objects = S3Objects(client, bucket)  # with threads of its own: clients do not wait for a sweep
         self._swept_pictures = S3Pictures(self._swept_objects, prefix)
         self._prefix = prefix
         self._settings = settings
+        self._codec = EventCodec(settings, keys)
         self._budget = Budget(settings)
         self._swept_claims = ""  # where the last sweep ended
         self._measuring: Iterator[int] | None = None  # the measurement that is not complete yet
@@ -68,7 +73,7 @@ class S3Journal:
         self._budget.check(owner)
 
     def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
-        data = event.encode(session_id, self._settings.max_event_bytes)
+        data = self._codec.encode(event, session_id)
         key = self._event(session_id, number)
         if number == 0 and check_owner(owner) != ANYONE:
             self._objects.put(f"{self._session(session_id)}owner/{owner}", b"")
@@ -76,7 +81,7 @@ class S3Journal:
             self._budget.add(owner, expiry(session_id), len(data), int(number == 0))
             return
         found = self._objects.get(key, self._settings.max_event_bytes)
-        if found is not None and Event.decode(found, session_id).kind == "close":
+        if found is not None and self._codec.decode(found, session_id).kind == "close":
             raise JournalClosed("this session was closed")
         if found != data:
             raise EventTaken(f"event {number} of this session has been written already")
@@ -116,7 +121,7 @@ class S3Journal:
         return check_image(image, data)
 
     def close(self, session_id: str, event: Event) -> Event:
-        folder, max_bytes = self._session(session_id), self._settings.max_event_bytes
+        folder = self._session(session_id)
         found = self._objects.find_all(folder)
         sizes = {_number(item["Key"]): item["Size"] for item in found if self._kind(item["Key"]) == "events"}
         last = max(sizes, default=-1)
@@ -124,11 +129,11 @@ class S3Journal:
         num_sessions = int(first is None and last >= 0)
         while first is None:
             last += 1
-            if self._objects.create(self._event(session_id, last), event.encode(session_id, max_bytes)):
+            if self._objects.create(self._event(session_id, last), self._codec.encode(event, session_id)):
                 first = event
             else:  # a turn or another close was faster
                 first = self._find_close(session_id, last)
-        data = first.encode(session_id, max_bytes)
+        data = self._codec.encode(first, session_id)
         copies = [*(self._event(session_id, number) for number in range(last)), f"{folder}{CLOSED}"]
         self._objects.each(lambda key: self._objects.put(key, data), copies)
         num_bytes = sum(sizes.values()) - (last + 2) * len(data) + self._release(session_id, self._list(folder))
@@ -248,7 +253,7 @@ class S3Journal:
 
     def _read_one(self, session_id: str, number: int) -> Event | None:
         data = self._objects.get(self._event(session_id, number), self._settings.max_event_bytes)
-        return None if data is None else Event.decode(data, session_id)
+        return None if data is None else self._codec.decode(data, session_id)
 
 
 def _name(key: str) -> str:

@@ -1,30 +1,31 @@
 """Opens the journal that a URL names. Errors show only its scheme, since a URL may contain a password."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from handlers.errors import SettingsError
 from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.journal import Journal
+from handlers.journal.journal import NO_KEYS, Journal
 from handlers.settings import JournalSettings
 from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, read_redis_address
 
 FORMS = "off, file:///a/directory, redis://user:password@host:port/db, rediss://..., valkey://... or s3://bucket/prefix"
 
 
-def open_journal(settings: JournalSettings, tombstone_s: int) -> Journal | None:
+def open_journal(settings: JournalSettings, tombstone_s: int, keys: Mapping[str, bytes] = NO_KEYS) -> Journal | None:
     """Open the journal that the settings name, without a connection; None for "off".
 
-    tombstone_s: how long a session is remembered after its expiry. Raises SettingsError.
+    tombstone_s: how long a session is remembered after its expiry. keys: see EventCodec. Raises SettingsError.
     """
     if settings.url == "off":
         return None
-    journal = _open(settings, tombstone_s)
+    journal = _open(settings, tombstone_s, keys)
     return BoundedJournal(journal, settings.timeout_s, settings.max_in_flight)
 
 
-def _open(settings: JournalSettings, tombstone_s: int) -> Journal:
+def _open(settings: JournalSettings, tombstone_s: int, keys: Mapping[str, bytes]) -> Journal:
     try:
         parts = urlsplit(settings.url)
         _ = parts.port
@@ -33,24 +34,24 @@ def _open(settings: JournalSettings, tombstone_s: int) -> Journal:
     if parts.query or parts.fragment:
         raise SettingsError(f"handler.journal.url must not have a ? or #; in a password write %3F and %23: {FORMS}")
     if parts.scheme == DIRECTORY_SCHEME:
-        return _open_directory(parts, settings)
+        return _open_directory(parts, settings, keys)
     if parts.scheme in REDIS_SCHEMES:
-        return _open_redis(parts, settings, tombstone_s)
+        return _open_redis(parts, settings, tombstone_s, keys)
     if parts.scheme == S3_SCHEME:
-        return _open_s3(parts, settings)
+        return _open_s3(parts, settings, keys)
     raise SettingsError(f"handler.journal.url must be {FORMS}")
 
 
-def _open_directory(parts: SplitResult, settings: JournalSettings) -> Journal:
+def _open_directory(parts: SplitResult, settings: JournalSettings, keys: Mapping[str, bytes]) -> Journal:
     if parts.netloc or not parts.path.startswith("/"):
         raise SettingsError("handler.journal.url must name a directory of this machine: file:///a/directory")
     try:
-        return DirectoryJournal(Path(unquote(parts.path)), settings)
+        return DirectoryJournal(Path(unquote(parts.path)), settings, keys)
     except (OSError, ValueError) as exc:
         raise SettingsError(f"handler.journal.url names a directory that cannot be used: {exc}") from exc
 
 
-def _open_redis(parts: SplitResult, settings: JournalSettings, tombstone_s: int) -> Journal:
+def _open_redis(parts: SplitResult, settings: JournalSettings, tombstone_s: int, keys: Mapping[str, bytes]) -> Journal:
     from handlers.journal import redis, redis_scripts  # other journals do not need the library
 
     address = read_redis_address(parts)
@@ -59,10 +60,10 @@ def _open_redis(parts: SplitResult, settings: JournalSettings, tombstone_s: int)
             f"handler.journal.url must have a host and a database's number: {parts.scheme}://host:port/0"
         )
     scripts = redis_scripts.RedisScripts(redis_scripts.connect(address, settings))
-    return redis.RedisJournal(scripts, tombstone_s, settings)
+    return redis.RedisJournal(scripts, tombstone_s, settings, keys)
 
 
-def _open_s3(parts: SplitResult, settings: JournalSettings) -> Journal:
+def _open_s3(parts: SplitResult, settings: JournalSettings, keys: Mapping[str, bytes]) -> Journal:
     from handlers.journal import s3, s3_objects  # as above
     from handlers.s3 import split_url
 
@@ -72,4 +73,4 @@ def _open_s3(parts: SplitResult, settings: JournalSettings) -> Journal:
             "AWS_... variables or files"
         )
     bucket, prefix = split_url(f"s3://{parts.netloc}{unquote(parts.path)}")
-    return s3.S3Journal(s3_objects.connect(settings), bucket, prefix, settings)
+    return s3.S3Journal(s3_objects.connect(settings), bucket, prefix, settings, keys)

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.browser import DESKTOP, Tab, open_tab, run_chromium, submit_question
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
-from tests.proxy.fake_instance import Gate, Received, Wire, refusing, streaming
+from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.waiting import wait_until
 from torchmoor.config.access import Credentials
 from torchmoor.config.chat_page import ChatPageSettings
@@ -215,6 +215,7 @@ def test_two_presses_to_a_streamed_answer_with_its_receipt(chat: FakeChat, tab: 
     """A sample picture and a sample question: the answer grows token by token, and its receipt shows its cost."""
     page, chat.gate = tab.page, Gate()
     expect(page.get_by_role("heading", name="Ask a model about your pictures")).to_be_visible()
+    expect(page.get_by_role("textbox", name="Your question")).to_be_focused()
     tab.check_accessibility()
     page.get_by_role("button", name="Take a red circle and a blue square").click()
     page.get_by_role("button", name="What color is the circle?").click()
@@ -382,6 +383,110 @@ def test_a_handler_that_streams_plain_text_is_shown_too(chat: FakeChat, tab: Tab
     assert chat.asked() == ["one", "two"]
 
 
+@pytest.mark.browser
+def test_an_answer_that_was_cut_off_is_continued(chat: FakeChat, tab: Tab) -> None:
+    """Only the last answer has the button."""
+    page, chat.finish = tab.page, "length"
+    first = ask(page, "Tell me all.")
+    expect(first).to_contain_text("The answer was cut off at its greatest length.")
+    chat.finish = "eos_token"
+    first.get_by_role("button", name="Continue").click()
+
+    expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 2)
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+    assert chat.asked() == ["Tell me all.", "Continue where you stopped."]
+
+
+@pytest.mark.browser
+def test_settings_are_sent_with_the_next_questions(chat: FakeChat, tab: Tab) -> None:
+    """A wrong value is shown at its field and nothing is asked; an empty field is not sent."""
+    page = tab.page
+    settings = page.locator("#settings")
+    settings.locator("summary").click()
+    tab.check_accessibility()
+    page.get_by_label("Longest answer").fill("0")
+    settings.locator("summary").click()
+    page.get_by_role("textbox", name="Your question").fill("one")
+    submit_question(page)
+    expect(page.get_by_label("Longest answer")).to_be_focused()
+    expect(page.locator(".turn")).to_have_count(0)
+
+    page.get_by_label("Longest answer").fill("40")
+    page.get_by_label("Temperature").fill("0.7")
+    page.get_by_label("Seed").fill("11")
+    page.get_by_role("textbox", name="Your question").press("Enter")
+    expect(page.locator(".turn .text")).to_have_text("The circle is red.")
+    assert chat.bodies[-1]["parameters"] == {"max_new_tokens": 40, "temperature": 0.7, "seed": 11}
+
+    for name in ("Longest answer", "Temperature"):
+        page.get_by_label(name).fill("")
+    expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
+    assert chat.bodies[-1]["parameters"] == {"seed": 11}
+
+
+@pytest.mark.browser
+def test_a_turn_is_copied_edited_and_asked_for_another_answer(chat: FakeChat, tab: Tab) -> None:
+    """What is typed meanwhile is not lost, and another answer is another request with the settings of now."""
+    page = tab.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    turn = ask(page, "What color is it?")
+    expect(turn.locator(".text")).to_have_text("The circle is red.")
+    turn.get_by_role("button", name="Copy").click()
+    expect(page.locator("#announcer")).to_contain_text("Copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == "The circle is red."
+
+    field = page.get_by_role("textbox", name="Your question")
+    field.fill("typed meanwhile")
+    turn.get_by_role("button", name="Another answer").click()
+    expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 2)
+    expect(field).to_have_value("typed meanwhile")
+    field.fill("")
+    turn.get_by_role("button", name="Edit the question").click()
+    expect(field).to_have_value("What color is it?")
+    expect(field).to_be_focused()
+    tab.check_accessibility()
+    assert chat.asked() == ["What color is it?"] * 2
+    assert len({each.headers["amz-sdk-invocation-id"] for each in chat.received[-2:]}) == 2
+
+
+@pytest.mark.browser
+def test_a_picture_is_enlarged(chat: FakeChat, tab: Tab) -> None:
+    """The dialog closes with Escape, and the focus returns to the picture."""
+    page = tab.page
+    page.set_input_files("#file", [picture_file("one.png", (640, 480))])
+    expect(ask(page, "What is it?").locator(".text")).to_have_text("The circle is red.")
+    small = page.get_by_role("button", name="Enlarge one.png")
+    small.click()
+
+    dialog = page.get_by_role("dialog", name="Picture")
+    box = dialog.get_by_role("img", name="one.png").bounding_box()
+    assert box is not None
+    assert (box["width"], box["height"]) == (640, 480)
+    tab.check_accessibility()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(small).to_be_focused()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("scheme", "other"), [("light", "Dark"), ("dark", "Light")])
+def test_colours_are_switched(chat: FakeChat, browser: Browser, scheme: str, other: str) -> None:
+    """The page begins with the system's scheme, and the button changes every colour."""
+    with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", scheme=scheme) as tab:
+        page = tab.page
+        expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+        colours = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+        before = page.evaluate(colours)
+        page.get_by_role("button", name=f"{other} colours").click()
+
+        after = page.evaluate(colours)
+        assert after[0] != before[0]
+        assert after[1] != before[1]
+        tab.check_accessibility()
+        page.get_by_role("button", name=f"{scheme.title()} colours").click()
+        assert page.evaluate(colours) == before
+
+
 # What goes wrong
 
 
@@ -413,6 +518,41 @@ def test_an_instance_lost_in_mid_stream_is_told_and_asked_again(chat: FakeChat, 
     expect(turn.locator(".text")).to_have_text("The circle is red.")
     expect(turn.locator('[data-is="failure"]')).to_be_hidden()
     assert len({each.headers["amz-sdk-invocation-id"] for each in chat.received[-2:]}) == 1
+
+
+@pytest.mark.browser
+def test_a_failed_turn_keeps_its_button_and_is_asked_last(chat: FakeChat, tab: Tab) -> None:
+    """Another question does not take it away; asked again, the turn follows what was said meanwhile."""
+    page = tab.page
+    expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+    chat.instead = [breaking(2)]
+    expect(ask(page, "two").get_by_role("button", name="Ask again")).to_be_visible()
+    expect(ask(page, "three").locator(".text")).to_have_text("The circle is red.")
+    broken = page.locator(".turn", has_text="two")
+
+    broken.get_by_role("button", name="Ask again").click()
+
+    expect(broken.locator(".text")).to_have_text("The circle is red.")
+    expect(page.locator('.turn [data-is="question"]')).to_have_text(["one", "three", "two"])
+    assert chat.asked() == ["one", "two", "three", "two"]
+
+
+@pytest.mark.browser
+def test_a_question_that_can_only_be_refused_is_edited(chat: FakeChat, browser: Browser) -> None:
+    """The handler refuses a conversation that is too long; the same request again would be refused again."""
+    error = {"error": {"code": "ContextTooLong", "message": "The context has at most 80 tokens."}}
+    refuse = answering(400, body=json.dumps(error).encode())
+    with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", refusals=("424",)) as tab:
+        page = tab.page
+        expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+        chat.instead = [refuse]
+        turn = ask(page, "much too long")
+
+        expect(turn).to_contain_text("The context has at most 80 tokens.")
+        expect(turn.get_by_role("button", name="Ask again")).to_have_count(0)
+        turn.get_by_role("button", name="Edit the question").click()
+        expect(page.get_by_role("textbox", name="Your question")).to_have_value("much too long")
+        expect(page.get_by_role("textbox", name="Your question")).to_be_focused()
 
 
 @pytest.mark.browser
@@ -630,3 +770,20 @@ def test_one_of_several_endpoints_is_chosen(make_stage: Callable[..., Stage], br
         page.locator(".switch", has_text="one").click()
         expect(page.get_by_label("Model", exact=True)).to_have_value("llava")
         assert chat.num_opened == 2
+
+
+@pytest.mark.browser
+def test_a_phone_with_two_endpoints_does_not_scroll_sideways(
+    make_stage: Callable[..., Stage], browser: Browser
+) -> None:
+    """The page is not wider than the screen, however long an endpoint's name is."""
+    long = "a-text-model-whose-name-has-fifty-eight-letters-and-digits"
+    stage = make_stage(endpoints={"a": "llava", "b": long})
+    FakeChat(stage)
+    with open_tab(browser, f"{stage.proxy.runtime_url}/chat", size=SMALL_PHONE) as tab:
+        wait_ready(tab.page)
+        for name in (long, "llava"):
+            tab.page.get_by_label("Model", exact=True).select_option(name)
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= SMALL_PHONE[0]
+            assert tab.page.evaluate("scrollX") == 0
+        tab.check_accessibility()

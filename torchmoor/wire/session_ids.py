@@ -104,6 +104,11 @@ def compose(key: bytes, *, endpoint: str, principal: str, nonce: str, expiry: st
     return f"{PREFIX}{nonce}-{expiry}-{instance}-{key_id}{_base32(mac)}"
 
 
+def find_key(text: str, keys: Mapping[str, bytes]) -> bytes | None:
+    """Return the key that an id names as the one it is signed with; None if it is not among these."""
+    return keys.get(text[_KEY_ID])
+
+
 def is_instance_name(name: str) -> bool:
     """True for at most 63 lower-case letters, digits and single hyphens between them."""
     return len(name) <= MAX_INSTANCE_LENGTH and _INSTANCE_FORM.fullmatch(name) is not None

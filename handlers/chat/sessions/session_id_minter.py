@@ -23,7 +23,7 @@ class SessionIdMinter:
     def __init__(
         self, keys: Mapping[str, bytes], instance: str, random_bytes: Callable[[int], bytes] = secrets.token_bytes
     ) -> None:
-        self._keys = dict(keys)
+        self.keys = dict(keys)
         self._random_bytes = random_bytes
         self.instance = instance
 
@@ -45,7 +45,7 @@ class SessionIdMinter:
     def mint(self, expires_at: int, caller: Caller) -> SessionId:
         """Make a new id for this caller. expires_at: seconds since 1970."""
         return mint(
-            self._keys,
+            self.keys,
             instance=self.instance,
             expires_at=expires_at,
             endpoint=caller.endpoint,
@@ -55,4 +55,4 @@ class SessionIdMinter:
 
     def verify(self, text: str, caller: Caller) -> SessionId | None:
         """Read an id; None unless this fleet minted it for this caller."""
-        return verify(text, self._keys, endpoint=caller.endpoint, principal=caller.principal)
+        return verify(text, self.keys, endpoint=caller.endpoint, principal=caller.principal)

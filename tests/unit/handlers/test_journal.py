@@ -13,7 +13,8 @@ from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import CLOSE, Event
-from handlers.journal.journal import ANYONE
+from handlers.journal.event_codec import EventCodec
+from handlers.journal.journal import ANYONE, NO_KEYS
 from handlers.requests import Caller
 from handlers.settings import JournalSettings
 from tests.unit.handlers.test_chat_service import Hold, data_url, features_bytes, holds_nothing, question, reply_of
@@ -75,15 +76,15 @@ def test_a_close_while_one_reads_is_seen(journal: DirectoryJournal, monkeypatch:
     """A partially deleted session is not read as a whole one."""
     for number in range(3):
         journal.append(ID, number, Event(kind="turn", answer=str(number)))
-    decode = Event.decode
+    decode = EventCodec.decode
 
-    def decode_and_close(data: bytes, session_id: str) -> Event:
-        event = decode(data, session_id)
+    def decode_and_close(codec: EventCodec, data: bytes, session_id: str) -> Event:
+        event = decode(codec, data, session_id)
         monkeypatch.undo()
         journal.close(ID, CLOSE)
         return event
 
-    monkeypatch.setattr(Event, "decode", decode_and_close)
+    monkeypatch.setattr(EventCodec, "decode", decode_and_close)
 
     assert [event.kind for event in journal.read(ID)] == ["close"]
 
@@ -149,7 +150,7 @@ def test_a_damaged_image_is_not_given_out(journal: DirectoryJournal, tmp_path: P
 def test_bytes_that_are_no_event_are_refused(data: bytes) -> None:
     """A damaged event is an error and is never skipped."""
     with pytest.raises(ValueError, match=r"."):
-        Event.decode(data, ID)
+        EventCodec(JournalSettings(), NO_KEYS).decode(data, ID)
 
 
 def test_nobody_else_may_read_it(journal: DirectoryJournal, tmp_path: Path) -> None:

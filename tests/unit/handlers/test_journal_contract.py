@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from handlers.journal import redis_scripts, s3_objects
 from handlers.journal.event import CLOSE, DamagedRecord, Event, EventTooLarge, image_hash
-from handlers.journal.journal import EventTaken, Journal, JournalClosed
+from handlers.journal.event_codec import EventCodec
+from handlers.journal.journal import NO_KEYS, EventTaken, Journal, JournalClosed
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 from tests.unit.handlers.journal_stores import HOURS_S, Store, new_id, turn
@@ -172,7 +173,7 @@ def test_of_closes_at_once_one_is_first(store: Store) -> None:
 def test_a_damaged_event_is_refused(store: Store, poison: str) -> None:
     """One that is too large, is not an event or belongs to another session is an error and is never skipped."""
     sid, journal = new_id(), store.reopened(max_event_bytes=1000)
-    owned = Event(kind="open").encode(new_id(), 1000)
+    owned = EventCodec(JournalSettings(), NO_KEYS).encode(Event(kind="open"), new_id())
     data = {"type": b"[]", "utf-8": b"\xff", "size": b"{" * 2000, "owner": owned}[poison]
     journal.append(sid, 0, Event(kind="open"))
     assert len(journal.read(sid)) == 1

@@ -12,6 +12,8 @@ import pytest
 from handlers.errors import SettingsError
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import DamagedRecord, Event
+from handlers.journal.event_codec import EventCodec
+from handlers.journal.journal import NO_KEYS
 from handlers.settings import HandlerSettings, JournalSettings
 from tests.unit.handlers.test_chat_service import data_url
 
@@ -49,7 +51,9 @@ BYTES = {
     "the name of a file as an image": changed(images=["../../../etc/passwd"]),
     "an image that is not one": changed(images=[NOT_AN_IMAGE]),
     "more images than a session may have": changed(images=[NOT_AN_IMAGE] * 9),
-    "another session's event": Event(kind="turn", question="q", answer="a").encode(OTHER_ID, MAX_EVENT_BYTES),
+    "another session's event": EventCodec(LIMITS, NO_KEYS).encode(
+        Event(kind="turn", question="q", answer="a"), OTHER_ID
+    ),
     "an owner of another type": changed(session=[1]),
     "a second opening": changed(kind="open", question="", answer=""),
     "too many bytes": changed(question="a" * MAX_EVENT_BYTES),

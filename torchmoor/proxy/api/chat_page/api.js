@@ -9,16 +9,21 @@ const DENIED = [
   "IncompleteSignatureException",
   "InvalidSignatureException",
 ];
+const FINAL = [400, 406, 413, 415];
 
 // The server said no. kind: the API's name of the error; status: HTTP's.
 export class Refused extends Error {
   name = "Refused";
 
-  constructor(message, kind, status, retryAfterS) {
+  // handlerStatus: the status that the handler gave, or null if the proxy itself refused.
+  constructor(message, kind, status, { retryAfterS = null, handlerStatus = null } = {}) {
     super(message);
-    this.kind = kind;
-    this.status = status;
-    this.retryAfterS = retryAfterS;
+    Object.assign(this, { kind, status, retryAfterS, handlerStatus });
+  }
+
+  // The same request would be refused again, such as one that is longer than the context.
+  get isFinal() {
+    return FINAL.includes(this.handlerStatus ?? this.status);
   }
 
   get isBusy() {
@@ -69,7 +74,10 @@ async function refusalOf(answer) {
   const kind = answer.headers.get("x-amzn-errortype") ?? "";
   const message = body?.OriginalMessage || body?.Message || body?.message || `The server answered ${answer.status}.`;
   const retryAfterS = Number.parseFloat(answer.headers.get("retry-after") ?? "");
-  return new Refused(handlersWords(String(message)), kind, answer.status, Number.isFinite(retryAfterS) ? retryAfterS : null);
+  return new Refused(handlersWords(String(message)), kind, answer.status, {
+    retryAfterS: Number.isFinite(retryAfterS) ? retryAfterS : null,
+    handlerStatus: body?.OriginalStatusCode ?? null,
+  });
 }
 
 // A ModelError's original message may be the handler's whole error body.
@@ -121,7 +129,7 @@ export async function openSession(endpoint, images, options) {
   const body = { requestType: "NEW_SESSION", ...(images.length ? { images } : {}) };
   const answer = await invoke(endpoint, "NEW_SESSION", body, options);
   const [id, ...attributes] = (answer.headers.get("x-amzn-sagemaker-new-session-id") ?? "").split(";");
-  if (!id) throw new Refused("This endpoint answers, but opens no sessions.", "", answer.status, null);
+  if (!id) throw new Refused("This endpoint answers, but opens no sessions.", "", answer.status);
   const expires = attributes.map((each) => each.trim()).find((each) => each.startsWith("Expires="));
   const expiresAt = expires ? Date.parse(expires.slice("Expires=".length)) : Number.NaN;
   await finish(answer);
@@ -137,7 +145,8 @@ export async function closeSession(endpoint, sessionId, options) {
 }
 
 // Asks, and gives {receipt} first and then what `readAnswer` yields.
-export async function* ask(endpoint, sessionId, question, { signal, invocationId }) {
+// parameters: TGI's, such as max_new_tokens.
+export async function* ask(endpoint, sessionId, question, { signal, invocationId, parameters }) {
   const answer = await send(`endpoints/${encodeURIComponent(endpoint)}/invocations-response-stream`, {
     method: "POST",
     headers: {
@@ -146,7 +155,12 @@ export async function* ask(endpoint, sessionId, question, { signal, invocationId
       [SESSION]: sessionId,
       "amz-sdk-invocation-id": invocationId,
     },
-    body: JSON.stringify({ type: "send_text_prompt", prompt_text: question, stream: true }),
+    body: JSON.stringify({
+      type: "send_text_prompt",
+      prompt_text: question,
+      stream: true,
+      ...(Object.keys(parameters).length ? { parameters } : {}),
+    }),
     signal,
   });
   yield { receipt: receiptOf(answer.headers) };

@@ -18,11 +18,10 @@ const WARN_S = [120, 30];
 
 // A question and its answer.
 // state: sending, waiting, streaming, done, stopped, failed. waiting: for what, in words. moved: {from, to} or null.
-// failure: {message, remedy: "again" | "reopen"} or null.
+// failure: {message, remedy: "again" | "reopen" | "edit"} or null.
 export class Turn {
-  constructor(question, pictures) {
-    this.question = question;
-    this.pictures = pictures;
+  constructor(question, pictures, parameters = {}) {
+    Object.assign(this, { question, pictures, parameters });
     this.begin();
   }
 
@@ -66,8 +65,8 @@ export class Session {
     return this.#opening ?? this.turns.find((turn) => turn.isRunning) ?? null;
   }
 
-  async ask(question, pictures) {
-    const turn = new Turn(question, pictures);
+  async ask(question, pictures, parameters) {
+    const turn = new Turn(question, pictures, parameters);
     this.turns.push(turn);
     this.untaken.push(...pictures);
     await this.#run(turn);
@@ -76,6 +75,7 @@ export class Session {
   // The same question once more: as the same request, unless the user ended it.
   async askAgain(turn) {
     if (this.running) return;
+    this.turns.push(...this.turns.splice(this.turns.indexOf(turn), 1)); // it is asked after what was said meanwhile
     turn.begin(turn.state === "stopped" ? undefined : turn.invocationId);
     await this.#run(turn);
   }
@@ -160,7 +160,8 @@ export class Session {
       this.#return(turn, error);
       return;
     }
-    turn.failure = { message: wordsFor(error), remedy: this.#isOver(error) ? "reopen" : "again" };
+    const canRepeat = !(error instanceof api.Refused && error.isFinal);
+    turn.failure = { message: wordsFor(error), remedy: this.#isOver(error) ? "reopen" : canRepeat ? "again" : "edit" };
     if (this.#isOver(error)) this.state = "ended";
   }
 
@@ -214,10 +215,11 @@ export class Session {
   }
 
   async #generate(turn) {
-    const { signal } = turn.controller;
+    const { invocationId, parameters } = turn;
+    const options = { signal: turn.controller.signal, invocationId, parameters };
     const askedAt = performance.now();
     let firstAt = null;
-    for await (const piece of api.ask(this.endpoint, this.#id, turn.question, { signal, invocationId: turn.invocationId })) {
+    for await (const piece of api.ask(this.endpoint, this.#id, turn.question, options)) {
       if (piece.receipt) {
         this.#receive(turn, piece.receipt);
       } else {

@@ -1,0 +1,112 @@
+"""How events are written to a journal.
+
+A journal is input like any other: other programs may write to its store. So an event is checked in full before use, and
+its signature proves that a worker of this fleet wrote it for this session.
+"""
+
+import hmac
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from handlers.journal.event import CLOSE, DamagedRecord, Event, EventTooLarge, check_size
+from handlers.settings import JournalSettings
+from torchmoor.wire.session_hash import session_hash
+from torchmoor.wire.session_ids import find_key
+
+_KINDS = ("open", "images", "turn", "update", "delete", "close")
+_IMAGE = re.compile(r"[0-9a-f]{64}")
+_LATER = ("system", "response", "asked_by")  # not written where empty, so that older versions can read the event
+_SESSION = "session"  # encoded with the event: binds it to its session
+_CONTEXT = "torchmoor-event-v1"  # no message that a fleet signs for another purpose begins so
+
+
+class EventCodec:
+    """Encodes and decodes events.
+
+    keys: of the fleet's session ids, by key id. An event is signed with the key of its session's id. Without that key
+    it has the hash of the session's id instead, which anybody who knows the id can write.
+    """
+
+    def __init__(self, settings: JournalSettings, keys: Mapping[str, bytes]) -> None:
+        self._max_bytes = settings.max_event_bytes
+        self._reads_unsigned = settings.read_unsigned or not keys
+        self._keys = keys
+
+    def encode(self, event: Event, session_id: str) -> bytes:
+        """Encode an event of this session. Raises EventTooLarge."""
+        value = _to_dict(event)
+        value[_SESSION] = self._sign(value, session_id) or session_hash(session_id)
+        data = json.dumps(value, ensure_ascii=False).encode()
+        if len(data) > self._max_bytes:
+            raise EventTooLarge(
+                f"the question and its answer take {len(data)} bytes in the journal, over {self._max_bytes}"
+            )
+        return data
+
+    def decode(self, data: bytes, session_id: str) -> Event:
+        """Decode an event of this session. Raises DamagedRecord."""
+        check_size(len(data), self._max_bytes)
+        try:
+            value: Any = json.loads(data.decode())
+        except (ValueError, RecursionError):
+            raise DamagedRecord("an event is not JSON") from None
+        if not isinstance(value, dict):
+            raise DamagedRecord("an event is not an object")
+        session = value.pop(_SESSION, None)
+        event = _from_dict(value)
+        self._check_session(event, session, session_id)
+        return event
+
+    def decode_close(self, data: bytes, session_id: str) -> Event:
+        """Decode the record of a closed session, which older versions left empty. Raises DamagedRecord."""
+        if not data and self._reads_unsigned:
+            return CLOSE
+        return self.decode(data, session_id)
+
+    def _check_session(self, event: Event, session: Any, session_id: str) -> None:
+        """Raise DamagedRecord unless the event belongs to this session."""
+        if self._reads_unsigned and session in (None, session_hash(session_id)):  # None: of an older version
+            return
+        signature = self._sign(_to_dict(event), session_id)
+        is_text = isinstance(session, str) and session.isascii()
+        if not is_text or signature is None or not hmac.compare_digest(session, signature):
+            raise DamagedRecord("an event is not signed by this fleet for this session")
+
+    def _sign(self, value: Mapping[str, Any], session_id: str) -> str | None:
+        key = find_key(session_id, self._keys)
+        if key is None:
+            return None
+        message = "\n".join((_CONTEXT, session_id, json.dumps(value, sort_keys=True)))
+        return hmac.digest(key, message.encode(), "sha256").hex()
+
+
+def _to_dict(event: Event) -> dict[str, Any]:
+    value = asdict(event)
+    for name in _LATER:
+        if not value[name]:
+            del value[name]
+    return value
+
+
+def _from_dict(value: Mapping[str, Any]) -> Event:
+    """Check the fields of an event and their types. Raises DamagedRecord."""
+    value = {**dict.fromkeys(_LATER, ""), **value}
+    if value.keys() != {each.name for each in fields(Event)}:
+        raise DamagedRecord("an event has other fields than it should")
+    images = value.pop("images")
+    if not isinstance(images, list) or not all(_is_text(each) and _IMAGE.fullmatch(each) for each in images):
+        raise DamagedRecord("an event names images in another form")
+    if not all(_is_text(text) for text in value.values()) or value["kind"] not in _KINDS:
+        raise DamagedRecord("an event has a field of another type or an unknown kind")
+    return Event(**value, images=tuple(images))
+
+
+def _is_text(value: Any) -> bool:
+    """True for a str that is valid Unicode."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
