@@ -21,7 +21,7 @@ RECEIPT = {
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def lines(words: Sequence[str]) -> list[bytes]:
+def lines(words: Sequence[str], finish: str = "eos_token") -> list[bytes]:
     """Return an answer as LMI's JSON lines, one per token."""
     values: list[dict[str, Any]] = [
         {"token": {"id": number, "text": word, "log_prob": -0.1, "special_token": False}}
@@ -29,7 +29,7 @@ def lines(words: Sequence[str]) -> list[bytes]:
     ]
     values[-1] |= {
         "generated_text": "".join(words),
-        "details": {"finish_reason": "eos_token", "generated_tokens": len(words)},
+        "details": {"finish_reason": finish, "generated_tokens": len(words)},
     }
     return [json.dumps(value).encode() + b"\n" for value in values]
 
@@ -43,6 +43,7 @@ class FakeChat:
 
     stage: Stage
     words: Sequence[str] = ("The", " circle", " is", " red", ".")
+    finish: str = "eos_token"
     expires_in_s: float = 3600.0
     gate: Gate | None = None
     instead: list[Behaviour] = field(default_factory=list)
@@ -91,7 +92,7 @@ class FakeChat:
 
     async def _answer(self, wire: Wire) -> None:
         await wire.begin_stream("application/jsonlines", RECEIPT)
-        for number, line in enumerate(lines(self.words)):
+        for number, line in enumerate(lines(self.words, self.finish)):
             if number == 1 and self.gate is not None:
                 await self.gate.pass_through()
             await wire.chunk(line)

@@ -383,6 +383,110 @@ def test_a_handler_that_streams_plain_text_is_shown_too(chat: FakeChat, tab: Tab
     assert chat.asked() == ["one", "two"]
 
 
+@pytest.mark.browser
+def test_an_answer_that_was_cut_off_is_continued(chat: FakeChat, tab: Tab) -> None:
+    """Only the last answer has the button."""
+    page, chat.finish = tab.page, "length"
+    first = ask(page, "Tell me all.")
+    expect(first).to_contain_text("The answer was cut off at its greatest length.")
+    chat.finish = "eos_token"
+    first.get_by_role("button", name="Continue").click()
+
+    expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 2)
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+    assert chat.asked() == ["Tell me all.", "Continue where you stopped."]
+
+
+@pytest.mark.browser
+def test_settings_are_sent_with_the_next_questions(chat: FakeChat, tab: Tab) -> None:
+    """A wrong value is shown at its field and nothing is asked; an empty field is not sent."""
+    page = tab.page
+    settings = page.locator("#settings")
+    settings.locator("summary").click()
+    tab.check_accessibility()
+    page.get_by_label("Longest answer").fill("0")
+    settings.locator("summary").click()
+    page.get_by_role("textbox", name="Your question").fill("one")
+    submit_question(page)
+    expect(page.get_by_label("Longest answer")).to_be_focused()
+    expect(page.locator(".turn")).to_have_count(0)
+
+    page.get_by_label("Longest answer").fill("40")
+    page.get_by_label("Temperature").fill("0.7")
+    page.get_by_label("Seed").fill("11")
+    page.get_by_role("textbox", name="Your question").press("Enter")
+    expect(page.locator(".turn .text")).to_have_text("The circle is red.")
+    assert chat.bodies[-1]["parameters"] == {"max_new_tokens": 40, "temperature": 0.7, "seed": 11}
+
+    for name in ("Longest answer", "Temperature"):
+        page.get_by_label(name).fill("")
+    expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
+    assert chat.bodies[-1]["parameters"] == {"seed": 11}
+
+
+@pytest.mark.browser
+def test_a_turn_is_copied_edited_and_asked_for_another_answer(chat: FakeChat, tab: Tab) -> None:
+    """What is typed meanwhile is not lost, and another answer is another request with the settings of now."""
+    page = tab.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    turn = ask(page, "What color is it?")
+    expect(turn.locator(".text")).to_have_text("The circle is red.")
+    turn.get_by_role("button", name="Copy").click()
+    expect(page.locator("#announcer")).to_contain_text("Copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == "The circle is red."
+
+    field = page.get_by_role("textbox", name="Your question")
+    field.fill("typed meanwhile")
+    turn.get_by_role("button", name="Another answer").click()
+    expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 2)
+    expect(field).to_have_value("typed meanwhile")
+    field.fill("")
+    turn.get_by_role("button", name="Edit the question").click()
+    expect(field).to_have_value("What color is it?")
+    expect(field).to_be_focused()
+    tab.check_accessibility()
+    assert chat.asked() == ["What color is it?"] * 2
+    assert len({each.headers["amz-sdk-invocation-id"] for each in chat.received[-2:]}) == 2
+
+
+@pytest.mark.browser
+def test_a_picture_is_enlarged(chat: FakeChat, tab: Tab) -> None:
+    """The dialog closes with Escape, and the focus returns to the picture."""
+    page = tab.page
+    page.set_input_files("#file", [picture_file("one.png", (640, 480))])
+    expect(ask(page, "What is it?").locator(".text")).to_have_text("The circle is red.")
+    small = page.get_by_role("button", name="Enlarge one.png")
+    small.click()
+
+    dialog = page.get_by_role("dialog", name="Picture")
+    box = dialog.get_by_role("img", name="one.png").bounding_box()
+    assert box is not None
+    assert (box["width"], box["height"]) == (640, 480)
+    tab.check_accessibility()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(small).to_be_focused()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("scheme", "other"), [("light", "Dark"), ("dark", "Light")])
+def test_colours_are_switched(chat: FakeChat, browser: Browser, scheme: str, other: str) -> None:
+    """The page begins with the system's scheme, and the button changes every colour."""
+    with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", scheme=scheme) as tab:
+        page = tab.page
+        expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+        colours = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+        before = page.evaluate(colours)
+        page.get_by_role("button", name=f"{other} colours").click()
+
+        after = page.evaluate(colours)
+        assert after[0] != before[0]
+        assert after[1] != before[1]
+        tab.check_accessibility()
+        page.get_by_role("button", name=f"{scheme.title()} colours").click()
+        assert page.evaluate(colours) == before
+
+
 # What goes wrong
 
 

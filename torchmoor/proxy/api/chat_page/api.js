@@ -145,7 +145,8 @@ export async function closeSession(endpoint, sessionId, options) {
 }
 
 // Asks, and gives {receipt} first and then what `readAnswer` yields.
-export async function* ask(endpoint, sessionId, question, { signal, invocationId }) {
+// parameters: TGI's, such as max_new_tokens.
+export async function* ask(endpoint, sessionId, question, { signal, invocationId, parameters }) {
   const answer = await send(`endpoints/${encodeURIComponent(endpoint)}/invocations-response-stream`, {
     method: "POST",
     headers: {
@@ -154,7 +155,12 @@ export async function* ask(endpoint, sessionId, question, { signal, invocationId
       [SESSION]: sessionId,
       "amz-sdk-invocation-id": invocationId,
     },
-    body: JSON.stringify({ type: "send_text_prompt", prompt_text: question, stream: true }),
+    body: JSON.stringify({
+      type: "send_text_prompt",
+      prompt_text: question,
+      stream: true,
+      ...(Object.keys(parameters).length ? { parameters } : {}),
+    }),
     signal,
   });
   yield { receipt: receiptOf(answer.headers) };

@@ -1,6 +1,7 @@
 // The question and the pictures that are about to be sent.
 
 import { BadPicture, LIMITS_IN_WORDS, makeSample, readPicture, SAMPLES } from "./pictures.js";
+import { checkParameters } from "./settings.js";
 import { $, announce, complain, say, showPicture } from "./view.js";
 import { number, plural } from "./words.js";
 
@@ -108,6 +109,7 @@ export class Composer {
   }
 
   ask(question) {
+    if (!checkParameters()) return;
     const { pictures } = this.#session.draft;
     this.#session.draft = { text: "", pictures: [] };
     $("question").value = "";

@@ -3,11 +3,13 @@
 import * as api from "./api.js";
 import { Composer } from "./composer.js";
 import { Session } from "./session.js";
+import { chosenParameters } from "./settings.js";
 import { $, alarm, announce, complain, Log, movedInWords, reveal, say, showSessions, switchButtonOf } from "./view.js";
 import { setReasons, span } from "./words.js";
 
 const TICK_MS = 1000;
 const RETRY_MS = 3000;
+const CONTINUE = "Continue where you stopped.";
 const log = new Log();
 const composer = new Composer(ask, () => current.stop());
 const heard = new WeakSet(); // turns whose beginning was announced
@@ -19,7 +21,7 @@ const hooks = {
   onTurn(session, turn) {
     if (!sessions.includes(session)) return; // it was closed meanwhile
     for (const each of session.turns) {
-      if (each === turn || each.failure || each.state === "stopped") log.update(session, each, remedyFor(session, each));
+      if (each === turn || each.failure || each.state === "stopped" || wasCut(each)) log.update(session, each, remedyFor(session, each), toolsFor(session, each));
     }
     tell(session, turn);
     refresh(session);
@@ -52,8 +54,30 @@ function remedyFor(session, turn) {
   if (turn.failure?.remedy === "edit") return { label: "Edit the question", run: () => composer.write(turn.question) };
   if (turn.failure && (turn.failure.remedy === "reopen" || session.state === "ended")) return { label: reopenWords(session), run: () => reopen(session, turn) };
   if (turn.failure || turn.state === "stopped") return { label: "Ask again", run: () => askAgain(session, turn) };
+  if (wasCut(turn) && turn === session.turns.at(-1) && session.state === "open") {
+    return { label: "Continue", run: () => ask(CONTINUE, []) };
+  }
   return null;
 }
+
+function toolsFor(session, turn) {
+  return {
+    copy: navigator.clipboard && (() => copy(turn.text)), // plain HTTP from another machine has no clipboard
+    edit: () => composer.write(turn.question),
+    another: () => session.running || session.state === "closed" || ask(turn.question, []),
+  };
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    announce("Copied.");
+  } catch (error) {
+    complain(`The answer cannot be copied: ${error.message}`);
+  }
+}
+
+const wasCut = (turn) => turn.state === "done" && turn.finish === "length";
 
 function askAgain(session, turn) {
   if (session.running) return;
@@ -172,7 +196,7 @@ async function ask(question, pictures) {
     return;
   }
   announce("Asked.");
-  session.ask(question, pictures);
+  session.ask(question, pictures, chosenParameters());
 }
 
 function showExpiry() {
@@ -264,9 +288,17 @@ $("new-session").onclick = () => {
   $("question").focus();
 };
 $("endpoint").onchange = startSession;
+const isDark = matchMedia("(prefers-color-scheme: dark)");
+function showScheme(scheme) {
+  document.documentElement.dataset.scheme = scheme;
+  say($("scheme-button"), scheme === "dark" ? "Light colours" : "Dark colours");
+}
+$("scheme-button").onclick = () => showScheme(document.documentElement.dataset.scheme === "dark" ? "light" : "dark");
+showScheme(isDark.matches ? "dark" : "light");
+isDark.onchange = () => showScheme(isDark.matches ? "dark" : "light");
 $("token-button").onclick = () => askForToken("");
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && current?.running && !$("token-dialog").open) current.stop();
+  if (event.key === "Escape" && current?.running && !document.querySelector("dialog[open]")) current.stop();
 });
 addEventListener("offline", () => complain("The network is gone. What is typed here stays."));
 addEventListener("online", () => complain(""));

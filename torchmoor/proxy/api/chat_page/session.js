@@ -20,9 +20,8 @@ const WARN_S = [120, 30];
 // state: sending, waiting, streaming, done, stopped, failed. waiting: for what, in words. moved: {from, to} or null.
 // failure: {message, remedy: "again" | "reopen" | "edit"} or null.
 export class Turn {
-  constructor(question, pictures) {
-    this.question = question;
-    this.pictures = pictures;
+  constructor(question, pictures, parameters = {}) {
+    Object.assign(this, { question, pictures, parameters });
     this.begin();
   }
 
@@ -66,8 +65,8 @@ export class Session {
     return this.#opening ?? this.turns.find((turn) => turn.isRunning) ?? null;
   }
 
-  async ask(question, pictures) {
-    const turn = new Turn(question, pictures);
+  async ask(question, pictures, parameters) {
+    const turn = new Turn(question, pictures, parameters);
     this.turns.push(turn);
     this.untaken.push(...pictures);
     await this.#run(turn);
@@ -216,10 +215,11 @@ export class Session {
   }
 
   async #generate(turn) {
-    const { signal } = turn.controller;
+    const { invocationId, parameters } = turn;
+    const options = { signal: turn.controller.signal, invocationId, parameters };
     const askedAt = performance.now();
     let firstAt = null;
-    for await (const piece of api.ask(this.endpoint, this.#id, turn.question, { signal, invocationId: turn.invocationId })) {
+    for await (const piece of api.ask(this.endpoint, this.#id, turn.question, options)) {
       if (piece.receipt) {
         this.#receive(turn, piece.receipt);
       } else {

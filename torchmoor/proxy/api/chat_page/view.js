@@ -41,6 +41,7 @@ export function showPicture(picture, onRemove) {
   image.title = picture.description;
   part(element, "note").textContent = onRemove ? picture.note : "";
   const remove = part(element, "remove");
+  if (!onRemove) image.replaceWith(zoomable(image));
   if (onRemove) {
     remove.setAttribute("aria-label", `Remove ${picture.name}`);
     remove.onclick = onRemove;
@@ -48,6 +49,18 @@ export function showPicture(picture, onRemove) {
     remove.remove();
   }
   return element;
+}
+
+// A button around a picture that shows it in its own size, as far as there is room.
+function zoomable(image) {
+  const button = Object.assign(document.createElement("button"), { type: "button", className: "zoom" });
+  button.setAttribute("aria-label", `Enlarge ${image.alt}`);
+  button.append(image.cloneNode());
+  button.onclick = () => {
+    Object.assign($("zoom").querySelector("img"), { src: image.src, alt: image.alt });
+    $("zoom").showModal();
+  };
+  return button;
 }
 
 // Elements of turns and notices, by session; only the current session's are in the page.
@@ -129,8 +142,8 @@ export class Log {
     return element;
   }
 
-  // The turn as it is now. remedy: {label, run} or null.
-  update(session, turn, remedy = null) {
+  // The turn as it is now. remedy: {label, run} or null. tools: what its other buttons do, {copy, edit, another}.
+  update(session, turn, remedy, tools) {
     const element = this.#turns.get(turn) ?? this.#add(session, turn);
     keepAtEnd(() => {
       say(part(element, "text"), turn.text);
@@ -150,6 +163,11 @@ export class Log {
           $("question").focus();
           remedy.run();
         };
+      }
+      part(element, "tools").hidden = turn.state !== "done";
+      for (const [name, run] of Object.entries(tools)) {
+        part(element, name).hidden = !run;
+        part(element, name).onclick = run;
       }
       if (!turn.isRunning) showReceipt(part(element, "receipt"), turn.receipt);
       else part(element, "receipt").hidden = true;

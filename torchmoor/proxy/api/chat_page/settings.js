@@ -1,0 +1,19 @@
+// What the user has chosen for the next answers; an empty field leaves the choice to the server.
+
+import { $ } from "./view.js";
+
+const FIELDS = { max_new_tokens: "max-tokens", temperature: "temperature", seed: "seed" };
+
+export function chosenParameters() {
+  const given = Object.entries(FIELDS).filter(([, id]) => $(id).value !== "");
+  return Object.fromEntries(given.map(([name, id]) => [name, Number($(id).value)]));
+}
+
+// Show what is wrong with a field, if anything is; returns whether all can be sent.
+export function checkParameters() {
+  const wrong = Object.values(FIELDS).find((id) => !$(id).validity.valid);
+  if (!wrong) return true;
+  $("settings").open = true;
+  $(wrong).reportValidity();
+  return false;
+}
