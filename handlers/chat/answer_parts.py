@@ -56,11 +56,12 @@ class WrittenCall:
 
 @dataclass(slots=True)
 class AnswerMessage:
-    """A whole answer by its parts."""
+    """A whole answer by its parts. num_reasoning_tokens: pieces of text that had reasoning, or its marks."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[WrittenCall] = field(default_factory=list)
+    num_reasoning_tokens: int = field(default=0, compare=False)
 
     def add(self, part: AnswerPart) -> None:
         match part:
@@ -98,8 +99,11 @@ class AnswerReader:
     def read(self, text: str) -> list[AnswerPart]:
         """Return the parts that one more piece of text makes certain."""
         self._buffer += text
+        was_thought, num_chars = self._read == self._read_thought, len(self.message.reasoning)
         while self._read():
             pass
+        is_thought = was_thought or self._read == self._read_thought or len(self.message.reasoning) > num_chars
+        self.message.num_reasoning_tokens += is_thought
         return self._take()
 
     def finish(self) -> list[AnswerPart]:

@@ -69,7 +69,7 @@ class Conversations:
         with self.found(command.caller, command.conversation_id) as session:
             if command.item_id:
                 item, place = _find_item(session, command.item_id), read_item_id(command.item_id)
-                if any(part["type"] == "input_image" for part in item["content"]):
+                if any(part["type"] == "input_image" for part in item.get("content", ())):
                     raise InvalidRequest("an item with a picture cannot be deleted; delete the conversation")
                 assert place is not None
                 event = Event(kind="delete", question=f"{place.number}_{place.item}")

@@ -6,7 +6,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from handlers.chat.checks import is_unicode, names
-from handlers.chat.messages import ImagePart, ImageReference, Message, Part, TextPart, images_of
+from handlers.chat.messages import (
+    ASSISTANT,
+    TOOL,
+    ImagePart,
+    ImageReference,
+    Message,
+    Part,
+    TextPart,
+    ToolCall,
+    images_of,
+    joined,
+    read_call,
+)
 from handlers.chat.pictures.addresses import DATA, find_scheme, is_address
 from handlers.errors import ContextTooLong, InvalidRequest
 
@@ -95,20 +107,12 @@ def write_items(items: Sequence[Item]) -> str:
     return json.dumps([item.value for item in items], ensure_ascii=False)
 
 
-def answer_item(text: str, *, is_complete: bool = True) -> Item:
-    """Make the item of a model's answer."""
-    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-    status = "completed" if is_complete else "incomplete"
-    value = {"type": "message", "role": "assistant", "status": status, "content": [part]}
-    return Item(value, Message("assistant", (TextPart(text),)))
-
-
 def messages_of(items: Sequence[Item], num_images: int) -> list[dict[str, Any]]:
     """Make the messages for the chat template.
 
     num_images: of the turn. Those that no item has were added before it: they precede the first question.
     """
-    messages = [item.message.for_template() for item in items]
+    messages = [message.for_template() for message in joined([item.message for item in items])]
     num_added = num_images - sum(part["type"] == "image" for each in messages for part in each["content"])
     if num_added > 0:
         question = next((each for each in messages if each["role"] == "user"), None)
@@ -135,14 +139,12 @@ def _item(given: Any, where: str, files: Mapping[str, bytes] | None) -> Item:
         raise InvalidRequest(f"{where} must be an object", param=where, api_code="invalid_type")
     given = {name: value for name, value in given.items() if value is not None}
     kind = given.get("type", "message")
+    if kind in _OTHERS:
+        return _OTHERS[kind](given, where)
     if kind != "message":
         shown = names([kind])
         raise InvalidRequest(f"{where}: items of type {shown} are not supported here", param=where)
-    unknown = set(given) - _FIELDS
-    if unknown:
-        raise InvalidRequest(
-            f"Unknown parameter: '{where}.{min(unknown)[:40]}'.", param=where, api_code="unknown_parameter"
-        )
+    _check_fields(given, _FIELDS, where)
     role, phase = given.get("role"), given.get("phase")
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
@@ -150,9 +152,7 @@ def _item(given: Any, where: str, files: Mapping[str, bytes] | None) -> Item:
         raise InvalidRequest(
             f"{where}.phase must be {' or '.join(_PHASES)}, of an assistant's message", param=f"{where}.phase"
         )
-    status = given.get("status", "completed")
-    if status not in ("completed", "incomplete", "in_progress"):
-        raise InvalidRequest(f"{where}.status must be completed or incomplete", param=f"{where}.status")
+    status = _read_status(given, where)
     content, where = given.get("content"), f"{where}.content"
     if isinstance(content, str):
         content = [{"type": "output_text" if role == "assistant" else "input_text", "text": content}]
@@ -163,6 +163,77 @@ def _item(given: Any, where: str, files: Mapping[str, bytes] | None) -> Item:
     if phase is not None:
         value["phase"] = phase
     return Item(value, Message(_ROLES[role], tuple(part for part, _ in parts)))
+
+
+def _check_fields(given: dict[str, Any], known: set[str], where: str) -> None:
+    unknown = set(given) - known
+    if unknown:
+        raise InvalidRequest(
+            f"Unknown parameter: '{where}.{min(unknown)[:40]}'.", param=where, api_code="unknown_parameter"
+        )
+
+
+def _read_status(given: dict[str, Any], where: str) -> str:
+    status = given.get("status", "completed")
+    if status not in ("completed", "incomplete", "in_progress"):
+        raise InvalidRequest(f"{where}.status must be completed or incomplete", param=f"{where}.status")
+    return str(status)
+
+
+_CALL_TEXTS = ("call_id", "name", "arguments")
+
+
+def _call(given: dict[str, Any], where: str) -> Item:
+    """Read a call that the model made, perhaps with arguments that are no object."""
+    _check_fields(given, {"type", "id", "status", *_CALL_TEXTS}, where)
+    status = _read_status(given, where)
+    call_id, name, text = (_text(given.get(each), f"{where}.{each}") for each in _CALL_TEXTS)
+    value = {"type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": text}
+    call = read_call(call_id, name, text)
+    return Item(value, Message(ASSISTANT, (), (call or ToolCall(call_id, name, {"arguments": text}),)))
+
+
+def _result(given: dict[str, Any], where: str) -> Item:
+    """Read the result of a call."""
+    _check_fields(given, {"type", "id", "call_id", "output", "status"}, where)
+    call_id, status = _text(given.get("call_id"), f"{where}.call_id"), _read_status(given, where)
+    output, where = given.get("output"), f"{where}.output"
+    parts = [{"type": "input_text", "text": output}] if isinstance(output, str) else output
+    if not isinstance(parts, list) or not parts:
+        raise InvalidRequest(f"{where} must be a text or a list of parts", param=where)
+    said = [_part(part, TOOL, f"{where}[{i}]", None) for i, part in enumerate(parts)]
+    shown = output if isinstance(output, str) else [part for _, part in said]
+    value = {"type": "function_call_output", "status": status, "call_id": call_id, "output": shown}
+    return Item(value, Message(TOOL, tuple(part for part, _ in said), call_id=call_id))
+
+
+def _reasoning(given: dict[str, Any], where: str) -> Item:
+    """Read reasoning: its text, or the summary if it has no other."""
+    _check_fields(given, {"type", "id", "summary", "content", "encrypted_content", "status"}, where)
+    shown: dict[str, Any] = {"type": "reasoning", "status": _read_status(given, where)}
+    for name, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
+        parts, at = given.get(name, []), f"{where}.{name}"
+        if not isinstance(parts, list) or not all(isinstance(p, dict) and p.get("type") == kind for p in parts):
+            raise InvalidRequest(f"{at} must be a list of parts of type {kind}", param=at)
+        shown[name] = [{"type": kind, "text": _text(p.get("text"), f"{at}[{i}].text")} for i, p in enumerate(parts)]
+    text = "\n\n".join(part["text"] for part in shown["content"] or shown["summary"])
+    return Item({**shown, "encrypted_content": None}, Message(ASSISTANT, (), reasoning=text))
+
+
+_OTHERS = {"function_call": _call, "function_call_output": _result, "reasoning": _reasoning}
+
+
+def check_results(items: Sequence[Item], earlier: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidRequest if one of the items is the result of a call that nothing before it makes.
+
+    earlier: messages for the chat template.
+    """
+    called = {call["id"] for message in earlier for call in message.get("tool_calls", ())}
+    for item in items:
+        called |= {call.id for call in item.message.calls}
+        if item.message.role == TOOL and item.message.call_id not in called:
+            shown = item.message.call_id[:64]
+            raise InvalidRequest(f"No tool call found for function call output with call_id {shown}.", param="input")
 
 
 def _part(given: Any, role: str, where: str, files: Mapping[str, bytes] | None) -> tuple[Part, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from handlers.errors import InvalidRequest
@@ -41,6 +41,17 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": function}
 
 
+def read_call(call_id: Any, name: Any, arguments: Any) -> ToolCall | None:
+    """Read a call whose arguments are JSON text; None if they are no object, or if it has no id or name."""
+    try:
+        value = json.loads(arguments or "{}")
+        json.dumps([call_id, name, value], ensure_ascii=False).encode()
+    except (ValueError, TypeError, RecursionError):
+        return None
+    is_call = isinstance(value, dict) and isinstance(call_id, str) and isinstance(name, str)
+    return ToolCall(call_id, name, value) if is_call else None
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """role: system, user, assistant or tool. calls: the assistant's. call_id: what a tool's message answers.
@@ -53,6 +64,11 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     reasoning: str = ""
+
+    @property
+    def num_chars(self) -> int:
+        texts = sum(len(part.text) for part in self.parts if isinstance(part, TextPart))
+        return texts + len(self.reasoning) + sum(len(str(call.arguments)) for call in self.calls)
 
     def for_template(self) -> dict[str, Any]:
         """Make the message for the chat template: its texts, and the places of its images."""
@@ -67,6 +83,19 @@ class Message:
         if self.call_id:
             message["tool_call_id"] = self.call_id
         return message
+
+
+def joined(messages: Sequence[Message]) -> list[Message]:
+    """Make one message of the assistant's reasoning, text and calls that follow each other."""
+    found: list[Message] = []
+    for each in messages:
+        last = found[-1] if found else None
+        is_more = last is not None and last.role == each.role == ASSISTANT and not each.reasoning
+        if last is not None and is_more and ((not each.parts and each.calls) or not (last.parts or last.calls)):
+            last = found.pop()
+            each = replace(last, parts=(*last.parts, *each.parts), calls=(*last.calls, *each.calls))
+        found.append(each)
+    return found
 
 
 def question_message(text: str, num_images: int) -> dict[str, Any]:

@@ -108,6 +108,7 @@ class Parameters:
         lambda v: isinstance(v, Mapping), "an object with a type and a value", convert=read_tgi_grammar
     )
     tools: ToolUse | None = None  # that the answer may call; each dialect has fields of its own for them
+    reasoning_field: str = ""  # in which the client asks for reasoning, for errors; empty if it does not
     length_field: str = "parameters.max_new_tokens"  # the client's name of max_new_tokens, for errors
 
     @property

@@ -185,8 +185,7 @@ class ResourceService:
 
     def _generate_after(self, found: StoredResponse, ask: Ask) -> Generate:
         assert ask.draft is not None
-        items = [*self._responses.repeat(found.session, found.number), *ask.draft.items]
-        return generate(ask, [*ask.draft.instructions, *(item.message for item in items)])
+        return generate(ask, ask.draft.instructions, self._responses.repeat(found.session, found.number))
 
 
 def find_fetches(command: Resource) -> str | None:

@@ -65,7 +65,8 @@ class StoredResponses:
             asked = read_items(event.question)
             if command.items is not None:
                 return show_page(show_items(asked, session_id, number), command.items)
-            return show_response(json.loads(event.response), read_items(event.answer), session_id, number, len(asked))
+            output = [item.value for item in read_items(event.answer)]
+            return show_response(json.loads(event.response), output, session_id, number, len(asked))
 
     def stream(self, command: ShowResponse, reply: PendingReply) -> None:
         """Repeat a response's stream."""

@@ -39,17 +39,17 @@ class ToolUse:
         return len(json.dumps(self.definitions, ensure_ascii=False))
 
 
-def read_tools(given: Mapping[str, Any]) -> ToolUse | None:
+def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | None:
     """Read `tools`, `tool_choice` and `parallel_tool_calls`; None if the answer may call nothing.
 
-    Raises InvalidRequest.
+    is_flat: as in responses, where a function's fields are not nested in `function`. Raises InvalidRequest.
     """
     tools = given.get("tools", [])
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"'tools' must be a list of at most {MAX_TOOLS} tools", param="tools")
     definitions = {}
     for index, tool in enumerate(tools):
-        definition = _read_tool(tool, f"tools[{index}]")
+        definition = _read_tool(tool, f"tools[{index}]", is_flat)
         definitions[definition["function"]["name"]] = definition
     is_parallel = given.get("parallel_tool_calls", True)
     if not is_bool(is_parallel):
@@ -57,15 +57,17 @@ def read_tools(given: Mapping[str, Any]) -> ToolUse | None:
     choice = given.get("tool_choice", "auto")
     if choice == "none" or (choice == "auto" and not definitions):
         return None
-    chosen, must_call = _read_choice(choice, list(definitions))
-    return ToolUse(tuple(definitions[name] for name in chosen), must_call, is_parallel)
+    chosen, must_call = _read_choice(choice, list(definitions), is_flat)
+    is_one = isinstance(choice, dict) and choice["type"] == "function"  # a function that is named is called once
+    return ToolUse(tuple(definitions[name] for name in chosen), must_call, is_parallel and not is_one)
 
 
-def _read_tool(given: Any, where: str) -> dict[str, Any]:
-    if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(given.get("function"), dict):
-        raise InvalidRequest(f"{where} must be an object of type function with 'function'", param=where)
-    function = given["function"]
-    where += ".function"
+def _read_tool(given: Any, where: str, is_flat: bool) -> dict[str, Any]:
+    function = _member(given, "function", is_flat)
+    if function is None or given.get("type") != "function":
+        wanted = "" if is_flat else " with 'function'"
+        raise InvalidRequest(f"{where} must be an object of type function{wanted}", param=where)
+    where += "" if is_flat else ".function"
     name, about = function.get("name"), function.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidRequest(
@@ -82,7 +84,13 @@ def _read_tool(given: Any, where: str) -> dict[str, Any]:
     return {"type": "function", "function": known}
 
 
-def _read_choice(given: Any, names: Sequence[str]) -> tuple[list[str], bool]:
+def _member(given: Any, name: str, is_flat: bool) -> dict[str, Any] | None:
+    """Return the object that is nested under this name, or the one that is given itself; None for anything else."""
+    value = given.get(name) if isinstance(given, dict) and not is_flat else given
+    return value if isinstance(value, dict) else None
+
+
+def _read_choice(given: Any, names: Sequence[str], is_flat: bool) -> tuple[list[str], bool]:
     """Return the names that may be called, and whether one must be."""
     if given in ("auto", "required"):
         if not names:
@@ -90,22 +98,22 @@ def _read_choice(given: Any, names: Sequence[str]) -> tuple[list[str], bool]:
         return list(names), given == "required"
     kind = given.get("type") if isinstance(given, dict) else None
     if kind == "function":
-        return [_named(given, names)], True
-    allowed = given.get("allowed_tools") if kind == "allowed_tools" else None
-    if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
+        return [_named(given, names, is_flat)], True
+    allowed = _member(given, "allowed_tools", is_flat) if kind == "allowed_tools" else None
+    if allowed is None or allowed.get("mode") not in ("auto", "required"):
         raise InvalidRequest(
             "'tool_choice' must be none, auto, required, a function or allowed_tools", param="tool_choice"
         )
     tools = allowed.get("tools")
     if not isinstance(tools, list) or not tools:
-        raise InvalidRequest("tool_choice.allowed_tools.tools must be a list of functions", param="tool_choice")
-    wanted = {_named(tool, names) for tool in tools}
+        raise InvalidRequest("the tools of 'allowed_tools' must be a list of functions", param="tool_choice")
+    wanted = {_named(tool, names, is_flat) for tool in tools}
     return [name for name in names if name in wanted], allowed["mode"] == "required"
 
 
-def _named(given: Any, names: Sequence[str]) -> str:
-    function = given.get("function") if isinstance(given, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
+def _named(given: Any, names: Sequence[str], is_flat: bool) -> str:
+    function = _member(given, "function", is_flat)
+    name = None if function is None else function.get("name")
     if not isinstance(name, str) or name not in names:
         raise InvalidRequest("'tool_choice' names a function that is not among the 'tools'", param="tool_choice")
     return name

@@ -1,6 +1,5 @@
 """The dialect of OpenAI's chat completions: bodies with `messages`, and their answers."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +8,12 @@ from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Con
 from handlers.chat.checks import is_unicode, names
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.openai_fields import (
+    EFFORTS,
     IGNORED,
     MAX_NAME_CHARS,
+    REASONING_WANTED,
+    find_reasoning,
+    is_reasoning,
     make_answer_id,
     read_flag,
     read_include_usage,
@@ -21,7 +24,7 @@ from handlers.chat.dialects.openai_fields import (
 )
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.grammars import read_response_format
-from handlers.chat.messages import ImagePart, Message, Part, TextPart, ToolCall
+from handlers.chat.messages import ImagePart, Message, Part, TextPart, ToolCall, read_call
 from handlers.chat.parameters import OPENAI_NAMES, Parameters
 from handlers.chat.pictures.addresses import is_address
 from handlers.chat.tools import TOOL_FIELDS, read_tools
@@ -43,6 +46,8 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "modalities": (lambda v: v == ["text"], 'absent or ["text"]'),
     "store": (lambda v: v is False, "false: answers are not kept"),
     "service_tier": (lambda v: v in ("auto", "default"), "absent: there is one tier"),
+    "reasoning": (is_reasoning, REASONING_WANTED),
+    "reasoning_effort": (lambda v: is_reasoning({"effort": v}), f"one of {', '.join(filter(None, EFFORTS))}"),
 }
 _FIELDS = {"messages", "model", "stream", "stream_options", "logprobs", "response_format", *TOOL_FIELDS}
 _MESSAGE_FIELDS = {"role", "content", "name"}
@@ -88,6 +93,7 @@ def _parameters(given: dict[str, Any]) -> Parameters:
     if "response_format" in given:
         values["grammar"] = read_response_format(given["response_format"])
     values["tools"] = read_tools(given)
+    values["reasoning_field"] = find_reasoning(given)
     return Parameters(**values)
 
 
@@ -141,18 +147,11 @@ def _call(given: Any, where: str) -> ToolCall:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(function, dict) or not isinstance(given.get("id"), str):
         raise InvalidRequest(f"{where} must be an object with 'id' and 'function'", param=where)
-    name, text = function.get("name"), function.get("arguments")
-    try:
-        arguments = json.loads(text or "{}")
-        if not isinstance(arguments, dict) or not isinstance(name, str):
-            raise TypeError("not an object, or no name")
-        json.dumps([given["id"], name, arguments], ensure_ascii=False).encode()
-    except (ValueError, TypeError, RecursionError):
+    call = read_call(given["id"], function.get("name"), function.get("arguments"))
+    if call is None:
         where += ".function"
-        raise InvalidRequest(
-            f"{where} must have a name, and arguments that are a JSON object as text", param=where
-        ) from None
-    return ToolCall(given["id"], name, arguments)
+        raise InvalidRequest(f"{where} must have a name, and arguments that are a JSON object as text", param=where)
+    return call
 
 
 def _part(given: Any, role: str, where: str) -> Part:

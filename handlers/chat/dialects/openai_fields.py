@@ -12,6 +12,9 @@ from handlers.requests import Incoming
 from torchmoor.wire import headers as wire
 
 MAX_NAME_CHARS = 256
+EFFORTS = (None, "none", "minimal", "low", "medium", "high", "xhigh")
+SUMMARIES = (None, "auto", "concise", "detailed")
+REASONING_WANTED = "an object with an effort and a summary"
 IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # a client's own labels
 
 
@@ -63,15 +66,38 @@ def read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def is_reasoning(given: Any) -> bool:
+    """Return whether a value is OpenAI's `reasoning`: an effort and a kind of summary."""
+    return (
+        isinstance(given, dict)
+        and set(given) <= {"effort", "summary"}
+        and given.get("effort") in EFFORTS
+        and given.get("summary") in SUMMARIES
+    )
+
+
+def find_reasoning(given: Mapping[str, Any]) -> str:
+    """Return the field in which a request asks for reasoning; empty if none does. How much is the model's own choice.
+
+    given: a request whose fields `is_reasoning` has checked.
+    """
+    reasoning = given.get("reasoning", {})
+    if reasoning.get("summary") is not None or reasoning.get("effort") not in (None, "none"):
+        return "reasoning"
+    return "" if given.get("reasoning_effort") in (None, "none") else "reasoning_effort"
+
+
 def write_event(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
 def write_usage(summary: Summary) -> dict[str, Any]:
     prompt, answer = summary.num_prompt_tokens, summary.num_tokens
+    num_reasoning = 0 if summary.message is None else summary.message.num_reasoning_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": answer,
         "total_tokens": prompt + answer,
         "prompt_tokens_details": {"cached_tokens": summary.num_cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning},
     }

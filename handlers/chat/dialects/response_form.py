@@ -5,11 +5,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handlers.chat.answer_parts import Content
+from handlers.chat.answer_parts import AnswerPart, Content
 from handlers.chat.commands import ItemQuery
+from handlers.chat.dialects.response_stream import ResponseStream
 from handlers.chat.forms import Summary, Token, encode
-from handlers.chat.items import Item, answer_item, read_items, text_of, write_items
+from handlers.chat.items import Item, read_items, text_of
 from handlers.chat.messages import Message
+from handlers.chat.output_items import OutputItems
 from handlers.errors import HandlerError, InvalidRequest
 from torchmoor.wire.response_ids import compaction_id, item_id, response_id
 
@@ -24,7 +26,7 @@ class ResponseForm:
     fields: of the object, as the request decides them. items: what the client says. instructions: precede the
     conversation in this prompt only. after: the number of the response that this one answers, 0 in a new session, None
     for the end of a conversation. may_drop: the oldest turns may be left out of a prompt that is too long. session_id:
-    in the ids, until `place` names another.
+    in the ids, until `place` names another. has_summary: reasoning is shown as its summary.
     """
 
     content_type = "text/event-stream"
@@ -38,6 +40,7 @@ class ResponseForm:
         after: int | None = 0,
         may_drop: bool = False,
         session_id: str = UNNAMED,
+        has_summary: bool = False,
     ) -> None:
         self.items = items
         self.instructions = instructions
@@ -47,8 +50,10 @@ class ResponseForm:
         self._session_id, self._number = session_id, 1
         self._num_events = 0
         self._first_event = 0  # events before it are not written
-        self._pieces: list[int] = []  # lengths of the deltas, by which the stream can be repeated
+        self._output = OutputItems(has_summary=has_summary)
+        self._stream = ResponseStream(self._event, self._item_id, has_summary=has_summary)
         self._ended: dict[str, Any] | None = None
+        self._pieces: list[list[int]] | None = None  # of a stored response that was streamed
 
     def place(self, session_id: str, number: int) -> None:
         """Receive the turn's session and its number there, which name the response. Call this before the answer."""
@@ -56,58 +61,47 @@ class ResponseForm:
 
     def record(self, summary: Summary) -> tuple[str, str]:
         """Return the answer's items and the response's fields as JSON, for the journal."""
-        is_complete = summary.finish_reason != "length"
-        text = summary.text if summary.message is None else summary.message.content
-        answer = answer_item(text, is_complete=is_complete)
+        is_streamed = bool(self._output.items)
+        for token in summary.tokens:
+            self._output.add(_parts(token))
+        self._output.ensure_one()
+        is_complete, items = summary.finish_reason != "length", self._output.items
+        statuses = [*["completed"] * (len(items) - 1), "completed" if is_complete else "incomplete"]
+        shown = [item.show(status) for item, status in zip(items, statuses, strict=True)]
         fields = {**self._fields, **_ending(summary, is_complete=is_complete)}
-        self._ended = self._show(fields, (answer,))
-        if self._pieces:
-            fields = {**fields, _PIECES: [*self._pieces, len(text) - sum(self._pieces)]}
-        return write_items((answer,)), json.dumps(fields, ensure_ascii=False)
+        self._ended = self._show(fields, shown)
+        if is_streamed:
+            fields = {**fields, _PIECES: [item.pieces for item in items]}
+        return json.dumps(shown, ensure_ascii=False), json.dumps(fields, ensure_ascii=False)
 
     def restore(self, answer: str, response: str) -> str:
         """Answer with a stored response. Return its text."""
         items = read_items(answer)
         self._fields = json.loads(response)
-        self._pieces = self._fields.pop(_PIECES, [])
-        self._ended = self._show(self._fields, items)
+        self._pieces = self._fields.pop(_PIECES, None)
+        self._ended = self._show(self._fields, [item.value for item in items])
         return text_of(items)
 
     def repeat(self, answer: str, response: str, starting_after: int) -> bytes:
         """Encode the events of a stored response as they were streamed, those after this sequence number."""
         self._first_event = starting_after + 1
-        text, parts = self.restore(answer, response), [self.begin()]
-        start = 0
-        for length in self._pieces or [len(text)]:
-            parts.append(self._delta(text[start : start + length]))
-            start += length
-        return b"".join((*parts, self._end()))
+        self.restore(answer, response)
+        return self.begin() + self._repeat() + self._end()
 
     # AnswerForm
 
     def begin(self) -> bytes:
         response = self._show({**self._fields, **_UNFINISHED})
-        item = {"id": self._item_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        return b"".join(
-            (
-                self._event("response.created", response=response),
-                self._event("response.in_progress", response=response),
-                self._event("response.output_item.added", output_index=0, item=item),
-                self._event("response.content_part.added", **self._in_item, part=part),
-            )
-        )
+        begun = self._event("response.created", response=response)
+        return begun + self._event("response.in_progress", response=response)
 
     def token(self, token: Token, summary: Summary | None) -> bytes:
-        text = token.text
-        if token.parts is not None:  # without its reasoning
-            text = "".join(part.text for part in token.parts if isinstance(part, Content))
-        data = self._delta(text)
         if summary is None:
-            self._pieces += [len(text)] if text else []
-            return data
+            self._output.add(_parts(token))
+            return self._stream.write(_parts(token))
+        is_stored_before = self._ended is not None and not self._output.items
         self._end_with(summary)
-        return data + self._end()
+        return (self._repeat() if is_stored_before else self._stream.write(_parts(token))) + self._end()
 
     def error(self, error: HandlerError) -> bytes:
         failure = {"code": "server_error", "message": error.message}
@@ -119,19 +113,16 @@ class ResponseForm:
         self._end_with(summary)
         return encode(self._ended)
 
-    def _delta(self, text: str) -> bytes:
-        return self._event("response.output_text.delta", **self._in_item, delta=text, logprobs=[]) if text else b""
+    def _repeat(self) -> bytes:
+        """Write the output of a stored answer, in the pieces in which it was streamed."""
+        assert self._ended is not None
+        return self._stream.repeat(self._ended["output"], self._pieces)
 
-    def _show(self, fields: Mapping[str, Any], output: Sequence[Item] = ()) -> dict[str, Any]:
+    def _show(self, fields: Mapping[str, Any], output: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         return show_response(fields, output, self._session_id, self._number, len(self.items))
 
-    @property
-    def _item_id(self) -> str:
-        return item_id(self._session_id, self._number, len(self.items))
-
-    @property
-    def _in_item(self) -> dict[str, Any]:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+    def _item_id(self, index: int) -> str:
+        return item_id(self._session_id, self._number, len(self.items) + index)
 
     def _end_with(self, summary: Summary) -> None:
         if self._ended is None:  # it is not stored
@@ -140,16 +131,8 @@ class ResponseForm:
     def _end(self) -> bytes:
         response = self._ended
         assert response is not None
-        (item,) = response["output"]
-        (part,) = item["content"]
-        return b"".join(
-            (
-                self._event("response.output_text.done", **self._in_item, text=part["text"], logprobs=[]),
-                self._event("response.content_part.done", **self._in_item, part=part),
-                self._event("response.output_item.done", output_index=0, item=item),
-                self._event(f"response.{response['status']}", response=response),
-            )
-        )
+        done = self._stream.end(response["output"][-1]["status"])
+        return done + self._event(f"response.{response['status']}", response=response)
 
     def _event(self, kind: str, **values: Any) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1
@@ -159,22 +142,29 @@ class ResponseForm:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
+def _parts(token: Token) -> Sequence[AnswerPart]:
+    if token.parts is not None:
+        return token.parts
+    return (Content(token.text),) if token.text else ()
+
+
 def _ending(summary: Summary, *, is_complete: bool) -> dict[str, Any]:
     num_prompt, num_answer, num_cached = summary.num_prompt_tokens, summary.num_tokens, summary.num_cached_tokens
+    num_reasoning = 0 if summary.message is None else summary.message.num_reasoning_tokens
     return {
         "status": "completed" if is_complete else "incomplete",
         "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
         "completed_at": int(time.time()) if is_complete else None,
-        "usage": _usage(num_prompt, num_cached, num_answer),
+        "usage": _usage(num_prompt, num_cached, num_answer, num_reasoning),
     }
 
 
-def _usage(num_prompt: int, num_cached: int, num_answer: int) -> dict[str, Any]:
+def _usage(num_prompt: int, num_cached: int, num_answer: int, num_reasoning: int = 0) -> dict[str, Any]:
     return {
         "input_tokens": num_prompt,
         "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": num_prompt - num_cached},
         "output_tokens": num_answer,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
         "total_tokens": num_prompt + num_answer,
     }
 
@@ -193,17 +183,17 @@ def show_compaction(session_id: str, instructions: Sequence[Item], num_tokens: i
 
 
 def show_response(
-    fields: Mapping[str, Any], output: Sequence[Item], session_id: str, number: int, num_input: int
+    fields: Mapping[str, Any], output: Sequence[dict[str, Any]], session_id: str, number: int, num_input: int
 ) -> dict[str, Any]:
-    """Return the response object. num_input: items of the turn before those of the answer."""
-    shown = show_items(output, session_id, number, first=num_input)
+    """Return the response object. output: items without ids. num_input: items of the turn before them."""
+    shown = [{"id": item_id(session_id, number, num_input + i), **value} for i, value in enumerate(output)]
     shown_fields = {name: value for name, value in fields.items() if name != _PIECES}
     return {"id": response_id(session_id, number), "object": "response", **shown_fields, "output": shown}
 
 
-def show_items(items: Sequence[Item], session_id: str, number: int, first: int = 0) -> list[dict[str, Any]]:
-    """Return items with their ids. first: the place of the first one in its turn."""
-    return [{"id": item_id(session_id, number, first + i), **item.value} for i, item in enumerate(items)]
+def show_items(items: Sequence[Item], session_id: str, number: int) -> list[dict[str, Any]]:
+    """Return items with their ids."""
+    return [{"id": item_id(session_id, number, i), **item.value} for i, item in enumerate(items)]
 
 
 def show_page(items: list[dict[str, Any]], query: ItemQuery) -> dict[str, Any]:

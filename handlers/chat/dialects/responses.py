@@ -6,12 +6,14 @@ from typing import Any
 
 from handlers.chat.checks import is_bool, is_int, is_number, is_unicode, names
 from handlers.chat.commands import Ask, Generate, OpenAndAsk, Respond, RespondInConversation, opening_of
+from handlers.chat.dialects.openai_fields import REASONING_WANTED, find_reasoning, is_reasoning
 from handlers.chat.dialects.response_form import ResponseForm
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.grammars import read_text_format
-from handlers.chat.items import NOTHING, Referred, images_in, parse_input
-from handlers.chat.messages import SYSTEM, Message, TextPart
+from handlers.chat.items import NOTHING, Item, Referred, check_results, images_in, parse_input
+from handlers.chat.messages import SYSTEM, Message, TextPart, joined
 from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter
+from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings
@@ -35,19 +37,17 @@ _CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "background": (lambda v: v is False, "false: answers in the background are not supported here"),
     "frequency_penalty": (lambda v: is_number(v) and v == 0, "0"),
     "max_tool_calls": (lambda v: is_int(v) and v >= 1, "a whole number, 1 or more"),
-    "parallel_tool_calls": (is_bool, "true or false"),
     "presence_penalty": (lambda v: is_number(v) and v == 0, "0"),
-    "reasoning": (lambda v: isinstance(v, dict) and not any(v.values()), "absent: this model does not reason"),
+    "reasoning": (is_reasoning, REASONING_WANTED),
     "service_tier": (lambda v: v in ("auto", "default"), "auto or default"),
     "store": (is_bool, "true or false"),
     "stream": (is_bool, "true or false"),
     "text": (lambda v: _is_text(v), "an object with a format, and no verbosity but medium"),
-    "tool_choice": (lambda v: v in ("auto", "none"), "auto or none: this model calls no tools"),
-    "tools": (lambda v: v == [], "absent or empty: this model calls no tools"),
     "top_logprobs": (lambda v: is_int(v) and v == 0, "0"),
     "truncation": (lambda v: v in ("auto", "disabled"), "auto or disabled"),
 }
-_FIELDS = {"model", "input", "instructions", "previous_response_id", "conversation", "metadata", *_LABELS, *_UNUSED}
+_FIELDS = {"model", "input", "instructions", "previous_response_id", "conversation", "metadata"}
+_FIELDS |= {*TOOL_FIELDS, *_LABELS, *_UNUSED}
 
 
 def parse_response(
@@ -81,6 +81,7 @@ def parse_response(
         after=None if conversation else 0 if place is None else place.number,
         may_drop=bool(referred.items) or given.get("truncation") == "auto",
         session_id=incoming.headers.get(wire.REQUEST_ID) or str(uuid.uuid4()),
+        has_summary=given.get("reasoning", {}).get("summary") is not None,
     )
     ask = Ask(
         caller=incoming.caller,
@@ -99,13 +100,17 @@ def parse_response(
         may_open = wire.SESSION_LIMIT not in incoming.headers
         return Respond(ask=ask, previous=previous, is_stored=is_stored, may_open=may_open)
     if not is_stored:
-        return generate(ask, [*instructions, *(item.message for item in items)])
+        return generate(ask, instructions, ())
     check_session_limit(incoming)
     return OpenAndAsk(opening=opening_of(ask), ask=ask)
 
 
-def generate(ask: Ask, messages: Sequence[Message]) -> Generate:
-    """Make the request for an answer that is not stored."""
+def generate(ask: Ask, instructions: Sequence[Message], earlier: Sequence[Item]) -> Generate:
+    """Make the request for an answer that is not stored. earlier: the conversation. Raises InvalidRequest."""
+    assert ask.draft is not None
+    said = joined([item.message for item in earlier])
+    check_results(ask.draft.items, [message.for_template() for message in said])
+    messages = [*instructions, *joined([*said, *(item.message for item in ask.draft.items)])]
     return Generate(
         caller=ask.caller,
         prompt=None,
@@ -197,6 +202,8 @@ def _read_parameters(given: dict[str, Any]) -> Parameters:
             values[name] = check_parameter(name, value, f"'{called}'")
     if given.get("text", {}).get("format") is not None:
         values["grammar"] = read_text_format(given["text"]["format"])
+    values["tools"] = read_tools(given, is_flat=True)
+    values["reasoning_field"] = find_reasoning(given)
     return Parameters(**values)
 
 
@@ -215,6 +222,10 @@ def read_metadata(given: dict[str, Any]) -> dict[str, str]:
             param="metadata",
         )
     return pairs
+
+
+def _show_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "description": None, "parameters": None, "strict": True, **tool}
 
 
 def _describe(given: dict[str, Any], parameters: Parameters, now: float) -> dict[str, Any]:
@@ -240,14 +251,14 @@ def _describe(given: dict[str, Any], parameters: Parameters, now: float) -> dict
         "presence_penalty": 0.0,
         "previous_response_id": given.get("previous_response_id"),
         "prompt_cache_key": _read_label(given, "prompt_cache_key") or None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": None, "summary": None, **given.get("reasoning", {})},
         "safety_identifier": _read_label(given, "safety_identifier") or None,
         "service_tier": "default",
         "store": given.get("store", True),
         "temperature": 1.0 if temperature is None else temperature,
         "text": {"format": given.get("text", {}).get("format") or TEXT_FORMAT, "verbosity": "medium"},
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [],
+        "tools": [_show_tool(tool) for tool in given.get("tools", [])],
         "top_logprobs": 0,
         "top_p": 1.0 if parameters.top_p is None else parameters.top_p,
         "truncation": given.get("truncation", "disabled"),

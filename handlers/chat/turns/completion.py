@@ -72,8 +72,9 @@ class Completion:
         return () if tools is None else tools.definitions
 
     def _check_length(self, parts: Sequence[Part]) -> None:
-        num_chars = sum(len(part.text) for part in parts if isinstance(part, TextPart))
-        num_chars += sum(len(str(call.arguments)) for message in self._request.messages for call in message.calls)
+        num_chars = sum(message.num_chars for message in self._request.messages)
+        if self._request.prompt is not None:
+            num_chars = sum(len(part.text) for part in parts if isinstance(part, TextPart))
         num_chars += 0 if self._request.parameters.tools is None else self._request.parameters.tools.num_chars
         self._parts.limits.check_chars(num_chars, "the request has {} characters of text")
 

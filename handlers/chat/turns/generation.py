@@ -179,6 +179,9 @@ class Generation:
                 self._parts.counters.observe("queue", self._begun - self._received)
                 if self._reply.continuation is not None:
                     self._resume(self._reply.continuation)
+                field = self._parameters.reasoning_field
+                if field and self._style.thought is None:
+                    raise InvalidRequest(f"this model's chat template marks no reasoning for '{field}'", param=field)
                 source = constrain(self._parameters.tools, self._parameters.grammar, self._style)
                 self._grammar = None if source is None else self._parts.grammars.compile(source)
                 self._prompt = self._question.compose(self._raise_if_stopped)

@@ -10,7 +10,7 @@ from typing import Any
 
 from handlers.chat.commands import Ask
 from handlers.chat.forms import Summary
-from handlers.chat.items import messages_of, text_of, write_items
+from handlers.chat.items import check_results, messages_of, read_items, write_items
 from handlers.chat.messages import TOOL, answer_message, system_message
 from handlers.chat.pictures.fetch_pool import find_line
 from handlers.chat.pictures.receiver import ReceivedImage
@@ -128,6 +128,7 @@ class Turn:
         """Make the messages that the conversation gets with the question."""
         draft, num_images = self._ask.draft, len(self._new_images)
         if draft is not None:
+            check_results(draft.items, self._history)
             return messages_of(draft.items, num_images)
         self._system = read_system(self._ask.history, self._history, self._session.num_dropped)
         system = [system_message(self._system)] if self._system else []
@@ -190,7 +191,7 @@ class Turn:
 
     def _read_text(self) -> str:
         text, draft = self._ask.prompt_text, self._ask.draft
-        num_chars = len(text) if draft is None else len(text_of(draft.items))
+        num_chars = len(text) if draft is None else sum(item.message.num_chars for item in draft.items)
         tools = self._ask.parameters.tools
         num_chars += 0 if tools is None else tools.num_chars
         self._parts.limits.check_chars(num_chars, "the question has {} characters")
@@ -223,7 +224,8 @@ class Turn:
                 self._recorder.catch_up(session)
                 self._raise_if_answered()
                 raise
-            self._store.commit(session, [*self._messages, answer_message(summary.text)], self._new_images)
+            answered = [answer_message(answer)] if draft is None else messages_of(read_items(answer), 0)
+            self._store.commit(session, [*self._messages, *answered], self._new_images)
             session.num_dropped += self._num_dropped if draft is None else 0
         self._own_images = []
 

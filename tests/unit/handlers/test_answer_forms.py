@@ -168,7 +168,11 @@ def test_openai_stream_with_usage() -> None:
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
     counts = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
-    assert last["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
+    details = {
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+    assert last["usage"] == {**counts, **details}
 
 
 def test_completions() -> None:

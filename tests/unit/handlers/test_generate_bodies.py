@@ -275,7 +275,7 @@ def test_answers_have_ids_and_a_model_of_their_own() -> None:
         ("model", "x" * 300),
         ("store", True),
         ("modalities", ["audio"]),
-        ("reasoning_effort", "high"),
+        ("reasoning_effort", "endless"),
         ("audio", {}),
     ],
 )

@@ -1,27 +1,36 @@
 """The form of OpenAI's responses: an answer as events, as an object, and as its stored stream."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
 
-from handlers.chat.answer_parts import AnswerMessage, Content, Reasoning
+from handlers.chat.answer_parts import AnswerReader
 from handlers.chat.dialects.response_form import ResponseForm
 from handlers.chat.forms import Summary, Token
 from handlers.chat.items import parse_input
+from handlers.models.answer_style import CALL, THOUGHT, AnswerStyle
 
 ITEMS = parse_input("hi", 1)
+STYLE = AnswerStyle(call=CALL, thought=THOUGHT, knows_tools=True)
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
-def make_form() -> ResponseForm:
-    form = ResponseForm({"status": "in_progress", "usage": None}, ITEMS)
+def make_form(*, has_summary: bool = False) -> ResponseForm:
+    form = ResponseForm({"status": "in_progress", "usage": None}, ITEMS, has_summary=has_summary)
     form.place("ts-seq-a", 3)
     return form
 
 
-def summarise(text: str, tokens: list[Token], message: AnswerMessage | None = None) -> Summary:
-    return Summary(text, "eos_token", len(tokens), 11, None, tokens, message, 4)
+def summarise(tokens: list[Token], reader: AnswerReader | None = None) -> Summary:
+    """Make the summary of an answer. tokens: those that have not been streamed."""
+    message = None if reader is None else reader.message
+    return Summary("".join(token.text for token in tokens), "eos_token", 9, 11, None, tokens, message, 4)
 
 
 def read(data: bytes) -> list[dict[str, Any]]:
@@ -29,34 +38,107 @@ def read(data: bytes) -> list[dict[str, Any]]:
     return [json.loads(event.partition("\ndata: ")[2]) for event in data.decode().split("\n\n") if event]
 
 
+def split(texts: list[str]) -> tuple[list[Token], AnswerReader]:
+    """Return the tokens of an answer with their parts."""
+    reader, tokens = AnswerReader(STYLE, has_tools=True, name="x"), []
+    for i, text in enumerate(texts):
+        parts = reader.read(text)
+        tokens.append(Token(i, text, 0.0, False, parts + reader.finish() if i == len(texts) - 1 else parts))
+    return tokens, reader
+
+
+def write(
+    tokens: list[Token], reader: AnswerReader | None = None, **options: bool
+) -> tuple[list[Any], tuple[str, str]]:
+    """Return the events of a streamed answer, and what is stored of it."""
+    form = make_form(**options)
+    data = form.begin() + b"".join(form.token(token, None) for token in tokens[:-1])
+    summary = summarise(tokens[-1:], reader)
+    stored = form.record(summary)
+    return read(data + form.token(tokens[-1], summary)), stored
+
+
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=8), st.data())
 def test_stored_stream_is_the_first_one(texts: list[str], data: st.DataObject) -> None:
     """The events after any number are those that the client would have got, with equal numbers."""
-    form, tokens = make_form(), [Token(i, text, 0.0, False) for i, text in enumerate(texts)]
-    summary = summarise("".join(texts), tokens)
-    first = form.begin() + b"".join(form.token(token, None) for token in tokens[:-1])
-    answer, response = form.record(summary)
-    first += form.token(tokens[-1], summary)
+    tokens = [Token(i, text, 0.0, False) for i, text in enumerate(texts)]
 
-    events = read(first)
+    events, (answer, response) = write(tokens)
     number = data.draw(st.integers(-1, len(events) - 1))
 
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert "".join(event.get("delta", "") for event in events) == "".join(texts)
     assert read(make_form().repeat(answer, response, number)) == events[number + 1 :]
-    assert json.loads(make_form().whole(summary))["output"] == events[-1]["response"]["output"]
+    assert json.loads(make_form().whole(summarise(tokens)))["output"] == events[-1]["response"]["output"]
     assert events[-1]["response"]["usage"]["input_tokens_details"]["cached_tokens"] == 4
 
 
-def test_reasoning_is_not_part_of_the_answer() -> None:
-    """The output has the content only, streamed and whole."""
-    said = [(Reasoning("why"),), (Content("It "),), (Content("is."),)]
-    tokens = [Token(i, "raw", 0.0, False, parts) for i, parts in enumerate(said)]
-    summary = summarise("rawrawraw", tokens, AnswerMessage("It is.", "why"))
+ANSWER = (
+    "<think>\nWhy \u00fc?\n</think>\n\nI look.\n"
+    '<tool_call>\n{"name": "f", "arguments": {"a": [1, "}"]}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>\nDone.'
+)
+
+
+@pytest.mark.parametrize("has_summary", [False, True])
+@given(st.lists(st.integers(0, len(ANSWER)), max_size=12))
+def test_reasoning_text_and_calls_are_items(has_summary: bool, cuts: list[int]) -> None:
+    """Each has its events, of the kinds that OpenAI's client parses, wherever the answer is cut into tokens."""
+    borders = [0, *sorted(cuts), len(ANSWER)]
+    tokens, reader = split([ANSWER[a:b] for a, b in pairwise(borders)])
+
+    events, (answer, response) = write(tokens, reader, has_summary=has_summary)
+    last = events[-1]["response"]
+
+    for event in events[2:-1]:
+        EVENTS.validate_python(event)
+    thought, text, first, second, rest = last["output"]
+    assert [item["type"] for item in last["output"]] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call",
+        "message",
+    ]
+    part = {"type": "summary_text" if has_summary else "reasoning_text", "text": "Why \u00fc?"}
+    assert thought["summary" if has_summary else "content"] == [part]
+    assert thought["content" if has_summary else "summary"] == []
+    assert [item["content"][0]["text"] for item in (text, rest)] == ["I look.", "\nDone."]
+    assert (first["name"], json.loads(first["arguments"])) == ("f", {"a": [1, "}"]})
+    assert (second["name"], second["arguments"], second["status"]) == ("g", "{}", "completed")
+    assert len({item["id"] for item in last["output"]} | {first["call_id"], second["call_id"]}) == 7
+    for index, item in enumerate(last["output"]):
+        own = [event for event in events if event.get("output_index") == index]
+        assert own[0]["type"] == "response.output_item.added"
+        assert (own[-1]["type"], own[-1]["item"]) == ("response.output_item.done", item)
+        deltas = "".join(event["delta"] for event in own if "delta" in event)
+        assert deltas == (item.get("arguments") or (item.get("content") or item["summary"])[0]["text"])
+    assert read(make_form().repeat(answer, response, 6)) == events[7:]
+    whole = json.loads(make_form(has_summary=has_summary).whole(summarise(tokens, reader)))
+    assert whole["output"] == last["output"]
+    assert last["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+
+
+def test_an_answer_that_was_given_before_is_streamed_again() -> None:
+    """A request that is sent again gets the stored items, in the events of a stream."""
+    tokens, reader = split([ANSWER])
+    events, stored = write(tokens, reader)
     form = make_form()
 
-    events = read(form.begin() + b"".join(form.token(t, summary if t is tokens[-1] else None) for t in tokens))
+    text = form.restore(*stored)
+    again = read(form.begin() + form.token(Token(0, text, 0.0, False), summarise([])))
 
-    assert [event["delta"] for event in events if "delta" in event] == ["It ", "is."]
-    [item] = events[-1]["response"]["output"]
-    assert item["content"][0]["text"] == "It is."
+    assert again == events
+
+
+def test_a_call_that_is_cut_is_incomplete() -> None:
+    """Its arguments are what there is."""
+    tokens, reader = split(['<tool_call>\n{"name": "f", "arguments": {"a": ', "1"])
+    summary = Summary("", "length", 2, 11, None, tokens, reader.message, 0)
+
+    response = json.loads(make_form().whole(summary))
+
+    [item] = response["output"]
+    assert (item["status"], item["arguments"], response["status"]) == ("incomplete", '{"a": 1', "incomplete")
+    [again] = parse_input(response["output"], 4)
+    assert again.message.calls[0].arguments == {"arguments": '{"a": 1'}

@@ -366,7 +366,7 @@ def test_reasoning_has_a_field_of_its_own(tiny_llava: Any, checkpoint: Path, tmp
     (tmp_path / "chat_template.jinja").write_text(thinking)
     client = make_client(load_model(tmp_path, torch.device("cpu"), "float32"))
     said = {"role": "assistant", "content": "Red.", "reasoning_content": "It is red."}
-    body = chat(user("Colour?"), said, user("Sure?"))
+    body = chat(user("Colour?"), said, user("Sure?"), reasoning_effort="low", reasoning={"summary": "auto"})
 
     whole = client.call(body)
     streamed = [event["choices"][0]["delta"] for event in events(client.call({**body, "stream": True}).body)]
@@ -375,5 +375,7 @@ def test_reasoning_has_a_field_of_its_own(tiny_llava: Any, checkpoint: Path, tmp
     message = whole.json["choices"][0]["message"]
     assert message["reasoning_content"]
     assert message["content"] == ""
+    usage = whole.json["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == usage["completion_tokens"]
     assert "".join(delta.get("reasoning_content", "") for delta in streamed) == message["reasoning_content"]
     assert raw.json[0]["generated_text"]

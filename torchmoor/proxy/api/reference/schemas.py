@@ -42,6 +42,9 @@ _TOOLS: dict[str, Schema] = {
     "tool_choice": {"oneOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
     "parallel_tool_calls": FLAG,
 }
+_EFFORT: Schema = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh"]}
+_REASONING = record(effort=_EFFORT, summary={"enum": ["auto", "concise", "detailed"]})
+_RESPONSE_TOOL = record(("type", "name"), type={"const": "function"}, **_FUNCTION["properties"])
 _SAMPLING: dict[str, Schema] = {
     "temperature": {"type": "number", "minimum": 0},
     "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
@@ -60,6 +63,8 @@ CHAT = record(
     stream_options=record(include_usage=FLAG),
     logprobs=FLAG,
     response_format={"type": "object"},
+    reasoning=_REASONING,
+    reasoning_effort=_EFFORT,
     metadata=LABELS,
     **_TOOLS,
     **_SAMPLING,
@@ -89,7 +94,9 @@ RESPONSE = record(
     stream=FLAG,
     text={"type": "object"},
     truncation={"enum": ["auto", "disabled"]},
+    reasoning=_REASONING,
     metadata=LABELS,
+    **{**_TOOLS, "tools": {"type": "array", "items": _RESPONSE_TOOL}},
     **_SAMPLING,
     **_AFFINITY,
 )

@@ -1,0 +1,143 @@
+"""Tools and reasoning in OpenAI's Responses API, by the chat service with the demo model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from handlers.journal.directory import DirectoryJournal
+from handlers.settings import JournalSettings
+from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
+from tests.unit.handlers.test_response_form import read
+from torchmoor.wire import headers as wire
+
+CREATE = {wire.RESOURCE: "POST responses"}
+SCHEMAS: dict[str, Any] = {
+    name: {
+        "type": "object",
+        "properties": {"value": {"enum": values}},
+        "required": ["value"],
+        "additionalProperties": False,
+    }
+    for name, values in {"paint": ["red", "blue"], "count": [1, 2]}.items()
+}
+TOOLS = [{"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS.items()]
+SAMPLED = {"temperature": 1.0, "seed": 3, "max_output_tokens": 400}
+
+
+def respond(client: Client, said: Any, **fields: Any) -> Exchange:
+    return client.call({"model": "llava", "input": said, **SAMPLED, **fields}, CREATE)
+
+
+def calls_of(response: Any) -> list[Any]:
+    """Return the calls of a response, its arguments checked by the tools' schemas."""
+    assert response["status"] == "completed", response
+    for call in response["output"]:
+        assert (call["type"], call["status"]) == ("function_call", "completed")
+        jsonschema.validate(json.loads(call["arguments"]), SCHEMAS[call["name"]])
+    return list(response["output"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"paint", "count"}),
+        ({"type": "function", "name": "count"}, {"count"}),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "paint"}]},
+            {"paint"},
+        ),
+    ],
+)
+def test_answer_that_must_call_calls(client: Client, choice: Any, names: set[str]) -> None:
+    """One call by the tool's schema; the stream has the same one in deltas, and the response repeats its request."""
+    fields = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+
+    whole = respond(client, "Hello", **fields).json
+    events = read(respond(client, "Hello", stream=True, **fields).body)
+
+    [call], [streamed] = calls_of(whole), calls_of(events[-1]["response"])
+    assert call["name"] in names
+    assert [streamed[name] for name in ("name", "arguments")] == [call[name] for name in ("name", "arguments")]
+    deltas = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
+    assert ("".join(deltas), len(deltas) > 1) == (call["arguments"], True)
+    assert whole["tool_choice"] == choice
+    assert whole["tools"][0] == {**TOOLS[0], "description": None, "strict": True}
+
+
+def test_a_function_that_is_named_is_called_once(client: Client) -> None:
+    """The answer ends behind its call, though parallel calls are allowed; so in chat completions."""
+    function = {"type": "function", "function": {"name": "paint", "parameters": SCHEMAS["paint"]}}
+    for seed in range(6):
+        sampled = {"temperature": 50.0, "seed": seed}
+        response = respond(client, "Hello", tools=TOOLS, tool_choice={"type": "function", "name": "count"}, **sampled)
+        body = {
+            "messages": [{"role": "user", "content": "Hello"}],
+            "tools": [function],
+            "tool_choice": {"type": "function", "function": {"name": "paint"}},
+        }
+        chat = client.call({**body, **sampled, "max_tokens": 400}).json["choices"][0]
+
+        assert len(calls_of(response.json)) == 1
+        assert (len(chat["message"]["tool_calls"]), chat["finish_reason"]) == (1, "tool_calls")
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+def test_results_continue_a_call(make_client: ServiceFactory, tmp_path: Path, is_rebuilt: bool) -> None:
+    """By previous_response_id, also from the journal, as in the whole conversation, which is the output sent again."""
+
+    def make() -> Client:
+        return make_client(journal=DirectoryJournal(tmp_path, JournalSettings()))
+
+    client = make()
+    first = respond(client, "Hello", tools=TOOLS, tool_choice="required", parallel_tool_calls=False).json
+    [call] = calls_of(first)
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "Done"}
+    asked = [{"role": "user", "content": "Hello"}, *first["output"], result]
+    whole = respond(client, asked, tools=TOOLS, store=False).json
+    if is_rebuilt:
+        client = make()
+
+    second = respond(client, [result], tools=TOOLS, previous_response_id=first["id"]).json
+    unstored = respond(client, [result], tools=TOOLS, previous_response_id=first["id"], store=False).json
+
+    for response in (second, unstored):
+        assert response["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+        assert response["output"][0]["content"] == whole["output"][0]["content"]
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_result_needs_its_call(client: Client, is_stored: bool) -> None:
+    """A result that fits no call is refused, alone and in a chain."""
+    first = respond(client, "Hello").json
+    result = {"type": "function_call_output", "call_id": "call_x", "output": "Done"}
+
+    for fields in ({}, {"previous_response_id": first["id"]}):
+        answer = respond(client, [result], store=is_stored, **fields)
+        assert (answer.status, answer.json["error"]["param"]) == (400, "input")
+        assert "call_x" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"reasoning": {"effort": "endless"}}, "reasoning"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": 1}]}, "input[0].output"),
+        ({"input": [{"type": "reasoning", "summary": ["x"]}]}, "input[0].summary"),
+        ({"input": [{"type": "reasoning", "summary": [], "thought": "x"}]}, "input[0]"),
+    ],
+)
+def test_bad_fields_are_named(client: Client, fields: dict[str, Any], param: str) -> None:
+    """Also an effort, for a model whose template marks no reasoning."""
+    answer = respond(client, fields.pop("input", "Hello"), **fields)
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, param)
