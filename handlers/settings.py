@@ -275,7 +275,12 @@ class JournalSettings(HandlerGroup, title="journal"):
     max_bytes: Count = Field(
         50 * GIB, description="Of a directory with all its sessions. A new session is refused when it is full."
     )
-    max_sessions: Size = Field(1_000_000, description="Open ones, beyond which a new one is refused; 0: no limit.")
+    max_sessions: Size = Field(
+        1_000_000, description="Open ones of an endpoint, beyond which a new one is refused; 0: no limit."
+    )
+    max_endpoint_bytes: Size = Field(
+        100 * GIB, description="Of an endpoint's sessions, beyond which a new one is refused; 0: no limit."
+    )
     max_caller_bytes: Size = Field(
         25 * GIB, description="Of one caller's sessions, beyond which a new one is refused; 0: no limit."
     )

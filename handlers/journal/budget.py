@@ -1,4 +1,4 @@
-"""The budgets of a journal: open sessions, the bytes of all, and the bytes of each owner's.
+"""The budgets of a journal: bytes of all, open sessions and bytes of each endpoint, and bytes of each owner.
 
 Each worker counts for itself: what it writes and deletes, and with each measurement all that the store has. A session
 and its bytes count until its expiry, whichever worker deletes them then.
@@ -6,25 +6,26 @@ and its bytes count until its expiry, whichever worker deletes them then.
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from handlers.journal.journal import ANYONE, REMOVED_WITHIN_S, JournalFull, OwnerFull
+from handlers.journal.journal import REMOVED_WITHIN_S, JournalFull, OwnerFull, endpoint_of, has_name
 from handlers.settings import JournalSettings
 
 NEVER = 1 << 40  # the expiry of bytes that count until they are deleted or measured again
 
 
 class JournalUsage:
-    """What a journal holds. num_bytes: by owner and expiry. num_sessions: open ones, by expiry."""
+    """What a journal holds. num_bytes, num_sessions (open ones): by owner and expiry."""
 
     def __init__(self) -> None:
         self.num_bytes: Counter[tuple[str, int]] = Counter()
-        self.num_sessions: Counter[int] = Counter()
+        self.num_sessions: Counter[tuple[str, int]] = Counter()
 
     def add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0) -> None:
         self.num_bytes[owner, expires_at] += num_bytes
         if num_sessions:
-            self.num_sessions[expires_at] += num_sessions
+            self.num_sessions[owner, expires_at] += num_sessions
 
 
 class _Account:
@@ -67,26 +68,53 @@ class _Account:
         return self._order[0] if self._order and self._order[0] < NEVER else None
 
 
+class _Holding:
+    """Bytes and open sessions. Not thread-safe."""
+
+    __slots__ = ("num_bytes", "num_sessions")
+
+    def __init__(self) -> None:
+        self.num_bytes = _Account()
+        self.num_sessions = _Account()
+
+    @property
+    def is_empty(self) -> bool:
+        return self.num_bytes.is_empty and self.num_sessions.is_empty
+
+    def add(self, expires_at: int, num_bytes: int, num_sessions: int) -> None:
+        self.num_bytes.add(expires_at, num_bytes)
+        if num_sessions:
+            self.num_sessions.add(expires_at, num_sessions)
+
+    def expire(self, before: int) -> None:
+        self.num_bytes.expire(before)
+        self.num_sessions.expire(before)
+
+
 class Budget:
-    """Counts against journal.max_sessions, journal.max_caller_bytes and max_bytes. Any thread. 0: no limit."""
+    """Counts against the limits of sessions and bytes in the settings, and max_bytes. Any thread. 0: no limit."""
 
     def __init__(self, settings: JournalSettings, *, max_bytes: int = 0) -> None:
         self._max_sessions = settings.max_sessions
+        self._max_endpoint_bytes = settings.max_endpoint_bytes
         self._max_owner_bytes = settings.max_caller_bytes
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._sessions = _Account()
-        self._all = _Account()
-        self._owners: dict[str, _Account] = {}
+        self._forget()
         self._since: JournalUsage | None = None  # what was added since a measurement began
+
+    def _forget(self) -> None:
+        self._all = _Holding()
+        self._endpoints: dict[str, _Holding] = {}
+        self._owners: dict[str, _Holding] = {}
 
     @property
     def used_bytes(self) -> int:
-        return self._all.used
+        return self._all.num_bytes.used
 
     @property
     def num_sessions(self) -> int:
-        return self._sessions.used
+        return self._all.num_sessions.used
 
     def add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0) -> None:
         """Count bytes of a session that expires at this time, and sessions that open; fewer with negative numbers."""
@@ -96,21 +124,25 @@ class Budget:
                 self._since.add(owner, expires_at, num_bytes, num_sessions)
 
     def _add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0) -> None:
-        self._all.add(expires_at, num_bytes)
-        if num_sessions:
-            self._sessions.add(expires_at, num_sessions)
-        if owner != ANYONE:
-            self._owners.setdefault(owner, _Account()).add(expires_at, num_bytes)
+        for holding in self._holdings(owner):
+            holding.add(expires_at, num_bytes, num_sessions)
+
+    def _holdings(self, owner: str) -> Iterator[_Holding]:
+        """Yield what the sessions of this owner count with."""
+        yield self._all
+        yield self._endpoints.setdefault(endpoint_of(owner), _Holding())
+        if has_name(owner):
+            yield self._owners.setdefault(owner, _Holding())
 
     def expire(self, before: int) -> None:
         """Forget the sessions that expired before this time, in seconds since 1970."""
         with self._lock:
-            self._sessions.expire(before)
             self._all.expire(before)
-            for owner, account in list(self._owners.items()):
-                account.expire(before)
-                if account.is_empty:
-                    del self._owners[owner]
+            for holdings in (self._endpoints, self._owners):
+                for name, holding in list(holdings.items()):
+                    holding.expire(before)
+                    if holding.is_empty:
+                        del holdings[name]
 
     def begin_measurement(self) -> JournalUsage:
         """Return what the measurement fills, for `replace`. It replaces a measurement that has not ended."""
@@ -124,39 +156,52 @@ class Budget:
         The measurement may have seen some of that, too, which then counts twice until the next one.
         """
         with self._lock:
-            self._sessions, self._all, self._owners = _Account(), _Account(), {}
+            self._forget()
             for usage in (measured, self._since or JournalUsage()):
                 for (owner, expires_at), num_bytes in usage.num_bytes.items():
                     self._add(owner, expires_at, num_bytes)
-                for expires_at, num_sessions in usage.num_sessions.items():
-                    self._sessions.add(expires_at, num_sessions)
+                for (owner, expires_at), num_sessions in usage.num_sessions.items():
+                    self._add(owner, expires_at, 0, num_sessions)
             self._since = None
 
     def check(self, owner: str) -> None:
         """Raise OwnerFull or JournalFull if there is no room for another session of this owner."""
         with self._lock:
-            account = self._owners.get(owner)
-            if account is not None and 0 < self._max_owner_bytes <= account.used:
-                raise _full(
-                    OwnerFull(
+            if owner in self._owners:
+                account = self._owners[owner].num_bytes
+                if 0 < self._max_owner_bytes <= account.used:
+                    message = (
                         f"the caller's sessions hold {account.used} bytes of the journal, and one caller's may "
                         f"hold {self._max_owner_bytes} (journal.max_caller_bytes)"
-                    ),
-                    account,
-                )
-            if 0 < self._max_bytes <= self._all.used:
-                message = f"the journal holds {self._all.used} bytes, the most it may hold (journal.max_bytes)"
-                raise _full(JournalFull(message), self._all)
-            if 0 < self._max_sessions <= self._sessions.used:
-                message = (
-                    f"the journal has {self._sessions.used} open sessions, the most it may have (journal.max_sessions)"
-                )
-                raise _full(JournalFull(message), self._sessions)
+                    )
+                    raise _full(OwnerFull(message), account)
+            self._check_endpoint(endpoint_of(owner))
+            account = self._all.num_bytes
+            if 0 < self._max_bytes <= account.used:
+                message = f"the journal holds {account.used} bytes, the most it may hold (journal.max_bytes)"
+                raise _full(JournalFull(message), account)
+
+    def _check_endpoint(self, endpoint: str) -> None:
+        if endpoint not in self._endpoints:
+            return
+        holding = self._endpoints[endpoint]
+        if 0 < self._max_sessions <= holding.num_sessions.used:
+            message = (
+                f"the endpoint has {holding.num_sessions.used} open sessions, the most it may have "
+                "(journal.max_sessions)"
+            )
+            raise _full(JournalFull(message), holding.num_sessions)
+        if 0 < self._max_endpoint_bytes <= holding.num_bytes.used:
+            message = (
+                f"the endpoint's sessions hold {holding.num_bytes.used} bytes of the journal, and one endpoint's may "
+                f"hold {self._max_endpoint_bytes} (journal.max_endpoint_bytes)"
+            )
+            raise _full(JournalFull(message), holding.num_bytes)
 
     def full(self, message: str) -> JournalFull:
         """Return the error for a store that has no room for another reason."""
         with self._lock:
-            return _full(JournalFull(message), self._all)
+            return _full(JournalFull(message), self._all.num_bytes)
 
 
 def _full(error: JournalFull, account: _Account) -> JournalFull:

@@ -19,8 +19,10 @@ MAX_CLAIM_BYTES = 1024  # that are read
 REMOVED_WITHIN_S = 60  # after its expiry, a session's space is free
 EXPIRED_KEPT_S = 30  # after a session has expired: for its last turns, and for clocks that differ
 NO_KEYS: Mapping[str, bytes] = MappingProxyType({})
-ANYONE = "anyone"  # the owner of sessions whose callers have no name; has no budget of its own
+ANYONE = "anyone"  # the owner of sessions whose callers have no name, if they came through no endpoint
 _HASH = re.compile(r"[0-9a-f]{64}")
+_ENDPOINT_CHARS, _CALLER_CHARS = 12, 20  # of an owner
+_NO_CALLER = _CALLER_CHARS * "0"
 _OWNER = re.compile(rf"[0-9a-f]{{32}}|{ANYONE}")
 
 
@@ -138,9 +140,26 @@ def claim_key(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
-def owner_key(name: str) -> str:
-    """Return the owner that stands for a caller of this name."""
-    return hashlib.sha256(name.encode()).hexdigest()[:32]
+def owner_key(endpoint: str, caller: str) -> str:
+    """Return the owner that stands for a caller of this name at an endpoint; both may be empty."""
+    if not endpoint and not caller:
+        return ANYONE
+    own = _digits(f"{endpoint}\n{caller}", _CALLER_CHARS) if caller else _NO_CALLER
+    return _digits(endpoint, _ENDPOINT_CHARS) + own
+
+
+def _digits(name: str, length: int) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:length]
+
+
+def endpoint_of(owner: str) -> str:
+    """Return the part of an owner that is the same for all callers of an endpoint."""
+    return owner if owner == ANYONE else owner[:_ENDPOINT_CHARS]
+
+
+def has_name(owner: str) -> bool:
+    """Return True if the owner is one caller, which has a budget of its own."""
+    return owner != ANYONE and not owner.endswith(_NO_CALLER)
 
 
 def is_owner(text: str) -> bool:

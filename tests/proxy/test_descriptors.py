@@ -26,7 +26,12 @@ def test_a_shortage_is_the_proxys_own(make_stage: Callable[..., Stage]) -> None:
     with stage.socket() as client:
         client.sendall(PING)
         assert read_answer(client).startswith(b"HTTP/1.1 200")
-        with without_free_descriptors():
+        with without_free_descriptors() as fill:
+
+            async def fill_again() -> None:
+                fill()  # in the loop's thread, right before the request: another connection may have been closed
+
+            stage.run(fill_again())
             client.sendall(POST)
             answer = read_answer(client)
         assert answer.startswith(b"HTTP/1.1 503")

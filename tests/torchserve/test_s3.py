@@ -105,7 +105,7 @@ def test_sessions_in_s3_survive_their_instance(from_s3: Fleet, s3_server: S3Serv
         found = s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix="fleet/").get("Contents", [])
         return sorted({item["Key"].split("/")[4] for item in found if f"/{session_id}/" in item["Key"]})
 
-    check_fleet(from_s3, kept, ["events", "pictures"], ["closed", "events"])
+    check_fleet(from_s3, kept, ["events", "owner", "pictures"], ["closed", "events", "owner"])
 
 
 def test_asynchronous_results_are_polled_in_s3(from_s3: Fleet, s3_server: S3Server) -> None:

@@ -10,7 +10,7 @@ from handlers.chat.pictures.store import Image
 from handlers.engine.kv_cache import SequenceCache
 from handlers.errors import HandlerError, SessionGone
 from handlers.journal.event import Event
-from handlers.journal.journal import ANYONE, owner_key
+from handlers.journal.journal import owner_key
 from handlers.requests import Caller
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import SessionId
@@ -70,6 +70,5 @@ class Session:
 
 def owner_of(caller: Caller) -> str:
     """Return the caller's name in the journal, where its sessions share their images and one budget."""
-    if not caller.principal and not caller.source:
-        return ANYONE
-    return owner_key(json.dumps([caller.endpoint, caller.principal, caller.source]))
+    is_named = caller.principal or caller.source
+    return owner_key(caller.endpoint, json.dumps([caller.principal, caller.source]) if is_named else "")

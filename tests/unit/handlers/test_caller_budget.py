@@ -13,7 +13,7 @@ from handlers.settings import JournalSettings
 from tests.unit.handlers.journal_stores import Store, new_id, turn
 from tests.unit.handlers.test_chat_service import data_url
 
-ALICE, BOB = owner_key("alice"), owner_key("bob")
+ALICE, BOB = owner_key("llava", "alice"), owner_key("llava", "bob")
 SHARE = 200_000
 SHORT = {"parameters": {"max_new_tokens": 12}}
 

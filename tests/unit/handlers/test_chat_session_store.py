@@ -743,15 +743,16 @@ class VisitedSession(Session):
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
+@pytest.mark.parametrize("num_sessions", [100, 100_000])
 def test_a_full_store_visits_few_sessions(
-    new_store: Stores, clock: Any, monkeypatch: pytest.MonkeyPatch, is_durable: bool
+    new_store: Stores, clock: Any, monkeypatch: pytest.MonkeyPatch, num_sessions: int, is_durable: bool
 ) -> None:
-    """An opening, a refused one and an expiry visit only the sessions that come or go, not the thousand others."""
+    """An opening, a refused one and an expiry visit only the sessions that come or go, however many there are."""
     monkeypatch.setattr(store_module, "Session", VisitedSession)
-    store = new_store(is_durable=is_durable, max_sessions=1000, ttl_s=10_000)
+    store = new_store(is_durable=is_durable, max_sessions=num_sessions, ttl_s=10_000)
     oldest = opened(store, 100)
-    for number in range(999):
-        opened(store, 200 + number)
+    for number in range(num_sessions - 1):
+        opened(store, 200 + number % 5000)
     VisitedSession.visited.clear()
 
     with suppress(Overloaded):

@@ -19,7 +19,7 @@ from handlers.journal.journal import Journal, owner_key
 from handlers.settings import JournalSettings
 from tests.unit.handlers.journal_stores import HOURS_S, Store, new_id
 
-ALICE, BOB = owner_key("alice"), owner_key("bob")
+ALICE, BOB = owner_key("llava", "alice"), owner_key("llava", "bob")
 
 
 def new_picture() -> bytes:

@@ -19,7 +19,7 @@ from tests.servers import BUCKET, S3Server
 from tests.unit.handlers.journal_stores import new_id, turn
 
 pytestmark = pytest.mark.s3
-ALICE = owner_key("alice")
+ALICE = owner_key("llava", "alice")
 PICTURE = b"a picture"
 DEADLINE_S = 30
 

@@ -9,11 +9,11 @@ from handlers.journal import redis_scripts
 from handlers.journal import s3 as s3_journal
 from handlers.journal.budget import Budget
 from handlers.journal.event import CLOSE, Event
-from handlers.journal.journal import ANYONE, Journal, JournalFull, owner_key
+from handlers.journal.journal import ANYONE, Journal, JournalFull, OwnerFull, owner_key
 from handlers.settings import JournalSettings
 from tests.unit.handlers.journal_stores import Store, new_id, turn
 
-ALICE = owner_key("alice")
+ALICE = owner_key("llava", "alice")
 
 
 def open_session(journal: Journal, lives_s: int = 3600, owner: str = ANYONE) -> str:
@@ -28,14 +28,14 @@ def test_a_journal_has_room_for_a_number_of_sessions(store: Store) -> None:
     sessions = [open_session(journal, lives_s, ALICE) for lives_s in (600, 3600, 7200)]
     expires_at = int(sessions[0].split("-")[3], 16)
     journal.append(sessions[1], 1, turn("counts once"), ALICE)
-    other.check_room()
+    other.check_room(ALICE)
 
     for each in (journal, other):
         each.sweep(int(time.time()))
         with pytest.raises(
             JournalFull, match=r"3 open sessions, the most it may have \(journal\.max_sessions\)"
         ) as full:
-            each.check_room()
+            each.check_room(ALICE)
         assert full.value.room_at == expires_at + 60
     for _ in range(2):
         journal.close(sessions[1], CLOSE)
@@ -63,11 +63,60 @@ def test_a_worker_refuses_openings_beyond_the_number(make_client: Any, store: St
     client.open()
 
 
+def is_full(journal: Journal, owner: str, setting: str) -> bool:
+    try:
+        journal.check_room(owner)
+    except JournalFull as full:
+        return not isinstance(full, OwnerFull) and f"(journal.{setting})" in str(full)
+    return False
+
+
+@pytest.mark.parametrize(("setting", "limit"), [("max_sessions", 2), ("max_endpoint_bytes", 150_000)])
+def test_an_endpoint_cannot_fill_the_journal_for_others(store: Store, setting: str, limit: int) -> None:
+    """Its callers, named or not, share its budget, which an instance learns that has opened none of the sessions."""
+    journal, other = (store.reopened(**{setting: limit}) for _ in range(2))
+    here, there = owner_key("llava", ""), owner_key("llm", "alice")
+
+    def open_large(owner: str) -> str:
+        sid = new_id()
+        name = journal.put_image(sid, sid.encode().ljust(120_000, b"x"), owner)
+        journal.append(sid, 0, Event(kind="open", images=(name,)), owner)
+        return sid
+
+    first = open_large(ALICE)
+    assert not is_full(journal, here, setting)
+    open_large(here)
+    other.sweep(int(time.time()))
+
+    for each in (journal, other):
+        assert [is_full(each, owner, setting) for owner in (ALICE, here, there, ANYONE)] == [True, True, False, False]
+    journal.append(first, 1, turn("still written"), ALICE)
+    journal.close(first, CLOSE)
+    assert not is_full(journal, here, setting)
+
+
+def test_a_worker_of_two_endpoints_refuses_openings_of_the_full_one(make_client: Any, store: Store) -> None:
+    """Turns of its sessions go on; callers without a name count for the endpoint that they use."""
+    client = make_client(journal=store.reopened(max_sessions=1))
+    full, other = ({"x-torchmoor-endpoint": name} for name in ("llava", "llava-2"))
+    opening = {"requestType": "NEW_SESSION"}
+    sid = client.call(opening, full).json["session_id"]
+
+    refused = client.call(opening, full)
+
+    assert (refused.status, refused.error, refused.headers["Retry-After"]) == (429, "Overloaded", "3660")
+    assert "journal.max_sessions" in refused.json["error"]["message"]
+    assert client.call(opening, other).status == 200
+    assert client.ask(sid, "what?", headers=full, parameters={"max_new_tokens": 4}).wait().status == 200
+
+
 def test_no_limit() -> None:
-    budget = Budget(JournalSettings(max_sessions=0))
+    """0 switches a budget off."""
+    budget = Budget(JournalSettings(max_sessions=0, max_endpoint_bytes=0))
     budget.add(ANYONE, 1, 1, 1)
 
     budget.check(ANYONE)
+    assert (JournalSettings().max_sessions, JournalSettings().max_endpoint_bytes) == (1_000_000, 100 << 30)
 
 
 def test_a_measurement_keeps_what_is_written_meanwhile() -> None:

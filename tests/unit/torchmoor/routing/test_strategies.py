@@ -15,7 +15,7 @@ from torchmoor.proxy.routing.pool import Pool
 from torchmoor.proxy.routing.preferred import MAX_WALKED
 from torchmoor.proxy.routing.prefix_aware import PrefixAware
 from torchmoor.proxy.routing.random import RandomChoice, choose_weighted
-from torchmoor.proxy.routing.session_placement import find_roomiest, rendezvous
+from torchmoor.proxy.routing.session_placement import find_roomiest, place_of, rendezvous
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, Strategy, StrategyRequest
 
 NOBODY = frozenset[str]()
@@ -425,6 +425,7 @@ def test_rendezvous_moves_only_the_sessions_of_the_instance_that_left() -> None:
     instances = [FakeCandidate(name) for name in "abcd"]
     sessions = [f"session-{number}" for number in range(400)]
     before = {session: rendezvous(session, instances) for session in sessions}
+    assert None not in before.values()
 
     instances[1].is_ready = False
     after = {session: rendezvous(session, instances[::-1]) for session in sessions}
@@ -437,3 +438,71 @@ def test_rendezvous_moves_only_the_sessions_of_the_instance_that_left() -> None:
 def test_rendezvous_without_a_ready_instance_is_none() -> None:
     """No instance can take the session."""
     assert rendezvous("session", [FakeCandidate("a", is_ready=False)]) is None
+
+
+def test_all_proxies_compute_the_same_instance_and_place() -> None:
+    """Proxies of several versions share a fleet, so the results must not change."""
+    instances = [FakeCandidate(name) for name in "abcd"]
+    sessions = [f"session-{number}" for number in range(8)]
+
+    chosen = [rendezvous(session, instances) for session in sessions]
+    places = [place_of(session) for session in sessions]
+
+    assert "".join(each.name for each in chosen if each) == "abdbbdab"
+    assert [round(place, 4) for place in places] == [0.3644, 0.2468, 0.1771, 0.9274, 0.5781, 0.0676, 0.222, 0.5321]
+
+
+def test_places_are_spread_evenly() -> None:
+    """So an instance that comes back gets the sessions of its share."""
+    places = [place_of(f"session-{number}") for number in range(1000)]
+
+    assert all(0 <= place < 1 for place in places)
+    assert all(200 < sum(low <= place < low + 0.25 for place in places) < 300 for low in (0, 0.25, 0.5, 0.75))
+
+
+def test_room_of_an_instance_that_comes_back_counts_with_its_share() -> None:
+    """A part of its room may still be taken by sessions that return."""
+    back, steady = FakeCandidate("back", session_room=10, share=0.5), FakeCandidate("steady", session_room=8)
+
+    assert find_roomiest(pool_of(back, steady), NOBODY, RNG) is steady
+
+
+def test_rooms_of_up_to_sixteen_instances_are_all_compared() -> None:
+    """Two are drawn from more only."""
+    full = [FakeCandidate(f"i{number}", session_room=1) for number in range(15)]
+    free = FakeCandidate("free", session_room=100)
+
+    assert all(find_roomiest(pool_of(*full, free), NOBODY, Random(seed)) is free for seed in range(20))
+
+
+@pytest.mark.parametrize(("num_kept", "is_forgotten"), [(50, False), (49, True)])
+def test_much_less_than_expected_means_that_a_prompt_was_evicted(num_kept: int, is_forgotten: bool) -> None:
+    """Half of what was expected is enough, since bytes are not tokens. Older prompts were most likely evicted too."""
+    strategy = kv_aware()
+    older, prompt = (StrategyRequest(excluded=NOBODY, prefix=text * 16) for text in (b"o", b"x"))
+    assert strategy.record(older, "a", body_bytes=16) is None
+    assert strategy.record(prompt, "a", body_bytes=16) is None
+    expected = strategy.record(prompt, "a", body_bytes=64)
+    assert expected is not None
+    assert expected.share == 0.25
+
+    strategy.check("a", expected, num_kept=num_kept, num_tokens=400)
+
+    for request, is_kept in ((older, not is_forgotten), (prompt, True)):
+        pick = strategy.choose(request, pool_of(FakeCandidate("a", outstanding=1), FakeCandidate("b")))
+        assert pick is not None
+        assert pick.instance.name == ("a" if is_kept else "b")
+
+
+def test_a_match_that_saves_as_much_as_its_load_costs_is_not_taken() -> None:
+    """Eight cached bytes are worth one outstanding request; the least loaded instance wins a tie."""
+    strategy, request = kv_aware(), StrategyRequest(excluded=NOBODY, prefix=b"x" * 8)
+    strategy.record(request, "a", body_bytes=8)
+    free = FakeCandidate("b")
+
+    def chosen(outstanding: int) -> str:
+        pick = strategy.choose(request, pool_of(FakeCandidate("a", outstanding=outstanding), free))
+        assert pick is not None
+        return pick.instance.name
+
+    assert [chosen(outstanding) for outstanding in (0, 1, 2)] == ["a", "b", "b"]
