@@ -212,12 +212,14 @@ def _reasoning(given: dict[str, Any], where: str) -> Item:
     _check_fields(given, {"type", "id", "summary", "content", "encrypted_content", "status"}, where)
     shown: dict[str, Any] = {"type": "reasoning", "status": _read_status(given, where)}
     for name, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
+        if name == "content" and name not in given:
+            continue
         parts, at = given.get(name, []), f"{where}.{name}"
         if not isinstance(parts, list) or not all(isinstance(p, dict) and p.get("type") == kind for p in parts):
             raise InvalidRequest(f"{at} must be a list of parts of type {kind}", param=at)
         shown[name] = [{"type": kind, "text": _text(p.get("text"), f"{at}[{i}].text")} for i, p in enumerate(parts)]
-    text = "\n\n".join(part["text"] for part in shown["content"] or shown["summary"])
-    return Item({**shown, "encrypted_content": None}, Message(ASSISTANT, (), reasoning=text))
+    text = "\n\n".join(part["text"] for part in shown.get("content") or shown["summary"])
+    return Item(shown, Message(ASSISTANT, (), reasoning=text))
 
 
 _OTHERS = {"function_call": _call, "function_call_output": _result, "reasoning": _reasoning}

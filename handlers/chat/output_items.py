@@ -7,12 +7,11 @@ from typing import Any
 from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Content, Reasoning
 
 MESSAGE, REASONING, CALL = "message", "reasoning", "function_call"
-SUMMARY = "summary"  # reasoning that is shown as its own summary
 
 
 @dataclass(slots=True)
 class OutputItem:
-    """One item. kind: with SUMMARY for reasoning that is one. pieces: lengths of the deltas that made its text."""
+    """One item, whose kind is its type. pieces: lengths of the deltas that made its text."""
 
     kind: str
     text: str = ""
@@ -30,10 +29,7 @@ class OutputItem:
             case "message":
                 value = {"role": "assistant", "content": [self.part()] if is_begun else []}
             case _:
-                members: dict[str, Any] = {"summary": [], "content": []}
-                if is_begun:
-                    members["summary" if self.kind == SUMMARY else "content"] = [self.part()]
-                return {"type": REASONING, "status": status, **members, "encrypted_content": None}
+                value = {"summary": [self.part()] if is_begun else []}
         return {"type": self.kind, "status": status, **value}
 
     def part(self, *, is_empty: bool = False) -> dict[str, Any]:
@@ -41,7 +37,7 @@ class OutputItem:
         text = "" if is_empty else self.text
         if self.kind == MESSAGE:
             return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        return {"type": "summary_text" if self.kind == SUMMARY else "reasoning_text", "text": text}
+        return {"type": "summary_text", "text": text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +50,10 @@ class Delta:
 
 
 class OutputItems:
-    """All items of an answer. A text behind a call is an item of its own.
+    """All items of an answer. A text behind a call is an item of its own; reasoning is shown as its own summary."""
 
-    has_summary: reasoning is shown as its summary.
-    """
-
-    def __init__(self, *, has_summary: bool) -> None:
+    def __init__(self) -> None:
         self.items: list[OutputItem] = []
-        self._has_summary = has_summary
 
     def add(self, parts: Sequence[AnswerPart]) -> list[Delta]:
         """Add the parts of one more token. Return one delta for each item that has more text, or is new."""
@@ -84,7 +76,7 @@ class OutputItems:
             return Delta(len(self.items) - 1, "", is_new=True)
         kind = CALL if isinstance(part, CallArguments) else MESSAGE
         if isinstance(part, Reasoning):
-            kind = SUMMARY if self._has_summary else REASONING
+            kind = REASONING
         is_new = not self.items or self.items[-1].kind != kind
         if is_new:
             self.items.append(OutputItem(kind))
@@ -106,6 +98,4 @@ def _read(value: dict[str, Any]) -> OutputItem:
         return OutputItem(CALL, value["arguments"], value["call_id"], value["name"])
     if value["type"] == MESSAGE:
         return OutputItem(MESSAGE, value["content"][0]["text"])
-    kind = SUMMARY if value["summary"] else REASONING
-    parts = value["summary"] or value["content"]
-    return OutputItem(kind, parts[0]["text"])
+    return OutputItem(REASONING, value["summary"][0]["text"])

@@ -25,6 +25,7 @@ from tests.waiting import wait_until
 from torchmoor.config.access import Credentials
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.proxy.http import eventstream
+from torchmoor.proxy.instances.reported_status import ReportedStatus
 from torchmoor.proxy.routing import reasons
 
 SMALL_PHONE = (360, 740)
@@ -141,7 +142,12 @@ def test_only_the_page_itself_is_told_to_those_without_credentials(make_stage: C
     assert requests.get(f"{url}/chat/endpoints", timeout=10).status_code == 403
     told = requests.get(f"{url}/chat/endpoints", headers=mine, timeout=10).json()
     assert told.pop("reasons") == reasons.SENTENCES
-    assert told == {"endpoints": ["llava"], "max_body_bytes": 6 << 20, "max_pictures": 8}
+    assert told == {
+        "endpoints": ["llava"],
+        "capabilities": {"llava": {"can_see": None}},
+        "max_body_bytes": 6 << 20,
+        "max_pictures": 8,
+    }
 
 
 # The stream's decoder
@@ -787,3 +793,48 @@ def test_a_phone_with_two_endpoints_does_not_scroll_sideways(
             assert tab.page.evaluate("document.documentElement.scrollWidth") <= SMALL_PHONE[0]
             assert tab.page.evaluate("scrollX") == 0
         tab.check_accessibility()
+
+
+@pytest.mark.browser
+def test_a_text_model_has_no_picture_parts(make_stage: Callable[..., Stage], browser: Browser) -> None:
+    """Neither a button nor samples, and a dropped picture is refused with the reason; the other model has them."""
+    stage = make_stage(endpoints={"a": "llava", "b": "llm"})
+    FakeChat(stage)
+    for name, can_see in (("a", True), ("b", False)):
+        found = stage.registry.find(name)
+        assert found is not None
+        found.take_status(ReportedStatus(can_see=can_see))
+    with open_tab(browser, f"{stage.proxy.runtime_url}/chat") as tab:
+        page = tab.page
+        wait_ready(page)
+        expect(page.locator("#samples button")).to_have_count(2)
+        page.set_input_files("#file", [picture_file("one.png")])
+        expect(page.locator("#pending img")).to_have_count(1)
+
+        page.get_by_label("Model", exact=True).select_option("llm")
+        expect(page.get_by_role("heading", name="Ask a model", exact=True)).to_be_visible()
+        expect(page.locator("#composer-notice")).to_contain_text("reads no pictures")
+        expect(page.locator("#pending img")).to_have_count(0)
+        expect(page.get_by_role("button", name="Add pictures")).to_be_hidden()
+        expect(page.locator("#samples")).to_be_hidden()
+        page.set_input_files("#file", [picture_file("two.png")])
+        expect(page.locator("#pending img")).to_have_count(0)
+        tab.check_accessibility()
+        expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+
+        page.get_by_label("Model", exact=True).select_option("llava")
+        expect(page.get_by_role("button", name="Add pictures")).to_be_visible()
+        expect(page.locator("#samples button").first).to_be_visible()
+
+
+@pytest.mark.browser
+def test_capabilities_that_are_reported_late_are_learnt(chat: FakeChat, browser: Browser) -> None:
+    """The page is opened before an instance has reported; the next session knows."""
+    with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat") as tab:
+        page = tab.page
+        expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+        expect(page.get_by_role("button", name="Add pictures")).to_be_visible()
+        for instance in chat.stage.registry.instances():
+            instance.take_status(ReportedStatus(can_see=False))
+        page.get_by_role("button", name="New session").click()
+        expect(page.get_by_role("button", name="Add pictures")).to_be_hidden()

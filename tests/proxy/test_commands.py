@@ -185,6 +185,28 @@ def test_models_are_listed_pinned_and_unloaded(make_stage: MakeStage) -> None:
     assert json.loads(unloaded.stdout)["instances"][0]["status"] == 200
 
 
+def test_a_question_to_an_endpoint_with_many_models_says_what_it_is(make_stage: MakeStage) -> None:
+    """With and without a system message."""
+    stage = make_stage(endpoints={"a": "many"}, multi_model=MultiModelSettings())
+
+    for options in ((), ("--system", "Be brief.")):
+        asked = invoke(stage, "ask", "Hello", "--endpoint", "many", *options)
+
+        assert asked.exit_code == 1
+        assert asked.stderr.startswith("Error: many is an endpoint with many models, not one that chats")
+
+
+def test_a_question_to_a_model_without_sessions_says_what_it_is(stage: Stage) -> None:
+    """A classifier answers any body."""
+    for fake in stage.instances.values():
+        fake.behave = answering(body=b'[{"label": "cat"}]')
+
+    asked = invoke(stage, "ask", "Hello")
+
+    assert asked.exit_code == 1
+    assert asked.stderr.startswith("Error: llava is not an endpoint that chats")
+
+
 def test_no_endpoint_with_many_models_is_told(stage: Stage) -> None:
     """Instead of an empty table."""
     assert "no endpoint has many models" in invoke(stage, "models", "list").stdout

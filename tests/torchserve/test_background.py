@@ -64,6 +64,12 @@ def test_a_fleet_in_the_background_is_found_followed_and_stopped(user: User) -> 
 
     assert started.returncode == 0, started.stderr
     assert "llava-0 ready" in started.stderr
+    for line in (
+        f"runtime API: {ready['runtime']} with llava",
+        f"to chat in a browser: {ready['runtime']}/chat",
+        f"dashboard: {ready['admin']}",
+    ):
+        assert f"torchmoor: {line}\n" in started.stderr
     assert is_well
     assert (fleet["runtime"], fleet["endpoints"], fleet["instances"]) == (
         *(ready["runtime"], ["llava"]),

@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+import requests
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -17,6 +18,7 @@ from tests.servers import S3Server
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.drawings import draw
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.s3]
 
@@ -84,6 +86,16 @@ def test_models_are_listed_and_answered_by_their_names(own: Fleet) -> None:
             client.chat.completions.create(model="llava", messages=[{"role": "user", "content": "Hello"}])
 
     assert answer.choices[0].message.content
+
+
+def test_models_report_whether_they_read_pictures(own: Fleet) -> None:
+    """The chat page learns it of every endpoint."""
+    wanted = {"packaged": {"can_see": True}, "my-llava": {"can_see": True}, OLD: {"can_see": False}}
+
+    def capabilities() -> Any:
+        return requests.get(f"{own.runtime}/chat/endpoints", timeout=10).json()["capabilities"]
+
+    wait_until(lambda: capabilities() == wanted, "each endpoint has reported its capabilities")
 
 
 def test_a_models_own_settings_are_its_own(own: Fleet) -> None:

@@ -64,17 +64,6 @@ def test_sagemaker_sdk_predicts_in_a_session(fleet: Fleet) -> None:
         assert member in told[call]
 
 
-def test_llm_comply_finds_responses_as_openai_has_them(fleet: Fleet) -> None:
-    """Every case passes, with its schema and without a warning, but that of a tool, which this model cannot call."""
-    told = run("llm_comply_cases.py", f"{fleet.runtime}/v1", "llava")
-
-    statuses = {case["id"]: case["status"] for case in told["results"]}
-    others = {name for name, status in statuses.items() if status != "passed"}
-    assert len(statuses) == 13
-    assert others == {"tool-calling", "reasoning-summary"}
-    assert [case["warnings"] for case in told["results"] if case.get("warnings")] == []
-
-
 def test_langchain_completes_and_streams(fleet: Fleet) -> None:
     """SagemakerEndpoint works with a content handler for TGI's form, as in its documentation."""
     picture = data_url(draw("circle", "red"))

@@ -29,6 +29,9 @@ LIST_TIMEOUT_S = 5
 HINT = " (is `torchmoor up` running, and is this its --url?)"
 
 
+NEEDS_TARGET_MODEL = "missing a target model header"  # SageMaker's words, which the proxy uses
+
+
 class ChatError(TorchmoorError):
     """A question cannot be sent; the message says why."""
 
@@ -77,6 +80,11 @@ class EndpointCalls:
             with readable_errors(HINT):
                 yield
         except EndpointError as error:
+            if NEEDS_TARGET_MODEL in str(error):
+                raise ChatError(
+                    f"{self.target.endpoint} is an endpoint with many models, not one that chats: call it with boto3's "
+                    "TargetModel, or select another with --endpoint"
+                ) from error
             names = self._endpoint_names() if error.code == "ValidationError" else []
             if not names or self.target.endpoint in names:
                 raise
@@ -135,7 +143,13 @@ class SessionConversation:
                 body = {"type": "start_session", "image": images[0]}
             elif images:
                 body = {"type": "start_session", "images": list(images)}
-            session_id = calls.call("NEW_SESSION", body)["NewSessionId"].partition(";")[0]
+            stamp = calls.call("NEW_SESSION", body).get("NewSessionId")
+            if stamp is None:
+                raise ChatError(
+                    f"{calls.target.endpoint} is not an endpoint that chats: its model answers, but opens no sessions; "
+                    "select another with --endpoint"
+                )
+            session_id = stamp.partition(";")[0]
         self.id: str | None = session_id
 
     def ask(self, question: str, images: Sequence[str] = ()) -> Iterator[str]:

@@ -26,7 +26,7 @@ class ResponseForm:
     fields: of the object, as the request decides them. items: what the client says. instructions: precede the
     conversation in this prompt only. after: the number of the response that this one answers, 0 in a new session, None
     for the end of a conversation. may_drop: the oldest turns may be left out of a prompt that is too long. session_id:
-    in the ids, until `place` names another. has_summary: reasoning is shown as its summary.
+    in the ids, until `place` names another.
     """
 
     content_type = "text/event-stream"
@@ -40,7 +40,6 @@ class ResponseForm:
         after: int | None = 0,
         may_drop: bool = False,
         session_id: str = UNNAMED,
-        has_summary: bool = False,
     ) -> None:
         self.items = items
         self.instructions = instructions
@@ -50,8 +49,8 @@ class ResponseForm:
         self._session_id, self._number = session_id, 1
         self._num_events = 0
         self._first_event = 0  # events before it are not written
-        self._output = OutputItems(has_summary=has_summary)
-        self._stream = ResponseStream(self._event, self._item_id, has_summary=has_summary)
+        self._output = OutputItems()
+        self._stream = ResponseStream(self._event, self._item_id)
         self._ended: dict[str, Any] | None = None
         self._pieces: list[list[int]] | None = None  # of a stored response that was streamed
 

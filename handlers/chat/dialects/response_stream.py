@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from handlers.chat.answer_parts import AnswerPart
-from handlers.chat.output_items import CALL, MESSAGE, REASONING, Delta, OutputItem, OutputItems, read_output
+from handlers.chat.output_items import CALL, MESSAGE, Delta, OutputItem, OutputItems, read_output
 
 
 class ResponseStream:
@@ -13,10 +13,10 @@ class ResponseStream:
     event: encodes one, and numbers it. item_id: the id of the item at an index.
     """
 
-    def __init__(self, event: Callable[..., bytes], item_id: Callable[[int], str], *, has_summary: bool) -> None:
+    def __init__(self, event: Callable[..., bytes], item_id: Callable[[int], str]) -> None:
         self._event = event
         self._item_id = item_id
-        self._output = OutputItems(has_summary=has_summary)
+        self._output = OutputItems()
 
     def write(self, parts: Sequence[AnswerPart]) -> bytes:
         """Write the parts of one more token."""
@@ -67,18 +67,18 @@ class ResponseStream:
         return data + self._event("response.output_item.done", output_index=index, item=shown)
 
     def _part_event(self, index: int, what: str, part: dict[str, Any]) -> bytes:
-        name = "content_part" if self._output.items[index].kind in (MESSAGE, REASONING) else "reasoning_summary_part"
+        name = "content_part" if self._output.items[index].kind == MESSAGE else "reasoning_summary_part"
         return self._event(f"response.{name}.{what}", **self._place(index), part=part)
 
     def _place(self, index: int) -> dict[str, Any]:
         place: dict[str, Any] = {"item_id": self._item_id(index), "output_index": index}
         kind = self._output.items[index].kind
         if kind != CALL:
-            place["content_index" if kind in (MESSAGE, REASONING) else "summary_index"] = 0
+            place["content_index" if kind == MESSAGE else "summary_index"] = 0
         return place
 
 
 def _text_event(item: OutputItem) -> str:
     """Return the name of the events with an item's text, without its last word."""
-    names = {MESSAGE: "output_text", CALL: "function_call_arguments", REASONING: "reasoning_text"}
+    names = {MESSAGE: "output_text", CALL: "function_call_arguments"}
     return f"response.{names.get(item.kind, 'reasoning_summary_text')}"

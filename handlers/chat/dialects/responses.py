@@ -81,7 +81,6 @@ def parse_response(
         after=None if conversation else 0 if place is None else place.number,
         may_drop=bool(referred.items) or given.get("truncation") == "auto",
         session_id=incoming.headers.get(wire.REQUEST_ID) or str(uuid.uuid4()),
-        has_summary=given.get("reasoning", {}).get("summary") is not None,
     )
     ask = Ask(
         caller=incoming.caller,

@@ -4,7 +4,6 @@ import json
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
@@ -21,8 +20,8 @@ STYLE = AnswerStyle(call=CALL, thought=THOUGHT, knows_tools=True)
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
-def make_form(*, has_summary: bool = False) -> ResponseForm:
-    form = ResponseForm({"status": "in_progress", "usage": None}, ITEMS, has_summary=has_summary)
+def make_form() -> ResponseForm:
+    form = ResponseForm({"status": "in_progress", "usage": None}, ITEMS)
     form.place("ts-seq-a", 3)
     return form
 
@@ -51,7 +50,7 @@ def write(
     tokens: list[Token], reader: AnswerReader | None = None, **options: bool
 ) -> tuple[list[Any], tuple[str, str]]:
     """Return the events of a streamed answer, and what is stored of it."""
-    form = make_form(**options)
+    form = make_form()
     data = form.begin() + b"".join(form.token(token, None) for token in tokens[:-1])
     summary = summarise(tokens[-1:], reader)
     stored = form.record(summary)
@@ -80,14 +79,13 @@ ANSWER = (
 )
 
 
-@pytest.mark.parametrize("has_summary", [False, True])
 @given(st.lists(st.integers(0, len(ANSWER)), max_size=12))
-def test_reasoning_text_and_calls_are_items(has_summary: bool, cuts: list[int]) -> None:
+def test_reasoning_text_and_calls_are_items(cuts: list[int]) -> None:
     """Each has its events, of the kinds that OpenAI's client parses, wherever the answer is cut into tokens."""
     borders = [0, *sorted(cuts), len(ANSWER)]
     tokens, reader = split([ANSWER[a:b] for a, b in pairwise(borders)])
 
-    events, (answer, response) = write(tokens, reader, has_summary=has_summary)
+    events, (answer, response) = write(tokens, reader)
     last = events[-1]["response"]
 
     for event in events[2:-1]:
@@ -100,9 +98,7 @@ def test_reasoning_text_and_calls_are_items(has_summary: bool, cuts: list[int]) 
         "function_call",
         "message",
     ]
-    part = {"type": "summary_text" if has_summary else "reasoning_text", "text": "Why \u00fc?"}
-    assert thought["summary" if has_summary else "content"] == [part]
-    assert thought["content" if has_summary else "summary"] == []
+    assert thought["summary"] == [{"type": "summary_text", "text": "Why \u00fc?"}]
     assert [item["content"][0]["text"] for item in (text, rest)] == ["I look.", "\nDone."]
     assert (first["name"], json.loads(first["arguments"])) == ("f", {"a": [1, "}"]})
     assert (second["name"], second["arguments"], second["status"]) == ("g", "{}", "completed")
@@ -114,7 +110,7 @@ def test_reasoning_text_and_calls_are_items(has_summary: bool, cuts: list[int]) 
         deltas = "".join(event["delta"] for event in own if "delta" in event)
         assert deltas == (item.get("arguments") or (item.get("content") or item["summary"])[0]["text"])
     assert read(make_form().repeat(answer, response, 6)) == events[7:]
-    whole = json.loads(make_form(has_summary=has_summary).whole(summarise(tokens, reader)))
+    whole = json.loads(make_form().whole(summarise(tokens, reader)))
     assert whole["output"] == last["output"]
     assert last["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
 

@@ -259,7 +259,7 @@ def test_models_that_a_platform_loads_need_one_process() -> None:
 
 def test_status_survives_the_wire() -> None:
     """Of an instance with many models, and of one that says nothing."""
-    full = ReportedStatus(1, 3, ModelReport({"m": ReportedTier.DEVICE, "n": ReportedTier.DISK}, 10, 20))
+    full = ReportedStatus(1, 3, ModelReport({"m": ReportedTier.DEVICE, "n": ReportedTier.DISK}, 10, 20), can_see=False)
 
     assert from_text(json.loads(json.dumps(to_text(full)))) == full
     assert from_text(json.loads(json.dumps(to_text(ReportedStatus())))) == ReportedStatus()

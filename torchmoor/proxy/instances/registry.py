@@ -32,9 +32,9 @@ class ScalingDecision(NamedTuple):
 class Variant:
     """A variant of an endpoint: its settings, and its instances in order of their load.
 
-    opens_sessions: whether a client has opened a session, so that the instances' session room matters. models: which
-    instances have which of many models; None if they serve one. last_start_s: how long the last started instance took
-    to become ready; None before the first. scale: None without autoscaling.
+    opens_sessions: whether a client has opened a session or the chat page, so that the instances' status matters.
+    models: which instances have which of many models; None if they serve one. last_start_s: how long the last started
+    instance took to become ready; None before the first. scale: None without autoscaling.
     """
 
     def __init__(

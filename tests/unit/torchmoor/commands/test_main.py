@@ -1,5 +1,6 @@
 """The command line as a whole: help, what a call costs, and the page that describes it."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from click.testing import CliRunner, Result
 
 from scripts.make_command_reference import PAGE, insert, render, walk
 from torchmoor.cli.main import COMMANDS, main
+from torchmoor.cli.running_fleets import recorded
+from torchmoor.config.launcher import INSTANCE_LOG
 
 ROOT = Path(__file__).parents[4]
 # What takes longer to import than everything that help and completion need.
@@ -100,6 +103,38 @@ def test_help_and_completion_import_little() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
 
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("torchmoor ask --endpoint ll", ["llama", "llava"]),
+        ("torchmoor drain lla", ["llava-0", "llava-1"]),
+        ("torchmoor logs llava-1", ["llava-1"]),
+        ("torchmoor logs other", []),
+    ],
+)
+def test_names_of_endpoints_and_instances_are_completed(
+    words: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the fleets that this user runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("llava-0", "llava-1"):
+        log = tmp_path / "run" / name / INSTANCE_LOG
+        log.parent.mkdir(parents=True)
+        log.touch()
+    fields = {"runtime": "http://127.0.0.1:8080", "admin": "http://127.0.0.1:8081"}
+    announced = json.dumps({**fields, "endpoints": ["llava", "llama", "many"], "run_dir": str(tmp_path / "run")})
+    tab = {
+        "_TORCHMOOR_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+
+    with recorded(announced):
+        done = CliRunner().invoke(main, [], prog_name="torchmoor", env=tab)
+
+    assert done.stdout.split() == [f"plain,{name}" for name in names]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

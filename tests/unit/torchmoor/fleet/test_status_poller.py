@@ -209,6 +209,16 @@ def test_status_of_the_handler_has_its_room() -> None:
     assert parse_status(status).session_room == 62
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "can_see"),
+    [({"can_see": False}, False), ({"can_see": True}, True), ({"can_see": 1}, None), ([], None)],
+)
+def test_status_says_whether_the_model_reads_pictures(capabilities: object, can_see: bool | None) -> None:
+    """An older handler does not say it, and anything else than true or false says nothing."""
+    assert parse_status({**STATUS, "capabilities": capabilities}).can_see is can_see
+    assert parse_status({"capabilities": capabilities}).can_see is can_see
+
+
 def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
     """A model may be on the disk and broken; one that was replaced and only ends its requests is not held."""
     status = {

@@ -6,6 +6,7 @@ import { $, announce, complain, say, showPicture } from "./view.js";
 import { number, plural } from "./words.js";
 
 const MAX_ROWS_PX = 160;
+const BLIND = "This model reads no pictures: ask it in words.";
 
 export class Composer {
   #session = null;
@@ -49,9 +50,17 @@ export class Composer {
     this.#session = session;
     $("question").value = session.draft.text;
     complain("");
+    if (!session.canSee && session.draft.pictures.length) this.#dropPictures();
     this.#grow();
     this.#showPending();
     this.showState();
+  }
+
+  // The pictures were chosen for another model.
+  #dropPictures() {
+    for (const picture of this.#session.draft.pictures) picture.release();
+    this.#session.draft.pictures = [];
+    complain(BLIND);
   }
 
   // Show Ask or Stop, and the welcome.
@@ -61,6 +70,9 @@ export class Composer {
     $("ask").hidden = isRunning;
     $("stop").hidden = !isRunning;
     if (hadFocus && hadFocus !== document.body && hadFocus.hidden) $("question").focus();
+    const { canSee } = this.#session;
+    for (const element of document.querySelectorAll(".for-pictures")) element.hidden = !canSee;
+    say($("welcome-title"), canSee ? "Ask a model about your pictures" : "Ask a model");
     $("welcome").hidden = this.#session.turns.length > 0;
     this.#showQuestions();
   }
@@ -69,7 +81,8 @@ export class Composer {
   add(files) {
     const session = this.#session;
     if (!session) return this.#reading; // before the first session there is no model for them
-    complain("");
+    complain(session.canSee ? "" : BLIND);
+    if (!session.canSee) return this.#reading;
     this.#reading = this.#reading.then(async () => {
       const problems = [];
       for (const file of files) {

@@ -9,6 +9,8 @@ import { setReasons, span } from "./words.js";
 
 const TICK_MS = 1000;
 const RETRY_MS = 3000;
+const LEARN_MS = 1000;
+const LEARN_TRIES = 5;
 const CONTINUE = "Continue where you stopped.";
 const log = new Log();
 const composer = new Composer(ask, () => current.stop());
@@ -135,10 +137,25 @@ const named = (session) => (session === current ? "This session" : `The session 
 function startSession() {
   const unused = sessions.find((session) => !session.turns.length && session.state === "new");
   if (unused && unused.endpoint === $("endpoint").value) return show(unused);
+  learn($("endpoint").value);
   const session = new Session($("endpoint").value, limits, hooks);
   if (unused) session.draft = unused.draft;
   sessions = [session, ...sessions.filter((each) => each !== unused)];
   return show(session);
+}
+
+// Ask the server again while it does not know what an endpoint's model can do, as before its instance has reported.
+async function learn(endpoint) {
+  for (let tries = 0; tries < LEARN_TRIES && limits.capabilities[endpoint].can_see === null; tries += 1) {
+    await new Promise((resolve) => setTimeout(resolve, LEARN_MS));
+    try {
+      limits.capabilities = { ...limits.capabilities, ...(await api.findEndpoints()).capabilities };
+    } catch {
+      return; // the next session asks again
+    }
+  }
+  for (const session of sessions) session.capabilities = limits.capabilities[session.endpoint];
+  if (current?.endpoint === endpoint) composer.showState();
 }
 
 function show(session) {

@@ -63,14 +63,25 @@ class ChatPage:
         return self._handlers.get(path) if method in LOOKING else None
 
     def _list(self, request: Request, request_id: bytes) -> Reply:
-        """List the endpoints that can chat, and the page's limits.
+        """List the endpoints that can chat, what they are known to be able to, and the page's limits.
 
         An endpoint with many models needs a TargetModel, and the kinds of its models are unknown here.
         """
-        endpoints = [each.name for each in self._registry.endpoints() if each.settings.multi_model is None]
-        content = json.dumps({"endpoints": endpoints, **self._content}).encode()
+        listed = [each for each in self._registry.endpoints() if each.settings.multi_model is None]
+        for endpoint in listed:
+            for variant in endpoint.variants:
+                variant.opens_sessions = True  # as the page will, so that instances are asked for their status
+        endpoints = [each.name for each in listed]
+        capabilities = {name: {"can_see": self._can_see(name)} for name in endpoints}
+        content = json.dumps({"endpoints": endpoints, "capabilities": capabilities, **self._content}).encode()
         headers = (*HEADERS, (b"content-type", b"application/json"), (b"cache-control", b"no-store"))
         return Reply(200, headers, content)
+
+    def _can_see(self, endpoint: str) -> bool | None:
+        """Return whether the endpoint's instances read pictures; None if none has reported it."""
+        reported = [each.reported.can_see for each in self._registry.instances(endpoint)]
+        known = [each for each in reported if each is not None]
+        return any(known) if known else None
 
     def _lead(self, request: Request, request_id: bytes) -> Reply:
         """Redirect a browser; refuse a client of the API."""

@@ -45,12 +45,17 @@ export class Session {
   #batch = null; // pictures that are being sent, and that request's id, until its result is known
 
   constructor(endpoint, limits, hooks) {
-    Object.assign(this, { endpoint, hooks, state: "new", turns: [], instance: null, expiresAt: null });
+    Object.assign(this, { endpoint, hooks, capabilities: limits.capabilities[endpoint], state: "new", turns: [], instance: null, expiresAt: null });
     this.maxBodyBytes = Math.min(BODY_BYTES, limits.max_body_bytes - 4096);
     this.pictures = []; // that the server has
     this.untaken = []; // to be sent before the next question
     this.warned = new Set();
     this.draft = { text: "", pictures: [] };
+  }
+
+  // Unless the server says that the model reads no pictures.
+  get canSee() {
+    return this.capabilities.can_see !== false;
   }
 
   get title() {

@@ -1,0 +1,85 @@
+"""llm-comply's cases of OpenAI's APIs, on real TorchServe instances whose model alone is scripted.
+
+The demo model cannot be relied on to call a tool, and never reasons. The scripted one does if the question asks for it,
+and is not asked in a stream: llm-comply 0.5.0 knows the events of streamed reasoning by other names than its own schema
+and OpenAI's client. The cases of reasoning run for a model whose name has gpt-5 in it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+
+from tests.torchserve.conftest import ROOT, Fleet, run_fleet
+from tests.torchserve.test_sdk_clients import run
+from torchmoor.fleet.archives import with_model, write_archive
+
+pytestmark = pytest.mark.torchserve
+SCRIPTED = ROOT / "tests" / "torchserve" / "scripted"
+DEMO = ROOT / "models" / "tiny-llava"
+NAME = "scripted-gpt-5"
+THOUGHT, ANSWER = "Ten times 37, and half of that.", "The circle is red."
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": False,
+}
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Run one instance of the scripted model, whose template marks reasoning."""
+    folder = tmp_path_factory.mktemp("scripted")
+    template = folder / "chat_template.jinja"
+    template.write_text((DEMO / "chat_template.jinja").read_text() + "{# <think></think> #}")
+    model = {path.name: path for path in DEMO.iterdir() if path.is_file()} | {template.name: template}
+    contents = with_model(str(SCRIPTED / "handler.py"), "chat.yaml", model)
+    contents = replace(contents, files={**contents.files, "scripted_model.py": SCRIPTED / "scripted_model.py"})
+    (folder / "store").mkdir()
+    write_archive(contents, NAME, folder / "store" / f"{NAME}.mar")
+    arguments = ("--model-store", str(folder / "store"), "--endpoint", NAME)
+    with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log") as fleet:
+        yield fleet
+
+
+@pytest.mark.parametrize(("kind", "num_cases"), [("open-responses", 13), ("openai-chat", 9)])
+def test_every_case_passes_without_a_warning(scripted: Fleet, kind: str, num_cases: int) -> None:
+    told = run("llm_comply_cases.py", kind, f"{scripted.runtime}/v1", NAME)
+
+    wrong = [case for case in told["results"] if case["status"] != "passed" or case.get("warnings")]
+    assert wrong == [], wrong
+    assert len(told["results"]) == num_cases
+
+
+def test_openai_client_reads_reasoning_and_calls(scripted: Fleet) -> None:
+    """Its helper accumulates the items of a stream; results are answered in the next response."""
+    asked: Any = {"role": "user", "content": "Show your reasoning."}
+    with openai.OpenAI(base_url=f"{scripted.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt:
+        with gpt.responses.stream(model=NAME, input=[asked], tools=[WEATHER], tool_choice="required") as stream:
+            kinds = {event.type for event in stream}
+            first = stream.get_final_response()
+        thought, call = first.output
+        assert call.type == "function_call"
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny"}
+        second = gpt.responses.create(
+            model=NAME,
+            input=[result, asked],
+            previous_response_id=first.id,
+            tools=[WEATHER],
+            reasoning={"effort": "low", "summary": "auto"},
+        )
+        with pytest.raises(openai.BadRequestError, match="No tool call found"):
+            gpt.responses.create(model=NAME, input=[{**result, "call_id": "call_x"}], previous_response_id=second.id)
+
+    assert {"response.reasoning_summary_text.delta", "response.function_call_arguments.delta"} < kinds
+    assert thought.type == "reasoning"
+    assert [part.text for part in thought.summary] == [THOUGHT]
+    assert (call.name, call.arguments, call.status) == ("get_weather", '{"city":""}', "completed")
+    assert second.output_text == ANSWER
+    assert second.output[0].type == "reasoning"
+    assert [part.text for part in second.output[0].summary] == [THOUGHT]
+    assert second.usage is not None
+    assert second.usage.output_tokens_details.reasoning_tokens > 0
