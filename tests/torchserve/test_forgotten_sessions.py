@@ -27,7 +27,7 @@ MAX_SESSIONS = 8
 NUM_SESSIONS = 40
 COLOURS = ("red", "blue", "green", "yellow")
 KEYS = {"AKIAONE": secrets.token_hex(20), "AKIATWO": secrets.token_hex(20)}
-MAX_JOURNALED = 80  # of which the tests before need about half
+MAX_JOURNALED = 120  # of which the tests before need about half
 NUM_SHARED = 3  # large pictures that fill one caller's share of the journal
 
 
@@ -103,6 +103,23 @@ def test_forgotten_sessions_block_no_opening_and_can_be_asked_again(crowded: Fle
     assert [answers[i] for i in range(NUM_SESSIONS)] == [f"The circle is {colour}." for colour in colours]
     assert count(crowded, "open") <= 2 * MAX_SESSIONS
     assert count(crowded, "evicted") >= NUM_SESSIONS - 2 * MAX_SESSIONS
+
+
+def test_another_instance_adopts_a_session_that_its_own_has_evicted(crowded: Fleet) -> None:
+    """The session's instance is drained, so its journal alone has the picture for the other one."""
+    user = User(crowded.runtime)
+    forgotten = user.open("yellow")
+    (home,) = crowded.holders(forgotten)
+    for _ in range(2 * MAX_SESSIONS + 2):
+        user.open("blue")
+    assert crowded.holders(forgotten) == []
+
+    requests.post(f"{crowded.admin}/instances/{home}/drain", timeout=60).raise_for_status()
+    try:
+        assert user.ask(forgotten) == "The circle is yellow."
+        assert crowded.holders(forgotten) == [{"llava-0": "llava-1", "llava-1": "llava-0"}[home]]
+    finally:
+        requests.post(f"{crowded.admin}/instances/{home}/resume", timeout=60).raise_for_status()
 
 
 def test_close_of_an_evicted_session_happens_once(crowded: Fleet) -> None:

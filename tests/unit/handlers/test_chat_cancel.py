@@ -95,8 +95,8 @@ def test_question_that_waits_for_a_thread_is_cancelled_at_once(make_client: Any,
     assert client.ask(sid, "hello", **SHORT).wait().status == 200
     slow.reply.cancel()
     until_hung_up(connection)
+    wait_until(lambda: settled(client)["turns"]["cancelled"] == 2, "both turns are cancelled")
     client.open()
-    assert settled(client)["turns"]["cancelled"] == 2
 
 
 @pytest.mark.parametrize("where", ["waiting", "fetching", "generating"])

@@ -167,7 +167,11 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         ("sessions", {"keys": {}}, "sessions: unknown key 'keys'"),
         ("sessions", {"are_journaled": "yes"}, "are_journaled must be true or false, not 'yes'"),
         ("account_id", 123, "account_id must be text"),
-        ("launcher", {"heap_mib": 512}, "launcher: unknown key 'heap_mib'; known are capacity, model_store, run_dir, "),
+        (
+            "launcher",
+            {"heap_mib": 512},
+            "unknown key 'heap_mib'; known are capacity, model_store, progress_interval_s, ",
+        ),
         ("launcher", {"max_body_mib": 64}, "launcher: unknown key 'max_body_mib'"),
         ("notices", {"webhooks": ["a"]}, r"notices.webhooks\[0\] must be keys and values"),
     ],
