@@ -18,7 +18,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser import DESKTOP, Tab, open_tab, run_chromium, submit_question
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import NO_PROBES, Stage
 from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.waiting import wait_until
@@ -801,6 +801,7 @@ def test_a_text_model_has_no_picture_parts(make_stage: Callable[..., Stage], bro
     stage = make_stage(endpoints={"a": "llava", "b": "llm"})
     FakeChat(stage)
     for name, can_see in (("a", True), ("b", False)):
+        stage.instances[name].on_status = answering(body=status_with(can_see))
         found = stage.registry.find(name)
         assert found is not None
         found.take_status(ReportedStatus(can_see=can_see))
@@ -827,14 +828,24 @@ def test_a_text_model_has_no_picture_parts(make_stage: Callable[..., Stage], bro
         expect(page.locator("#samples button").first).to_be_visible()
 
 
+def status_with(can_see: bool | None) -> bytes:
+    """Return an instance's answer to the status operation."""
+    capabilities = {} if can_see is None else {"capabilities": {"can_see": can_see}}
+    return json.dumps({"sessions": {"max": 100, "open": 0}, **capabilities}).encode()
+
+
 @pytest.mark.browser
-def test_capabilities_that_are_reported_late_are_learnt(chat: FakeChat, browser: Browser) -> None:
+def test_capabilities_that_are_reported_late_are_learnt(make_stage: Callable[..., Stage], browser: Browser) -> None:
     """The page is opened before an instance has reported; the next session knows."""
-    with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat") as tab:
+    stage = make_stage(health=NO_PROBES.replace(status_interval_s=0.05))
+    FakeChat(stage)
+    for fake in stage.instances.values():
+        fake.on_status = answering(body=status_with(None))
+    with open_tab(browser, f"{stage.proxy.runtime_url}/chat") as tab:
         page = tab.page
         expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
         expect(page.get_by_role("button", name="Add pictures")).to_be_visible()
-        for instance in chat.stage.registry.instances():
-            instance.take_status(ReportedStatus(can_see=False))
+        for fake in stage.instances.values():
+            fake.on_status = answering(body=status_with(False))
         page.get_by_role("button", name="New session").click()
         expect(page.get_by_role("button", name="Add pictures")).to_be_hidden()
