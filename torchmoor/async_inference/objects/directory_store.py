@@ -88,6 +88,9 @@ class DirectoryStore(ObjectStore):
             stored = await self._threads.run(writer.commit)
             self._budget.add(location.root, stored.num_bytes)
             return stored
+        except Exception:
+            await self._threads.run(writer.discard)  # so that its room is free when the caller learns of the failure
+            raise
         finally:
             self._threads.submit(writer.discard)
 
