@@ -20,6 +20,7 @@ from PIL import Image
 from tests.servers import LossyProxy
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.waiting import wait_until
 from torchmoor.wire.session_hash import session_hash
 
 pytestmark = [pytest.mark.slow, pytest.mark.torchserve]
@@ -120,6 +121,7 @@ def test_another_instance_adopts_a_session_that_its_own_has_evicted(crowded: Fle
         assert crowded.holders(forgotten) == [{"llava-0": "llava-1", "llava-1": "llava-0"}[home]]
     finally:
         requests.post(f"{crowded.admin}/instances/{home}/resume", timeout=60).raise_for_status()
+    wait_until(lambda: home in crowded.settled(), "the instance gets the turns of its sessions again")
 
 
 def test_close_of_an_evicted_session_happens_once(crowded: Fleet) -> None:
