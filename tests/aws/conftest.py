@@ -50,7 +50,8 @@ class Aws:
         if repository not in [each["repositoryName"] for each in ecr.describe_repositories()["repositories"]]:
             ecr.create_repository(repositoryName=repository)
         kind = "application/vnd.docker.distribution.manifest.v2+json"
-        manifest = {"schemaVersion": 2, "mediaType": kind, "config": {"digest": content}}
+        layers = [{"digest": content}]  # without layers, moto draws the image's digest from 101 values
+        manifest = {"schemaVersion": 2, "mediaType": kind, "config": {"digest": content}, "layers": layers}
         ecr.put_image(repositoryName=repository, imageManifest=json.dumps(manifest), imageTag=tag)
         return f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/{repository}:{tag}"
 
