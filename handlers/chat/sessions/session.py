@@ -49,6 +49,7 @@ class Session:
     num_holds: int = 0  # requests that use the session beside its turns; they keep it from eviction
     turn: QueuedTurn | None = None  # the running turn; it pins the session
     waiting: deque[QueuedTurn] = field(default_factory=deque)
+    stored_kv: list[bytes] = field(default_factory=list)  # names of the parts of its KV cache in the journal
     num_events: int = 0  # events of the journal that this session has applied
     entries: list[Event | None] = field(default_factory=list)  # its turns; None for those that are not responses
     deleted: set[int] = field(default_factory=set)  # numbers of entries whose responses are not shown
