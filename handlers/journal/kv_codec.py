@@ -28,14 +28,14 @@ class KvCodec:
     def encode(self, session_id: str, number: int, name: bytes, content: bytes) -> bytes:
         return b"".join((name, self._sign(session_id, number, name, content), content))
 
-    def decode(self, data: bytes, session_id: str, number: int, name: bytes) -> memoryview | None:
-        """Return the content; None if the part has another name. Raises DamagedRecord."""
+    def decode(self, data: bytes, session_id: str, number: int) -> tuple[bytes, memoryview]:
+        """Return a part's name and content. Raises DamagedRecord."""
         if len(data) < HEAD_BYTES:
             raise DamagedRecord("a part of a KV cache is too short")
-        own, signature, content = data[:NAME_BYTES], data[NAME_BYTES:HEAD_BYTES], memoryview(data)[HEAD_BYTES:]
-        if not hmac.compare_digest(signature, self._sign(session_id, number, own, content)):
+        name, signature, content = data[:NAME_BYTES], data[NAME_BYTES:HEAD_BYTES], memoryview(data)[HEAD_BYTES:]
+        if not hmac.compare_digest(signature, self._sign(session_id, number, name, content)):
             raise DamagedRecord("a part of a KV cache is not signed by this fleet for its place")
-        return content if own == name else None
+        return name, content
 
     def _sign(self, session_id: str, number: int, name: bytes, content: bytes | memoryview) -> bytes:
         key = find_key(session_id, self._keys)

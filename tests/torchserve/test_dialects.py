@@ -111,6 +111,24 @@ def test_openai_client_raises_its_own_exceptions(gpt: openai.OpenAI) -> None:
         gpt.chat.completions.create(model="llava", messages=conversation(image="http://169.254.169.254/x.png"))
 
 
+def test_openai_client_weighs_tokens(gpt: openai.OpenAI) -> None:
+    """A bias decides each token, and penalties keep the answer from using it again."""
+
+    def ask(**weights: Any) -> list[str]:
+        answer = gpt.chat.completions.create(
+            model="llava", messages=[{"role": "user", "content": "Hello"}], max_tokens=4, logprobs=True, **weights
+        )
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        return [each.token for each in logprobs.content or []]
+
+    assert len(set(ask(logit_bias={"100": 60}))) == 1
+    assert len(set(ask(logit_bias={str(token): 60 for token in range(100, 110)}, presence_penalty=2))) > 1
+    with pytest.raises(openai.BadRequestError, match="has .* tokens") as caught:
+        ask(logit_bias={"100000": 1})
+    assert caught.value.param == "logit_bias"
+
+
 def test_openai_client_continues_a_prompt(gpt: openai.OpenAI, fleet: Fleet) -> None:
     """Completions continue the prompt as TGI's `inputs` do, whole and streamed."""
     body = {"inputs": prompt(), "parameters": {"max_new_tokens": 8}}

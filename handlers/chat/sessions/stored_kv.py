@@ -18,7 +18,7 @@ from handlers.chat.pictures.store import Image
 from handlers.chat.sessions.session import Session
 from handlers.counters import Counters
 from handlers.engine.engine import Engine
-from handlers.engine.kv_parts import PART, part_bytes, part_names, read_part, write_part
+from handlers.engine.kv_parts import PART, block_names, find_part, read_part, split_parts, write_part
 from handlers.errors import HandlerError, OutOfMemory
 from handlers.journal.event import DamagedRecord
 from handlers.journal.journal import Journal
@@ -50,7 +50,7 @@ class StoredKv:
         self._counters = counters
         self._clock = clock
         shape, model = engine.runner.pool.shape, engine.runner.model
-        self._part_bytes = part_bytes(shape)
+        self._shape = shape
         self._about = f"{model.fingerprint} {shape.num_layers} {shape.num_kv_heads} {shape.head_size} {shape.dtype}"
         self._token_s: float | None = None  # of a token that is read
         self._num_slower = 0
@@ -108,24 +108,24 @@ class StoredKv:
             return
         keys = list(session.cache.tokens)
         digests = {image.key: image.digest for image in session.images}
-        for number, name in enumerate(part_names(self._about, keys, digests)):
-            if session.stored_kv[number : number + 1] == [name]:
+        for number, part in enumerate(split_parts(block_names(self._about, keys, digests))):
+            if session.stored_kv[number : number + 1] == [part]:
                 continue
-            content = self._engine.call(partial(read_part, session.cache, keys, number)).result()
+            content = self._engine.call(partial(read_part, session.cache, keys, part)).result()
             if content is None:
                 return
-            data = self._codec.encode(session.id.text, number, name, content)
+            data = self._codec.encode(session.id.text, number, part.name, content)
             if not self._journal.put_kv(session.id.text, number, data):
                 self._counters.add("stored_kv_refused")
                 return
-            session.stored_kv[number:] = [name]
+            session.stored_kv[number:] = [part]
             self._counters.add("stored_kv_written")
 
     # Reading
 
     def has_more(self, session: Session) -> bool:
         """Return whether the journal has more of the session's cache than this worker."""
-        return session.cache.length < len(session.stored_kv) * PART
+        return bool(session.stored_kv) and session.cache.length < session.stored_kv[-1].end
 
     def restore(self, session: Session, keys: Sequence[int], images: Sequence[Image]) -> None:
         """Extend the session's cache, which a turn has matched with its prompt, by what the journal has of it.
@@ -134,7 +134,7 @@ class StoredKv:
         """
         if self._is_slower():
             return
-        names = part_names(self._about, keys[: len(keys) - 1], {image.key: image.digest for image in images})
+        names = block_names(self._about, keys[: len(keys) - 1], {image.key: image.digest for image in images})
         num_kept, begun_at = session.cache.length, self._clock()
         try:
             self._read(session, keys, names)
@@ -161,20 +161,22 @@ class StoredKv:
 
     def _read(self, session: Session, keys: Sequence[int], names: Sequence[bytes]) -> None:
         sid, cache = session.id.text, session.cache
-        number = cache.length // PART
-        while number < len(names):
-            count = min(PARTS_READ, len(names) - number)
-            found = self._journal.read_kv(sid, number, count, HEAD_BYTES + self._part_bytes)
-            for data in found:
-                content = self._codec.decode(data, sid, number, names[number])
-                if content is None:
+        first, known = cache.length // PART, split_parts(names)
+        session.stored_kv = known[:first]
+        for start in range(first, len(known), PARTS_READ):
+            count = min(PARTS_READ, len(known) - start)
+            found = self._journal.read_kv(sid, start, count, HEAD_BYTES + self._shape.num_bytes(PART))
+            for number, data in enumerate(found, start):
+                name, content = self._codec.decode(data, sid, number)
+                part = find_part(names, number, len(content), self._shape)
+                if part is None or part.name != name:
                     self._counters.add("stored_kv_stale")
                     return
-                if len(content) != self._part_bytes:
-                    raise DamagedRecord("a part of a KV cache has another size")
-                self._engine.call(partial(write_part, cache, keys, number, content)).result()
-                self._counters.add("stored_kv_read")
-                number += 1
-                session.stored_kv = list(names[:number])
+                if part.end > cache.length:
+                    self._engine.call(partial(write_part, cache, keys, part, content)).result()
+                    self._counters.add("stored_kv_read")
+                session.stored_kv.append(part)
+                if part.end - part.start < PART:
+                    return
             if len(found) < count:
                 return

@@ -217,6 +217,7 @@ class Generation:
 
     def _make_sequence(self, prompt: Prompt) -> TokenSequence:
         """Match the prompt with the cache; pin the features of the images that must be prefilled."""
+        self._parameters.check_tokens(self._parts.model.vocabulary)
         keys, starts = place_images(prompt, self._parts.model.image_token_id)
         max_new_tokens = self._parts.limits.max_new_tokens(len(keys), self._parameters)
         num_matched = self._cache.match(keys)
