@@ -124,7 +124,7 @@ def test_openai_client_weighs_tokens(gpt: openai.OpenAI) -> None:
 
     assert len(set(ask(logit_bias={"100": 60}))) == 1
     assert len(set(ask(logit_bias={str(token): 60 for token in range(100, 110)}, presence_penalty=2))) > 1
-    with pytest.raises(openai.BadRequestError, match="has .* tokens") as caught:
+    with pytest.raises(openai.BadRequestError, match="but the model has") as caught:
         ask(logit_bias={"100000": 1})
     assert caught.value.param == "logit_bias"
 
