@@ -510,7 +510,7 @@ def test_a_continued_answer_is_penalized_as_a_whole() -> None:
 
 
 def test_a_bias_moves_logits() -> None:
-    """With 100 a token is always chosen, with -100 never."""
+    """A large one decides, a large negative one forbids."""
     row = torch.tensor([3.0, 2.0, 1.0])
 
     assert choose(new_sampler(logit_bias=((2, 100.0),)), row)[0] == 2
