@@ -6,10 +6,10 @@ from typing import Any
 
 import openai
 import pytest
-from tokenizers import Tokenizer
 import requests
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import BadRequestError
+from tokenizers import Tokenizer
 
 from tests.torchserve.conftest import ROOT, Fleet
 from tests.torchserve.drawings import data_url, draw
