@@ -7,6 +7,7 @@ boto3, the proxy and real TorchServe, float32 on one thread:
     features    the session holds the picture's projected features, the text is computed again
     kv          the session holds the KV cache, only the question's own tokens are computed
     rebuild     the question reaches another instance, which rebuilds the session from its journal
+    stored kv   the same, where the journal has the session's KV cache
     pixels      as in the AWS sample: pixel values are kept, vision tower and prompt computed again (in this process,
                 beside a stateless one in this process)
 
@@ -23,6 +24,7 @@ import os
 import random
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,8 @@ from benchmarks.followup_checkpoint import FEATURE_BYTES, build_checkpoint, kv_b
 from benchmarks.report import ROOT, median, parse_options, print_report
 
 NUM_TURNS = 20
+PART_TOKENS = 64  # of a KV cache in the journal
+WRITTEN_S = 60.0  # to wait for a cache to be written
 COLORS = ("red", "green", "blue", "yellow")
 SHAPES = ("circle", "square", "triangle", "star")
 KEPT_KV_TOKENS = 1600  # of the demo model: about 25 of its sessions
@@ -80,8 +84,9 @@ def drawing(rng: random.Random) -> bytes:
 class Rounds:
     """The arms' figures by round, and whether all arms gave the same answer."""
 
-    def __init__(self, fleet: Fleet, pixels: PixelCache) -> None:
+    def __init__(self, fleet: Fleet, storing: Fleet, pixels: PixelCache) -> None:
         self._fleet = fleet
+        self._storing = storing
         self._client = Client(fleet.runtime)
         self._pixels = pixels
         self._rng = random.Random(1)
@@ -104,7 +109,8 @@ class Rounds:
         client.close(session)
         answers["stateless"] = client.ask_stateless(picture, [first, said, second])
         answers["features"] = self._with_features(picture, [first, said, second])
-        answers["rebuild"] = self._rebuild(picture, first, second)
+        answers["rebuild"] = self._rebuild(self._fleet, picture, first, second)
+        answers["stored kv"] = self._rebuild(self._storing, picture, first, second)
         for arm, answer in answers.items():
             self._note(arm, answer)
         if len({(answer.text, answer.num_context) for answer in answers.values()}) != 1:
@@ -122,11 +128,18 @@ class Rounds:
         caller.close(home, session)
         return answer
 
-    def _rebuild(self, picture: bytes, first: str, second: str) -> Answer:
+    def _rebuild(self, fleet: Fleet, picture: bytes, first: str, second: str) -> Answer:
         """The second question, to another instance than the one where the session was opened."""
-        (home, other), caller = self._fleet.instances(), self._newcomer()
+        (home, other), caller = fleet.instances(), self._newcomer()
+        before = fleet.status(home)["stored_kv"]["written"]
         session = caller.open(home, picture)
-        caller.ask(home, next_question(first), session)
+        num_tokens = caller.ask(home, next_question(first), session).num_context + NEW_TOKENS - 1
+        if fleet is self._storing:
+            until = time.monotonic() + WRITTEN_S
+            while fleet.status(home)["stored_kv"]["written"] < before + num_tokens // PART_TOKENS:
+                if time.monotonic() > until:
+                    raise RuntimeError("the KV cache was not written")
+                time.sleep(0.05)
         answer = caller.ask(other, next_question(second), session)
         if not answer.is_rebuilt:
             raise RuntimeError(f"{other['name']} had the session already")
@@ -137,7 +150,7 @@ class Rounds:
         return InstanceClient(f"{self._rng.getrandbits(64):016x}")
 
     def _note(self, arm: str, answer: Answer) -> None:
-        if (arm == "kv") != (answer.num_prefilled < answer.num_context):
+        if (arm in ("kv", "stored kv")) != (answer.num_prefilled < answer.num_context):
             raise RuntimeError(f"the {arm} arm computed {answer.num_prefilled} of {answer.num_context} tokens")
         self.times_ms[arm].append(answer.first_ms)
         self.prefilled[arm].append(answer.num_prefilled)
@@ -213,8 +226,12 @@ def main() -> None:
         checkpoint = Path(folder)
         num_parameters = build_checkpoint(checkpoint, quick=options.quick)
         pixels = PixelCache(checkpoint)
-        with running_fleet(checkpoint, num_instances=2, MODEL_DTYPE="float32") as fleet:
-            rounds = Rounds(fleet, pixels)
+        storing = {"JOURNAL_MAX_KV_BYTES": str(1 << 34), "JOURNAL_KV_IDLE_S": "0"}
+        with (
+            running_fleet(checkpoint, num_instances=2, MODEL_DTYPE="float32") as fleet,
+            running_fleet(checkpoint, num_instances=2, MODEL_DTYPE="float32", **storing) as storing_fleet,
+        ):
+            rounds = Rounds(fleet, storing_fleet, pixels)
             rounds.warm_up()
             for number in range(options.rounds):
                 rounds.run_round()
@@ -243,6 +260,7 @@ def main() -> None:
         "ttft_pixels_vs_stateless": ratio("pixels, in process", "stateless, in process"),
         "ttft_turn20_vs_turn2": growth,
         "rebuild_vs_stateless": ratio("rebuild"),
+        "rebuild_stored_vs_stateless": ratio("stored kv"),
         "greedy_equal": rounds.is_equal,
         "sessions_vs_one_a_worker": sessions["open"],
         "sessions_lost": sessions["lost"],

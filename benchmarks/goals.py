@@ -143,6 +143,7 @@ GOALS: tuple[Goal, ...] = (
     Goal("followup", "ttft_features_vs_stateless", "the same with kept image features", most=0.55),
     Goal("followup", "ttft_turn20_vs_turn2", "time to first token of turn 20, relative to turn 2", most=1.3),
     Goal("followup", "rebuild_vs_stateless", "session's turn on another instance, relative to stateless", most=1.15),
+    Goal("followup", "rebuild_stored_vs_stateless", "the same with the KV cache in the journal", most=0.2),
     Goal("followup", "sessions_vs_one_a_worker", "open sessions per worker; the AWS sample has one", least=100),
     _none("followup", "sessions_lost", "sessions lost before they expire"),
     Goal(

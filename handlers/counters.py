@@ -10,7 +10,8 @@ from collections.abc import Iterable
 # Counts that the status shows in a group, and the metrics by a label. To add one, name it here and count it.
 SESSION_EVENTS = ("opened", "closed", "adopted", "evicted", "damaged")
 TURN_OUTCOMES = ("finished", "cancelled", "timed_out", "failed", "repeated")
-TOKEN_KINDS = ("prefilled", "reused", "generated")
+TOKEN_KINDS = ("prefilled", "reused", "restored", "generated")
+KV_EVENTS = ("written", "read", "stale", "damaged", "refused", "failed")
 IMAGE_EVENTS = ("received", "fetched", "encoded", "shared", "demoted")
 MODEL_EVENTS = ("hits", "misses", "loads", "promotions", "demotions", "evictions", "failures")
 MODEL_REQUEST_OUTCOMES = ("answered", "refused", "failed", "cancelled")

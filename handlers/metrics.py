@@ -15,6 +15,7 @@ from ts.metrics.metric_type_enum import MetricTypes
 
 from handlers.counters import (
     IMAGE_EVENTS,
+    KV_EVENTS,
     MODEL_EVENTS,
     MODEL_REQUEST_OUTCOMES,
     SESSION_EVENTS,
@@ -78,6 +79,15 @@ CHAT_METRICS = (
         "Openings that were refused because the journal, or the caller's share of it, is full.",
         ("journal", "refusals"),
     ),
+    Metric(
+        "stored_kv_total",
+        COUNTER,
+        "count",
+        "Parts of KV caches in the journal: written and read; not read because they are of another model or "
+        "conversation, or not as a worker writes them; not written because journal.max_kv_bytes are used; failed.",
+        ("stored_kv",),
+        ("Event", KV_EVENTS),
+    ),
     Metric("kv_bytes", GAUGE, "B", "KV blocks in use, on the device.", ("memory", "kv_bytes")),
     Metric("kv_capacity_bytes", GAUGE, "B", "KV blocks that there are.", ("memory", "kv_capacity_bytes")),
     Metric(
@@ -106,7 +116,8 @@ CHAT_METRICS = (
         "tokens_total",
         COUNTER,
         "count",
-        "Tokens of prompts that were computed, of prompts that were found in the KV cache, and of answers.",
+        "Tokens of prompts that were computed, of prompts that were found in the KV cache (some of them restored from "
+        "the journal), and of answers.",
         ("tokens",),
         ("Kind", TOKEN_KINDS),
     ),

@@ -288,6 +288,12 @@ class JournalSettings(HandlerGroup, title="journal"):
         256 * MIB, description="Of a directory's file system. With less, a new session is refused; open ones go on."
     )
     max_replays: Count = Field(16, description="Answers of a session that are kept to be sent again.")
+    max_kv_bytes: Size = Field(
+        0,
+        description="Of the store, for the KV caches of idle sessions, which another worker reads instead of computing "
+        "them again; 0: none are written.",
+    )
+    kv_idle_s: Number = Field(5.0, ge=0, description="How long a session must be idle before its KV cache is written.")
 
 
 class HandlerSettings(HandlerGroup):

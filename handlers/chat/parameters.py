@@ -4,6 +4,7 @@ A row of `Parameters` adds a parameter to every dialect. A sampling parameter al
 SamplingParams of engine/sampler.py.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -17,6 +18,8 @@ from handlers.errors import InvalidRequest
 
 MAX_STOP = 16
 MAX_STOP_CHARS = 256
+MAX_BIASED = 1024
+TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,20 @@ def _is_stop(value: Any) -> bool:
     )
 
 
+def _is_penalty(value: Any) -> bool:
+    return is_number(value) and -2 <= value <= 2
+
+
+def _is_bias(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and len(value) <= MAX_BIASED
+        and all(isinstance(token, str) and TOKEN_ID.fullmatch(token) for token in value)
+        and all(is_number(bias) and -100 <= bias <= 100 for bias in value.values())
+    )
+
+
+_PENALTY = "a number from -2 to 2"
 _FRACTION = "a number above 0, at most 1"
 _COUNT = "a whole number, 1 or more"
 _FLAG = "true or false"
@@ -90,6 +107,19 @@ class Parameters:
         convert=float,
         openai=("repetition_penalty",),
     )
+    frequency_penalty: float | None = _row(
+        _is_penalty, _PENALTY, convert=float, openai=("frequency_penalty",)
+    )  # for each time that the answer has a token
+    presence_penalty: float | None = _row(
+        _is_penalty, _PENALTY, convert=float, openai=("presence_penalty",)
+    )  # for a token that the answer has
+    logit_bias: tuple[tuple[int, float], ...] = _row(  # added to the logits of these tokens
+        lambda v: _is_bias(v),
+        f"an object of at most {MAX_BIASED} token ids, each with a number from -100 to 100",
+        default=(),
+        convert=lambda v: tuple((int(token), float(bias)) for token, bias in v.items()),
+        openai=("logit_bias",),
+    )
     seed: int | None = _row(
         lambda v: is_int(v) and 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1", openai=("seed",)
     )
@@ -118,6 +148,14 @@ class Parameters:
         if self.do_sample is not None:
             return self.do_sample
         return any(getattr(self, name) is not None for name, rule in RULES.items() if rule.starts_sampling)
+
+    def check_tokens(self, vocabulary: int) -> None:
+        """Raise InvalidRequest if the bias names a token that the model does not have."""
+        for token, _ in self.logit_bias:
+            if token >= vocabulary:
+                raise InvalidRequest(
+                    f"logit_bias names token {token}, but the model has {vocabulary} tokens", param="logit_bias"
+                )
 
     def sampling(self, max_new_tokens: int, grammar: Grammar | None = None) -> SamplingParams:
         """Return the engine's parameters. grammar: the compiled one."""
@@ -175,6 +213,5 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "best_of": (lambda v: v == 1, "1: one answer is generated"),
     "decoder_input_details": (lambda v: v is False, "false: nothing is told of the prompt's tokens"),  # prose: allow
     "top_n_tokens": (lambda v: v == 0, "0: only the chosen token is told"),  # prose: allow
-    "frequency_penalty": (lambda v: v == 0, "0: use repetition_penalty"),
     "adapter_id": (lambda v: False, "absent: there are no adapters"),
 }

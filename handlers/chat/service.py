@@ -35,6 +35,7 @@ from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
+from handlers.chat.sessions.stored_kv import StoredKv
 from handlers.chat.status import count_everything
 from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.completion import Completion
@@ -85,14 +86,24 @@ class ChatService:
         self._preparing = ThreadPoolExecutor(settings.engine.prepare_threads, "prepare")
         session = settings.session
         is_durable = journal is not None
+        has_stored_kv = is_durable and settings.journal.max_kv_bytes > 0
         self.images = ImageStore(
-            session.features_bytes, session.host_bytes, is_durable, loader.decoded, self._encode, counters
+            session.features_bytes,
+            session.host_bytes,
+            is_durable,
+            loader.decoded,
+            self._encode,
+            counters,
+            defers=has_stored_kv and model.has_equal_images,
         )
         self.store = SessionStore(session, ids, engine.runner.pool, self.images, wall, is_durable=is_durable)
         self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays, counters)
         can_see = model.image_token_id is not None
         receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)
         self._sessions = SessionLifecycle(ids, self.store, self.recorder, receiver, counters, self._intake)
+        self.stored_kv = None
+        if journal is not None and has_stored_kv:
+            self.stored_kv = StoredKv(journal, engine, ids.keys, settings.journal.kv_idle_s, counters)
         self.admission = Admission()
         self._grammars = GrammarCompiler(model.tokenizer, model.eos_token_ids, model.vocabulary, settings.grammar)
         self._parts = GenerationParts(
@@ -106,6 +117,7 @@ class ChatService:
             preparing=self._preparing,
             loading=self._intake,
             fetching=self._fetching,
+            stored_kv=self.stored_kv,
             counters=counters,
         )
         self._resources = ResourceService(self._parts, self._sessions, self.recorder, self)
@@ -114,6 +126,8 @@ class ChatService:
     def stop(self) -> None:
         """End the service's threads and the engine."""
         self._expiry.stop()
+        if self.stored_kv is not None:
+            self.stored_kv.stop()
         self._fetching.shutdown()
         self._intake.shutdown()  # before the engine, which encodes the images that are still being loaded
         self._preparing.shutdown()

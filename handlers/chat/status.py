@@ -3,7 +3,7 @@
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.store import SessionStore
-from handlers.counters import IMAGE_EVENTS, SESSION_EVENTS, TOKEN_KINDS, TURN_OUTCOMES, Counters
+from handlers.counters import IMAGE_EVENTS, KV_EVENTS, SESSION_EVENTS, TOKEN_KINDS, TURN_OUTCOMES, Counters
 from handlers.engine.engine import Engine
 
 
@@ -29,6 +29,7 @@ def count_everything(
             "sessions": recorder.journal_sessions,
             "refusals": count("journal_refusals"),
         },
+        "stored_kv": counters.get_all(KV_EVENTS, "stored_kv_"),
         "memory": {
             "kv_bytes": pool.used_bytes,
             "kv_capacity_bytes": pool.capacity_bytes,

@@ -26,6 +26,11 @@ class Pace:
     def __repr__(self) -> str:
         return f"<Pace step_s={self._step_s} token_s={self._token_s}>"
 
+    @property
+    def token_s(self) -> float | None:
+        """Seconds that a prompt token takes; None before the first prompt."""
+        return self._token_s
+
     def chunk(self, num_decoding: int) -> int:
         """How many prompt tokens the next step may carry beside this many decoding rows."""
         if not num_decoding or self._step_s is None or self._token_s is None:

@@ -7,7 +7,7 @@ change a row's choice (docs/decisions/0038-one-number-per-token.md).
 
 import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,6 +33,9 @@ class SamplingParams:
     top_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     grammar: Grammar | None = None
 
@@ -58,6 +61,35 @@ class Candidates(NamedTuple):
     probabilities: Tensor
 
 
+class AnswerPenalties:
+    """What is taken off the logits of tokens that an answer has: `frequency` for each time, `presence` once.
+
+    As OpenAI defines them. answer: its tokens so far.
+    """
+
+    def __init__(self, frequency: float, presence: float, device: torch.device, answer: Sequence[int]) -> None:
+        self._frequency, self._presence = frequency, presence
+        self._device = device
+        counts = Counter(answer)
+        self._places = {token: place for place, token in enumerate(counts)}
+        self._tokens = torch.tensor(list(counts), dtype=torch.int64, device=device)
+        self._amounts = torch.tensor([presence + frequency * count for count in counts.values()], device=device)
+
+    def note(self, token: int) -> None:
+        place = self._places.get(token)
+        if place is not None:
+            self._amounts[place] += self._frequency
+            return
+        self._places[token] = len(self._places)
+        self._tokens = torch.cat((self._tokens, torch.tensor([token], device=self._device)))
+        new = torch.tensor([self._presence + self._frequency], device=self._device)
+        self._amounts = torch.cat((self._amounts, new))
+
+    def apply(self, logits: Tensor) -> None:
+        """Change logits, (vocabulary,), in place."""
+        logits[self._tokens] -= self._amounts
+
+
 class Sampler:
     """Holds a row's parameters, random state, penalized tokens, and where its answer is in its grammar.
 
@@ -77,6 +109,14 @@ class Sampler:
         self.penalty = 1.0 if params.repetition_penalty is None else params.repetition_penalty
         if not self.penalty > 0:
             raise ValueError("repetition_penalty must be positive")
+        self._answer_penalties: AnswerPenalties | None = None
+        frequency, presence = params.frequency_penalty or 0.0, params.presence_penalty or 0.0
+        if frequency or presence:
+            self._answer_penalties = AnswerPenalties(frequency, presence, device, answer)
+        self._bias: tuple[Tensor, Tensor] | None = None
+        if params.logit_bias:
+            tokens, amounts = zip(*params.logit_bias, strict=True)
+            self._bias = torch.tensor(tokens, device=device), torch.tensor(amounts, device=device)
         self.grammar = None if params.grammar is None else params.grammar.begin(answer)
         self.mask = b""  # of the tokens that may come next, if there is a grammar
         self._number: float | None = None
@@ -87,7 +127,12 @@ class Sampler:
     @property
     def is_plain_greedy(self) -> bool:
         """True if the choice is the largest logit, which the engine takes for all such rows at once."""
-        return self.random is None and self.penalty == 1.0 and self.grammar is None
+        return self.random is None and not self.weighs and self.grammar is None
+
+    @property
+    def weighs(self) -> bool:
+        """True if the row changes its logits before a token is chosen."""
+        return self.penalty != 1.0 or self._answer_penalties is not None or self._bias is not None
 
     @property
     def is_complete(self) -> bool:
@@ -106,16 +151,24 @@ class Sampler:
             self._number = self.random.random()
         return self._number
 
-    def penalize(self, logits: Tensor) -> None:
-        """Penalize the tokens that the row has, in place. logits: (vocabulary,)."""
-        own = logits[self._said_ids]
-        logits[self._said_ids] = torch.where(own < 0, own * self.penalty, own / self.penalty)
+    def weigh(self, logits: Tensor) -> None:
+        """Apply the row's penalties and bias, in place. logits: (vocabulary,)."""
+        if self.penalty != 1.0:
+            own = logits[self._said_ids]
+            logits[self._said_ids] = torch.where(own < 0, own * self.penalty, own / self.penalty)
+        if self._answer_penalties is not None:
+            self._answer_penalties.apply(logits)
+        if self._bias is not None:
+            tokens, amounts = self._bias
+            logits[tokens] += amounts
 
     def note(self, token: int) -> None:
         """Penalize this token from now on, and let the grammar go on by it. The next token gets a number of its own."""
         self._number = None
         if self.grammar is not None:
             self.grammar.take(token)
+        if self._answer_penalties is not None:
+            self._answer_penalties.note(token)
         if self.penalty != 1.0 and token not in self._said:
             self._said.add(token)
             self._said_ids = torch.cat((self._said_ids, torch.tensor([token], device=self._device)))
@@ -137,7 +190,7 @@ def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int
     tokens, logprobs = [0] * len(samplers), [0.0] * len(samplers)
     for (cuts, has_grammar), rows in groups.items():
         own = [samplers[row] for row in rows]
-        scores = _penalized(logits if len(groups) == 1 else logits[rows], own)
+        scores = _weighed(logits if len(groups) == 1 else logits[rows], own)
         if has_grammar:
             scores = _masked(scores, own)
         parts = [(range(len(rows)), _take_largest(scores))] if cuts is None else _draw(scores, own, cuts)
@@ -150,12 +203,12 @@ def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int
     return tokens, logprobs
 
 
-def _penalized(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
-    penalizing = [row for row, sampler in enumerate(samplers) if sampler.penalty != 1.0]
-    if penalizing:
+def _weighed(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
+    weighing = [row for row, sampler in enumerate(samplers) if sampler.weighs]
+    if weighing:
         logits = logits.clone()
-    for row in penalizing:
-        samplers[row].penalize(logits[row])
+    for row in weighing:
+        samplers[row].weigh(logits[row])
     return logits
 
 

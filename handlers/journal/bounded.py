@@ -60,6 +60,12 @@ class BoundedJournal:
     def get_image(self, session_id: str, image: str) -> bytes:
         return self._run(partial(self._journal.get_image, session_id, image))
 
+    def put_kv(self, session_id: str, number: int, data: bytes) -> bool:
+        return self._run(partial(self._journal.put_kv, session_id, number, data))
+
+    def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
+        return self._run(partial(self._journal.read_kv, session_id, first, count, max_bytes))
+
     def close(self, session_id: str, event: Event) -> Event:
         return self._run(partial(self._journal.close, session_id, event))
 

@@ -1,5 +1,7 @@
 """The budgets of a journal: bytes of all, open sessions and bytes of each endpoint, and bytes of each owner.
 
+KV caches have a budget of their own: they never keep a session from being opened.
+
 Each worker counts for itself: what it writes and deletes, and with each measurement all that the store has. A session
 and its bytes count until its expiry, whichever worker deletes them then.
 """
@@ -16,10 +18,11 @@ NEVER = 1 << 40  # the expiry of bytes that count until they are deleted or meas
 
 
 class JournalUsage:
-    """What a journal holds. num_bytes, num_sessions (open ones): by owner and expiry."""
+    """What a journal holds. num_bytes, num_sessions (open ones): by owner and expiry. kv_bytes: by expiry."""
 
     def __init__(self) -> None:
         self.num_bytes: Counter[tuple[str, int]] = Counter()
+        self.kv_bytes: Counter[int] = Counter()
         self.num_sessions: Counter[tuple[str, int]] = Counter()
 
     def add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0) -> None:
@@ -99,12 +102,14 @@ class Budget:
         self._max_endpoint_bytes = settings.max_endpoint_bytes
         self._max_owner_bytes = settings.max_caller_bytes
         self._max_bytes = max_bytes
+        self._max_kv_bytes = settings.max_kv_bytes
         self._lock = threading.Lock()
         self._forget()
         self._since: JournalUsage | None = None  # what was added since a measurement began
 
     def _forget(self) -> None:
         self._all = _Holding()
+        self._kv = _Account()
         self._endpoints: dict[str, _Holding] = {}
         self._owners: dict[str, _Holding] = {}
 
@@ -134,9 +139,22 @@ class Budget:
         if has_name(owner):
             yield self._owners.setdefault(owner, _Holding())
 
+    def add_kv(self, expires_at: int, num_bytes: int) -> None:
+        """Count bytes of the KV cache of a session that expires at this time; fewer with a negative number."""
+        with self._lock:
+            self._kv.add(expires_at, num_bytes)
+            if self._since is not None:
+                self._since.kv_bytes[expires_at] += num_bytes
+
+    def has_kv_room(self, num_bytes: int) -> bool:
+        """Return whether a part of a KV cache of this size may be written."""
+        with self._lock:
+            return self._kv.used + num_bytes <= self._max_kv_bytes
+
     def expire(self, before: int) -> None:
         """Forget the sessions that expired before this time, in seconds since 1970."""
         with self._lock:
+            self._kv.expire(before)
             self._all.expire(before)
             for holdings in (self._endpoints, self._owners):
                 for name, holding in list(holdings.items()):
@@ -158,6 +176,8 @@ class Budget:
         with self._lock:
             self._forget()
             for usage in (measured, self._since or JournalUsage()):
+                for expires_at, num_bytes in usage.kv_bytes.items():
+                    self._kv.add(expires_at, num_bytes)
                 for (owner, expires_at), num_bytes in usage.num_bytes.items():
                     self._add(owner, expires_at, num_bytes)
                 for (owner, expires_at), num_sessions in usage.num_sessions.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 from handlers.journal import directory_files as files
 from handlers.journal.budget import NEVER, Budget
 from handlers.journal.directory_pictures import DirectoryPictures
-from handlers.journal.directory_usage import CLOSED, FIRST_EVENT, OWNER_MARK, measure, owner_of
+from handlers.journal.directory_usage import CLOSED, FIRST_EVENT, KV_MARK, OWNER_MARK, measure, owner_of
 from handlers.journal.event import Event, image_hash
 from handlers.journal.event_codec import EventCodec
 from handlers.journal.expiring_sessions import ExpiringSessions
@@ -116,6 +116,31 @@ class DirectoryJournal:
         check_image_name(image)
         return check_image(image, files.read(self._folder(session_id) / image, self._settings.max_image_bytes))
 
+    def put_kv(self, session_id: str, number: int, data: bytes) -> bool:
+        folder = self._folder(session_id)
+        path = folder / f"{KV_MARK}{number:06d}"
+        has_space = shutil.disk_usage(self._root).free - len(data) >= self._settings.min_free_bytes
+        if not has_space or not self._budget.has_kv_room(files.size_of_new(len(data))):
+            return False
+        before = files.find_size(path)
+        try:
+            files.replace(path, data)
+        except FileNotFoundError:  # the session has ended
+            return False
+        self._budget.add_kv(expiry(session_id), files.size_of_new(len(data)) - before)
+        if (folder / CLOSED).exists():  # checked after the write: a later close deletes the file
+            self._budget.add_kv(expiry(session_id), -files.remove(path))
+            return False
+        return True
+
+    def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
+        folder = self._folder(session_id)
+        found: list[bytes] = []
+        with suppress(FileNotFoundError):
+            for number in range(first, first + count):
+                found.append(files.read(folder / f"{KV_MARK}{number:06d}", max_bytes))
+        return found
+
     def close(self, session_id: str, event: Event) -> Event:
         folder = self._make_folder(session_id)
         with suppress(FileExistsError):
@@ -133,7 +158,10 @@ class DirectoryJournal:
     def _clear(self, folder: Path) -> None:
         """Delete a session's events and pictures, and count their bytes no longer."""
         names = os.listdir(folder)
-        num_bytes = sum(files.remove(folder / name) for name in names if name != CLOSED and owner_of(name) is None)
+        kv_names = {name for name in names if name.startswith(KV_MARK)}
+        self._budget.add_kv(expiry(folder.name), -sum(files.remove(folder / name) for name in kv_names))
+        others = [name for name in names if name != CLOSED and name not in kv_names and owner_of(name) is None]
+        num_bytes = sum(files.remove(folder / name) for name in others)
         num_sessions = int(FIRST_EVENT in names)
         self._count(folder, _owners(names)[-1], -num_bytes - self._release(names), -num_sessions)
 

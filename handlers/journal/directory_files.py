@@ -106,6 +106,14 @@ def remove_abandoned(root: Path, file: "os.DirEntry[str]", info: os.stat_result)
     return True
 
 
+def find_size(path: Path) -> int:
+    """Return what a file takes on the disk; 0 if it is missing."""
+    try:
+        return size(path.lstat())
+    except FileNotFoundError:
+        return 0
+
+
 def size(info: os.stat_result) -> int:
     """Return what a file takes on the disk."""
     return info.st_blocks * 512

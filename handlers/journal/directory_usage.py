@@ -11,6 +11,7 @@ from handlers.journal.journal import ANYONE, expiry, is_image_name, is_owner
 
 FIRST_EVENT = "00000000"
 CLOSED = "closed"
+KV_MARK = "kv."  # the beginning of the name of a part of a KV cache
 OWNER_MARK = "owner."  # the beginning of an empty file's name, whose end is the session's owner
 
 
@@ -22,7 +23,7 @@ def measure(root: Path, found: JournalUsage) -> None:
     for folder in root.iterdir():
         if folder.name == PICTURES:
             continue
-        owner, num_bytes, names = ANYONE, 0, set()
+        owner, num_bytes, kv_bytes, names = ANYONE, 0, 0, set()
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:  # another worker sweeps
             for file in entries:
                 if file.name.startswith(OWNER_MARK):
@@ -30,8 +31,11 @@ def measure(root: Path, found: JournalUsage) -> None:
                     continue
                 names.add(file.name)
                 info = file.stat(follow_symlinks=False)
-                if not files.remove_abandoned(root, file, info):
+                if file.name.startswith(KV_MARK):
+                    kv_bytes += files.size(info)
+                elif not files.remove_abandoned(root, file, info):
                     num_bytes += _share(file.name, info)
+        found.kv_bytes[_expiry(folder.name)] += kv_bytes
         found.add(owner, _expiry(folder.name), num_bytes, int(FIRST_EVENT in names and CLOSED not in names))
 
 

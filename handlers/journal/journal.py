@@ -88,6 +88,20 @@ class Journal(Protocol):
         """Return an image's bytes. Raises OSError if it is missing or damaged."""
         ...
 
+    def put_kv(self, session_id: str, number: int, data: bytes) -> bool:
+        """Write a part of the session's KV cache in place of an earlier one of this number.
+
+        Return False, and write nothing, if KV caches take max_kv_bytes already, or the session has ended.
+        """
+        ...
+
+    def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
+        """Read up to `count` parts of the session's KV cache from this number on, none after a missing one.
+
+        max_bytes: of each. Raises DamagedRecord for a larger one.
+        """
+        ...
+
     def close(self, session_id: str, event: Event) -> Event:
         """Delete a session's content but remember its "close", for `read`.
 

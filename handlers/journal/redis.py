@@ -1,6 +1,7 @@
 """Journals in Redis or Valkey: per session a list of events, its pictures' names, and a marker once it is closed.
 
     torchmoor:{session id}:events      :pictures, by name their owners      :account, owner and bytes      :closed
+                          :kv, the parts of its KV cache
     and pictures, see handlers/journal/redis_pictures.py
 
 Each operation on a session is one script: one round trip, and atomic. All keys of a session have its id as their hash
@@ -75,10 +76,29 @@ local size = redis.call('HSTRLEN', KEYS[2], ARGV[1])
 if size > tonumber(ARGV[2]) then return size end
 return redis.call('HGET', KEYS[2], ARGV[1])
 """
-# KEYS: events, images, pictures, account, closed.
+# KEYS: kv, closed, account. ARGV: number, data, expiry. Return by how many bytes the parts have grown.
+_PUT_KV = """
+if redis.call('EXISTS', KEYS[2]) == 1 or redis.call('EXISTS', KEYS[3]) == 0 then return 'closed' end
+local growth = #ARGV[2] - redis.call('HSTRLEN', KEYS[1], ARGV[1])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('EXPIREAT', KEYS[1], ARGV[3])
+redis.call('HINCRBY', KEYS[3], 'kv', growth)
+return growth
+"""
+# KEYS: kv. ARGV: first number, last number, the most bytes.
+_READ_KV = """
+local found = {}
+for number = tonumber(ARGV[1]), tonumber(ARGV[2]) do
+  local size = redis.call('HSTRLEN', KEYS[1], number)
+  if size == 0 then return found end
+  found[#found + 1] = size > tonumber(ARGV[3]) and size or redis.call('HGET', KEYS[1], number)
+end
+return found
+"""
+# KEYS: events, images, pictures, account, closed, kv.
 _END = """
-local pictures, account = redis.call('HGETALL', KEYS[3]), redis.call('HMGET', KEYS[4], 'owner', 'bytes')
-redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[4])
+local pictures, account = redis.call('HGETALL', KEYS[3]), redis.call('HMGET', KEYS[4], 'owner', 'bytes', 'kv')
+redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[4], KEYS[6])
 """
 # KEYS: those of _END. ARGV: event, expiry, the most bytes of an event.
 _CLOSE = f"""
@@ -96,7 +116,7 @@ return {{pictures, account}}
 # KEYS: pictures.
 _FORGET = "redis.call('UNLINK', KEYS[1])"
 # KEYS: those of _END.
-_LIST_PICTURES = "return {redis.call('HGETALL', KEYS[3]), {false, false}}"
+_LIST_PICTURES = "return {redis.call('HGETALL', KEYS[3]), {false, false, false}}"
 # KEYS: claim. ARGV: value, seconds, the most bytes.
 _CLAIM = """
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2], 'NX')
@@ -169,6 +189,20 @@ class RedisJournal:
             found = self._pictures.get(_read_owner(found[0]), image, max_bytes)
         return check_image(image, _within(found, max_bytes))
 
+    def put_kv(self, session_id: str, number: int, data: bytes) -> bool:
+        if not self._budget.has_kv_room(len(data)):
+            return False
+        keys = _keys(session_id, "kv", "closed", "account")
+        said = self._scripts.run(_PUT_KV, keys, number, data, _needed_until(session_id))
+        if said == b"closed":
+            return False
+        self._budget.add_kv(expiry(session_id), int(said))
+        return True
+
+    def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
+        found = self._scripts.run(_READ_KV, _keys(session_id, "kv"), first, first + count - 1, max_bytes)
+        return [_within(data, max_bytes) for data in found]
+
     def close(self, session_id: str, event: Event) -> Event:
         max_bytes = self._settings.max_event_bytes
         data = self._codec.encode(event, session_id)
@@ -187,7 +221,8 @@ class RedisJournal:
             num_bytes += self._pictures.release(session_id, _read_owner(owner), name.decode())
         if pictures:  # the names stay until then, so that who finds them can repeat this
             self._scripts.run(_FORGET, _keys(session_id, "pictures"))
-        of_session, event_bytes = account
+        of_session, event_bytes, kv_bytes = account
+        self._budget.add_kv(expiry(session_id), -int(kv_bytes or 0))
         if event_bytes is not None:
             num_bytes += int(event_bytes) + SESSION_BYTES
             num_sessions = 1
@@ -224,11 +259,12 @@ class RedisJournal:
         self._budget.replace(found)
 
     def _measure_sessions(self, keys: Sequence[str], found: JournalUsage) -> None:
-        accounts = self._scripts.run_all([("HMGET", key, "owner", "bytes") for key in keys])
-        for key, (owner, num_bytes) in zip(keys, accounts, strict=True):
+        accounts = self._scripts.run_all([("HMGET", key, "owner", "bytes", "kv") for key in keys])
+        for key, (owner, num_bytes, kv_bytes) in zip(keys, accounts, strict=True):
             is_whole = is_session_id(_tag(key)) and is_owner((owner or b"").decode(errors="replace"))
             if is_whole and (num_bytes or b"").isdigit():  # else it has expired, or another program has written it
                 found.add(owner.decode(), expiry(_tag(key)), int(num_bytes) + SESSION_BYTES, 1)
+                found.kv_bytes[expiry(_tag(key))] += int(kv_bytes) if (kv_bytes or b"").isdigit() else 0
 
     def _measure_pictures(self, keys: Sequence[str], found: JournalUsage) -> None:
         answers = self._scripts.run_all([(command, key) for key in keys for command in ("STRLEN", "TTL")])
@@ -250,7 +286,7 @@ def _keys(session_id: str, *names: str) -> list[str]:
 
 
 def _all_keys(session_id: str) -> list[str]:
-    return _keys(session_id, "events", "images", "pictures", "account", "closed")
+    return _keys(session_id, "events", "images", "pictures", "account", "closed", "kv")
 
 
 def _tag(key: str) -> str:

@@ -3,6 +3,7 @@
     {prefix}sessions/{expiry}/{session id}/events/{number}
     {prefix}sessions/{expiry}/{session id}/owner/{owner}
     {prefix}sessions/{expiry}/{session id}/closed
+    {prefix}sessions/{expiry}/{session id}/kv/{number}
     {prefix}claims/{hash}
     and pictures, see handlers/journal/s3_pictures.py
 
@@ -14,7 +15,7 @@ sessions at the beginning of one listing.
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain, groupby, takewhile
 from typing import Any
 
 from handlers.journal import s3_objects
@@ -39,7 +40,7 @@ from handlers.journal.s3_objects import S3Objects
 from handlers.journal.s3_pictures import S3Pictures
 from handlers.settings import JournalSettings
 
-CLOSED = "closed"
+CLOSED, KV = "closed", "kv"
 MAX_SWEPT_PAGES = 10  # of sessions and of claims, in one sweep
 MAX_MEASURED = 50 * s3_objects.PAGE  # the cost of what one sweep measures: a request has that of a page
 
@@ -120,6 +121,23 @@ class S3Journal:
             data = self._objects.get(f"{folder}images/{image}", max_bytes)
         return check_image(image, data)
 
+    def put_kv(self, session_id: str, number: int, data: bytes) -> bool:
+        """Write a part. One that replaces another counts beside it until the next measurement."""
+        if not self._budget.has_kv_room(len(data)):
+            return False
+        key = self._kv(session_id, number)
+        self._objects.put(key, data)
+        if self._find_close(session_id, 0) is not None:  # after the write: a later close finds the part
+            self._objects.delete([key])
+            return False
+        self._budget.add_kv(expiry(session_id), len(data))
+        return True
+
+    def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
+        keys = [self._kv(session_id, number) for number in range(first, first + count)]
+        parts = self._objects.each(lambda key: self._objects.get(key, max_bytes), keys)
+        return [part for part in takewhile(lambda part: part is not None, parts) if part is not None]
+
     def close(self, session_id: str, event: Event) -> Event:
         folder = self._session(session_id)
         found = self._objects.find_all(folder)
@@ -136,19 +154,22 @@ class S3Journal:
         data = self._codec.encode(first, session_id)
         copies = [*(self._event(session_id, number) for number in range(last)), f"{folder}{CLOSED}"]
         self._objects.each(lambda key: self._objects.put(key, data), copies)
+        self._budget.add_kv(expiry(session_id), -self._kv_bytes(found))
         num_bytes = sum(sizes.values()) - (last + 2) * len(data) + self._release(session_id, self._list(folder))
         self._budget.add(self._owner(item["Key"] for item in found), expiry(session_id), -num_bytes, -num_sessions)
         return first
 
     def delete(self, session_id: str) -> None:
-        keys = self._list(self._session(session_id))
+        found = self._objects.find_all(self._session(session_id))
+        keys = [item["Key"] for item in found]
+        self._budget.add_kv(expiry(session_id), -self._kv_bytes(found))
         num_bytes = self._release(session_id, keys)
         self._budget.add(self._owner(keys), expiry(session_id), -num_bytes, -self._count_open(keys))
         self._objects.delete([key for key in keys if self._kind(key) in ("events", "owner", CLOSED)])
 
     def _release(self, session_id: str, keys: list[str]) -> int:
-        """Delete a session's pictures. keys: of its objects. Return the bytes that are free then."""
-        self._objects.delete([key for key in keys if self._kind(key) == "images"])
+        """Delete a session's pictures and its KV cache. keys: of its objects. Return the pictures' bytes."""
+        self._objects.delete([key for key in keys if self._kind(key) in ("images", KV)])
         return self._pictures.release(session_id, [key for key in keys if self._kind(key) == "pictures"])
 
     def claim(self, name: str, value: str) -> str:
@@ -208,9 +229,12 @@ class S3Journal:
         found = self._budget.begin_measurement()
         items = chain.from_iterable(self._swept_objects.pages(f"{self._prefix}sessions/"))
         for session_id, of_session in groupby(items, lambda item: self._session_id(item["Key"])):
-            sizes = {item["Key"]: item["Size"] for item in of_session}
+            items_of_session = list(of_session)
+            sizes = {item["Key"]: item["Size"] for item in items_of_session}
             if is_session_id(session_id):
-                num_bytes = sum(sizes.values())
+                kv_bytes = self._kv_bytes(items_of_session)
+                found.kv_bytes[expiry(session_id)] += kv_bytes
+                num_bytes = sum(sizes.values()) - kv_bytes
                 found.add(self._owner(sizes), expiry(session_id), num_bytes, self._count_open(sizes))
             yield len(sizes)
         released_before = expired_before - self._settings.claim_s
@@ -222,6 +246,13 @@ class S3Journal:
 
     def _event(self, session_id: str, number: int) -> str:
         return f"{self._session(session_id)}events/{number:08d}"
+
+    def _kv(self, session_id: str, number: int) -> str:
+        return f"{self._session(session_id)}{KV}/{number:06d}"
+
+    def _kv_bytes(self, items: Iterable[Any]) -> int:
+        """Return the bytes of KV caches among these objects."""
+        return sum(item["Size"] for item in items if self._kind(item["Key"]) == KV)
 
     def _parts(self, key: str) -> list[str]:
         """Split the key of a session's object: expiry, session id, its kind (the next folder, or "closed"), rest."""

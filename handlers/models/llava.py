@@ -39,6 +39,7 @@ class LlavaModel(TextModel):
     def __init__(self, model: Any, processor: Any, *, has_patches: bool = False) -> None:
         super().__init__(model, processor.tokenizer)
         self.processor = processor
+        self.has_equal_images = not has_patches
         self._has_patches = has_patches
         config = model.config
         self.image_token_id = getattr(config, "image_token_id", None) or config.image_token_index

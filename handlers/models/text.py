@@ -26,6 +26,7 @@ class TextModel:
     is_packed = True  # a step computes its sequences together
     image_token_id: int | None = None
     image_token: str = ""
+    has_equal_images = False  # every image has the same number of tokens
     max_context: int
     num_layers: int
     num_kv_heads: int

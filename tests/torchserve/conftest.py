@@ -156,6 +156,8 @@ def run_small(folder: Path, log: str) -> Iterator[Fleet]:
         "INTAKE_NUM_THREADS": 1,
         "INTAKE_READ_TIMEOUT_S": 300,
         "INTAKE_TOTAL_TIMEOUT_S": 300,
+        "JOURNAL_MAX_KV_BYTES": 1 << 30,
+        "JOURNAL_KV_IDLE_S": 0,
     }
     environment = {f"TORCHMOOR_HANDLER_{name}": str(value) for name, value in handler.items()}
     arguments = ("--instances", "1", "--capacity", str(SMALL_IN_FLIGHT), "--allow-image-host", "127.0.0.1")

@@ -9,8 +9,9 @@ import pytest
 import requests
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import BadRequestError
+from tokenizers import Tokenizer
 
-from tests.torchserve.conftest import Fleet
+from tests.torchserve.conftest import ROOT, Fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_curl import curl
 from torchmoor.wire.headers import CONTEXT_TOKENS, PREFILL_TOKENS
@@ -109,6 +110,27 @@ def test_openai_client_raises_its_own_exceptions(gpt: openai.OpenAI) -> None:
         assert error.request_id
     with pytest.raises(openai.PermissionDeniedError, match="private or local"):
         gpt.chat.completions.create(model="llava", messages=conversation(image="http://169.254.169.254/x.png"))
+
+
+def test_openai_client_weighs_tokens(gpt: openai.OpenAI) -> None:
+    """A bias decides each token; penalties are accepted; a token that the model lacks is refused by name."""
+
+    def ask(**weights: Any) -> list[str]:
+        answer = gpt.chat.completions.create(
+            model="llava", messages=[{"role": "user", "content": "Hello"}], max_tokens=4, logprobs=True, **weights
+        )
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        return [each.token for each in logprobs.content or []]
+
+    tokenizer = Tokenizer.from_file(str(ROOT / "models" / "tiny-llava" / "tokenizer.json"))
+    red = tokenizer.encode("a red", add_special_tokens=False).ids[-1]
+    assert ask(logit_bias={str(red): 60}) == [" red"] * 4
+    assert ask(logit_bias={str(red): 60}, frequency_penalty=-2, presence_penalty=2) == [" red"] * 4
+    assert len(ask(frequency_penalty=2)) == 4
+    with pytest.raises(openai.BadRequestError, match="but the model has") as caught:
+        ask(logit_bias={"100000": 1})
+    assert caught.value.param == "logit_bias"
 
 
 def test_openai_client_continues_a_prompt(gpt: openai.OpenAI, fleet: Fleet) -> None:

@@ -20,6 +20,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.ends_fleet, pytest.mark.timeout(240)]
 COLORS = ("red", "green", "blue")
 NUM_REQUESTS = 100
+LONG_QUESTION = "What color is the circle, please, as exactly as you can tell it from the picture that you see? " * 2
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def restarted(small: Fleet) -> Iterator[Restarted]:
     """
     rng, folder, answers, colors = random.Random(6), small.run_dir.parent, [], []
     chat = open_session(small.client(), image=data_url(draw("circle", "red")))
-    chat.ask("What color is the circle?")
+    chat.ask(LONG_QUESTION)
+    wait_until(lambda: small.status("llava-0")["stored_kv"]["written"] > 0, "the session's KV cache is written")
     for _ in range(NUM_REQUESTS):
         colors.append(rng.choice(COLORS))
         answers.append(submit(small, Body=question(colors[-1])))
@@ -83,10 +85,17 @@ def test_every_request_has_its_one_result(restarted: Restarted) -> None:
 
 
 def test_sessions_survive_a_restart_of_the_whole_fleet(restarted: Restarted) -> None:
-    """With a kept journal and keys, a session continues after the whole fleet was killed and restarted."""
+    """With a kept journal and keys, a session continues after the whole fleet was killed and restarted.
+
+    Its KV cache comes from the journal.
+    """
     again = Chat(restarted.fleet.client(), restarted.session_id)
 
     assert "red" in again.ask("What color is the circle?")
+
+    status = restarted.fleet.status("llava-0")
+    assert status["tokens"]["restored"] >= 64
+    assert status["stored_kv"]["read"] >= 1
 
     again.close()
     left = {path.name.partition(".")[0] for path in (restarted.folder / "journal" / again.id).iterdir()}

@@ -30,9 +30,6 @@ _FIELDS = {"prompt", "model", "stream", "stream_options"}
 _NEUTRAL: dict[str, tuple[Any, str]] = {
     "n": (lambda v: v == 1, "1: one answer is generated"),
     "best_of": (lambda v: v == 1, "1: one answer is generated"),
-    "presence_penalty": (lambda v: v == 0, "0"),
-    "frequency_penalty": (lambda v: v == 0, "0"),
-    "logit_bias": (lambda v: v == {}, "absent or empty"),
     "logprobs": (lambda v: False, "absent; chat completions have it"),
     "echo": (lambda v: v is False, "false"),
     "suffix": (lambda v: v == "", "absent"),

@@ -37,9 +37,6 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 # Fields that are not supported, with the values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, str]] = {
     "n": (lambda v: v == 1, "1: one answer is generated"),
-    "presence_penalty": (lambda v: v == 0, "0"),
-    "frequency_penalty": (lambda v: v == 0, "0"),
-    "logit_bias": (lambda v: v == {}, "absent or empty"),
     "top_logprobs": (lambda v: v == 0, "absent or 0: only the chosen token is told"),  # prose: allow
     "functions": (lambda v: v == [], "absent: use 'tools'"),
     "function_call": (lambda v: v == "none", "absent: use 'tool_choice'"),

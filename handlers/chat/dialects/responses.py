@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handlers.chat.checks import is_bool, is_int, is_number, is_unicode, names
+from handlers.chat.checks import is_bool, is_int, is_unicode, names
 from handlers.chat.commands import Ask, Generate, OpenAndAsk, Respond, RespondInConversation, opening_of
 from handlers.chat.dialects.openai_fields import REASONING_WANTED, find_reasoning, is_reasoning
 from handlers.chat.dialects.response_form import ResponseForm
@@ -25,7 +25,7 @@ MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # of metadata: OpenAI's
 TEXT_FORMAT = {"type": "text"}
 
 _PARAMETERS = {
-    **{name: field for name, field in OPENAI_NAMES.items() if field != "max_new_tokens"},
+    **{name: field for name, field in OPENAI_NAMES.items() if field not in ("max_new_tokens", "logit_bias")},
     "max_output_tokens": "max_new_tokens",
 }
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")
@@ -35,9 +35,7 @@ _INCLUDED = {"reasoning.encrypted_content", "message.input_image.image_url"}
 # Fields with few values: the check, and what is wanted.
 _CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "background": (lambda v: v is False, "false: answers in the background are not supported here"),
-    "frequency_penalty": (lambda v: is_number(v) and v == 0, "0"),
     "max_tool_calls": (lambda v: is_int(v) and v >= 1, "a whole number, 1 or more"),
-    "presence_penalty": (lambda v: is_number(v) and v == 0, "0"),
     "reasoning": (is_reasoning, REASONING_WANTED),
     "service_tier": (lambda v: v in ("auto", "default"), "auto or default"),
     "store": (is_bool, "true or false"),
@@ -239,7 +237,7 @@ def _describe(given: dict[str, Any], parameters: Parameters, now: float) -> dict
         "background": False,
         "conversation": {"id": conversation} if (conversation := _read_conversation(given)) else None,
         "error": None,
-        "frequency_penalty": 0.0,
+        "frequency_penalty": parameters.frequency_penalty or 0.0,
         "incomplete_details": None,
         "instructions": given.get("instructions"),
         "max_output_tokens": parameters.max_new_tokens,
@@ -247,7 +245,7 @@ def _describe(given: dict[str, Any], parameters: Parameters, now: float) -> dict
         "metadata": read_metadata(given),
         "model": _read_label(given, "model"),
         "parallel_tool_calls": given.get("parallel_tool_calls", True),
-        "presence_penalty": 0.0,
+        "presence_penalty": parameters.presence_penalty or 0.0,
         "previous_response_id": given.get("previous_response_id"),
         "prompt_cache_key": _read_label(given, "prompt_cache_key") or None,
         "reasoning": {"effort": None, "summary": None, **given.get("reasoning", {})},

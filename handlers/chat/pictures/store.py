@@ -69,7 +69,8 @@ class ImageStore:
     """Holds images and their features. Any thread; methods that decode or encode take long.
 
     max_features_bytes: on the device; an image counts once it is encoded. max_host_bytes: of encoded images.
-    is_durable: a journal has every image that a session holds. decoded: makes an RGB image, which is valid within the
+    is_durable: a journal has every image that a session holds. defers: recorded images are encoded when a prompt needs
+    them, where every image has the same number of tokens. decoded: makes an RGB image, which is valid within the
     block; raises the BadImage family, OutOfMemory. encode: computes features, (tokens, hidden size).
     """
 
@@ -81,6 +82,8 @@ class ImageStore:
         decoded: Callable[[bytes, Callable[[], None]], AbstractContextManager[Pillow.Image]],
         encode: Callable[[Pillow.Image], Tensor],
         counters: Counters,
+        *,
+        defers: bool = False,
     ) -> None:
         self.max_features_bytes = max_features_bytes
         self.max_host_bytes = max_host_bytes
@@ -90,6 +93,8 @@ class ImageStore:
         self._decoded = decoded
         self._encode = encode
         self._counters = counters
+        self._defers = defers
+        self._num_tokens = 0  # of every image, once one has been encoded; only if `defers`
         self._lock = threading.RLock()
         self._entries: OrderedDict[int, _Entry] = OrderedDict()  # the least recently used first
         self._known: dict[tuple[str, str], _Entry] = {}  # by scope and digest, so that a known image is not decoded
@@ -102,8 +107,12 @@ class ImageStore:
             f"<ImageStore {len(self)} images, {self.features_bytes} bytes on the device, {self.host_bytes} on the host>"
         )
 
-    def take_in(self, scope: str, encoded: bytes, check: Callable[[], None] = lambda: None) -> Image:
+    def take_in(
+        self, scope: str, encoded: bytes, check: Callable[[], None] = lambda: None, *, is_recorded: bool = False
+    ) -> Image:
         """Hold the image of these bytes until `release`. Computes its features unless the scope has them.
+
+        is_recorded: it comes from the journal.
 
         Features that do not fit beside pinned ones are computed again when they are needed. check: raises if the
         request is cancelled; called while the image waits to be decoded.
@@ -127,7 +136,8 @@ class ImageStore:
                 entry = self._entries.setdefault(key, _Entry(key))
                 self._hold(entry)
             try:
-                self._share_or_compute(entry, picture)
+                if not (is_recorded and self._defer(entry)):
+                    self._share_or_compute(entry, picture)
                 with self._lock:
                     self._keep_encoded(entry, encoded)
                     self._know(entry, (scope, digest))
@@ -229,6 +239,12 @@ class ImageStore:
             for name in entry.digests:
                 del self._known[name]
 
+    def _defer(self, entry: _Entry) -> bool:
+        """Return whether the image may be encoded later."""
+        with self._lock:
+            entry.num_tokens = entry.num_tokens or self._num_tokens
+            return self._defers and entry.num_tokens > 0
+
     def _share_or_compute(self, entry: _Entry, picture: Pillow.Image) -> None:
         """Compute the image's features unless they were computed before.
 
@@ -254,6 +270,8 @@ class ImageStore:
                 if entry.num_pins or features.nbytes > self.max_features_bytes:
                     raise
             entry.num_tokens, entry.num_bytes = len(features), features.nbytes
+            if self._defers:
+                self._num_tokens = len(features)
         return features
 
     def _make_room(self, num_bytes: int, but: _Entry) -> None:

@@ -158,7 +158,8 @@ class SessionRecorder:
         images: list[Image] = []
         try:
             for name in names:
-                images.append(self._images.take_in(session.scope, self.fetch(session, name)))
+                encoded = self.fetch(session, name)
+                images.append(self._images.take_in(session.scope, encoded, is_recorded=True))
             self._store.add_images(session, images)
         except BaseException:
             for image in images:

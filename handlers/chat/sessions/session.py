@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from handlers.chat.pictures.store import Image
 from handlers.engine.kv_cache import SequenceCache
+from handlers.engine.kv_parts import KvPart
 from handlers.errors import HandlerError, SessionGone
 from handlers.journal.event import Event
 from handlers.journal.journal import owner_key
@@ -49,6 +50,7 @@ class Session:
     num_holds: int = 0  # requests that use the session beside its turns; they keep it from eviction
     turn: QueuedTurn | None = None  # the running turn; it pins the session
     waiting: deque[QueuedTurn] = field(default_factory=deque)
+    stored_kv: list[KvPart] = field(default_factory=list)  # what the journal has of its KV cache
     num_events: int = 0  # events of the journal that this session has applied
     entries: list[Event | None] = field(default_factory=list)  # its turns; None for those that are not responses
     deleted: set[int] = field(default_factory=set)  # numbers of entries whose responses are not shown

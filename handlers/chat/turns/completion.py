@@ -105,6 +105,10 @@ class Completion:
         """Return the bytes that came with the request."""
         return next(item.encoded for item in self._received if item.image == image)
 
+    def restore(self, keys: Sequence[int]) -> int:
+        """Read nothing: only sessions have KV caches in the journal."""
+        return self._cache.length
+
     def commit(self, summary: Summary) -> None:
         """Do nothing: the answer belongs to no conversation."""
 

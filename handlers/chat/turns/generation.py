@@ -21,6 +21,7 @@ from handlers.chat.forms import Summary
 from handlers.chat.pictures.fetch_pool import FetchPool
 from handlers.chat.pictures.receiver import ImageReceiver
 from handlers.chat.pictures.store import Image, ImageStore, ImageTier
+from handlers.chat.sessions.stored_kv import StoredKv
 from handlers.chat.tools import constrain
 from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.answer import AnswerWriter
@@ -69,6 +70,7 @@ class GenerationParts:
     preparing: Executor  # for answers that fetch no images, and for the end of every answer
     loading: Executor  # for answers that decode images or rebuild a session
     fetching: FetchPool  # for answers that fetch images
+    stored_kv: StoredKv | None  # None unless the journal has KV caches
     counters: Counters
 
 
@@ -215,9 +217,11 @@ class Generation:
 
     def _make_sequence(self, prompt: Prompt) -> TokenSequence:
         """Match the prompt with the cache; pin the features of the images that must be prefilled."""
+        self._parameters.check_tokens(self._parts.model.vocabulary)
         keys, starts = place_images(prompt, self._parts.model.image_token_id)
         max_new_tokens = self._parts.limits.max_new_tokens(len(keys), self._parameters)
-        kept = self._cache.match(keys)
+        num_matched = self._cache.match(keys)
+        kept = self._question.restore(keys)
         params = self._parameters.sampling(max_new_tokens, self._grammar)
         if self._is_marked:
             params = self._mark(prompt, params, kept)
@@ -234,7 +238,7 @@ class Generation:
                 tiers.add(tier)
                 spans.append(ImageSpan(start, features))
         self._writer.receipt |= {
-            wire.CACHE_TIER: _tier(kept, tiers),
+            wire.CACHE_TIER: _tier(kept, tiers, is_restored=kept > num_matched),
             wire.PREFILL_TOKENS: str(len(keys) + len(given) - kept),
             wire.CONTEXT_TOKENS: str(len(keys)),
             wire.QUEUE_MS: f"{(self._begun - self._received) * 1000:.1f}",
@@ -381,8 +385,8 @@ class Generation:
             self._parts.images.unpin(self._pinned.pop())
 
 
-def _tier(kept: int, tiers: set[ImageTier]) -> str:
+def _tier(kept: int, tiers: set[ImageTier], *, is_restored: bool) -> str:
     """Name the slowest tier that the answer's prompt was computed from."""
     if not tiers:
-        return "kv" if kept else "none"
+        return "stored-kv" if is_restored else "kv" if kept else "none"
     return max(tiers, key=list(ImageTier).index).value

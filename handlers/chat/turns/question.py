@@ -34,6 +34,13 @@ class Question(Protocol):
         """Read the encoded bytes of one of the prompt's images that the image store dropped. Raises HandlerError."""
         ...
 
+    def restore(self, keys: Sequence[int]) -> int:
+        """Read more of the prompt's KV cache from the journal, if it is there. Return the length of the cache.
+
+        keys: of the prompt, see `Sequence`.
+        """
+        ...
+
     def commit(self, summary: Summary) -> None:
         """Record the complete answer before the client sees its end. Raises HandlerError, AnsweredBefore."""
         ...

@@ -56,6 +56,8 @@ class Turn:
         self._num_dropped = 0
         self._own_images: list[ReceivedImage] = []  # came with this question
         self._new_images: list[Image] = []  # first asked about by this question
+        self._images: list[Image] = []  # of the prompt
+        self._is_rebuilt = False  # the session has turns that this worker did not compute
         self._generation = Generation(parts, self, session.cache, ask, reply, self._release)
 
     def is_answered(self) -> bool:
@@ -100,6 +102,7 @@ class Turn:
             num_caught_up = self._recorder.catch_up(session)
             self._raise_if_answered()
             self._place_draft()
+        self._is_rebuilt = num_caught_up > 0
         if num_caught_up:
             receipt[wire.REBUILT_EVENTS] = str(num_caught_up)
         raise_if_stopped()
@@ -110,6 +113,7 @@ class Turn:
             images = [*session.images, *self._new_images]
             self._history = session.messages
             self._messages = [*self._history, *self._compose_question()]
+        self._images = images
         ids = self._render([image.num_tokens for image in images])
         num_dropped = session.num_dropped + self._num_dropped
         if num_dropped and self._may_drop:
@@ -178,6 +182,12 @@ class Turn:
         own = next((item.encoded for item in self._own_images if item.image == image), None)
         return own if own is not None else self._recorder.fetch(self._session, image.digest)
 
+    def restore(self, keys: Sequence[int]) -> int:
+        session, stored = self._session, self._parts.stored_kv
+        if stored is not None and (self._is_rebuilt or stored.has_more(session)):
+            stored.restore(session, keys, self._images)
+        return session.cache.length
+
     def _raise_if_answered(self) -> None:
         """Raise AnsweredBefore if the client sends the question again because it missed the answer."""
         turn = self._recorder.find_answer(self._session, self._ask.invocation_id, self._text)
@@ -235,3 +245,5 @@ class Turn:
         following = self._store.dequeue(self._session, self)
         if following is not None:
             following.begin()
+        elif self._parts.stored_kv is not None:
+            self._parts.stored_kv.note_idle(self._session)

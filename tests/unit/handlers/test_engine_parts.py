@@ -486,6 +486,38 @@ def test_repetition_penalty_weighs_down_what_was_said() -> None:
     assert row.tolist() == pytest.approx([2.0, 1.9, -5.0])  # the engine's logits are not changed
 
 
+def test_penalties_of_the_answer_count_its_tokens() -> None:
+    """The presence penalty counts once for a token of the answer, the frequency penalty each time; prompts do not."""
+    row = torch.tensor([3.0, 2.0, 1.0])
+    never = new_sampler((0, 0, 0), presence_penalty=1.5)
+    assert [choose(never, row)[0] for _ in range(5)] == [0, 1, 0, 0, 0]
+    often = new_sampler((0, 0, 0), frequency_penalty=0.6)
+    assert [choose(often, row)[0] for _ in range(5)] == [0, 0, 1, 0, 1]
+    assert choose(new_sampler(frequency_penalty=-1.0), row)[0] == 0
+    assert row.tolist() == [3.0, 2.0, 1.0]
+    assert not often.is_plain_greedy
+
+
+def test_a_continued_answer_is_penalized_as_a_whole() -> None:
+    """Another worker's tokens of the answer count as its own."""
+    params = SamplingParams(max_new_tokens=9, frequency_penalty=0.6, presence_penalty=0.3)
+    whole, tokens = Sampler(params, (1, 2), CPU), []
+    for step in range(12):
+        tokens.append(choose(whole, logits(step))[0])
+    rest = Sampler(params, (1, 2, *tokens[:6]), CPU, tokens[:6])
+
+    assert [choose(rest, logits(step))[0] for step in range(6, 12)] == tokens[6:]
+
+
+def test_a_bias_moves_logits() -> None:
+    """A large one decides, a large negative one forbids."""
+    row = torch.tensor([3.0, 2.0, 1.0])
+
+    assert choose(new_sampler(logit_bias=((2, 100.0),)), row)[0] == 2
+    assert choose(new_sampler(logit_bias=((0, -100.0),)), row)[0] == 1
+    assert choose(new_sampler(logit_bias=((0, -0.5), (1, 0.6))), row)[0] == 1
+
+
 def test_logprob_is_that_of_the_warped_distribution() -> None:
     """The reported probability is the one that the token was drawn with."""
     row = torch.tensor([1.0, 1.0, 0.0])
@@ -532,6 +564,9 @@ ROWS = st.lists(
         top_p=st.sampled_from([None, 0.1, 0.9, 0.99]),
         typical_p=st.sampled_from([None, None, 0.5]),
         repetition_penalty=st.sampled_from([None, 0.8, 1.3]),
+        frequency_penalty=st.sampled_from([None, None, 0.7]),
+        presence_penalty=st.sampled_from([None, None, -1.2]),
+        logit_bias=st.sampled_from([(), (), ((7, 3.0), (8, -100.0))]),
         seed=st.integers(0, 99),
     ),
     min_size=1,
@@ -543,7 +578,7 @@ ROWS = st.lists(
 @given(rows=ROWS, logits_seed=st.integers(0, 2**31))
 def test_tokens_are_drawn_with_the_probabilities_of_transformers(rows: list[SamplingParams], logits_seed: int) -> None:
     """Evenly spread numbers choose each token as often as transformers' warpers make it likely."""
-    params = dataclasses.replace(rows[0], do_sample=True)
+    params = dataclasses.replace(rows[0], do_sample=True, frequency_penalty=None, presence_penalty=None, logit_bias=())
     row = torch.randn(60, generator=torch.Generator().manual_seed(logits_seed)) * 3
     expected = warp(row, [3, 3, 59], params)
     count = 500

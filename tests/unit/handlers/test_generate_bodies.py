@@ -235,6 +235,8 @@ def test_openai_parameters_are_mapped() -> None:
         top_k=3,
         seed=7,
         stop=("END",),
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
     )
     assert found.is_streaming
     assert (found.form.has_usage, found.form.has_logprobs) == (True, True)
@@ -258,9 +260,13 @@ def test_answers_have_ids_and_a_model_of_their_own() -> None:
         ("functions", [{}]),
         ("response_format", {"type": "xml"}),
         ("n", 2),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("logit_bias", {"1": 2}),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -3),
+        ("logit_bias", {"1": 200}),
+        ("logit_bias", {"-1": 2}),
+        ("logit_bias", {"one": 2}),
+        ("logit_bias", {"1": True}),
+        ("logit_bias", [1]),
         ("top_logprobs", 2),
         ("logprobs", 1),
         ("stream", "true"),

@@ -488,3 +488,76 @@ def test_any_order_of_operations(store: Store, operations: list[tuple[str, bool]
         else:
             journal.close(sid, CLOSE)
             is_closed = True
+
+
+# KV caches
+
+
+def test_parts_of_a_kv_cache_are_kept_by_number(store: Store) -> None:
+    """A later part replaces an earlier one of its number; a reader gets them up to the first that is missing."""
+    journal = store.reopened(max_kv_bytes=1 << 20)
+    sid = new_id()
+    journal.append(sid, 0, Event(kind="open"))
+    for number, data in ((0, b"zero"), (1, b"old"), (3, b"three"), (1, b"one")):
+        assert journal.put_kv(sid, number, data)
+
+    assert store.journal.read_kv(sid, 0, 8, 100) == [b"zero", b"one"]
+    assert store.journal.read_kv(sid, 1, 1, 100) == [b"one"]
+    assert store.journal.read_kv(sid, 3, 2, 100) == [b"three"]
+    assert store.journal.read_kv(new_id(), 0, 2, 100) == []
+    assert store.journal.read(sid) == [Event(kind="open")]
+    with pytest.raises(DamagedRecord):
+        store.journal.read_kv(sid, 3, 1, 4)
+
+
+def test_a_kv_cache_goes_with_its_session(store: Store) -> None:
+    """Close and delete leave nothing of it, and nothing is written after them."""
+    journal = store.reopened(max_kv_bytes=1 << 20)
+    for end in (lambda sid: store.journal.close(sid, CLOSE), store.journal.delete):
+        sid = new_id()
+        journal.append(sid, 0, Event(kind="open"))
+        assert journal.put_kv(sid, 0, SECRET.encode())
+
+        end(sid)
+
+        assert SECRET.encode() not in store.dump()
+        assert store.journal.read_kv(sid, 0, 1, 100) == []
+    sid = new_id()
+    journal.append(sid, 0, Event(kind="open"))
+    journal.close(sid, CLOSE)
+    assert not journal.put_kv(sid, 0, SECRET.encode())
+    assert SECRET.encode() not in store.dump()
+
+
+def test_kv_caches_have_a_budget_of_their_own(store: Store) -> None:
+    """A part that exceeds it is not written. What sessions end frees room, and openings are never refused for it."""
+    journal = store.reopened(max_kv_bytes=40_000, max_bytes=30_000, max_endpoint_bytes=30_000, max_caller_bytes=30_000)
+    sids = [new_id(), new_id()]
+    for sid in sids:
+        journal.append(sid, 0, Event(kind="open"))
+    assert journal.put_kv(sids[0], 0, bytes(30_000))
+
+    assert not journal.put_kv(sids[1], 0, bytes(30_000))
+    assert not store.journal.put_kv(sids[1], 0, b"off")
+    journal.check_room()
+    journal.sweep(int(time.time()) - HOURS_S)
+    assert not journal.put_kv(sids[1], 0, bytes(30_000))
+    journal.check_room()
+    journal.close(sids[0], CLOSE)
+    assert journal.put_kv(sids[1], 0, bytes(30_000))
+
+
+def test_a_kv_cache_expires_with_its_session(store: Store) -> None:
+    """The sweep deletes it and counts it no longer."""
+    journal = store.reopened(max_kv_bytes=40_000)
+    sid = new_id(lives_s=600)
+    journal.append(sid, 0, Event(kind="open"))
+    assert journal.put_kv(sid, 0, SECRET.encode() * 500)
+
+    store.pass_time(700)
+    journal.sweep(int(time.time()) + 700)
+
+    assert SECRET.encode() not in store.dump()
+    other = new_id(lives_s=7200)
+    journal.append(other, 0, Event(kind="open"))
+    assert journal.put_kv(other, 0, bytes(30_000))

@@ -1,0 +1,85 @@
+"""Parts of a sequence's KV cache as bytes, to store them elsewhere and to use them again."""
+
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from handlers.engine.kv_cache import BLOCK, CacheShape, SequenceCache
+
+PART_BLOCKS = 4  # of a part that is not the last one
+PART = PART_BLOCKS * BLOCK  # positions
+
+
+@dataclass(frozen=True, slots=True)
+class KvPart:
+    """A part of a sequence: whole blocks, PART positions unless it is the last part.
+
+    name: 32 bytes, stand for all that precedes the part's end. start, end: positions.
+    """
+
+    name: bytes
+    start: int
+    end: int
+
+
+def block_names(about: str, keys: Sequence[int], digests: Mapping[int, str]) -> list[bytes]:
+    """Name the full blocks of a sequence, 32 bytes each, so that a name stands for all tokens up to its block's end.
+
+    about: the model and the cache's layout. keys: see `Sequence`. digests: of the images, by their keys. The names end
+    where a key has no digest.
+    """
+    digest = hashlib.sha256(about.encode())
+    names: list[bytes] = []
+    for start, end in pairwise(range(0, len(keys) + 1, BLOCK)):
+        block = keys[start:end]
+        images = sorted({key for key in block if key < 0})
+        if not digests.keys() >= set(images):
+            break
+        places = {key: -1 - place for place, key in enumerate(images)}
+        digest.update(array("q", [places.get(key, key) for key in block]).tobytes())
+        for key in images:
+            digest.update(f"{digests[key]}\n".encode())
+        names.append(digest.digest())
+    return names
+
+
+def split_parts(names: Sequence[bytes]) -> list[KvPart]:
+    """Return the parts of a sequence whose blocks have these names."""
+    ends = [min(start + PART_BLOCKS, len(names)) for start in range(0, len(names), PART_BLOCKS)]
+    return [KvPart(names[end - 1], number * PART, end * BLOCK) for number, end in enumerate(ends)]
+
+
+def find_part(names: Sequence[bytes], number: int, num_bytes: int, shape: CacheShape) -> KvPart | None:
+    """Return the part of this number and size, if the sequence whose blocks have these names is that long."""
+    num_blocks, rest = divmod(num_bytes, shape.block_bytes)
+    last = number * PART_BLOCKS + num_blocks - 1
+    if rest or not 1 <= num_blocks <= PART_BLOCKS or last >= len(names):
+        return None
+    return KvPart(names[last], number * PART, (last + 1) * BLOCK)
+
+
+def read_part(cache: SequenceCache, keys: Sequence[int], part: KvPart) -> bytes | None:
+    """Return the keys and values of a part; None if the cache does not hold it any more. Engine thread only."""
+    with cache.pool.lock:
+        if cache.tokens[part.start : part.end] != keys[part.start : part.end]:
+            return None
+        slots = cache.slots[part.start : part.end]
+    found = cache.pool.storage.index_select(3, slots).cpu()
+    return found.view(torch.uint8).numpy().tobytes()
+
+
+@torch.inference_mode()
+def write_part(cache: SequenceCache, keys: Sequence[int], part: KvPart, content: memoryview) -> None:
+    """Extend a cache, which holds all before this part, by the part. Engine thread only. Raises OutOfMemory."""
+    pool = cache.pool
+    layers, kinds, heads, _, size = pool.storage.shape
+    cache.truncate(part.start)
+    cache.reserve(part.end)
+    found = torch.frombuffer(bytearray(content), dtype=pool.shape.dtype)
+    found = found.view(layers, kinds, heads, part.end - part.start, size)
+    pool.storage.index_copy_(3, cache.slots[part.start : part.end], found.to(pool.shape.device))
+    cache.advance(keys[part.start : part.end])

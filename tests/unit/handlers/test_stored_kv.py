@@ -1,0 +1,210 @@
+"""KV caches in the journal: what a worker writes when sessions are idle, and what the next one does with it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from handlers.engine.kv_cache import BLOCK, CacheShape
+from handlers.engine.kv_parts import PART, PART_BLOCKS, KvPart, block_names, find_part, split_parts
+from handlers.journal.event import DamagedRecord
+from handlers.journal.kv_codec import HEAD_BYTES, KvCodec
+from handlers.journal.url import open_journal
+from handlers.settings import JournalSettings
+from tests.unit.handlers.journal_stores import new_id
+from tests.unit.handlers.test_chat_service import data_url
+from tests.waiting import wait_until
+
+SHORT = {"parameters": {"max_new_tokens": 12}}
+STORED = {"max_kv_bytes": 1 << 30, "kv_idle_s": 0.0}
+QUESTION = "Please say as exactly as you can what you see in this picture, its shape, its color and where it is. " * 2
+TIER = "x-torchmoor-cache-tier"
+PREFILLED = "x-torchmoor-prefill-tokens"
+
+
+@pytest.fixture
+def make_worker(make_client: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Return a function that starts a worker on the shared journal."""
+
+    def make(**settings: Any) -> Any:
+        limits = {**STORED, **settings.pop("journal_settings", {})}
+        journal = open_journal(JournalSettings(url=tmp_path.as_uri(), **limits), 3600)
+        return make_client(journal=journal, journal_settings={"url": tmp_path.as_uri(), **limits}, **settings)
+
+    return make
+
+
+def count(client: Any, event: str) -> int:
+    return int(client.service.status()["stored_kv"][event])
+
+
+def parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("ts-seq-*/kv.*"))
+
+
+def talk(client: Any, picture: Any, num_written: int, question: str = QUESTION) -> str:
+    """Open a session, ask once, and wait until this number of parts is written. Return its id."""
+    sid = str(client.open(data_url(picture)))
+    assert client.ask(sid, question, **SHORT).wait().status == 200
+    wait_until(lambda: count(client, "written") >= num_written, "the cache is written")
+    return sid
+
+
+def test_another_worker_continues_without_computing(make_worker: Any, red: Any, blue: Any) -> None:
+    """It computes only what is behind the last full part, needs no features of the picture, and answers the same."""
+    first, second, alone = make_worker(), make_worker(), make_worker(journal_settings={"max_kv_bytes": 0})
+    sid = talk(first, red, 2)
+    same = talk(first, red, 4)
+    expected = alone.ask(same, "And now?", **SHORT).wait()
+    talk(second, blue, 2)  # from now on it knows how many tokens an image has
+
+    answer = second.ask(sid, "And now?", **SHORT).wait()
+
+    assert answer.json == expected.json
+    assert (expected.headers[TIER], answer.headers[TIER]) == ("features", "stored-kv")
+    num_restored = int(expected.headers[PREFILLED]) - int(answer.headers[PREFILLED])
+    assert num_restored > PART
+    assert num_restored % BLOCK == 0
+    assert second.service.status()["tokens"]["restored"] == num_restored
+    assert second.service.status()["images"]["encoded"] == 1
+
+
+def test_an_evicted_cache_is_read_again(make_worker: Any, red: Any, tmp_path: Path) -> None:
+    """The worker itself lost the blocks to other sessions; a further question does not compute them again."""
+    client = make_worker(session={"kv_bytes": 2 << 20})
+    sid = talk(client, red, 2)
+    while client.service.store.pool.num_evicted == 0:
+        client.ask(client.open(), QUESTION, **SHORT).wait()
+
+    answer = client.ask(sid, "And now?", **SHORT).wait()
+
+    assert answer.headers[TIER] == "stored-kv"
+    assert count(client, "read") >= 2
+
+
+def test_what_was_written_is_not_written_again(make_worker: Any, red: Any, tmp_path: Path) -> None:
+    """A further turn writes the last part, which has grown, and the parts behind it."""
+    client = make_worker()
+    sid = talk(client, red, 2)
+    (first, *others) = parts(tmp_path)
+    inode, num_before = first.stat().st_ino, len(others)
+
+    client.ask(sid, QUESTION, **SHORT).wait()
+    wait_until(lambda: len(parts(tmp_path)) > 1 + num_before, "the next part is written")
+
+    assert first.stat().st_ino == inode
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: b"", lambda data: data * 2]
+)
+def test_a_damaged_part_is_ignored(make_worker: Any, red: Any, tmp_path: Path, spoil: Any) -> None:
+    """The answer is computed as without it, and the damage is counted."""
+    first, second, alone = make_worker(), make_worker(), make_worker(journal_settings={"max_kv_bytes": 0})
+    sid = talk(first, red, 2)
+    same = talk(first, red, 4)
+    for path in parts(tmp_path):
+        path.write_bytes(spoil(path.read_bytes()))
+
+    answer = second.ask(sid, "And now?", **SHORT).wait()
+
+    assert answer.json == alone.ask(same, "And now?", **SHORT).wait().json
+    assert answer.headers[TIER] == "features"
+    assert (count(second, "damaged"), count(second, "read")) == (1, 0)
+
+
+def test_parts_of_another_session_or_place_are_ignored(make_worker: Any, red: Any, tmp_path: Path) -> None:
+    """A part is signed for its session and number, so a program that can write to the store cannot move it."""
+    first, second = make_worker(), make_worker()
+    sid = talk(first, red, 2)
+    other = talk(first, red, 4, "Where? " + QUESTION)
+    (tmp_path / sid / "kv.000000").write_bytes((tmp_path / other / "kv.000000").read_bytes())
+    (tmp_path / other / "kv.000001").write_bytes((tmp_path / other / "kv.000000").read_bytes())
+
+    for session_id in (sid, other):
+        assert second.ask(session_id, "And now?", **SHORT).wait().status == 200
+
+    assert (count(second, "damaged"), count(second, "read")) == (2, 1)
+
+
+def test_a_full_budget_writes_nothing(make_worker: Any, red: Any, tmp_path: Path) -> None:
+    """The refusal is counted, and the session is computed again elsewhere."""
+    first, second = (make_worker(journal_settings={"max_kv_bytes": 1000}) for _ in range(2))
+    sid = first.open(data_url(red))
+    first.ask(sid, QUESTION, **SHORT).wait()
+    wait_until(lambda: count(first, "refused") == 1, "the refusal is counted")
+
+    assert second.ask(sid, "And now?", **SHORT).wait().headers[TIER] == "features"
+    assert parts(tmp_path) == []
+
+
+def test_a_closed_session_leaves_no_part(make_worker: Any, red: Any, tmp_path: Path) -> None:
+    client = make_worker()
+    sid = talk(client, red, 2)
+
+    assert client.call({"type": "close_session", "session_id": sid}).status == 200
+
+    assert parts(tmp_path) == []
+
+
+def test_names_stand_for_model_tokens_and_pictures() -> None:
+    """Names differ from the first difference on; keys of pictures, which differ between workers, do not matter."""
+    keys = [1] * BLOCK + [-7] * BLOCK + [2] * (BLOCK + 3)
+    names = block_names("model", keys, {-7: "red"})
+
+    assert len(set(names)) == len(names) == 3
+    assert block_names("model", [-9 if key == -7 else key for key in keys], {-9: "red"}) == names
+    assert block_names("model", keys, {-7: "blue"})[:1] == names[:1]
+    assert not set(block_names("model", keys, {-7: "blue"})[1:]) & set(names)
+    assert not set(block_names("other", keys, {-7: "red"})) & set(names)
+    assert not set(block_names("model", [3, *keys], {-7: "red"})) & set(names)
+    assert block_names("model", keys, {}) == names[:1]
+
+
+def test_the_last_part_has_the_blocks_that_are_left() -> None:
+    """Whole blocks only. A part is found again by its size if the prompt goes that far."""
+    shape = CacheShape(2, 2, 8, torch.float32, torch.device("cpu"))
+    names = block_names("model", [1] * (PART + 2 * BLOCK + 5), {})
+    parts = split_parts(names)
+
+    assert [(part.start, part.end) for part in parts] == [(0, PART), (PART, PART + 2 * BLOCK)]
+    for number, part in enumerate(parts):
+        assert find_part(names, number, shape.num_bytes(part.end - part.start), shape) == part
+    shorter = find_part(names, 1, shape.num_bytes(BLOCK), shape)
+    assert shorter == KvPart(names[PART_BLOCKS], PART, PART + BLOCK)
+    for number, num_bytes in ((1, shape.num_bytes(3 * BLOCK)), (0, 0), (0, shape.num_bytes(2 * PART)), (0, 7)):
+        assert find_part(names, number, num_bytes, shape) is None
+    assert split_parts([]) == []
+
+
+def test_the_codec_returns_what_it_was_given() -> None:
+    """With the fleet's keys and without."""
+    sid, name = new_id(), bytes(range(32))
+    for keys in ({}, {"k0": b"k" * 32}):
+        codec = KvCodec(keys)
+        data = codec.encode(sid, 3, name, b"content")
+
+        found, content = codec.decode(data, sid, 3)
+        assert (found, bytes(content)) == (name, b"content")
+        for number, spoiled in ((4, data), (3, data[: HEAD_BYTES - 1]), (3, data[:-1]), (3, b"?" + data[1:])):
+            with pytest.raises(DamagedRecord):
+                codec.decode(spoiled, sid, number)
+
+
+def test_a_picture_of_the_journal_is_encoded_when_a_prompt_needs_it(
+    make_worker: Any, red: Any, blue: Any, tmp_path: Path
+) -> None:
+    """Without the parts, the deferred picture is read by the vision tower after all."""
+    first, second, alone = make_worker(), make_worker(), make_worker(journal_settings={"max_kv_bytes": 0})
+    sid, same = talk(first, red, 2), talk(first, red, 4)
+    talk(second, blue, 2)
+    for path in parts(tmp_path):
+        path.unlink()
+
+    answer = second.ask(sid, "And now?", **SHORT).wait()
+
+    assert answer.json == alone.ask(same, "And now?", **SHORT).wait().json
+    assert answer.headers[TIER] == "encoded"
+    assert second.service.status()["images"]["encoded"] == 2
