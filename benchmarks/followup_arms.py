@@ -115,10 +115,8 @@ class ResponsesClient:
         connection.close()
         headers = {name.lower(): value for name, value in response.getheaders()}
         answer = _answer(first_ms, bytes(streamed), headers)
-        completed = json.loads(
-            bytes(streamed).rpartition(b"event: response.")[2].partition(b"data: ")[2].split(b"\n")[0]
-        )
-        return completed["response"]["id"], answer
+        head, _, _ = bytes(streamed).partition(b"\n\n")  # the first event has the new response
+        return json.loads(head.partition(b"data: ")[2])["response"]["id"], answer
 
     def _request(
         self, method: str, path: str, body: str | None = None
