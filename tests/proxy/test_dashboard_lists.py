@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
 from tests.proxy.conftest import Stage, make_session_id
-from tests.proxy.fake_instance import Received, Wire, refusing
+from tests.proxy.fake_instance import Received, Wire, answering, refusing
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.fake_sessions import FakeHolders, make_session
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, VariantSettings
@@ -169,6 +169,49 @@ def test_hidden_page_asks_for_nothing(make_stage: Callable[..., Stage], browser:
 
         with page.expect_request("**/dashboard.json"):
             page.evaluate(hide, False)
+
+
+def test_request_has_a_page_of_its_own(make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path) -> None:
+    """Found by its error; it has times as a waterfall, tokens, the model's own code, and no cause for alarm."""
+    stage = make_stage()
+    client = stage.client()
+    stage.a.behave = stage.b.behave = answering(
+        headers={"X-Torchmoor-Context-Tokens": "1234", "X-Torchmoor-Queue-Ms": "0.2", "X-Torchmoor-Ttft-Ms": "0.4"}
+    )
+    requests_to(client, InferenceId=HOSTILE)
+    stage.a.behave = stage.b.behave = refusing(400, "ContextTooLong", "no")
+    requests_to(client)
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        page = tab.page
+        rows = page.locator("#decisions tr")
+        expect(rows).to_have_count(2)
+        page.locator("#decisions-error").select_option("ContextTooLong")
+        expect(rows).to_have_count(1)
+        with page.expect_response("**/dashboard.json"):
+            pass
+        expect(page.locator("#attention")).to_have_text("")
+        rows.get_by_role("link").click()
+        expect(page.locator("#outcome")).to_have_text("424: ContextTooLong")
+        expect(page.locator("#facts")).to_contain_text("POST /endpoints/llava/invocations")
+        expect(page.locator("#facts")).to_contain_text("it has the fewest requests running")
+        page.get_by_role("link", name="All requests").click()
+        expect(page.locator("#health")).to_be_visible()
+        answered = page.locator("#decisions tr", has_text="answered").get_by_role("link").get_attribute("href")
+
+    for scheme, size in (("light", DESKTOP), ("dark", PHONE)):
+        with open_tab(browser, f"{stage.proxy.admin_url}/{answered}", scheme=scheme, size=size) as tab:
+            page = tab.page
+            expect(page.locator("#tokens")).to_contain_text("Prompt, with the conversation1,234")
+            for span in ("In all", "At the instance, until its answer begins", "Waits in the model's queue"):
+                expect(page.locator("#times li", has_text=span)).to_be_visible()
+            expect(page.locator("#facts")).to_contain_text(HOSTILE)
+            assert page.locator("img").count() == 0
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            tab.check_accessibility()
+            tab.save(tmp_path / f"request-{size[0]}.png")
+
+    with open_tab(browser, f"{stage.proxy.admin_url}/dashboard/request.html?id=none") as tab:
+        expect(tab.page.get_by_role("alert")).to_contain_text("There is no request none")
 
 
 def test_decisions_are_told_in_words_filtered_and_paused(

@@ -16,6 +16,7 @@ from tests.proxy.fake_instance import answering, refusing
 from tests.waiting import wait_until
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.instances.instance import InstanceState
+from torchmoor.wire.session_hash import session_hash
 
 
 def decisions(stage: Stage, query: str = "") -> list[dict[str, Any]]:
@@ -69,7 +70,7 @@ def test_request_that_nobody_could_take_is_there_without_an_instance(stage: Stag
 
 
 def test_decisions_are_the_same_with_an_access_log(make_stage: Callable[..., Stage], tmp_path: Path) -> None:
-    """The log knows more of an answer than the decisions show."""
+    """Both name the session that a request opens, and the error."""
     shown = []
     for observe in (ObserveSettings(), ObserveSettings(access_log=str(tmp_path / "access.jsonl"))):
         stage = make_stage(observe=observe)
@@ -82,7 +83,88 @@ def test_decisions_are_the_same_with_an_access_log(make_stage: Callable[..., Sta
         wait_until(partial(is_noted_twice, stage), "both are over")
         shown.append([(row["session"], row["error"]) for row in decisions(stage)])
 
-    assert shown == [[(None, None)] * 2] * 2
+    assert shown == [[(None, "InvalidRequest"), (session_hash(make_session_id("a").encode()), None)]] * 2
+
+
+def test_request_has_its_path_times_tokens_and_the_models_error(stage: Stage) -> None:
+    """Everything that the request's page shows; times are from the request's head."""
+    receipt = {"X-Torchmoor-Context-Tokens": "40", "X-Torchmoor-Generated-Tokens": "7", "X-Torchmoor-Queue-Ms": "1.5"}
+    stage.a.behave = stage.b.behave = answering(headers={**receipt, "X-Torchmoor-Prefill-Tokens": "many"})
+    stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", InferenceId="mine")
+    stage.a.behave = stage.b.behave = refusing(400, "ContextTooLong", "no")
+    with pytest.raises(ClientError):
+        stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    wait_until(partial(is_noted_twice, stage), "both are over")
+    refused, answered = decisions(stage)
+    assert (answered["method"], answered["path"]) == ("POST", "/endpoints/llava/invocations")
+    assert answered["receipt"] == {"context_tokens": 40, "generated_tokens": 7, "queue_ms": 1.5}
+    assert 0 <= answered["waited_ms"] <= answered["sent_ms"] <= answered["answered_ms"] <= answered["ms"]
+    assert (answered["inference_id"], answered["model_error"], answered["bytes_in"]) == ("mine", None, 2)
+    assert (refused["error"], refused["instance_status"]) == ("ModelError", 400)
+    assert refused["model_error"] == "ContextTooLong"
+    assert decisions(stage, f"?request={answered['request_id']}") == [answered]
+
+
+def test_filters_by_error_and_session(stage: Stage) -> None:
+    """An error is found by the client's code and by the model's; a session by the beginning of its hash."""
+    client = stage.client()
+    session_id = make_session_id("a")
+    client.invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=session_id)
+    stage.a.behave = stage.b.behave = refusing(400, "ContextTooLong", "no")
+    with pytest.raises(ClientError):
+        client.invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    wait_until(partial(is_noted_twice, stage), "both are over")
+    for error in ("any", "ModelError", "ContextTooLong"):
+        assert [row["status"] for row in decisions(stage, f"?error={error}")] == [424], error
+    assert decisions(stage, "?error=OutOfMemory") == []
+    beginning = session_hash(session_id.encode())[:6]
+    assert [row["status"] for row in decisions(stage, f"?session={beginning}")] == [200]
+
+
+def test_ids_in_paths_are_not_shown(stage: Stage) -> None:
+    """The id of a response or conversation names its session, as a credential does."""
+    session_id = make_session_id("a")
+    url = f"{stage.proxy.runtime_url}/v1/responses/resp_{session_id.removeprefix('ts-seq-')}?stream=true"
+    requests.get(url, timeout=10)
+    stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    wait_until(lambda: any(row["method"] == "POST" for row in decisions(stage)), "both are over")
+    assert session_id.removeprefix("ts-seq-") not in str(decisions(stage))
+
+
+@pytest.mark.parametrize(("status", "faults"), [(400, 0), (500, 1)])
+def test_mistake_of_the_client_is_not_a_fault(stage: Stage, status: int, faults: int) -> None:
+    """SageMaker answers 424 for both; the instance's own status tells them apart."""
+    stage.a.behave = stage.b.behave = refusing(status, "ContextTooLong" if status == 400 else "Internal", "no")
+    with pytest.raises(ClientError):
+        stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    def variant() -> dict[str, Any]:
+        [found] = requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=10).json()["variants"]
+        return dict(found)
+
+    wait_until(lambda: variant()["client_errors"] == 1, "it is over")
+    assert variant()["faults"] == faults
+
+
+def test_trace_is_linked_if_it_was_exported(make_stage: Callable[..., Stage]) -> None:
+    """observe.trace_link has the trace's id in it."""
+    link = "https://traces.example/trace/{trace_id}?from=torchmoor"
+    observe = ObserveSettings(traces_url="http://127.0.0.1:9/v1/traces", trace_link=link)
+    stage = make_stage(observe=observe)
+    for flags in ("01", "00"):
+        requests.post(
+            f"{stage.proxy.runtime_url}/endpoints/llava/invocations",
+            data=b"{}",
+            headers={"traceparent": f"00-{'a' * 32}-{'b' * 16}-{flags}"},
+            timeout=10,
+        )
+    wait_until(partial(is_noted_twice, stage), "both are over")
+    unsampled, sampled = decisions(stage)
+    assert sampled["trace_url"] == f"https://traces.example/trace/{'a' * 32}?from=torchmoor"
+    assert unsampled["trace_url"] is None
 
 
 def test_retry_is_told(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,3 +146,24 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
         chat.ask("And now?")
     for other in chats[1:]:
         other.close()
+
+
+def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser, tmp_path: Path) -> None:
+    """A prompt that is too long is found by the code of its error; an answered request has its tokens."""
+    client = fleet.client()
+    answer = client.invoke_endpoint(EndpointName="llava", Body=b'{"inputs": "What color is grass?"}')
+    assert answer["Body"].read()
+    with pytest.raises(ClientError, match="ContextTooLong"):
+        client.invoke_endpoint(EndpointName="llava", Body=json.dumps({"inputs": "grass " * 20_000}))
+    with open_tab(browser, fleet.admin) as tab:
+        page = tab.page
+        page.locator("#decisions-error").select_option("ContextTooLong")
+        page.locator("#decisions tr").first.get_by_role("link").click()
+        expect(page.locator("#outcome")).to_have_text("424: ContextTooLong")
+        expect(page.locator("#facts")).to_contain_text("POST /endpoints/llava/invocations")
+        tab.check_accessibility()
+        page.get_by_role("link", name="All requests").click()
+        page.locator("#decisions tr", has_text="answered").first.get_by_role("link").click()
+        expect(page.locator("#tokens")).to_contain_text(re.compile("Prompt, with the conversation[0-9]"))
+        expect(page.locator("#times")).to_contain_text("Until the first token")
+        tab.save(tmp_path / "request.png")

@@ -10,19 +10,22 @@ from aiohttp import web
 
 from torchmoor.admin.http import RequestRefused, read_limit
 from torchmoor.admin.recent_answers import RecentAnswers
+from torchmoor.config.observe import TRACE_ID
 from torchmoor.proxy.dispatch.decisions import DEFAULT_SHOWN, MAX_SHOWN, DecisionQuery
 
 FRESH_S = 0.5
 
 
 class DecisionsAdmin:
-    """Serves GET /decisions?endpoint=E&instance=I&since=SECONDS&limit=N, the newest first.
+    """Serves GET /decisions?endpoint=E&instance=I&request=ID&error=CODE&session=HASH&since=SECONDS&limit=N, the newest
+    first.
 
-    find: returns the decisions of all processes.
+    find: returns the decisions of all processes. trace_link: the address of a trace, with {trace_id}; "" for no links.
     """
 
-    def __init__(self, find: Callable[[DecisionQuery], Awaitable[dict[str, Any]]]) -> None:
+    def __init__(self, find: Callable[[DecisionQuery], Awaitable[dict[str, Any]]], trace_link: str) -> None:
         self._find = find
+        self._trace_link = trace_link
         self._answers = RecentAnswers(FRESH_S)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -38,5 +41,13 @@ class DecisionsAdmin:
             since = math.nan
         if not math.isfinite(since):
             raise RequestRefused(400, "since must be a time in seconds since 1970.")
-        wanted = DecisionQuery(endpoint=query.get("endpoint"), instance=query.get("instance"), since=since, limit=limit)
-        return web.json_response(await self._answers.get(wanted, lambda: self._find(wanted)))
+        texts = {name: query[name] for name in ("endpoint", "instance", "request", "error", "session") if name in query}
+        wanted = DecisionQuery(**texts, since=since, limit=limit)
+        return web.json_response(await self._answers.get(wanted, lambda: self._find_linked(wanted)))
+
+    async def _find_linked(self, wanted: DecisionQuery) -> dict[str, Any]:
+        found = await self._find(wanted)
+        for row in found["decisions"]:
+            has_trace = self._trace_link and row["trace_id"]
+            row["trace_url"] = self._trace_link.replace(TRACE_ID, row["trace_id"]) if has_trace else None
+        return found

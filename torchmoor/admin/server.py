@@ -96,7 +96,7 @@ class AdminServer:
         app.router.add_post("/instances/{name}/resume", self._resume)
         ModelsAdmin(registry, operations).add_to(app.router)
         SessionsAdmin(registry, operations, self._dashboard.statuses).add_to(app.router)
-        DecisionsAdmin(data.find_decisions).add_to(app.router)
+        DecisionsAdmin(data.find_decisions, settings.observe.trace_link).add_to(app.router)
         self._dashboard.add_to(app.router)
         ControlAdmin(control).add_to(app.router)
         if async_inference is not None:

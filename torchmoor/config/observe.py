@@ -6,6 +6,8 @@ from pydantic import Field, field_validator
 
 from torchmoor.config.group import MIB, Fraction, Positive, SettingsGroup, SharedCount
 
+TRACE_ID = "{trace_id}"  # in trace_link
+
 
 class ObserveSettings(SettingsGroup, title="observe"):
     """What is recorded of each request: only its last routing decision, unless more is asked for."""
@@ -19,6 +21,10 @@ class ObserveSettings(SettingsGroup, title="observe"):
     traces_fraction: Fraction = Field(
         1.0, description="Share of requests traced, if their traceparent does not decide."
     )
+    trace_link: str = Field(
+        "",
+        description="Address of a trace, for links on the dashboard: http://127.0.0.1:16686/trace/{trace_id}.",
+    )
     max_decisions: SharedCount = Field(6000, description="Routing decisions that are remembered for GET /decisions.")
     max_decisions_per_s: SharedCount = Field(
         20, description="How many of each second are remembered, with as many again of failures and retries."
@@ -29,4 +35,11 @@ class ObserveSettings(SettingsGroup, title="observe"):
     def _check_url(cls, url: str) -> str:
         if url and not url.startswith(("http://", "https://")):
             raise ValueError(f"must begin with http:// or https://, not be {url!r}")
+        return url
+
+    @field_validator("trace_link")
+    @classmethod
+    def _check_link(cls, url: str) -> str:
+        if url and not (url.startswith(("http://", "https://")) and TRACE_ID in url):
+            raise ValueError(f"must begin with http:// or https:// and have {TRACE_ID}, not be {url!r}")
         return url

@@ -14,6 +14,8 @@ from typing import Any
 from torchmoor.metrics.definition import BY_VARIANT, COUNTER, HISTOGRAM, MetricDefinition, MetricType
 from torchmoor.metrics.histogram import BUCKETS, Histogram
 
+MODEL_ERROR = 424  # SageMaker's status for any error of the model
+
 
 class CountGroup(Enum):
     """Which variants show a count."""
@@ -58,6 +60,9 @@ class InvocationMetrics:
     server_errors: int = _counter(REQUESTS, "Invocation5XXErrors", "Requests answered with status 5xx.")
     model_errors: int = _counter(
         REQUESTS, "InvocationModelErrors", "Requests that the model answered with an error, or not in time."
+    )
+    faults: int = _counter(
+        REQUESTS, "InvocationFaults", "Requests that failed, without those that were the client's mistake."
     )
     mid_stream_errors: int = _counter(REQUESTS, "MidStreamErrors", "Answers that broke off after the first byte.")
     streams_continued: int = _counter(
@@ -158,12 +163,19 @@ class InvocationMetrics:
         self.first_chunk_model_latency.observe(model_s)
         self.first_chunk_overhead_latency.observe(overhead_s)
 
-    def count_status(self, status: int) -> None:
-        """Count an answer's status."""
+    def count_status(self, status: int, instance_status: int) -> None:
+        """Count an answer's status. instance_status: the instance's own; 0 if it gave no answer."""
         if status >= 500:
             self.server_errors += 1
         elif status >= 400:
             self.client_errors += 1
+        if status >= 500 or (status == MODEL_ERROR and not 400 <= instance_status < 500):
+            self.faults += 1
+
+    def count_broken(self) -> None:
+        """Count an answer that broke off after its first byte."""
+        self.mid_stream_errors += 1
+        self.faults += 1
 
     def snapshot(self) -> dict[str, Any]:
         """Return all counts in a form for JSON; `add` reads it."""

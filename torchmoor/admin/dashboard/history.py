@@ -31,6 +31,7 @@ class TrafficSample:
     invocations: int
     client_errors: int
     server_errors: int
+    faults: int
     waiting: int
     outstanding: int
     latency: tuple[int, ...]
@@ -57,6 +58,7 @@ class VariantHistory:
             invocations=metrics.invocations,
             client_errors=metrics.client_errors,
             server_errors=metrics.server_errors,
+            faults=metrics.faults,
             waiting=self.traffic.num_waiting,
             outstanding=sum(instance.outstanding for instance in self.traffic.variant.pool.members),
             latency=_counts(metrics.model_latency),
@@ -81,6 +83,7 @@ class VariantHistory:
                 "errors_per_s": [
                     _rate(a, b, b.client_errors + b.server_errors - a.client_errors - a.server_errors) for a, b in pairs
                 ],
+                "faults_per_s": [_rate(a, b, b.faults - a.faults) for a, b in pairs],
                 "in_flight": [sample.outstanding for _, sample in pairs],
                 "waiting": [sample.waiting for _, sample in pairs],
                 **{f"latency_{q}_ms": [sample.latency_quantiles[q] for _, sample in pairs] for q in QUANTILES},

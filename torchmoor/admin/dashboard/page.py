@@ -134,6 +134,7 @@ class Dashboard:
             "client_errors": metrics.client_errors,
             "server_errors": metrics.server_errors,
             "model_errors": metrics.model_errors,
+            "faults": metrics.faults,
             "mid_stream_errors": metrics.mid_stream_errors,
             "no_capacity": metrics.no_capacity,
             "retries": metrics.retries,

@@ -10,15 +10,10 @@ from time import monotonic
 
 from torchmoor.errors import ApiError, BodyTooLarge, ModelError, invocation_timed_out
 from torchmoor.proxy.api.dialect import Explain
-from torchmoor.proxy.api.observation import Observation
+from torchmoor.proxy.api.observation import Observation, complete_record
 from torchmoor.proxy.api.operation import Operation, timeout_line
 from torchmoor.proxy.api.stream_continuer import find_continuer
-from torchmoor.proxy.api.validation import (
-    INFERENCE_ID,
-    INVOCATION_ID,
-    PREFIX_AWARE_ID,
-    SESSION_ID,
-)
+from torchmoor.proxy.api.validation import INFERENCE_ID, INVOCATION_ID, PREFIX_AWARE_ID, SESSION_ID
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER, Assignment
 from torchmoor.proxy.dispatch.choice import Choice
@@ -75,7 +70,8 @@ class Invocation:
     _error_kind = ""
     _num_resets = 0
     _soonest_retry_s: int | None = None  # of the instances that have refused the request
-    _sent_at = 0.0  # to the chosen instance, in monotonic seconds
+    _sent_at = _answered_at = 0.0  # to and by the chosen instance, in monotonic seconds
+    _answer_head: AnswerHead | None = None  # the last that an instance gave
     _waiter: Waiter | None = None
     _observation: Observation | None = None
 
@@ -199,10 +195,10 @@ class Invocation:
         """Release what is held, then count and record the invocation."""
         now = monotonic()
         record = self._record(outcome, now)
-        self._dispatchers.decisions.note(record, now)
+        if self._dispatchers.decisions.note(record, now) or self._observation is not None:
+            complete_record(record, self.request, self._waiter, self.assignment, self._answer_head)
         if self._observation is not None:
-            upstream_s = now - self._sent_at if self._sent_at else None
-            self._observation.end(record, self._waiter, self.assignment, upstream_s)
+            self._observation.end(record)
         self._waiter = None  # the exchange refers to this: a cycle for the garbage collector
         self.assignment.release()
         if self.request.body_check is not None:
@@ -212,11 +208,11 @@ class Invocation:
             model_s = now - self._sent_at
             metrics.observe(model_s, now - self.request.received_at - model_s)
         if self._status >= 400:
-            metrics.count_status(self._status)
+            metrics.count_status(self._status, 0 if self._answer_head is None else self._answer_head.status)
         if outcome is _ANSWERED:
             self.assignment.note_answer()
         elif outcome is _BROKEN:
-            metrics.mid_stream_errors += 1
+            metrics.count_broken()
             self.assignment.note_failure(is_dead=True)
 
     # Forwarding
@@ -273,8 +269,7 @@ class Invocation:
             return self._place()
         if assignment.expected is not None:
             self._read_receipt(assignment.expected, head)
-        if self._observation is not None:
-            self._observation.answer_head = head
+        self._answer_head, self._answered_at = head, monotonic()
         assignment.note_session(self.operation.endpoint, head)
         limited = assignment.find_session_refusal(head)
         if limited is not None:
@@ -392,6 +387,10 @@ class Invocation:
             record.num_retries = assignment.num_retries
         if assignment.waited_s:
             record.waited_s = assignment.waited_s
+        if self._sent_at:
+            record.upstream_s = now - self._sent_at
+        if self._answered_at:
+            record.answered_s = self._answered_at - self.request.received_at
         if self._error_kind:
             record.error_type = self._error_kind
         elif outcome is _BROKEN:

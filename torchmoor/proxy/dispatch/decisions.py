@@ -16,21 +16,39 @@ from torchmoor.proxy.http.call import Outcome
 
 DEFAULT_SHOWN = 200
 MAX_SHOWN = 1000
+ANY_ERROR = "any"
 _ANSWERED = Outcome.ANSWERED.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionQuery:
-    """A selection of decisions. since: only those that ended later, in seconds since 1970."""
+    """A selection of decisions.
+
+    error: a code that the client received or the handler gave; ANY_ERROR: any. session: the beginning of its hash.
+    since: only those that ended later, in seconds since 1970.
+    """
 
     endpoint: str | None = None
     instance: str | None = None
+    request: str | None = None
+    error: str | None = None
+    session: str | None = None
     since: float = 0.0
     limit: int = DEFAULT_SHOWN
 
     def as_message(self) -> dict[str, Any]:
         """Return the query in a form for JSON."""
         return asdict(self)
+
+    def matches(self, record: RequestRecord) -> bool:
+        """Return whether the selection includes a record, by everything but its time."""
+        return (
+            self.endpoint in (None, record.endpoint)
+            and self.instance in (None, record.instance)
+            and self.request in (None, record.request_id)
+            and (self.session is None or (record.session or "").startswith(self.session))
+            and (self.error is None or self.error in _errors_of(record))
+        )
 
 
 class Decisions:
@@ -43,13 +61,16 @@ class Decisions:
         self._num_left = 0
         self._second_ends = self._full_until = 0.0  # in monotonic seconds
 
-    def note(self, record: RequestRecord, now: float) -> None:
-        """Keep a finished request. now: in monotonic seconds."""
+    def note(self, record: RequestRecord, now: float) -> bool:
+        """Keep a finished request, unless its second has had too many. Returns whether it is kept.
+
+        now: in monotonic seconds.
+        """
         if now < self._full_until:
             is_usual = record.outcome == _ANSWERED and (record.status or 0) < 400 and not record.num_retries
             if is_usual or not self._num_left:
                 self.num_left_out += 1
-                return
+                return False
         elif now >= self._second_ends:
             self._second_ends = now + 1.0
             self._num_left = self._max_per_s
@@ -58,6 +79,7 @@ class Decisions:
             self._full_until = self._second_ends
             self._num_left = self._max_per_s
         self._kept.append(record)
+        return True
 
     def describe(self, query: DecisionQuery) -> dict[str, Any]:
         """Return the answer to GET /decisions, the newest first."""
@@ -73,14 +95,35 @@ class Decisions:
         for record in reversed(self._kept):
             if record.ended_at <= query.since:
                 return
-            if query.endpoint in (None, record.endpoint) and query.instance in (None, record.instance):
+            if query.matches(record):
                 yield record
+
+
+def _errors_of(record: RequestRecord) -> tuple[str | None, ...]:
+    has_failed = record.error_type or record.outcome != _ANSWERED or (record.status or 0) >= 400
+    return (ANY_ERROR, record.error_type, record.model_error) if has_failed else ()
+
+
+def _path_of(record: RequestRecord) -> str:
+    """Return the path without its query, and of OpenAI's resources without their ids, which are credentials."""
+    path = record.path.partition("?")[0]
+    parts = path.split("/")
+    return "/".join([*parts[:3], "…"]) if parts[1:2] == ["v1"] and len(parts) > 3 else path
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
 
 
 def _describe(record: RequestRecord) -> dict[str, Any]:
     return {
         "time": round(record.ended_at, 3),
         "request_id": record.request_id,
+        "inference_id": record.inference_id,
+        "method": record.method,
+        "path": _path_of(record),
+        "caller": record.principal,
+        "model": record.target_model or record.model,
         "operation": record.operation,
         "endpoint": record.endpoint,
         "variant": record.variant,
@@ -90,9 +133,16 @@ def _describe(record: RequestRecord) -> dict[str, Any]:
         "outcome": record.outcome,
         "status": record.status,
         "error": record.error_type,
-        "ms": round(record.total_s * 1000, 3),
-        "waited_ms": round((record.waited_s or 0.0) * 1000, 3),
+        "bytes_in": record.num_bytes_in,
+        "instance_status": record.status_refused,
+        "model_error": record.model_error,
+        "ms": _milliseconds(record.total_s),
+        "waited_ms": _milliseconds(record.waited_s or 0.0),
+        "sent_ms": None if record.upstream_s is None else _milliseconds(record.total_s - record.upstream_s),
+        "answered_ms": _milliseconds(record.answered_s),
+        "receipt": dict(record.receipt),
         "retries": record.num_retries,
+        "trace_id": record.trace_id if record.is_sampled else None,
     }
 
 

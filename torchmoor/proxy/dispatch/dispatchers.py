@@ -128,7 +128,7 @@ class Dispatchers:
         """Count a request that has no invocation."""
         metrics = self.first(endpoint).metrics
         metrics.invocations += 1
-        metrics.count_status(status)
+        metrics.count_status(status, status)
 
     def first(self, endpoint: Endpoint) -> Dispatcher:
         """Return the dispatcher whose metrics count requests that are refused before their variant is known."""

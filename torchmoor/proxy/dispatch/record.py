@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from torchmoor.proxy.http.call import Outcome
 from torchmoor.proxy.http.message import Reply, Request
@@ -21,11 +23,14 @@ class RequestRecord:
     outcome: a value of torchmoor.proxy.http.call.Outcome. status: the client's. status_refused: the instance's own, if
     it refused the request. num_bytes_in: of the request's body; num_bytes_out: of the whole answer as sent.
     Times are in seconds from the end of the request's head: total_s to the end, first_byte_s to the answer's body,
-    waited_s until an instance was free. upstream_s runs from sending the request on to the end. session: the hash of
-    the session's id. principal: the caller's name as instances see it.
+    answered_s to the head of the instance's answer, waited_s until an instance was free. upstream_s runs from sending
+    the request on to the end. session: the hash of the session's id. principal: the caller's name as instances see it.
+    error_type: what the client received; model_error: the handler's own code. receipt: the numbers of
+    headers.RECEIPT_NUMBERS in the answer's head. is_sampled: whether its trace is exported.
 
     A plain class without slots: attributes that most requests do not need are not set, which halves its cost.
-    The byte counts, ids, names and times of an answer are set only if there is an observer.
+    `complete_record` of torchmoor.proxy.api.observation sets the byte counts, ids, names and numbers of an answer, only
+    of records that are kept or observed; num_bytes_out and first_byte_s need an observer.
     """
 
     endpoint: str | None = None
@@ -44,8 +49,11 @@ class RequestRecord:
     principal: str | None = None
     model: str | None = None
     target_model: str | None = None
-    num_context_tokens: int | None = None
+    answered_s: float | None = None
+    model_error: str | None = None
+    receipt: Mapping[str, int | float] = MappingProxyType({})
     trace_id: str | None = None
+    is_sampled = False
 
     def __init__(self, request_id: str, method: str, path: str, outcome: str, total_s: float) -> None:
         self.ended_at = time.time()

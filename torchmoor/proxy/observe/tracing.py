@@ -98,6 +98,7 @@ class Tracing:
             return
         record.trace_id = trace.trace_id
         span = trace.span
+        record.is_sampled = span.is_recording()
         if not span.is_recording():
             return
         ended_ns = int(record.ended_at * 1e9)
@@ -128,7 +129,7 @@ def attributes_of(record: RequestRecord, route: str) -> dict[str, AttributeValue
         "gen_ai.request.model": record.target_model or record.model,
         "gen_ai.conversation.id": record.session,
         "gen_ai.response.time_to_first_chunk": record.first_byte_s,
-        "gen_ai.usage.input_tokens": record.num_context_tokens,
+        "gen_ai.usage.input_tokens": record.receipt.get("context_tokens"),
         "torchmoor.inference_id": record.inference_id,
         "torchmoor.request_id": record.request_id,
         "torchmoor.endpoint": record.endpoint,

@@ -1,21 +1,16 @@
 // The last routing decisions, their reasons and outcomes. While paused, the list does not change.
 
-import { $, make, say } from "./dom.js";
+import { $, make, say, setAttribute } from "./dom.js";
 import { Feed, get } from "./feed.js";
 import { Table, badge, offer, text } from "./table.js";
-import { clock, duration, number, reason } from "./words.js";
+import { clock, duration, errorOf, number, outcomeOf, reason } from "./words.js";
 
 const LIMIT = 300;
+const ANY_ERROR = "any"; // as GET /decisions names it
+const MAX_CODES = 100;
 let isPaused = false;
 
-// The outcome as a word, and its severity.
-function outcomeOf(row) {
-  if (row.outcome === "client gone") return { word: "client left", kind: "warn" };
-  if (row.outcome === "broken") return { word: "broken off", kind: "bad", more: row.error ?? "" };
-  if (row.status === null) return { word: row.outcome, kind: "warn" };
-  const kind = row.status >= 500 ? "bad" : row.status >= 400 ? "warn" : "good";
-  return { word: row.status < 400 ? "answered" : String(row.status), kind, more: row.error ?? "" };
-}
+const codes = new Set(); // of errors that were seen, to filter by
 
 const table = new Table($("decisions-table"), {
   noun: "request",
@@ -25,7 +20,7 @@ const table = new Table($("decisions-table"), {
   sort: { column: 0, isDown: true },
   holdsOrder: false,
   columns: [
-    { title: "Time", is: "figure", value: (row) => row.time, fill: text((row) => clock(row.time)) },
+    { title: "Time", is: "figure", value: (row) => row.time, fill: showTime },
     { title: "Endpoint", value: (row) => row.endpoint, fill: text((row) => row.endpoint) },
     { title: "Instance", value: (row) => row.instance ?? "", fill: text((row) => row.instance ?? "–") },
     {
@@ -39,6 +34,14 @@ const table = new Table($("decisions-table"), {
     { title: "Session", value: (row) => row.session ?? "", fill: showSession },
   ],
 });
+
+// The time links to the request's own page.
+function showTime(cell, row) {
+  const link = cell.firstElementChild ?? cell.appendChild(make("a", "", { "aria-label": `Request at ${clock(row.time)}` }));
+  say(link, clock(row.time));
+  setAttribute(link, "aria-label", `Request at ${clock(row.time)}`);
+  setAttribute(link, "href", `dashboard/request.html?id=${encodeURIComponent(row.request_id)}`);
+}
 
 // A click on a session's hash filters the list of sessions.
 function showSession(cell, row) {
@@ -68,10 +71,19 @@ function show(data) {
   if (data.oldest !== null) facts.push(`since ${clock(data.oldest)}`);
   if (data.left_out) facts.push(`${number(data.left_out)} left out, of seconds with too many`);
   say($("decisions-facts"), facts.join(" · "));
+  for (const code of data.decisions.map(errorOf)) if (code && codes.size < MAX_CODES) codes.add(code);
+  offer($("decisions-error"), "all", [ANY_ERROR, ...[...codes].sort()]);
   table.show(data.decisions);
 }
 
-const find = () => get("decisions", { endpoint: $("decisions-endpoint").value, instance: $("decisions-instance").value, limit: LIMIT });
+const find = () =>
+  get("decisions", {
+    endpoint: $("decisions-endpoint").value,
+    instance: $("decisions-instance").value,
+    error: $("decisions-error").value,
+    session: $("decisions-session").value.trim().toLowerCase(),
+    limit: LIMIT,
+  });
 const feed = new Feed(find, show, $("decisions-facts"));
 
 export function pollDecisions(data) {
@@ -94,7 +106,10 @@ function setPaused(value) {
 
 $("decisions-endpoint").onchange = onFilter;
 $("decisions-instance").onchange = onFilter;
+$("decisions-error").onchange = onFilter;
+$("decisions-session").oninput = onFilter;
 $("decisions-pause").onclick = () => {
   setPaused(!isPaused);
   if (!isPaused) feed.hurry();
 };
+$("decisions-session").value = new URLSearchParams(location.search).get("session") ?? "";

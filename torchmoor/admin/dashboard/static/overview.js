@@ -24,9 +24,9 @@ function problems(data) {
     const name = `${variant.endpoint} / ${variant.name}`;
     const add = (text, kind = "warn", to = "traffic-title") => found.push({ text, kind, to });
     if (!variant.ready && variant.desired !== 0) add(`${name} has no ready instance: new requests are refused.`, "bad", "instances-title");
-    const refused = lately(variant.series.errors_per_s);
-    if (refused > 0.05 * Math.max(lately(variant.series.requests_per_s), 0.1)) {
-      add(`${name}: ${number(refused, 1)} errors per second in the last ten seconds.`);
+    const faults = lately(variant.series.faults_per_s); // clients' mistakes are left out
+    if (faults > 0.05 * Math.max(lately(variant.series.requests_per_s), 0.1)) {
+      add(`${name}: ${number(faults, 1)} failures per second in the last ten seconds.`, "warn", "decisions-title");
     }
     if (variant.waiting) add(`${name}: ${count(variant.waiting, "request")} waiting for an instance.`);
   }

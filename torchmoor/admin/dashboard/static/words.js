@@ -64,6 +64,18 @@ export function clock(at) {
 
 export const last = (values) => (values.length ? values[values.length - 1] : null);
 
+// A request's error: the handler's own code, if it gave one, else the client's.
+export const errorOf = (row) => row.model_error ?? row.error;
+
+// A request's outcome as a word, and its severity.
+export function outcomeOf(row) {
+  if (row.outcome === "client gone") return { word: "client left", kind: "warn" };
+  if (row.outcome === "broken") return { word: "broken off", kind: "bad", more: errorOf(row) ?? "" };
+  if (row.status === null) return { word: row.outcome, kind: "warn" };
+  const kind = row.status >= 500 ? "bad" : row.status >= 400 ? "warn" : "good";
+  return { word: row.status < 400 ? "answered" : String(row.status), kind, more: errorOf(row) ?? "" };
+}
+
 let reasons = {}; // sentences by name, from the proxy
 
 export function setReasons(sentences) {
