@@ -6,6 +6,7 @@ boto3, the proxy and real TorchServe, float32 on one thread:
     stateless   the picture and the whole conversation again, in one request
     features    the session holds the picture's projected features, the text is computed again
     kv          the session holds the KV cache, only the question's own tokens are computed
+    responses   the same over OpenAI's Responses API, by previous_response_id
     rebuild     the question reaches another instance, which rebuilds the session from its journal
     stored kv   the same, where the journal has the session's KV cache
     pixels      as in the AWS sample: pixel values are kept, vision tower and prompt computed again (in this process,
@@ -41,6 +42,7 @@ from benchmarks.followup_arms import (
     Client,
     InstanceClient,
     PixelCache,
+    ResponsesClient,
     next_question,
     whole_conversation,
 )
@@ -88,6 +90,7 @@ class Rounds:
         self._fleet = fleet
         self._storing = storing
         self._client = Client(fleet.runtime)
+        self._responses = ResponsesClient(fleet.runtime)
         self._pixels = pixels
         self._rng = random.Random(1)
         self.times_ms: dict[str, list[float]] = defaultdict(list)
@@ -107,6 +110,7 @@ class Rounds:
         said = client.ask(session, first).text
         answers = {"kv": client.ask(session, second)}
         client.close(session)
+        answers["responses"] = self._responses.ask(picture, first, second)
         answers["stateless"] = client.ask_stateless(picture, [first, said, second])
         answers["features"] = self._with_features(picture, [first, said, second])
         answers["rebuild"] = self._rebuild(self._fleet, picture, first, second)
@@ -150,7 +154,7 @@ class Rounds:
         return InstanceClient(f"{self._rng.getrandbits(64):016x}")
 
     def _note(self, arm: str, answer: Answer) -> None:
-        if (arm in ("kv", "stored kv")) != (answer.num_prefilled < answer.num_context):
+        if (arm in ("kv", "responses", "stored kv")) != (answer.num_prefilled < answer.num_context):
             raise RuntimeError(f"the {arm} arm computed {answer.num_prefilled} of {answer.num_context} tokens")
         self.times_ms[arm].append(answer.first_ms)
         self.prefilled[arm].append(answer.num_prefilled)
@@ -256,6 +260,7 @@ def main() -> None:
 
     ratios = {
         "ttft_kv_vs_stateless": ratio("kv"),
+        "ttft_responses_vs_stateless": ratio("responses"),
         "ttft_features_vs_stateless": ratio("features"),
         "ttft_pixels_vs_stateless": ratio("pixels, in process", "stateless, in process"),
         "ttft_turn20_vs_turn2": growth,

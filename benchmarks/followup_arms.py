@@ -83,6 +83,52 @@ class Client:
         )
 
 
+class ResponsesClient:
+    """OpenAI's Responses API: the second question names the response before it."""
+
+    def __init__(self, runtime: str) -> None:
+        self._host = runtime.removeprefix("http://")
+
+    def ask(self, picture: bytes, first: str, second: str) -> Answer:
+        """Return the answer to the second question. Deletes both responses, and with them their session."""
+        url = "data:image/jpeg;base64," + base64.b64encode(picture).decode()
+        parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": first}]
+        opened, _ = self._create([{"role": "user", "content": parts}])
+        answered, answer = self._create(second, previous_response_id=opened)
+        for response in (opened, answered):
+            self._request("DELETE", f"/v1/responses/{response}")[0].close()
+        return answer
+
+    def _create(self, given: Any, **fields: str) -> tuple[str, Answer]:
+        """Return the new response's id, and its answer."""
+        body = {"model": "llava", "input": given, "stream": True, "max_output_tokens": NEW_TOKENS, "temperature": 0}
+        begin = time.perf_counter()
+        connection, response = self._request("POST", "/v1/responses", json.dumps({**body, **fields}))
+        streamed = bytearray()
+        while b"response.output_text.delta" not in streamed:
+            part = response.read1()
+            if not part:
+                raise RuntimeError(f"{response.status} {bytes(streamed)!r}")
+            streamed += part
+        first_ms = (time.perf_counter() - begin) * 1000
+        streamed += response.read()
+        connection.close()
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        answer = _answer(first_ms, bytes(streamed), headers)
+        head, _, _ = bytes(streamed).partition(b"\n\n")  # the first event has the new response
+        return json.loads(head.partition(b"data: ")[2])["response"]["id"], answer
+
+    def _request(
+        self, method: str, path: str, body: str | None = None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection(self._host, timeout=600)
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RuntimeError(f"{response.status} {response.read()!r}")
+        return connection, response
+
+
 def whole_conversation(picture: bytes, said: list[str]) -> dict[str, Any]:
     """A stateless client's request. said: its questions, and in turn the answers to all but the last."""
     messages = _messages(said)
@@ -164,9 +210,12 @@ def _answer(first_ms: float, streamed: bytes, headers: Mapping[str, str]) -> Ans
 
 
 def _text(streamed: bytes) -> str:
-    """The answer's text out of either form of event stream, TGI's or OpenAI's."""
-    lines = [line.removeprefix("data:").strip() for line in streamed.decode().split("\n\n") if line]
-    values = [json.loads(line) for line in lines if line != "[DONE]"]
+    """The answer's text out of any form of event stream: TGI's, of OpenAI's chat completions or of its responses."""
+    events = [event.partition("data:")[2].strip() for event in streamed.decode().split("\n\n") if event]
+    values = [json.loads(data) for data in events if data != "[DONE]"]
+    deltas = [value["delta"] for value in values if value.get("type") == "response.output_text.delta"]
+    if deltas:
+        return "".join(deltas)
     if "generated_text" in values[-1]:
         text: str = values[-1]["generated_text"]
         return text

@@ -140,6 +140,7 @@ GOALS: tuple[Goal, ...] = (
     Goal(
         "followup", "ttft_kv_vs_stateless", "time to first token with a kept KV cache, relative to stateless", most=0.05
     ),
+    Goal("followup", "ttft_responses_vs_stateless", "the same over the Responses API", most=0.05),
     Goal("followup", "ttft_features_vs_stateless", "the same with kept image features", most=0.55),
     Goal("followup", "ttft_turn20_vs_turn2", "time to first token of turn 20, relative to turn 2", most=1.3),
     Goal("followup", "rebuild_vs_stateless", "session's turn on another instance, relative to stateless", most=1.15),

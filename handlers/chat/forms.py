@@ -22,6 +22,7 @@ class Token:
     """One token of a stream. `text` is the text that is certain since the last token, often the token's own.
 
     parts: what has become certain of the answer's parts; None if the answer has content only, which is the text.
+    top: the likeliest tokens at its place, if the request asks for them; their texts are the tokens' own.
     """
 
     id: int
@@ -29,6 +30,7 @@ class Token:
     logprob: float
     is_special: bool
     parts: Sequence[AnswerPart] | None = None
+    top: "Sequence[Token]" = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from handlers.errors import InvalidRequest
 MAX_STOP = 16
 MAX_STOP_CHARS = 256
 MAX_BIASED = 1024
+MAX_TOP_TOKENS = 20  # OpenAI's limit
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
 
@@ -123,6 +124,11 @@ class Parameters:
     seed: int | None = _row(
         lambda v: is_int(v) and 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1", openai=("seed",)
     )
+    top_n_tokens: int | None = _row(  # the likeliest tokens beside each chosen one
+        lambda v: is_int(v) and 0 <= v <= MAX_TOP_TOKENS,
+        f"a whole number from 0 to {MAX_TOP_TOKENS}",
+        openai=("top_logprobs",),
+    )
     max_new_tokens: int | None = _row(_is_count, _COUNT, openai=("max_tokens", "max_completion_tokens"))
     truncate: int | None = _row(_is_count, _COUNT)  # keep only this many last tokens of the question
     stop: tuple[str, ...] = _row(  # the answer ends before any of these
@@ -212,6 +218,5 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "watermark": (lambda v: v is False, "false: answers are not watermarked here"),
     "best_of": (lambda v: v == 1, "1: one answer is generated"),
     "decoder_input_details": (lambda v: v is False, "false: nothing is told of the prompt's tokens"),  # prose: allow
-    "top_n_tokens": (lambda v: v == 0, "0: only the chosen token is told"),  # prose: allow
     "adapter_id": (lambda v: False, "absent: there are no adapters"),
 }

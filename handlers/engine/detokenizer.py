@@ -21,6 +21,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
         self._decode = _decoder(tokenizer)
         self._stop = stop
         self._hold = max((len(s) for s in stop), default=1) - 1
@@ -30,6 +31,10 @@ class Detokenizer:
         self._text = ""
         self._shown = 0
         self.is_stopped = False
+
+    def text_of(self, token_id: int) -> str:
+        """Return the text of one token alone, also of a special one."""
+        return str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
 
     @property
     def text(self) -> str:

@@ -161,9 +161,12 @@ class Engine:
             self._isolate(batch, exc)
             return False
         self.num_steps += 1
-        for sequence, token, logprob in self._choose(batch, result):
+        chosen = self._choose(batch, result)
+        tops = self._find_top(batch, result, chosen)
+        for sequence, token, logprob in chosen:
             try:
-                self._deliver(sequence, token, logprob)
+                own, top = tops.get(sequence, (logprob, ()))
+                self._deliver(sequence, token, own, top)
             except Exception as exc:
                 self._fail(sequence, exc)
         for wake in {share.sequence.wake for share in batch if share.is_last and share.sequence.wake is not None}:
@@ -184,6 +187,24 @@ class Engine:
             elif self._can_sample(share.sequence):
                 sampled.append((row, share.sequence))
         return chosen + self._sample(sampled, result.logits) if sampled else chosen
+
+    def _find_top(
+        self, batch: list[StepShare], result: StepResult, chosen: list[tuple[Sequence, int, float]]
+    ) -> dict[Sequence, tuple[float, tuple[tuple[int, float], ...]]]:
+        """Return, for sequences that ask for it, the chosen token's log probability and the likeliest tokens."""
+        asking = [(sequence, token) for sequence, token, _ in chosen if sequence.params.top_n_tokens]
+        if not asking:
+            return {}
+        rows = {share.sequence: row for row, share in enumerate(batch)}
+        logprobs = result.logits[[rows[sequence] for sequence, _ in asking]].log_softmax(dim=-1)
+        most = max(sequence.params.top_n_tokens or 0 for sequence, _ in asking)
+        tokens = torch.tensor([[token] for _, token in asking], device=logprobs.device)
+        own = logprobs.gather(1, tokens)[:, 0].tolist()
+        values, ids = (found.tolist() for found in logprobs.topk(min(most, logprobs.shape[-1])))
+        return {
+            sequence: (own[n], tuple(zip(ids[n], values[n], strict=True))[: sequence.params.top_n_tokens])
+            for n, (sequence, _) in enumerate(asking)
+        }
 
     def _can_sample(self, sequence: Sequence) -> bool:
         """Ask the sequence's grammar which tokens may come next. End the sequence if the grammar fails."""
@@ -251,7 +272,7 @@ class Engine:
         sequence.cache.drop()  # what it stored may be the reason
         self._guard(lambda: sequence.on_event(TokenEvent(None, error=answer)))
 
-    def _deliver(self, sequence: Sequence, token: int, logprob: float) -> None:
+    def _deliver(self, sequence: Sequence, token: int, logprob: float, top: tuple[tuple[int, float], ...] = ()) -> None:
         sequence.output.append(token)
         reason = None
         if token in self.runner.model.eos_token_ids or self._samplers[sequence].is_complete:
@@ -260,7 +281,7 @@ class Engine:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._forget(sequence)
-        if not sequence.on_event(TokenEvent(token, logprob, reason)):
+        if not sequence.on_event(TokenEvent(token, logprob, reason, top=top)):
             self._forget(sequence)
 
     def admit(self, sequence: Sequence) -> None:

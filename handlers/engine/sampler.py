@@ -37,6 +37,7 @@ class SamplingParams:
     presence_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+    top_n_tokens: int | None = None  # the likeliest tokens that each event has
     grammar: Grammar | None = None
 
 

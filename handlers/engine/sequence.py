@@ -20,12 +20,17 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A sequence got one more token, or ended by an error (then `token_id` is None)."""
+    """A sequence got one more token, or ended by an error (then `token_id` is None).
+
+    top: the step's likeliest tokens with their log probabilities, the likeliest first, if the parameters ask for them;
+    these and `logprob` are then the model's own, before penalties, temperature and cuts.
+    """
 
     token_id: int | None
     logprob: float = 0.0
     finish_reason: FinishReason | None = None
     error: Exception | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

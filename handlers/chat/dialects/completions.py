@@ -28,6 +28,7 @@ _FIELDS = {"prompt", "model", "stream", "stream_options"}
 
 # Fields that are not supported, with the values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, str]] = {
+    "top_logprobs": (lambda v: False, "absent; chat completions have it"),
     "n": (lambda v: v == 1, "1: one answer is generated"),
     "best_of": (lambda v: v == 1, "1: one answer is generated"),
     "logprobs": (lambda v: False, "absent; chat completions have it"),

@@ -37,7 +37,6 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 # Fields that are not supported, with the values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, str]] = {
     "n": (lambda v: v == 1, "1: one answer is generated"),
-    "top_logprobs": (lambda v: v == 0, "absent or 0: only the chosen token is told"),  # prose: allow
     "functions": (lambda v: v == [], "absent: use 'tools'"),
     "function_call": (lambda v: v == "none", "absent: use 'tool_choice'"),
     "modalities": (lambda v: v == ["text"], 'absent or ["text"]'),
@@ -87,6 +86,8 @@ def _refuse_what_is_not_offered(given: dict[str, Any]) -> None:
 
 def _parameters(given: dict[str, Any]) -> Parameters:
     values = read_sampling(given)
+    if values.get("top_n_tokens") and not given.get("logprobs"):
+        raise InvalidRequest("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
     if "response_format" in given:
         values["grammar"] = read_response_format(given["response_format"])
     values["tools"] = read_tools(given)
@@ -240,10 +241,12 @@ class OpenAIForm:
     def _logprobs(self, tokens: Any) -> dict[str, Any] | None:
         if not self.has_logprobs:
             return None
-        content = [
-            {"token": t.text, "logprob": t.logprob, "bytes": list(t.text.encode()), "top_logprobs": []} for t in tokens
-        ]
+        content = [{**_logprob(token), "top_logprobs": [_logprob(each) for each in token.top]} for token in tokens]
         return {"content": content, "refusal": None}
+
+
+def _logprob(token: Token) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}
 
 
 def _finish_reason(summary: Summary) -> str:

@@ -24,8 +24,9 @@ MAX_LABEL_CHARS = 256
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # of metadata: OpenAI's limits
 TEXT_FORMAT = {"type": "text"}
 
+_OTHERWISE = ("max_new_tokens", "logit_bias", "top_n_tokens")  # have another name here, or are not offered
 _PARAMETERS = {
-    **{name: field for name, field in OPENAI_NAMES.items() if field not in ("max_new_tokens", "logit_bias")},
+    **{name: field for name, field in OPENAI_NAMES.items() if field not in _OTHERWISE},
     "max_output_tokens": "max_new_tokens",
 }
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")

@@ -76,8 +76,10 @@ class TgiForm:
         return b""
 
     def token(self, token: Token, summary: Summary | None) -> bytes:
-        value = {
-            "token": _tgi_token(token),
+        value: dict[str, object] = {"token": _tgi_token(token)}
+        if token.top:
+            value["top_tokens"] = [_tgi_token(each) for each in token.top]
+        value |= {
             "generated_text": None if summary is None else self.text_before + summary.text,
             "details": None if summary is None else summary.details(),
         }
@@ -90,7 +92,10 @@ class TgiForm:
         body: dict[str, object] = {"generated_text": self.text_before + summary.text}
         if self.has_details:
             tokens = [_tgi_token(token) for token in summary.tokens]
-            body["details"] = {**summary.details(), "prefill": [], "tokens": tokens}
+            details = {**summary.details(), "prefill": [], "tokens": tokens}
+            if any(token.top for token in summary.tokens):
+                details["top_tokens"] = [[_tgi_token(each) for each in token.top] for token in summary.tokens]
+            body["details"] = details
         return encode([body])
 
 

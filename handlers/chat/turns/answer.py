@@ -147,7 +147,11 @@ class AnswerWriter:
         parts = None if self._reader is None else self._reader.read(text)
         if is_last and self._reader is not None and parts is not None:
             parts += self._reader.finish()
-        return Token(event.token_id, text, event.logprob, event.token_id in self._eos_token_ids, parts)
+        top = [
+            Token(token, self._detokenizer.text_of(token), logprob, token in self._eos_token_ids)
+            for token, logprob in event.top
+        ]
+        return Token(event.token_id, text, event.logprob, event.token_id in self._eos_token_ids, parts, top)
 
     def _decode(self, event: TokenEvent) -> str:
         assert event.token_id is not None

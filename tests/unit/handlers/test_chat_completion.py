@@ -613,3 +613,31 @@ def test_template_that_refuses_messages_is_a_clear_400(make_text_client: Any) ->
 
     assert (refused.status, refused.error) == (400, "InvalidRequest")
     assert "alternate" in refused.json["error"]["message"]
+
+
+def test_the_likeliest_tokens_stand_beside_the_chosen_one(client: Any) -> None:
+    """Each place has as many as were asked for, the likeliest first, by the model's own log probabilities."""
+    asked = chat(user("What is it?"), logprobs=True, top_logprobs=3, max_tokens=5)
+    greedy = client.call(asked).json["choices"][0]["logprobs"]["content"]
+    penalized = client.call({**asked, "logit_bias": {"7": 90}}).json["choices"][0]["logprobs"]["content"]
+
+    for place in greedy:
+        top = place["top_logprobs"]
+        assert len(top) == 3
+        assert top[0]["logprob"] == place["logprob"] == max(each["logprob"] for each in top)
+        assert bytes(top[0]["bytes"]).decode() == top[0]["token"]
+    assert all(place["logprob"] < place["top_logprobs"][0]["logprob"] for place in penalized)
+    assert penalized[0]["top_logprobs"] == greedy[0]["top_logprobs"]
+
+
+def test_tgi_bodies_get_the_likeliest_tokens(client: Any) -> None:
+    """A stream's events and a whole answer's details have them, where they are asked for."""
+    asked = raw("Once", 4, parameters={"top_n_tokens": 2, "details": True})
+    [whole] = client.call(asked).json
+    events = [json.loads(line[5:]) for line in client.call({**asked, "stream": True}).body.split(b"\n\n") if line]
+
+    assert [len(top) for top in whole["details"]["top_tokens"]] == [2] * len(whole["details"]["tokens"])
+    assert [event["top_tokens"] for event in events] == whole["details"]["top_tokens"]
+    assert [top[0]["id"] for top in whole["details"]["top_tokens"]] == [t["id"] for t in whole["details"]["tokens"]]
+    [plain] = client.call(raw("Once", 4, parameters={"details": True})).json
+    assert "top_tokens" not in plain["details"]

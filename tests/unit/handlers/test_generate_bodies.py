@@ -268,6 +268,7 @@ def test_answers_have_ids_and_a_model_of_their_own() -> None:
         ("logit_bias", {"1": True}),
         ("logit_bias", [1]),
         ("top_logprobs", 2),
+        ("top_logprobs", 21),
         ("logprobs", 1),
         ("stream", "true"),
         ("stream_options", {"include_usage": True}),
