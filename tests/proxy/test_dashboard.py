@@ -18,6 +18,7 @@ from tests.proxy.fake_instance import Received, Wire, answering, streaming
 from tests.proxy.fake_many import FakeFleet
 from tests.waiting import wait_until
 from torchmoor.config.access import Credentials
+from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.instances.instance import InstanceEnd, InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -181,6 +182,41 @@ def test_instance_that_is_down_shows_why_and_the_end_of_its_log(stage: Stage, br
 
 
 @pytest.mark.browser
+def test_longer_times_are_chosen_and_values_shown_on_hover(stage: Stage, browser: Browser) -> None:
+    """The page asks for the range; the value under the pointer has its age; the chat page is one link away."""
+    client = stage.client()
+    for _ in range(5):
+        client.invoke_endpoint(EndpointName="llava", Body=b"{}")
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        page = tab.page
+        spark = page.locator(".tile", has_text="Requests").locator("svg")
+        expect(spark.locator("path")).to_have_attribute("d", re.compile("L"))
+        box = spark.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] - 1, box["y"] + box["height"] / 2)
+        expect(page.locator("#tip")).to_have_text(re.compile(r"^[\d.]+ · [02] s ago$"))
+        page.mouse.move(0, 0)
+        expect(page.locator("#tip")).to_be_hidden()
+        with page.expect_response("**/dashboard.json?range=24h") as answered:
+            page.locator("#range").select_option("24h")
+        assert answered.value.ok
+        expect(page.get_by_role("img", name=re.compile("Answers by latency"))).to_be_visible()
+        tab.check_accessibility()
+        page.get_by_role("link", name="Chat").click()
+        expect(page).to_have_url(f"http://127.0.0.1:{stage.proxy.port}/chat")
+    assert requests.get(f"{stage.proxy.admin_url}/dashboard.json?range=7d", timeout=60).status_code == 400
+
+
+@pytest.mark.browser
+def test_no_link_to_a_chat_page_that_is_off(make_stage: Callable[..., Stage], browser: Browser) -> None:
+    """The data plane does not know the path then."""
+    stage = make_stage(chat_page=ChatPageSettings(is_on=False))
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        expect(tab.page.locator("#health")).to_have_text("2 of 2 instances ready")
+        expect(tab.page.locator("#chat-link")).to_be_hidden()
+
+
+@pytest.mark.browser
 def test_keyboard_alone_drains_an_instance(stage: Stage, browser: Browser) -> None:
     """Tab reaches the button, Enter opens a question whose default answer is "no", and Escape changes nothing."""
     with open_tab(browser, stage.proxy.admin_url) as tab:
@@ -278,9 +314,9 @@ def test_page_says_when_the_proxy_is_gone(make_stage: Callable[..., Stage], brow
     stage = make_stage()
     with open_tab(browser, stage.proxy.admin_url) as tab:
         expect(tab.page.locator("#health")).to_have_text("2 of 2 instances ready")
-        tab.page.route("**/dashboard.json", lambda route: route.abort())
+        tab.page.route("**/dashboard.json?*", lambda route: route.abort())
 
         expect(tab.page.get_by_role("alert")).to_contain_text("The proxy does not answer since")
-        tab.page.unroute("**/dashboard.json")
+        tab.page.unroute("**/dashboard.json?*")
         expect(tab.page.get_by_role("alert")).to_be_hidden()
         tab.complaints.clear()  # Chromium's own line for the failed request

@@ -167,7 +167,7 @@ def test_hidden_page_asks_for_nothing(make_stage: Callable[..., Stage], browser:
         page.clock.run_for(600_000)
         assert len(asked) == before
 
-        with page.expect_request("**/dashboard.json"):
+        with page.expect_request("**/dashboard.json?*"):
             page.evaluate(hide, False)
 
 
@@ -187,7 +187,7 @@ def test_request_has_a_page_of_its_own(make_stage: Callable[..., Stage], browser
         expect(rows).to_have_count(2)
         page.locator("#decisions-error").select_option("ContextTooLong")
         expect(rows).to_have_count(1)
-        with page.expect_response("**/dashboard.json"):
+        with page.expect_response("**/dashboard.json?*"):
             pass
         expect(page.locator("#attention")).to_have_text("")
         rows.get_by_role("link").click()
@@ -238,7 +238,7 @@ def test_decisions_are_told_in_words_filtered_and_paused(
 
         page.get_by_role("button", name="Pause").click()
         requests_to(client, SessionId=make_session_id("a"))
-        with page.expect_response("**/dashboard.json"), page.expect_response("**/sessions?*"):
+        with page.expect_response("**/dashboard.json?*"), page.expect_response("**/sessions?*"):
             pass
         expect(rows).to_have_count(3)
         page.get_by_role("button", name="Pause").click()

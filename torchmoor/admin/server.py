@@ -74,7 +74,7 @@ class AdminServer:
         self._has_asked_all = has_asked_all
         self._knows_instances = False  # stays true once /readyz has answered 200
         self._scraper = MetricsScraper(registry)
-        self._dashboard = Dashboard(registry, operations, traffic, data.refresh)
+        self._dashboard = Dashboard(registry, data, has_chat=settings.chat_page.is_on)
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(MetricsCollector(registry, traffic, data.num_denied, data.num_limited, data.log_counts))
         self._metrics.register(ModelMetricsCollector(traffic))

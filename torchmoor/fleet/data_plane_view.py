@@ -48,6 +48,11 @@ class DataPlaneView(Protocol):
     async_inference: AsyncInference | None  # None if no endpoint takes asynchronous requests
 
     @property
+    def port(self) -> int:
+        """Return the port that it listens on."""
+        ...
+
+    @property
     def num_denied(self) -> Mapping[str, int]:
         """Requests refused for their credentials, by error type."""
         ...

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from torchmoor.admin.dashboard.history import INTERVAL_S, NUM_SAMPLES, VariantHistory, quantile
+from torchmoor.admin.dashboard.history import INTERVAL_S, NUM_SAMPLES, RANGES, VariantHistory, quantile
 from torchmoor.config.routing import VariantSettings
 from torchmoor.metrics.histogram import BUCKETS, Histogram
 from torchmoor.metrics.invocations import InvocationMetrics
@@ -87,3 +87,43 @@ def test_what_is_older_than_five_minutes_is_forgotten() -> None:
     assert told["latency"] == {"upper_ms": [], "counts": [], "p50_ms": None, "p99_ms": None}
     assert told["decisions"] == {}
     assert len(told["series"]["waiting"]) == NUM_SAMPLES - 1
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("15m", 900), ("1h", 3600), ("24h", 86_400)])
+def test_longer_ranges_keep_less_often_what_the_shorter_ones_forget(name: str, seconds: int) -> None:
+    """Each has as many samples; gauges are the highest between two of them, and quantiles cover that time."""
+    traffic = Traffic()
+    history = VariantHistory(traffic, 0.0)
+    traffic.metrics.observe(0.02, 0.001)
+    traffic.num_waiting = 7
+    history.take(INTERVAL_S)
+    traffic.num_waiting = 0
+    for number in range(2, round(seconds / INTERVAL_S)):
+        history.take(number * INTERVAL_S)
+
+    told = history.describe(name)
+
+    assert sum(told["latency"]["counts"]) == 1
+    assert told["series"]["waiting"][0] == 7
+    assert set(told["series"]["waiting"][1:]) == {0}
+    assert 10 <= told["series"]["latency_p50_ms"][0] <= 25
+    assert NUM_SAMPLES - 2 <= len(told["series"]["waiting"]) < NUM_SAMPLES
+    assert sum(history.describe("5m")["latency"]["counts"]) == 0
+    for _ in range(round(RANGES[name] / INTERVAL_S) + 3):
+        number += 1
+        history.take(number * INTERVAL_S)
+    assert sum(history.describe(name)["latency"]["counts"]) == 0
+
+
+def test_recent_rates_are_those_of_ten_seconds_in_every_range() -> None:
+    """A range whose samples are minutes apart still shows what happens now."""
+    traffic = Traffic()
+    history = VariantHistory(traffic, 0.0)
+    for number in range(1, 9):
+        traffic.metrics.invocations += 20 if number > 3 else 0
+        traffic.metrics.faults += 2 if number > 3 else 0
+        history.take(number * INTERVAL_S)
+
+    for name in RANGES:
+        recent = history.describe(name)["recent"]
+        assert (recent["requests_per_s"], recent["faults_per_s"]) == (10.0, 1.0), name

@@ -1,14 +1,15 @@
-"""The last five minutes of a variant as samples: rates, quantiles, histograms and decisions.
+"""The past of a variant, up to 24 hours, as samples: rates, quantiles, histograms and decisions.
 
-A sample is taken every INTERVAL_S even while no page is open, so that a new page shows the past. Its quantiles are
-computed once, when it is taken.
+Samples are taken even while no page is open, so that a new page shows the past. Each of RANGES keeps NUM_SAMPLES of
+them, the longer ones less often. Quantiles are computed once, when a sample is taken.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,9 +17,11 @@ from torchmoor.fleet.data_plane_view import VariantTraffic
 from torchmoor.metrics.histogram import BUCKETS, Histogram
 
 INTERVAL_S = 2.0
-NUM_SAMPLES = 151  # five minutes
+NUM_SAMPLES = 151
+RANGES = {"5m": INTERVAL_S, "15m": 6.0, "1h": 24.0, "24h": 576.0}  # seconds between two samples
+NOW = "5m"
 QUANTILES = {"p50": 0.5, "p99": 0.99}  # the page shows as many as there are
-QUANTILE_SAMPLES = 5  # quantiles cover 10 s; a shorter time often has no requests
+RECENT_S = 10.0  # quantiles cover this time at least; a shorter time often has no requests
 
 Quantiles = dict[str, float | None]  # None without requests
 
@@ -34,11 +37,41 @@ class TrafficSample:
     faults: int
     waiting: int
     outstanding: int
-    latency: tuple[int, ...]
-    first_chunk: tuple[int, ...]
+    latency: array[int]
+    first_chunk: array[int]
     decisions: dict[str, int]
     latency_quantiles: Quantiles = field(default_factory=dict)
     first_chunk_quantiles: Quantiles = field(default_factory=dict)
+
+    def measure(self, before: TrafficSample) -> None:
+        """Compute the quantiles of the time since another sample."""
+        self.latency_quantiles = _quantiles(_difference(self.latency, before.latency))
+        self.first_chunk_quantiles = _quantiles(_difference(self.first_chunk, before.first_chunk))
+
+
+class _Ring:
+    """The last samples of one range. Gauges are the highest values since the sample before."""
+
+    def __init__(self, interval_s: float) -> None:
+        self.samples: deque[TrafficSample] = deque(maxlen=NUM_SAMPLES)
+        self._interval_s = interval_s
+        self._waiting = self._outstanding = 0
+
+    def take(self, sample: TrafficSample) -> None:
+        """Keep a sample if one is due."""
+        self._waiting = max(self._waiting, sample.waiting)
+        self._outstanding = max(self._outstanding, sample.outstanding)
+        if self.samples and sample.at - self.samples[-1].at < self._interval_s - INTERVAL_S / 2:
+            return
+        sample = replace(sample, waiting=self._waiting, outstanding=self._outstanding)
+        self._waiting = self._outstanding = 0
+        if self.samples:
+            sample.measure(self.before())
+        self.samples.append(sample)
+
+    def before(self) -> TrafficSample:
+        """Return the newest sample that is RECENT_S older than the next one, or the oldest."""
+        return self.samples[max(0, len(self.samples) - max(1, round(RECENT_S / self._interval_s)))]
 
 
 class VariantHistory:
@@ -47,7 +80,7 @@ class VariantHistory:
     def __init__(self, traffic: VariantTraffic, now: float) -> None:
         """now: in monotonic seconds, as in `take`."""
         self.traffic = traffic
-        self._samples: deque[TrafficSample] = deque(maxlen=NUM_SAMPLES)
+        self._rings = {name: _Ring(interval_s) for name, interval_s in RANGES.items()}
         self.take(now)
 
     def take(self, now: float) -> None:
@@ -65,30 +98,27 @@ class VariantHistory:
             first_chunk=_counts(metrics.first_chunk_latency),
             decisions={reason: tally.count for reason, tally in metrics.decisions.items()},
         )
-        if self._samples:
-            before = self._samples[max(0, len(self._samples) - QUANTILE_SAMPLES)]
-            sample.latency_quantiles = _quantiles(_difference(sample.latency, before.latency))
-            sample.first_chunk_quantiles = _quantiles(_difference(sample.first_chunk, before.first_chunk))
-        self._samples.append(sample)
+        for ring in self._rings.values():
+            ring.take(sample)
 
-    def describe(self) -> dict[str, Any]:
-        """Return series, oldest first, and histograms and decisions of all samples. Durations are in milliseconds."""
-        samples = list(self._samples)
+    def describe(self, range_name: str = NOW) -> dict[str, Any]:
+        """Return series of a range, oldest first, and histograms and decisions of its samples, in milliseconds.
+
+        `recent` has the rates of the last RECENT_S, and the newest quantiles, whatever the range.
+        """
+        newest = self._rings[NOW].samples[-1]
+        samples = list(self._rings[range_name].samples)
+        if samples[-1].at < newest.at:
+            samples = [*samples, newest][-NUM_SAMPLES:]
         pairs = list(pairwise(samples))
         first, last = samples[0], samples[-1]
+        columns = [_describe_pair(a, b) for a, b in pairs] or [dict.fromkeys(_describe_pair(newest, newest))]
         return {
             "series": {
                 "seconds_ago": [round(last.at - sample.at, 1) for _, sample in pairs],
-                "requests_per_s": [_rate(a, b, b.invocations - a.invocations) for a, b in pairs],
-                "errors_per_s": [
-                    _rate(a, b, b.client_errors + b.server_errors - a.client_errors - a.server_errors) for a, b in pairs
-                ],
-                "faults_per_s": [_rate(a, b, b.faults - a.faults) for a, b in pairs],
-                "in_flight": [sample.outstanding for _, sample in pairs],
-                "waiting": [sample.waiting for _, sample in pairs],
-                **{f"latency_{q}_ms": [sample.latency_quantiles[q] for _, sample in pairs] for q in QUANTILES},
-                **{f"first_chunk_{q}_ms": [sample.first_chunk_quantiles[q] for _, sample in pairs] for q in QUANTILES},
+                **{name: [each[name] for each in columns] if pairs else [] for name in columns[0]},
             },
+            "recent": _describe_pair(self._before_newest(), newest),
             "latency": _histogram(_difference(last.latency, first.latency)),
             "first_chunk": _histogram(_difference(last.first_chunk, first.first_chunk)),
             "decisions": {
@@ -97,6 +127,24 @@ class VariantHistory:
                 if count > first.decisions.get(reason, 0)
             },
         }
+
+    def _before_newest(self) -> TrafficSample:
+        samples = self._rings[NOW].samples
+        return samples[max(0, len(samples) - 1 - round(RECENT_S / INTERVAL_S))]
+
+
+def _describe_pair(before: TrafficSample, after: TrafficSample) -> dict[str, float | None]:
+    """Return the rates between two samples, and what was true at the later one."""
+    errors = after.client_errors + after.server_errors - before.client_errors - before.server_errors
+    return {
+        "requests_per_s": _rate(before, after, after.invocations - before.invocations),
+        "errors_per_s": _rate(before, after, errors),
+        "faults_per_s": _rate(before, after, after.faults - before.faults),
+        "in_flight": after.outstanding,
+        "waiting": after.waiting,
+        **{f"latency_{q}_ms": after.latency_quantiles.get(q) for q in QUANTILES},
+        **{f"first_chunk_{q}_ms": after.first_chunk_quantiles.get(q) for q in QUANTILES},
+    }
 
 
 def quantile(counts: Sequence[int], q: float) -> float | None:
@@ -117,8 +165,8 @@ def quantile(counts: Sequence[int], q: float) -> float | None:
     return BUCKETS[-1]
 
 
-def _counts(histogram: Histogram) -> tuple[int, ...]:
-    return tuple(histogram.counts)
+def _counts(histogram: Histogram) -> array[int]:
+    return array("q", histogram.counts)
 
 
 def _difference(after: Sequence[int], before: Sequence[int]) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.resources import files
@@ -14,11 +13,11 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.dashboard.history import INTERVAL_S, VariantHistory
+from torchmoor.admin.dashboard.history import INTERVAL_S, NOW, RANGES, VariantHistory
+from torchmoor.admin.http import RequestRefused
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.admin.views import describe_instance, describe_scaling
-from torchmoor.fleet.data_plane_view import VariantTraffic
-from torchmoor.proxy.instances.handler_operations import HandlerOperations
+from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
 
@@ -46,16 +45,18 @@ class Dashboard:
     def __init__(
         self,
         registry: Registry,
-        operations: HandlerOperations,
-        traffic: Callable[[], Iterable[VariantTraffic]],
-        refresh: Callable[[], Awaitable[None]],
+        data: DataPlaneView,
+        *,
+        has_chat: bool,
     ) -> None:
-        """refresh: collects the counts of other processes, if there are any."""
-        self._refresh = refresh
+        """has_chat: whether the data plane serves the chat page."""
+        self._data = data
+        self._has_chat = has_chat
+        self._refresh = data.refresh
         self._registry = registry
-        self.statuses = InstanceStatuses(registry, operations)
+        self.statuses = InstanceStatuses(registry, data.operations)
         self._started_at = time.monotonic()
-        self._traffic = traffic
+        self._traffic = data.traffic
         self._histories: dict[VariantTraffic, VariantHistory] = {}
         self._find_histories()
         self._sampling: asyncio.Task[None] | None = None
@@ -99,28 +100,32 @@ class Dashboard:
         self._histories = {each: self._histories.get(each) or VariantHistory(each, now) for each in self._traffic()}
 
     async def _show(self, request: web.Request) -> web.Response:
+        range_name = request.query.get("range", NOW)
+        if range_name not in RANGES:
+            raise RequestRefused(400, f"range must be one of {', '.join(RANGES)}.")
         await asyncio.gather(self.statuses.refresh(), self._refresh())
-        return web.json_response(self.describe(), headers=HEADERS)
+        return web.json_response(self.describe(range_name), headers=HEADERS)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, range_name: str) -> dict[str, Any]:
         """Return the content of GET /dashboard.json."""
         return {
             "version": version("torchmoor"),
             "time": time.time(),
             "uptime_s": round(time.monotonic() - self._started_at, 1),
             "interval_s": INTERVAL_S,
+            "chat_port": self._data.port if self._has_chat else None,
             "reasons": reasons.SENTENCES,
             "has_many_models": any(each.settings.multi_model is not None for each in self._registry.endpoints()),
             "async_endpoints": [each.name for each in self._registry.endpoints() if each.settings.async_inference],
             "autoscaling": describe_scaling(self._registry),
-            "variants": [self._describe_variant(history) for history in self._histories.values()],
+            "variants": [self._describe_variant(history, range_name) for history in self._histories.values()],
             "instances": [
                 {**describe_instance(instance, self._registry), "status": self.statuses.find(instance.name)}
                 for instance in self._registry.instances()
             ],
         }
 
-    def _describe_variant(self, history: VariantHistory) -> dict[str, Any]:
+    def _describe_variant(self, history: VariantHistory, range_name: str) -> dict[str, Any]:
         variant, metrics = history.traffic.variant, history.traffic.metrics
         members = list(variant.pool.members)
         return {
@@ -147,7 +152,7 @@ class Dashboard:
                 "expired": metrics.async_expired,
                 "cancelled": metrics.async_cancelled,
             },
-            **history.describe(),
+            **history.describe(range_name),
         }
 
 

@@ -1,9 +1,9 @@
 // Curves, histograms and bars.
 
-import { copy, draw, keep, make, say } from "./dom.js";
-import { duration, quantilesOf, short } from "./words.js";
+import { $, copy, draw, keep, make, say } from "./dom.js";
+import { duration, quantilesOf, short, span } from "./words.js";
 
-// Draws curves of one scale over five minutes, the newest value at the right; null is a gap.
+// Draws curves of one scale, the newest value at the right; null is a gap.
 export function drawCurves(svg, curves) {
   const most = Math.max(...curves.flat().filter((value) => value !== null), 0) || 1;
   const paths = curves.map((values) => {
@@ -28,6 +28,26 @@ export function drawCurves(svg, curves) {
   paths.forEach((path, which) => draw(svg, "path", which ? { d: path, class: "second" } : { d: path }));
 }
 
+// Shows the values under the pointer, or under a finger. write(value): the text of one.
+export function showOnHover(svg, curves, secondsAgo, write) {
+  const tip = $("tip");
+  svg.onpointermove = (event) => {
+    const box = svg.getBoundingClientRect();
+    const x = (150 * (event.clientX - box.left)) / box.width;
+    const at = Math.min(secondsAgo.length - 1, Math.round(x) - 150 + secondsAgo.length - 1);
+    tip.hidden = at < 0;
+    if (at < 0) return;
+    const values = curves.map((curve) => (curve[at] === null ? "–" : write(curve[at])));
+    say(tip, `${values.join(", ")} · ${span(secondsAgo[at])} ago`);
+    tip.style.left = `${Math.max(0, Math.min(event.clientX, window.innerWidth - tip.offsetWidth - 8))}px`;
+    tip.style.top = `${Math.max(0, box.top - tip.offsetHeight - 4)}px`;
+  };
+  svg.onpointerdown = svg.onpointermove;
+  svg.onpointerleave = () => {
+    tip.hidden = true;
+  };
+}
+
 // The position of a value, in buckets from the left; values are assumed to spread evenly within a bucket.
 function placeOf(value, uppers) {
   const at = uppers.findIndex((upper) => upper === null || value <= upper);
@@ -45,7 +65,7 @@ export function drawHistogram(box, data, what) {
   box.dataset.drawn = key;
   box.replaceChildren();
   if (!total) {
-    box.append(make("p", "None in five minutes.", { class: "quiet" }));
+    box.append(make("p", "None in this time.", { class: "quiet" }));
     return;
   }
   const bounds = data.upper_ms.map((bound) => (bound === null ? "more" : duration(bound)));
@@ -58,7 +78,8 @@ export function drawHistogram(box, data, what) {
   const every = Math.ceil(data.counts.length / 6);
   data.counts.forEach((count, at) => {
     const height = count ? Math.max(1.5, (count / most) * 74) : 0;
-    draw(svg, "rect", { x: at * width + 1, y: 106 - height, width: width - 2, height });
+    const bar = draw(svg, "rect", { x: at * width + 1, y: 106 - height, width: width - 2, height });
+    draw(bar, "title", {}, `${count} up to ${bounds[at]}`);
     if (at % every === 0) {
       draw(svg, "text", { x: (at + 0.5) * width, y: 121, "text-anchor": "middle" }, bounds[at]);
     }

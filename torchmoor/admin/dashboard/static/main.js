@@ -2,7 +2,7 @@
 
 import { onChange } from "./actions.js";
 import { pollDecisions } from "./decisions.js";
-import { $, say } from "./dom.js";
+import { $, say, setAttribute } from "./dom.js";
 import { showInstances } from "./instances.js";
 import { budgetsOf, pollModels } from "./models.js";
 import { showOverview } from "./overview.js";
@@ -18,10 +18,12 @@ const TIMEOUT_MS = 10000;
 let lastAnswer = null; // its time
 let timer = 0;
 let isAsking = false;
+let isStale = false; // another range was chosen meanwhile
 
 function show(data) {
   setClock(data.time);
   setReasons(data.reasons);
+  showChatLink(data.chat_port);
   showOverview(data);
   showTraffic(data);
   showInstances(data, budgetsOf);
@@ -33,6 +35,11 @@ function show(data) {
   pollModels(data);
 }
 
+function showChatLink(port) {
+  $("chat-link").hidden = port === null;
+  setAttribute($("chat-link"), "href", `${location.protocol}//${location.hostname}:${port}/chat`);
+}
+
 function showLost(text) {
   $("lost").hidden = !text;
   say($("lost"), text);
@@ -42,7 +49,7 @@ function showLost(text) {
 async function ask() {
   let data;
   try {
-    const answer = await fetch("dashboard.json", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    const answer = await fetch(`dashboard.json?range=${$("range").value}`, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
     if (!answer.ok) {
       showLost(answer.status === 401 ? "The admin plane requires the admin token: reload the page." : `The proxy answers ${answer.status}; the page shows old data.`);
       return RETRY_MS;
@@ -68,6 +75,8 @@ async function poll() {
     waitMs = await ask();
   } finally {
     isAsking = false;
+    if (isStale) waitMs = 0;
+    isStale = false;
     if (!document.hidden) timer = setTimeout(poll, waitMs);
   }
 }
@@ -76,5 +85,9 @@ document.addEventListener("visibilitychange", () => {
   if (document.hidden) clearTimeout(timer);
   else poll();
 });
+$("range").onchange = () => {
+  if (isAsking) isStale = true;
+  else poll();
+};
 onChange(poll);
 poll();

@@ -3,14 +3,14 @@
 import { $, keep, make, say, setAttribute, setClass } from "./dom.js";
 import { describeBacklog } from "./queue.js";
 import { describeOpen } from "./sessions.js";
-import { count, last, number, span } from "./words.js";
+import { count, number, span } from "./words.js";
 
 const isWell = (instance) => instance.state === "ready" && instance.breaker === "closed";
 
 function sentence(data, ready) {
   const waiting = data.variants.reduce((sum, each) => sum + each.waiting, 0);
   const running = data.variants.reduce((sum, each) => sum + each.in_flight, 0);
-  const rate = data.variants.reduce((sum, each) => sum + (last(each.series.requests_per_s) ?? 0), 0);
+  const rate = data.variants.reduce((sum, each) => sum + each.recent.requests_per_s, 0);
   const backlog = describeBacklog();
   const nothing = backlog ? "no client waits" : "nothing waits";
   const waits = waiting ? `${count(waiting, "request")} ${waiting === 1 ? "waits" : "wait"} for an instance` : nothing;
@@ -24,8 +24,8 @@ function problems(data) {
     const name = `${variant.endpoint} / ${variant.name}`;
     const add = (text, kind = "warn", to = "traffic-title") => found.push({ text, kind, to });
     if (!variant.ready && variant.desired !== 0) add(`${name} has no ready instance: new requests are refused.`, "bad", "instances-title");
-    const faults = lately(variant.series.faults_per_s); // clients' mistakes are left out
-    if (faults > 0.05 * Math.max(lately(variant.series.requests_per_s), 0.1)) {
+    const faults = variant.recent.faults_per_s; // clients' mistakes are left out
+    if (faults > 0.05 * Math.max(variant.recent.requests_per_s, 0.1)) {
       add(`${name}: ${number(faults, 1)} failures per second in the last ten seconds.`, "warn", "decisions-title");
     }
     if (variant.waiting) add(`${name}: ${count(variant.waiting, "request")} waiting for an instance.`);
@@ -46,12 +46,6 @@ function problems(data) {
     }
   }
   return found.sort((a, b) => a.kind.localeCompare(b.kind));
-}
-
-// The mean of the last ten seconds.
-function lately(values) {
-  const taken = values.slice(-5);
-  return taken.length ? taken.reduce((sum, each) => sum + each, 0) / taken.length : 0;
 }
 
 export function showOverview(data) {

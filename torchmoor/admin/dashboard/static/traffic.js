@@ -1,26 +1,26 @@
 // The variants: load, latencies, routing reasons, and the requests that wait.
 
 import { $, copy, keep, part, say, setClass } from "./dom.js";
-import { drawCurves, drawHistogram, fillBars } from "./drawings.js";
-import { duration, last, number, quantilesOf, reason } from "./words.js";
+import { drawCurves, drawHistogram, fillBars, showOnHover } from "./drawings.js";
+import { duration, number, quantilesOf, reason } from "./words.js";
 
 function tilesOf(variant) {
-  const series = variant.series;
+  const { series, recent } = variant;
   const failed = variant.client_errors + variant.server_errors;
   return [
-    ["Requests", `${number(last(series.requests_per_s) ?? 0, 1)}/s`, "", [series.requests_per_s]],
+    ["Requests", `${number(recent.requests_per_s, 1)}/s`, "", [series.requests_per_s]],
     ["In flight", number(variant.in_flight), "", [series.in_flight]],
     ["Waiting", number(variant.waiting), variant.no_capacity ? `${number(variant.no_capacity)} refused` : "", [series.waiting]],
-    ["Errors", `${number(last(series.errors_per_s) ?? 0, 1)}/s`, `${number(failed)} in all`, [series.errors_per_s]],
-    quantilesTile("Latency", quantilesOf(series, "latency_")),
-    quantilesTile("First chunk", quantilesOf(series, "first_chunk_")),
+    ["Errors", `${number(recent.errors_per_s, 1)}/s`, `${number(failed)} in all`, [series.errors_per_s]],
+    quantilesTile("Latency", variant, "latency_"),
+    quantilesTile("First chunk", variant, "first_chunk_"),
   ];
 }
 
-function quantilesTile(title, quantiles) {
-  const curves = quantiles.map(([, curve]) => curve);
-  const [value, ...more] = curves.map((curve) => duration(last(curve)));
-  return [`${title} ${quantiles.map(([name]) => name).join(", ")}`, value, more.join(", "), curves];
+function quantilesTile(title, variant, prefix) {
+  const quantiles = quantilesOf(variant.series, prefix);
+  const [value, ...more] = quantilesOf(variant.recent, prefix).map(([, each]) => duration(each));
+  return [`${title} ${quantiles.map(([name]) => name).join(", ")}`, value, more.join(", "), quantiles.map(([, curve]) => curve), duration];
 }
 
 // A session's turn waits for the instance that holds it; other requests wait for any.
@@ -40,13 +40,14 @@ function showVariant(panel, variant) {
   say(part(panel, "facts"), facts.join(" · "));
   const tiles = tilesOf(variant);
   const elements = keep(part(panel, "tiles"), tiles.map((tile) => tile[0]), () => copy("tile-template"));
-  tiles.forEach(([title, value, more, curves], at) => {
+  tiles.forEach(([title, value, more, curves, write = (each) => number(each, 1)], at) => {
     say(elements[at].querySelector("dt"), title);
     say(elements[at].querySelector("b"), value);
     const second = elements[at].querySelector("dd > span");
     say(second, more);
     setClass(second, curves.length > 1 ? "second" : "quiet");
     drawCurves(elements[at].querySelector("svg"), curves);
+    showOnHover(elements[at].querySelector("svg"), curves, variant.series.seconds_ago, write);
   });
   const quantiles = (data) =>
     data.counts.length ? quantilesOf(data).map(([name, ms]) => `${name} ${duration(ms)}`).join(", ") : "";
@@ -56,7 +57,7 @@ function showVariant(panel, variant) {
   drawHistogram(part(panel, "first-chunk"), variant.first_chunk, "Streams by time to their first chunk");
   const decisions = Object.entries(variant.decisions).sort((a, b) => b[1] - a[1]);
   const total = decisions.reduce((sum, [, each]) => sum + each, 0);
-  say(part(panel, "decisions-facts"), total ? "" : "none in five minutes");
+  say(part(panel, "decisions-facts"), total ? "" : "none in this time");
   fillBars(
     part(panel, "decisions"),
     decisions.map(([word, each]) => ({ label: reason(word), text: number(each), part: each / total }))

@@ -62,8 +62,6 @@ export function clock(at) {
   return new Date(at * 1000).toLocaleTimeString("en-GB");
 }
 
-export const last = (values) => (values.length ? values[values.length - 1] : null);
-
 // A request's error: the handler's own code, if it gave one, else the client's.
 export const errorOf = (row) => row.model_error ?? row.error;
 
