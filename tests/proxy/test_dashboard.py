@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.proxy.fake_many import FakeFleet
 from tests.waiting import wait_until
 from torchmoor.config.access import Credentials
 from torchmoor.config.routing import MultiModelSettings
-from torchmoor.proxy.instances.instance import InstanceState
+from torchmoor.proxy.instances.instance import InstanceEnd, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
 MIB = 1 << 20
@@ -159,6 +160,24 @@ def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browse
             tab.check_accessibility()
             tab.save(tmp_path / f"{scheme}-{size[0]}.png")
     connection.close()
+
+
+@pytest.mark.browser
+def test_instance_that_is_down_shows_why_and_the_end_of_its_log(stage: Stage, browser: Browser) -> None:
+    """As text, whatever the log contains; the overview has the reason, too."""
+    hostile = "<img src=x onerror=document.title='taken'>"
+    stage.instance("llava-2").last_end = InstanceEnd(time.time(), "has ended with exit status 3", ("first", hostile))
+    change(stage, lambda registry: registry.set_state("llava-2", InstanceState.DOWN))
+
+    with open_tab(browser, stage.proxy.admin_url, scheme="dark", size=PHONE) as tab:
+        page = tab.page
+        card = page.locator(".card", has=page.get_by_role("heading", name="llava-2", exact=True))
+        card.get_by_text("it has ended with exit status 3").click()
+        expect(card.get_by_role("region", name="End of the log of llava-2")).to_have_text(f"first\n{hostile}")
+        expect(page.locator("#attention")).to_contain_text("llava-2 is down: it has ended with exit status 3.")
+        assert page.locator("img").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        tab.check_accessibility()
 
 
 @pytest.mark.browser

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.browser import open_tab, run_chromium
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_failover import find_jvm
 from tests.torchserve.test_sessions import open_session
 from tests.waiting import wait_until
 
@@ -167,3 +170,16 @@ def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser,
         expect(page.locator("#tokens")).to_contain_text(re.compile("Prompt, with the conversation[0-9]"))
         expect(page.locator("#times")).to_contain_text("Until the first token")
         tab.save(tmp_path / "request.png")
+
+
+def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser) -> None:
+    """While the next process starts, and afterwards."""
+    os.kill(find_jvm(fleet.run_dir, "llava-0"), signal.SIGKILL)
+    with open_tab(browser, fleet.admin) as tab:
+        page = tab.page
+        card = page.locator(".card", has=page.get_by_role("heading", name="llava-0", exact=True))
+        card.get_by_text("Process before: it has ended").click()
+        expect(card.get_by_role("region")).to_contain_text(re.compile("torchserve|TorchServe|W-90"))
+        expect(page.locator("#health")).to_have_text("2 of 2 instances ready")
+        expect(card.get_by_role("region")).to_be_visible()
+        tab.check_accessibility()

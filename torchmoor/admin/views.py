@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -31,6 +32,7 @@ def describe_instance(instance: Instance, registry: Registry) -> dict[str, Any]:
         "share": round(instance.share, 3),
         "starting_s": _starting_s(instance),
         "last_start_s": _rounded(registry.variant_of(instance).last_start_s),
+        "last_end": None if instance.last_end is None else asdict(instance.last_end),
         "idle_connections": len(instance.idle),
         "source": instance.source or "static",
     }

@@ -26,6 +26,7 @@ from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
 from torchmoor.fleet.archives import ArchiveContents, has_handler, has_other_handlers, takes_operations, write_archive
+from torchmoor.fleet.instance_end import describe_exit, quote_lines, quote_log, read_end
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
 from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
@@ -38,13 +39,12 @@ from torchmoor.fleet.torchserve import (
     find_progress,
     prepare,
 )
-from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.instance import Instance, InstanceEnd, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
-NUM_LOG_LINES = 15
 LOCK_GRACE_S = 10.0  # for an earlier fleet in the same directory to end, beyond its instances' kill_after_s
 NUM_REMOVERS = 8  # threads that delete an instance's folder
 
@@ -106,6 +106,7 @@ class Launcher:
         self._report = report
         self._starting = asyncio.Semaphore(settings.max_starting)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._ends: dict[str, InstanceEnd] = {}  # the last of each instance
         self._is_stopping = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._lock = RunLock(settings.run_dir, timeout_s=settings.kill_after_s + LOCK_GRACE_S)
@@ -156,6 +157,7 @@ class Launcher:
         await self._stop(name)
         await asyncio.to_thread(remove_folder, self._folder(name))
         del self._tasks[name]
+        self._ends.pop(name, None)
 
     async def stop(self) -> None:
         """Stop every instance and delete its folder."""
@@ -191,20 +193,23 @@ class Launcher:
                     await self._until_ready(spec)
                 if not first.done():
                     first.set_result(None)
-                await self._until_broken(spec)
+                reason = await self._until_broken(spec)
             except (LaunchError, OSError) as error:
                 await self._stop(spec.name)
                 if not first.done():
                     first.set_exception(error if isinstance(error, LaunchError) else LaunchError(str(error)))
                     return
+                reason = str(error)
                 logger.error("instance failed instance=%s error=%s", spec.name, error)
             if self._is_stopping:
                 return
-            if self._state(spec.name) is not None:
+            end = self._ends[spec.name] = await asyncio.to_thread(read_end, spec, reason)
+            if (instance := self._registry.find(spec.name)) is not None:
+                instance.last_end = end
                 self._registry.set_state(spec.name, InstanceState.DOWN)
             if asyncio.get_running_loop().time() - began > self._settings.stable_after_s:
                 backoff_s = self._settings.min_backoff_s
-            self._report(f"{spec.name} has ended; starting it again in {backoff_s:.0f} s")
+            self._report(f"{spec.name} {end.reason}; starting it again in {backoff_s:.0f} s; {quote_lines(end.log)}")
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, self._settings.max_backoff_s)
 
@@ -271,6 +276,7 @@ class Launcher:
                 or takes_operations((spec.store or settings.model_store) / spec.archive),
                 max_inflight_body_bytes=inflight_body_bytes(self._settings.torchserve.heap_mib),
                 started_at=time.monotonic(),
+                last_end=self._ends.get(spec.name),
             )
         )
 
@@ -287,12 +293,12 @@ class Launcher:
             await asyncio.sleep(POLL_S)
             now = loop.time()
             if self._processes[spec.name].returncode is not None:
-                raise LaunchError(f"{spec.name} ended while starting; {_log_tail(spec)}")
+                raise LaunchError(f"{spec.name} ended while starting; {quote_log(spec)}")
             if (failure := find_load_failure(spec)) is not None:
                 raise LaunchError(f"{spec.name} cannot load its model: {failure}")
             if now - began > self._settings.start_timeout_s:
                 raise LaunchError(
-                    f"{spec.name} was not ready after {self._settings.start_timeout_s:.0f} s; {_log_tail(spec)}"
+                    f"{spec.name} was not ready after {self._settings.start_timeout_s:.0f} s; {quote_log(spec)}"
                 )
             if 0 < self._settings.progress_interval_s <= now - reported:
                 reported = now
@@ -302,8 +308,8 @@ class Launcher:
             self._registry.refresh(instance)  # so that other processes learn it
         self._report(f"{spec.name} ready after {variant.last_start_s:.1f} s")
 
-    async def _until_broken(self, spec: InstanceSpec) -> None:
-        """Wait until the process has ended or was down for longer than down_timeout_s."""
+    async def _until_broken(self, spec: InstanceSpec) -> str:
+        """Wait until the process has ended or was down for longer than down_timeout_s; return the reason."""
         loop = asyncio.get_running_loop()
         last_up = loop.time()
         while self._processes[spec.name].returncode is None:
@@ -312,10 +318,11 @@ class Launcher:
                 last_up = loop.time()
             elif loop.time() - last_up > self._settings.down_timeout_s:
                 await self._stop(spec.name)
-                return
+                return f"did not answer for {self._settings.down_timeout_s:.0f} s and was stopped"
         process = self._processes.pop(spec.name)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # in case the supervisor was killed
+        return describe_exit(process.returncode or 0)
 
     def _state(self, name: str) -> InstanceState | None:
         instance = self._registry.find(name)
@@ -378,15 +385,6 @@ def remove_folder(folder: Path) -> None:
         for path in folder.iterdir():
             removers.submit(shutil.rmtree, path, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _log_tail(spec: InstanceSpec) -> str:
-    """Return the end of the instance's log, for an error message."""
-    for path in (spec.log_file, spec.folder / "console.log"):
-        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-        if lines:
-            return "the end of its log:\n" + "\n".join(lines[-NUM_LOG_LINES:])
-    return "it wrote no log"
 
 
 def _settle(first: asyncio.Future[None], ended: asyncio.Task[None], name: str) -> None:

@@ -81,6 +81,15 @@ def _ignore(instance: Instance) -> None:
     """Do nothing: no registry knows the instance."""
 
 
+@dataclass(frozen=True, slots=True)
+class InstanceEnd:
+    """The end of an instance's process. at: in seconds since 1970. log: the last lines of its log."""
+
+    at: float
+    reason: str
+    log: tuple[str, ...]
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class InstanceFacts:
     """What does not change of an instance. Those in PlacedSettings come from the configuration, by their names.
@@ -124,6 +133,7 @@ class Instance(InstanceFacts):
     on_load: called after every change of `outstanding`; set by the registry.
     batches_sequences: TorchServe batches its requests by sequence, as the health check finds out; see
     dispatch/sequences.py.
+    last_end: of a process of this name, if this proxy started it.
     """
 
     state: InstanceState = InstanceState.STARTING
@@ -137,6 +147,7 @@ class Instance(InstanceFacts):
     num_pieces: int = 0
     on_load: Callable[[Instance], None] = _ignore
     idle: list[Any] = field(default_factory=list)
+    last_end: InstanceEnd | None = None
 
     @property
     def is_ready(self) -> bool:

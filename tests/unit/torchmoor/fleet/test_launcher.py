@@ -201,6 +201,52 @@ def test_an_instance_that_dies_comes_back_under_its_name_on_its_ports(host: Host
     assert not host.run_dir.exists()
 
 
+def test_end_of_an_instance_is_reported_with_its_reason_and_log(host: Host) -> None:
+    """It stays known while the next process runs; of the log only the last lines are kept."""
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, registry):
+            await launcher.start(launches(1))
+            assert registry.instances()[0].last_end is None
+            jvm = host.jvm("llava-0")
+            with (host.run_dir / "llava-0" / "console.log").open("a") as log:
+                log.write("".join(f"line {number}\n" for number in range(5000)) + "the last words\n")
+
+            os.kill(jvm, signal.SIGKILL)
+            await until(lambda: registry.instances()[0].last_end is not None)
+            await until(lambda: registry.instances()[0].is_ready)
+
+            end = registry.instances()[0].last_end
+            assert end is not None
+            assert end.reason.startswith("has ended")
+            assert end.log[-2:] == ("line 4999", "the last words")
+            assert len(end.log) == 15
+
+    run(scenario())
+
+    [report] = [text for text in host.reports if "starting it again" in text]
+    assert report.startswith("llava-0 has ended")
+    assert report.endswith(
+        "the end of its log:\n" + "\n".join(f"line {n}" for n in range(4986, 5000)) + "\nthe last words"
+    )
+
+
+def test_reason_says_that_an_instance_did_not_answer(host: Host) -> None:
+    """The launcher has stopped it, so its exit says nothing."""
+
+    async def scenario() -> None:
+        async with host.launcher(down_timeout_s=0.2) as (launcher, registry):
+            await launcher.start(launches(1))
+            registry.set_state("llava-0", InstanceState.DOWN)
+            await until(lambda: registry.instances()[0].last_end is not None)
+
+            end = registry.instances()[0].last_end
+            assert end is not None
+            assert end.reason == "did not answer for 0 s and was stopped"
+
+    run(scenario())
+
+
 def test_an_instance_that_stays_down_is_replaced(host: Host) -> None:
     """A JVM that runs but whose worker never comes back does not mend itself."""
 

@@ -3,7 +3,7 @@
 import { act } from "./actions.js";
 import { $, copy, keep, part, say, setAttribute, setClass } from "./dom.js";
 import { fillBars } from "./drawings.js";
-import { bytes, count, number } from "./words.js";
+import { ago, bytes, count, number } from "./words.js";
 
 const STATES = { ready: "good", starting: "warn", draining: "warn", down: "bad" };
 
@@ -64,6 +64,13 @@ function showInstance(card, instance, budgets) {
     say(elements[2 * at], name);
     say(elements[2 * at + 1], text);
   });
+  const end = instance.last_end;
+  part(card, "end").hidden = end === null;
+  if (end !== null) {
+    say(part(card, "end-reason"), `Process before: it ${end.reason}, ${ago(end.at)}`);
+    say(part(card, "end-log"), end.log.join("\n") || "It wrote no log.");
+    setAttribute(part(card, "end-log"), "aria-label", `End of the log of ${instance.name}`);
+  }
   const button = part(card, "button");
   const verb = instance.is_drained ? "Resume" : instance.state === "ready" ? "Drain" : undefined;
   if (button.hidden !== (verb === undefined)) button.hidden = verb === undefined;

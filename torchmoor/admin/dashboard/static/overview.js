@@ -32,7 +32,7 @@ function problems(data) {
   }
   for (const instance of data.instances) {
     const add = (text, kind) => found.push({ text: `${instance.name} ${text}`, kind, to: "instances-title" });
-    if (instance.state === "down") add("is down.", "bad");
+    if (instance.state === "down") add(`is down${instance.last_end ? `: it ${instance.last_end.reason}` : ""}.`, "bad");
     else if (instance.breaker !== "closed") add(`answers its probes but fails requests (breaker ${instance.breaker}); its log says why.`, "bad");
     else if (instance.is_drained) add(`is drained: it gets no new requests until it is resumed${instance.outstanding ? `, and works on ${count(instance.outstanding, "request")}` : ""}.`, "warn");
     else if (instance.state === "starting") add(`is starting${instance.starting_s === null ? "" : `, for ${span(instance.starting_s)}`}.`, "warn");
