@@ -22,7 +22,8 @@ class Token:
     """One token of a stream. `text` is the text that is certain since the last token, often the token's own.
 
     parts: what has become certain of the answer's parts; None if the answer has content only, which is the text.
-    top: the likeliest tokens at its place, if the request asks for them; their texts are the tokens' own.
+    top: the likeliest tokens at its place, if the request asks for them; their texts are the tokens' own. offset: how
+    many characters the answer has before it.
     """
 
     id: int
@@ -31,6 +32,7 @@ class Token:
     is_special: bool
     parts: Sequence[AnswerPart] | None = None
     top: "Sequence[Token]" = ()
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,22 @@ def test_openai_client_continues_a_prompt(gpt: openai.OpenAI, fleet: Fleet) -> N
         gpt.completions.create(model="llava", prompt=["a", "b"])
 
 
+def test_openai_client_reads_log_probabilities_of_a_prompt(gpt: openai.OpenAI) -> None:
+    """A whole answer and a stream have the same tokens, places and likeliest tokens."""
+    asked: dict[str, Any] = {"model": "llava", "prompt": "The circle is", "max_tokens": 5, "logprobs": 2}
+    whole = gpt.completions.create(**asked).choices[0]
+    streamed = [event.choices[0] for event in gpt.completions.create(**asked, stream=True)]
+
+    told = [choice.logprobs for choice in streamed if choice.logprobs is not None]
+    assert whole.logprobs is not None
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [value for each in told for value in getattr(each, name)] == getattr(whole.logprobs, name)
+    tokens, offsets = whole.logprobs.tokens or [], whole.logprobs.text_offset or []
+    assert "".join(tokens) == whole.text
+    assert [whole.text[offset:].startswith(token) for token, offset in zip(tokens, offsets, strict=True)]
+    assert {len(top) for top in whole.logprobs.top_logprobs or []} == {2}
+
+
 @pytest.mark.parametrize("base", ["/v1", "/endpoints/llava/openai/v1"])
 def test_a_chat_completion_needs_a_model(fleet: Fleet, base: str) -> None:
     """As at OpenAI, which conformance suites expect; other paths take the same body without it."""

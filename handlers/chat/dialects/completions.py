@@ -1,6 +1,6 @@
 """The dialect of OpenAI's completions: bodies with a `prompt` that is continued as it is, and their answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,20 +18,19 @@ from handlers.chat.dialects.openai_fields import (
     write_usage,
 )
 from handlers.chat.forms import Summary, Token, encode
-from handlers.chat.parameters import OPENAI_NAMES, Parameters
+from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter
 from handlers.errors import HandlerError, InvalidRequest
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings
 
 DEFAULT_TOKENS = 16  # OpenAI's
-_FIELDS = {"prompt", "model", "stream", "stream_options"}
+_FIELDS = {"prompt", "model", "stream", "stream_options", "logprobs"}
 
 # Fields that are not supported, with the values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, str]] = {
-    "top_logprobs": (lambda v: False, "absent; chat completions have it"),
+    "top_logprobs": (lambda v: False, "absent: completions have it as 'logprobs'"),
     "n": (lambda v: v == 1, "1: one answer is generated"),
     "best_of": (lambda v: v == 1, "1: one answer is generated"),
-    "logprobs": (lambda v: False, "absent; chat completions have it"),
     "echo": (lambda v: v is False, "false"),
     "suffix": (lambda v: v == "", "absent"),
 }
@@ -48,6 +47,8 @@ def parse_completion(incoming: Incoming, body: dict[str, Any], settings: Request
         raise InvalidRequest(f"completions have no field {names(unknown)} here", param=min(unknown)[:MAX_NAME_CHARS])
     is_streaming = read_flag(given, "stream")
     parameters = {"max_new_tokens": DEFAULT_TOKENS, "length_field": "max_tokens", **read_sampling(given)}
+    if "logprobs" in given:
+        parameters["top_n_tokens"] = check_parameter("top_n_tokens", given["logprobs"], "'logprobs'")
     return Generate(
         caller=incoming.caller,
         prompt=_read_prompt(given),
@@ -59,6 +60,7 @@ def parse_completion(incoming: Incoming, body: dict[str, Any], settings: Request
             created=int(now),
             model=read_model(given, incoming),
             has_usage=read_include_usage(given, is_streaming),
+            has_logprobs="logprobs" in given,
         ),
         is_streaming=is_streaming,
     )
@@ -88,6 +90,7 @@ class CompletionForm:
     created: int
     model: str
     has_usage: bool = False
+    has_logprobs: bool = False
 
     content_type = "text/event-stream"
 
@@ -95,7 +98,8 @@ class CompletionForm:
         return b""
 
     def token(self, token: Token, summary: Summary | None) -> bytes:
-        data = write_event(self._completion(token.text)) if token.text else b""
+        has_chunk = self.has_logprobs or bool(token.text)
+        data = write_event(self._completion(token.text, tokens=[token])) if has_chunk else b""
         if summary is not None:
             data += write_event(self._completion("", _finish_reason(summary)))
             if self.has_usage:
@@ -108,15 +112,27 @@ class CompletionForm:
         return b"data: " + error.body() + b"\n\n"
 
     def whole(self, summary: Summary) -> bytes:
-        return encode({**self._completion(summary.text, _finish_reason(summary)), "usage": write_usage(summary)})
+        value = self._completion(summary.text, _finish_reason(summary), summary.tokens)
+        return encode({**value, "usage": write_usage(summary)})
 
     def _head(self) -> dict[str, Any]:
         return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
 
-    def _completion(self, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def _completion(self, text: str, finish_reason: str | None = None, tokens: Sequence[Token] = ()) -> dict[str, Any]:
+        logprobs = _logprobs(tokens) if self.has_logprobs and tokens else None
+        choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
         value = {**self._head(), "choices": [choice]}
         return {**value, "usage": None} if self.has_usage else value
+
+
+def _logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
+    """Return the tokens in four lists."""
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{each.text: each.logprob for each in token.top} for token in tokens],
+        "text_offset": [token.offset for token in tokens],
+    }
 
 
 def _finish_reason(summary: Summary) -> str:

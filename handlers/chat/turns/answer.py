@@ -51,6 +51,7 @@ class AnswerWriter:
         self._added: deque[tuple[TokenEvent, str | None]] = deque()  # with their text, if it is known
         self._last: tuple[TokenEvent, str | None] | None = None
         self._is_begun = False
+        self._num_chars = 0  # of the tokens' texts so far
 
     def resume(self, given: Continuation) -> None:
         """Take over a stream behind the tokens that its client has. Raises TurnConflict if they end the answer."""
@@ -151,7 +152,8 @@ class AnswerWriter:
             Token(token, self._detokenizer.text_of(token), logprob, token in self._eos_token_ids)
             for token, logprob in event.top
         ]
-        return Token(event.token_id, text, event.logprob, event.token_id in self._eos_token_ids, parts, top)
+        offset, self._num_chars = self._num_chars, self._num_chars + len(text)
+        return Token(event.token_id, text, event.logprob, event.token_id in self._eos_token_ids, parts, top, offset)
 
     def _decode(self, event: TokenEvent) -> str:
         assert event.token_id is not None

@@ -33,7 +33,10 @@ def test_a_prompt_is_continued_as_it_is() -> None:
     ("body", "param"),
     [
         *(({"prompt": prompt}, "prompt") for prompt in ("", [], ["a", "b"], [1, 2], 7, "\ud800")),
-        *(({name: 2}, name) for name in ("n", "best_of", "logprobs", "echo", "suffix", "logit_bias", "stop", "colour")),
+        *(({name: 2}, name) for name in ("n", "best_of", "echo", "suffix", "logit_bias", "stop", "colour")),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"model": 7}, "model"),
