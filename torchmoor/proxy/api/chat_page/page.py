@@ -66,7 +66,7 @@ class ChatPage:
         """List the endpoints that can chat, what they are known to be able to, and the page's limits.
 
         An endpoint with many models needs a TargetModel, and the kinds of its models are unknown here. Instances that
-        this proxy has not started may have another maker's handler: they are asked once a session is open there.
+        this proxy has not started may have another maker's handler: they are asked after a session was opened there.
         """
         listed = [each for each in self._registry.endpoints() if each.settings.multi_model is None]
         for endpoint in listed:
