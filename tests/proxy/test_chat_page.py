@@ -828,6 +828,23 @@ def test_a_text_model_has_no_picture_parts(make_stage: Callable[..., Stage], bro
         expect(page.locator("#samples button").first).to_be_visible()
 
 
+def test_list_of_endpoints_has_no_instance_asked_whose_handler_may_be_another_makers(stage: Stage) -> None:
+    """Such a handler would take the question for an invocation. The launcher knows the handlers of what it starts."""
+    [variant] = stage.registry.get_endpoint("llava").variants
+    url = f"{stage.proxy.runtime_url}/chat/endpoints"
+    assert requests.get(url, timeout=10).status_code == 200
+    assert not variant.opens_sessions
+
+    stage.instance("a").started_at = 1.0
+    stage.instance("a").takes_operations = False
+    assert requests.get(url, timeout=10).status_code == 200
+    assert not variant.opens_sessions
+
+    stage.instance("a").takes_operations = True
+    assert requests.get(url, timeout=10).status_code == 200
+    assert variant.opens_sessions
+
+
 def status_with(can_see: bool | None) -> bytes:
     """Return an instance's answer to the status operation."""
     capabilities = {} if can_see is None else {"capabilities": {"can_see": can_see}}

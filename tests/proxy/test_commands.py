@@ -207,6 +207,30 @@ def test_a_question_to_a_model_without_sessions_says_what_it_is(stage: Stage) ->
     assert asked.stderr.startswith("Error: llava is not an endpoint that chats")
 
 
+@pytest.mark.parametrize("body", [b'[{"label": "cat"}]', b'{"label": "cat"}', b"a cat", b"a cat\nor two\n"])
+def test_a_question_with_a_system_message_to_another_makers_model_says_what_it_is(stage: Stage, body: bytes) -> None:
+    """Its answer is not cut: it is another thing than a stream of chat completions."""
+    for fake in stage.instances.values():
+        fake.behave = answering(body=body)
+
+    asked = invoke(stage, "ask", "Hello", "--system", "Be brief.")
+
+    assert asked.exit_code == 1
+    assert asked.stderr.startswith("Error: llava is not an endpoint that chats: its model answers, but not with a")
+
+
+@pytest.mark.parametrize("body", [b"da", b'data: {"choices"', b'{"token": {"te', b'data: {"choices": []}\n\ndata: x'])
+def test_stream_that_is_cut_is_not_taken_for_another_makers(stage: Stage, body: bytes) -> None:
+    """What has come may be the beginning of an event."""
+    for fake in stage.instances.values():
+        fake.behave = answering(body=body)
+
+    asked = invoke(stage, "ask", "Hello", "--system", "Be brief.")
+
+    assert asked.exit_code != 0
+    assert "the stream ended within an event" in asked.stderr
+
+
 def test_no_endpoint_with_many_models_is_told(stage: Stage) -> None:
     """Instead of an empty table."""
     assert "no endpoint has many models" in invoke(stage, "models", "list").stdout

@@ -208,6 +208,27 @@ def test_longer_times_are_chosen_and_values_shown_on_hover(stage: Stage, browser
 
 
 @pytest.mark.browser
+def test_instance_has_a_history(stage: Stage, browser: Browser) -> None:
+    """It is read once it is unfolded, and stays unfolded while the page goes on."""
+    url = f"{stage.proxy.admin_url}/instances/llava-1/history"
+    wait_until(lambda: requests.get(url, timeout=60).status_code == 200, "a sample")
+    assert requests.get(f"{url}?range=week", timeout=60).status_code == 400
+    assert requests.get(f"{stage.proxy.admin_url}/instances/other/history", timeout=60).status_code == 404
+    for scheme, size in (("light", DESKTOP), ("dark", PHONE)):
+        with open_tab(browser, stage.proxy.admin_url, scheme=scheme, size=size) as tab:
+            page = tab.page
+            card = page.locator(".card", has=page.get_by_role("heading", name="llava-1", exact=True))
+            card.get_by_text("History", exact=True).click()
+            expect(card.locator(".tile", has_text="In flight").locator("b")).to_have_text("0")
+            expect(card.locator(".tile", has_text="Not in service").locator("b")).to_have_text("no")
+            change(stage, lambda registry: registry.set_state("llava-1", InstanceState.DOWN))
+            expect(card.locator(".tile", has_text="Not in service").locator("b")).to_have_text("yes")
+            change(stage, lambda registry: registry.set_state("llava-1", InstanceState.READY))
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            tab.check_accessibility()
+
+
+@pytest.mark.browser
 def test_no_link_to_a_chat_page_that_is_off(make_stage: Callable[..., Stage], browser: Browser) -> None:
     """The data plane does not know the path then."""
     stage = make_stage(chat_page=ChatPageSettings(is_on=False))

@@ -172,7 +172,7 @@ def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser,
         tab.save(tmp_path / "request.png")
 
 
-def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser) -> None:
+def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser, tmp_path: Path) -> None:
     """While the next process starts, and afterwards."""
     os.kill(find_jvm(fleet.run_dir, "llava-0"), signal.SIGKILL)
     with open_tab(browser, fleet.admin) as tab:
@@ -182,4 +182,9 @@ def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser) -
         expect(card.get_by_role("region")).to_contain_text(re.compile("torchserve|TorchServe|W-90"))
         expect(page.locator("#health")).to_have_text("2 of 2 instances ready")
         expect(card.get_by_role("region")).to_be_visible()
+        card.get_by_text("History", exact=True).click()
+        expect(card.locator(".tile", has_text="Not in service").locator("b")).to_have_text("no")
         tab.check_accessibility()
+        tab.save(tmp_path / "killed.png")
+        page.get_by_role("link", name="Chat").click()
+        expect(page).to_have_url(f"{fleet.runtime}/chat")

@@ -17,7 +17,7 @@ from botocore.config import Config
 
 from torchmoor.cli.waiting_notice import EndpointWatch
 from torchmoor.clients import runtime
-from torchmoor.clients.errors import EndpointError
+from torchmoor.clients.errors import EndpointError, UnreadableStream
 from torchmoor.clients.events import read_event_stream
 from torchmoor.clients.receipts import read_receipt
 from torchmoor.clients.runtime import readable_errors
@@ -200,13 +200,21 @@ class MessagesConversation:
         text = ""
         with self._calls.stream(body) as (answer, on_answer):
             self.receipt = read_receipt(answer["ResponseMetadata"]["HTTPHeaders"])
-            for piece in read_event_stream(answer["Body"]):
-                on_answer()
-                if piece.usage is not None:
-                    self.receipt["generated_tokens"] = piece.usage.answer_tokens
-                if piece.text:
-                    text += piece.text
-                    yield piece.text
+            try:
+                for piece in read_event_stream(answer["Body"]):
+                    on_answer()
+                    if piece.usage is not None:
+                        self.receipt["generated_tokens"] = piece.usage.answer_tokens
+                    if piece.text:
+                        text += piece.text
+                        yield piece.text
+            except UnreadableStream as error:
+                if text:
+                    raise
+                raise ChatError(
+                    f"{self._calls.target.endpoint} is not an endpoint that chats: its model answers, but not with a "
+                    f"stream of chat completions ({error}); select another with --endpoint"
+                ) from error
         self._messages = [*asked, {"role": "assistant", "content": text}]
         self._first_images = ()
 

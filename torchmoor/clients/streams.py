@@ -87,6 +87,7 @@ class StreamReader:
         self._texts: list[str] = []
         self._is_complete = False
         self._is_first = True
+        self._is_read = False  # an event was understood
 
     @property
     def text(self) -> str:
@@ -114,14 +115,18 @@ class StreamReader:
         self._keep(data[begin:])
 
     def close(self) -> Iterator[Piece]:
-        """Yield what the end of the bytes completes. Raises StreamCut if the answer is not complete."""
+        """Yield what the end of the bytes completes. Raises StreamCut if the answer is not complete, and
+        UnreadableStream if the bytes are not the beginning of an answer either."""
+        last = self._line.decode(errors="replace").strip()
         try:
             if self._line:
                 yield from self._read_line()
             if self._data:
                 raise UnreadableStream("the last event is not complete")
         except UnreadableStream as error:
-            raise StreamCut("the stream ended within an event") from error
+            if self._is_read or self._data or _may_begin_event(last):
+                raise StreamCut("the stream ended within an event") from error
+            raise
         if not self._is_complete and not self.is_stopped:
             raise StreamCut("the stream ended before the answer was complete")
         yield from self._emit(Piece(self._cutter.flush()))
@@ -167,6 +172,7 @@ class StreamReader:
 
     def _understand(self, value: Any) -> Iterator[Piece]:
         event: StreamEvent = read_value(value)
+        self._is_read = True
         piece = event.piece
         if event.whole and not self._texts:
             piece = dataclasses.replace(piece, text=event.whole)
@@ -185,6 +191,14 @@ class StreamReader:
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.usage = piece.usage or self.usage
         yield piece
+
+
+def _may_begin_event(line: str) -> bool:
+    """Return whether a line that cannot be read may be the beginning of one that can."""
+    if line[:1] in ("{", "["):
+        return _try_parse(line) is None
+    name = line.partition(":")[0]
+    return any(field.startswith(name) for field in ("data", *_FIELDS))
 
 
 def _parse(text: str) -> Any:

@@ -277,6 +277,7 @@ class Launcher:
                 max_inflight_body_bytes=inflight_body_bytes(self._settings.torchserve.heap_mib),
                 started_at=time.monotonic(),
                 last_end=self._ends.get(spec.name),
+                gpu=spec.gpu,
             )
         )
 

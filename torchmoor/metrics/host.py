@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -29,7 +30,53 @@ HOST = (
     gauge("GPUMemoryUtilization", "GPU memory in use; 200 is two full GPUs.", (), "percent"),
 )
 
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """The use of a GPU now. name: its number; uuid: as CUDA_VISIBLE_DEVICES may name it."""
+
+    name: str
+    uuid: str
+    percent: float
+    used_bytes: int
+    total_bytes: int
+
+
 _IDLE, _IOWAIT = 3, 4  # columns of /proc/stat
+
+
+class Gpus:
+    """Reads the use of this machine's GPUs. nvml: NVIDIA's management library; None if it is not installed."""
+
+    def __init__(self, nvml: ModuleType | None = pynvml) -> None:
+        self._nvml = nvml
+        self._handles: list[object] | None = None  # found at the first reading
+
+    def read(self) -> list[GpuUse]:
+        """Return the GPUs' use; none, with a warning, if the driver fails."""
+        nvml = self._nvml
+        if nvml is None:
+            return []
+        try:
+            if self._handles is None:
+                self._handles = self._find(nvml)
+            found = []
+            for number, gpu in enumerate(self._handles):
+                memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
+                percent = nvml.nvmlDeviceGetUtilizationRates(gpu).gpu
+                found.append(GpuUse(str(number), nvml.nvmlDeviceGetUUID(gpu), percent, memory.used, memory.total))
+        except nvml.NVMLError as error:
+            logger.warning("GPUs could not be measured error=%s", error)
+            return []
+        return found
+
+    @staticmethod
+    def _find(nvml: ModuleType) -> list[object]:
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError:  # there is no driver here
+            return []
+        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
 
 
 class HostCollector:
@@ -40,8 +87,7 @@ class HostCollector:
 
     def __init__(self, proc: Path = Path("/proc"), nvml: ModuleType | None = pynvml) -> None:
         self._proc = proc
-        self._nvml = nvml
-        self._gpus: list[object] | None = None  # found at the first scrape
+        self._gpus = Gpus(nvml)
         self._before = (0, 0)  # all ticks of all CPUs, and idle ones
 
     def collect(self) -> Iterator[Metric]:
@@ -69,24 +115,7 @@ class HostCollector:
 
     def _add_gpus(self, families: MetricFamilies) -> None:
         """Add the sums over all GPUs, as CloudWatch has them."""
-        if self._nvml is None:
-            return
-        try:
-            if self._gpus is None:
-                self._gpus = self._find_gpus(self._nvml)
-            used = [self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu in self._gpus]
-            memory = [self._nvml.nvmlDeviceGetMemoryInfo(gpu) for gpu in self._gpus]
-        except self._nvml.NVMLError as error:
-            logger.warning("GPUs could not be measured error=%s", error)
-            return
-        if self._gpus:
-            families.add("GPUUtilization", (), sum(used))
-            families.add("GPUMemoryUtilization", (), sum(100 * each.used / each.total for each in memory))
-
-    @staticmethod
-    def _find_gpus(nvml: ModuleType) -> list[object]:
-        try:
-            nvml.nvmlInit()
-        except nvml.NVMLError:  # there is no driver here
-            return []
-        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        gpus = self._gpus.read()
+        if gpus:
+            families.add("GPUUtilization", (), sum(gpu.percent for gpu in gpus))
+            families.add("GPUMemoryUtilization", (), sum(100 * gpu.used_bytes / gpu.total_bytes for gpu in gpus))

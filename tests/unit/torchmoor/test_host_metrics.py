@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchmoor.metrics.host import HostCollector
+from torchmoor.metrics.host import Gpus, GpuUse, HostCollector
 
 STAT = "cpu  10 0 10 80 0 0 0 0 0 0\ncpu0 10 0 10 80 0 0 0 0 0 0\n"
 MEMINFO = "MemTotal: 100 kB\nMemAvailable: 25 kB\n"
@@ -41,6 +41,9 @@ class Library(ModuleType):
 
     def nvmlDeviceGetMemoryInfo(self, gpu: Any) -> Any:
         return SimpleNamespace(used=gpu[1] << 20, total=100 << 20)
+
+    def nvmlDeviceGetUUID(self, gpu: Any) -> str:
+        return f"GPU-{self._gpus.index(gpu)}"
 
     def _check(self) -> None:
         if not self.has_driver:
@@ -85,3 +88,12 @@ def test_a_driver_that_fails_costs_only_the_gpus(proc: Path) -> None:
 
     assert "GPUUtilization" not in failed
     assert values(collector)["GPUUtilization"] == 10.0
+
+
+def test_each_gpu_is_read_with_its_names() -> None:
+    """An instance's GPU is found by its number or its UUID."""
+    assert Gpus(Library((90, 50), (60, 25))).read() == [
+        GpuUse("0", "GPU-0", 90, 50 << 20, 100 << 20),
+        GpuUse("1", "GPU-1", 60, 25 << 20, 100 << 20),
+    ]
+    assert Gpus(None).read() == Gpus(Library((1, 1), has_driver=False)).read() == []

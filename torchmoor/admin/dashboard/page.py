@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import PurePath
@@ -14,10 +15,12 @@ from typing import Any
 from aiohttp import web
 
 from torchmoor.admin.dashboard.history import INTERVAL_S, NOW, RANGES, VariantHistory
+from torchmoor.admin.dashboard.instance_history import InstanceHistory, find_gpu
 from torchmoor.admin.http import RequestRefused
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.admin.views import describe_instance, describe_scaling
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
+from torchmoor.metrics.host import Gpus, GpuUse
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
 
@@ -58,6 +61,9 @@ class Dashboard:
         self._started_at = time.monotonic()
         self._traffic = data.traffic
         self._histories: dict[VariantTraffic, VariantHistory] = {}
+        self._loads: dict[str, InstanceHistory] = {}
+        self._gpus_here = Gpus()
+        self._gpus: dict[str, GpuUse] = {}  # by number and by UUID
         self._find_histories()
         self._sampling: asyncio.Task[None] | None = None
 
@@ -81,6 +87,7 @@ class Dashboard:
                 path = "/" if file.name == "index.html" else f"/dashboard/{file.name}"
                 router.add_get(path, _answering(file.read_text(encoding="utf-8"), kind))
         router.add_get("/dashboard.json", self._show)
+        router.add_get("/instances/{name}/history", self._show_load)
 
     async def _sample(self) -> None:
         while True:
@@ -91,8 +98,17 @@ class Dashboard:
                 self._find_histories()
                 for history in self._histories.values():
                     history.take(now)
+                await self._take_loads(now)
             except Exception:
                 logger.exception("a sample for the dashboard failed")
+
+    async def _take_loads(self, now: float) -> None:
+        gpus = await asyncio.to_thread(self._gpus_here.read)
+        self._gpus = {key: gpu for gpu in gpus for key in (gpu.name, gpu.uuid)}
+        instances = self._registry.instances()
+        self._loads = {each.name: self._loads.get(each.name) or InstanceHistory() for each in instances}
+        for instance in instances:
+            self._loads[instance.name].take(now, instance, find_gpu(instance, self._gpus))
 
     def _find_histories(self) -> None:
         """Begin the histories of new endpoints, and drop those of endpoints that are gone."""
@@ -100,11 +116,15 @@ class Dashboard:
         self._histories = {each: self._histories.get(each) or VariantHistory(each, now) for each in self._traffic()}
 
     async def _show(self, request: web.Request) -> web.Response:
-        range_name = request.query.get("range", NOW)
-        if range_name not in RANGES:
-            raise RequestRefused(400, f"range must be one of {', '.join(RANGES)}.")
+        range_name = _read_range(request)
         await asyncio.gather(self.statuses.refresh(), self._refresh())
         return web.json_response(self.describe(range_name), headers=HEADERS)
+
+    async def _show_load(self, request: web.Request) -> web.Response:
+        name, range_name = request.match_info["name"], _read_range(request)
+        if (history := self._loads.get(name)) is None:
+            raise RequestRefused(404, f"There is no history of an instance {name!r}.")
+        return web.json_response({"name": name, "series": history.describe(range_name)}, headers=HEADERS)
 
     def describe(self, range_name: str) -> dict[str, Any]:
         """Return the content of GET /dashboard.json."""
@@ -120,7 +140,11 @@ class Dashboard:
             "autoscaling": describe_scaling(self._registry),
             "variants": [self._describe_variant(history, range_name) for history in self._histories.values()],
             "instances": [
-                {**describe_instance(instance, self._registry), "status": self.statuses.find(instance.name)}
+                {
+                    **describe_instance(instance, self._registry),
+                    "status": self.statuses.find(instance.name),
+                    "gpu": None if (gpu := find_gpu(instance, self._gpus)) is None else asdict(gpu),
+                }
                 for instance in self._registry.instances()
             ],
         }
@@ -154,6 +178,13 @@ class Dashboard:
             },
             **history.describe(range_name),
         }
+
+
+def _read_range(request: web.Request) -> str:
+    range_name = request.query.get("range", NOW)
+    if range_name not in RANGES:
+        raise RequestRefused(400, f"range must be one of {', '.join(RANGES)}.")
+    return range_name
 
 
 def _answering(text: str, kind: str) -> Any:

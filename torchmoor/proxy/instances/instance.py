@@ -102,7 +102,8 @@ class InstanceFacts:
     takes_operations: its handler knows our operations. A handler of another maker would take them for invocations.
     generation: of its endpoint.
     source: the DNS name that lists it; empty if the configuration does.
-    started_at: when this proxy started its process, in monotonic seconds; None if it did not.
+    started_at: when this proxy started its process, in monotonic seconds; None if it did not. gpu: as
+    CUDA_VISIBLE_DEVICES names it; None without one, or if this proxy did not start it.
     """
 
     name: str
@@ -119,6 +120,7 @@ class InstanceFacts:
     started_at: float | None = None
     takes_operations: bool = True
     source: str = ""
+    gpu: str | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -2,7 +2,8 @@
 
 import { act } from "./actions.js";
 import { $, copy, keep, part, say, setAttribute, setClass } from "./dom.js";
-import { fillBars } from "./drawings.js";
+import { drawCurves, fillBars, showOnHover } from "./drawings.js";
+import { get } from "./feed.js";
 import { ago, bytes, count, number } from "./words.js";
 
 const STATES = { ready: "good", starting: "warn", draining: "warn", down: "bad" };
@@ -23,6 +24,11 @@ function gauges(instance, budgets) {
   add("KV cache (device)", memory.kv_bytes, memory.kv_capacity_bytes, bytes);
   add("Features (device)", memory.features_bytes, memory.features_capacity_bytes, bytes);
   add("Images (host)", memory.host_bytes, memory.host_capacity_bytes, bytes);
+  if (instance.gpu !== null) {
+    const { name, percent, used_bytes: used, total_bytes: total } = instance.gpu;
+    rows.push({ label: `GPU ${name}`, text: `${number(percent)} %`, part: percent / 100 });
+    add(`Memory of GPU ${name}`, used, total, bytes);
+  }
   for (const [tier, budget] of Object.entries(budgets)) add(`Models (${tier})`, budget.used, budget.max, bytes);
   return rows;
 }
@@ -49,6 +55,39 @@ function progress(instance) {
   return `, ${Math.round(instance.starting_s)} s${usual}`;
 }
 
+const percent = (value) => `${number(value)} %`;
+const HISTORY = [
+  ["In flight", "in_flight", number],
+  ["Sessions", "sessions", number],
+  ["Not in service", "down", (value) => (value ? "yes" : "no")],
+  ["GPU", "gpu_percent", percent],
+  ["GPU memory", "gpu_memory_percent", percent],
+];
+
+// Reads and draws an instance's history, while it is unfolded.
+async function showHistory(card, name) {
+  const box = part(card, "history");
+  if (!box.open || box.dataset.isAsking) return;
+  box.dataset.isAsking = "yes";
+  try {
+    const { series } = await get(`instances/${encodeURIComponent(name)}/history`, { range: $("range").value });
+    const known = HISTORY.filter(([, field]) => series[field].some((value) => value !== null));
+    const tiles = keep(part(card, "history-tiles"), known.map(([title]) => title), () => copy("tile-template"));
+    known.forEach(([title, field, write], at) => {
+      const curve = series[field];
+      const newest = curve[curve.length - 1];
+      say(tiles[at].querySelector("dt"), title);
+      say(tiles[at].querySelector("b"), newest === null ? "–" : write(newest));
+      drawCurves(tiles[at].querySelector("svg"), [curve]);
+      showOnHover(tiles[at].querySelector("svg"), [curve], series.seconds_ago, write);
+    });
+  } catch {
+    // The next answer draws it; the page says itself when the proxy is gone.
+  } finally {
+    delete box.dataset.isAsking;
+  }
+}
+
 function showInstance(card, instance, budgets) {
   const state = part(card, "state");
   const isCutOff = instance.breaker !== "closed" && instance.state === "ready";
@@ -64,6 +103,8 @@ function showInstance(card, instance, budgets) {
     say(elements[2 * at], name);
     say(elements[2 * at + 1], text);
   });
+  part(card, "history").ontoggle = () => showHistory(card, instance.name);
+  showHistory(card, instance.name);
   const end = instance.last_end;
   part(card, "end").hidden = end === null;
   if (end !== null) {

@@ -65,12 +65,14 @@ class ChatPage:
     def _list(self, request: Request, request_id: bytes) -> Reply:
         """List the endpoints that can chat, what they are known to be able to, and the page's limits.
 
-        An endpoint with many models needs a TargetModel, and the kinds of its models are unknown here.
+        An endpoint with many models needs a TargetModel, and the kinds of its models are unknown here. Instances that
+        this proxy has not started may have another maker's handler: they are asked after a session was opened there.
         """
         listed = [each for each in self._registry.endpoints() if each.settings.multi_model is None]
         for endpoint in listed:
             for variant in endpoint.variants:
-                variant.opens_sessions = True  # as the page will, so that instances are asked for their status
+                if any(each.started_at is not None and each.can_be_operated for each in variant.pool.members):
+                    variant.opens_sessions = True  # as the page will, so that instances are asked for their status
         endpoints = [each.name for each in listed]
         capabilities = {name: {"can_see": self._can_see(name)} for name in endpoints}
         content = json.dumps({"endpoints": endpoints, "capabilities": capabilities, **self._content}).encode()

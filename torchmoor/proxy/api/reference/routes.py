@@ -228,6 +228,7 @@ ADMIN = Group(
             answers=((200, "The page.", Body(schema=schemas.TEXT, types=("text/plain",))),),
         ),
         _get("/instances", "listInstances", "The instances and their states."),
+        _get("/instances/{name}/history", "instanceHistory", "An instance's load, sessions, state and GPU over time."),
         _post("/instances/{name}/drain", "drainInstance", "Send an instance nothing new.", answers=_DONE),
         _post("/instances/{name}/resume", "resumeInstance", "End a drain.", answers=_DONE),
         _get("/models", "listModelsOfInstances", "The models of endpoints with many."),

@@ -1,0 +1,66 @@
+"""An instance's history: what is kept, for how long, and what is not known."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmoor.admin.dashboard.history import INTERVAL_S, NUM_SAMPLES, RANGES
+from torchmoor.admin.dashboard.instance_history import FIELDS, InstanceHistory, find_gpu
+from torchmoor.metrics.host import GpuUse
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.reported_status import ReportedStatus
+
+GPU = GpuUse("1", "GPU-a", 30.0, 25, 100)
+
+
+def make_instance() -> Instance:
+    return Instance(name="llava-0", endpoint="llava", model="llava", port=1, gpu="1", state=InstanceState.READY)
+
+
+def test_load_sessions_state_and_gpu_are_kept() -> None:
+    """What an instance does not report is not known."""
+    instance, history = make_instance(), InstanceHistory()
+    history.take(0.0, instance, None)
+    instance.outstanding = 3
+    instance.take_status(ReportedStatus(open_sessions=7, session_room=1))
+    instance.state = InstanceState.DOWN
+    history.take(2.0, instance, find_gpu(instance, {"1": GPU}))
+
+    assert history.describe("5m") == {
+        "seconds_ago": [2.0, 0.0],
+        "in_flight": [0.0, 3.0],
+        "sessions": [None, 7.0],
+        "down": [0.0, 1.0],
+        "gpu_percent": [None, 30.0],
+        "gpu_memory_percent": [None, 25.0],
+    }
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_each_range_is_bounded_and_keeps_peaks(name: str) -> None:
+    """A peak between two samples is not lost, and what is older than the range is."""
+    instance, history = make_instance(), InstanceHistory()
+    history.take(0.0, instance, None)
+    instance.outstanding = 9
+    history.take(INTERVAL_S, instance, None)
+    instance.outstanding = 0
+    num_ticks = round(NUM_SAMPLES * RANGES[name] / INTERVAL_S)
+    for number in range(2, num_ticks - 3 * round(RANGES[name] / INTERVAL_S)):
+        history.take(number * INTERVAL_S, instance, None)
+    assert max(value or 0 for value in history.describe(name)["in_flight"]) == 9
+    for later in range(number, num_ticks + 3 * round(RANGES[name] / INTERVAL_S)):
+        history.take(later * INTERVAL_S, instance, None)
+
+    series = history.describe(name)
+    assert {len(series[field]) for field in FIELDS} == {NUM_SAMPLES} == {len(series["seconds_ago"])}
+    assert set(series["in_flight"]) == {0.0}
+
+
+def test_gpu_is_found_by_number_or_uuid() -> None:
+    """As CUDA_VISIBLE_DEVICES names it."""
+    instance = make_instance()
+    assert find_gpu(instance, {"1": GPU}) is GPU
+    instance.gpu = "GPU-a"
+    assert find_gpu(instance, {"GPU-a": GPU}) is GPU
+    instance.gpu = None
+    assert find_gpu(instance, {"1": GPU}) is None
