@@ -123,10 +123,11 @@ def test_filters_by_error_and_session(stage: Stage) -> None:
     assert [row["status"] for row in decisions(stage, f"?session={beginning}")] == [200]
 
 
-def test_ids_in_paths_are_not_shown(stage: Stage) -> None:
+@pytest.mark.parametrize("base", ["/v1", "/endpoints/llava/openai/v1", "/endpoints/nobody/openai/v1"])
+def test_ids_in_paths_are_not_shown(stage: Stage, base: str) -> None:
     """The id of a response or conversation names its session, as a credential does."""
     session_id = make_session_id("a")
-    url = f"{stage.proxy.runtime_url}/v1/responses/resp_{session_id.removeprefix('ts-seq-')}?stream=true"
+    url = f"{stage.proxy.runtime_url}{base}/responses/resp_{session_id.removeprefix('ts-seq-')}/input_items"
     requests.get(url, timeout=10)
     stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
 

@@ -104,13 +104,6 @@ def _errors_of(record: RequestRecord) -> tuple[str | None, ...]:
     return (ANY_ERROR, record.error_type, record.model_error) if has_failed else ()
 
 
-def _path_of(record: RequestRecord) -> str:
-    """Return the path without its query, and of OpenAI's resources without their ids, which are credentials."""
-    path = record.path.partition("?")[0]
-    parts = path.split("/")
-    return "/".join([*parts[:3], "…"]) if parts[1:2] == ["v1"] and len(parts) > 3 else path
-
-
 def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
@@ -121,7 +114,7 @@ def _describe(record: RequestRecord) -> dict[str, Any]:
         "request_id": record.request_id,
         "inference_id": record.inference_id,
         "method": record.method,
-        "path": _path_of(record),
+        "path": record.path,
         "caller": record.principal,
         "model": record.target_model or record.model,
         "operation": record.operation,

@@ -11,6 +11,8 @@ from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.wire import headers
 
 MAX_PATH = 256  # bytes of a request's path
+_RESOURCES = ("responses", "conversations", "files")  # of OpenAI's API
+_NAMES = {"compact", "input_tokens", "input_items", "cancel", "items", "content"}  # in their paths; all else is ids
 _ERROR_KIND = b"x-amzn-errortype"
 _ERROR_HEADER = headers.ERROR.encode()
 _WORDS = {outcome: outcome.value for outcome in Outcome}
@@ -66,12 +68,22 @@ class RequestRecord:
         self.error_type: str | None = None
 
 
+def hide_ids(path: bytes) -> str:
+    """Return a path without the ids of OpenAI's resources: an id contains that of its session, which is a credential."""
+    text = path.decode("latin-1")
+    before, mark, after = text.partition("/v1/")
+    resource, *parts = after.split("/")
+    if not parts or resource not in _RESOURCES:
+        return text
+    return before + mark + "/".join([resource, *(part if part in _NAMES else "..." for part in parts)])
+
+
 def begin_record(request: Request, request_id: bytes, outcome: Outcome, now: float) -> RequestRecord:
     """Record what the request's head says. now: monotonic seconds."""
     record = RequestRecord(
         request_id.decode(),
         request.method.decode("latin-1"),
-        request.path.decode("latin-1")[:MAX_PATH],
+        hide_ids(request.path)[:MAX_PATH],
         _WORDS[outcome],
         now - request.received_at,
     )
