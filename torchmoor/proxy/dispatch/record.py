@@ -69,7 +69,7 @@ class RequestRecord:
 
 
 def hide_ids(path: bytes) -> str:
-    """Return a path without the ids of OpenAI's resources: an id contains that of its session, which is a credential."""
+    """Return a path without the ids of OpenAI's resources. Each contains its session's id, which is a credential."""
     text = path.decode("latin-1")
     before, mark, after = text.partition("/v1/")
     resource, *parts = after.split("/")
