@@ -698,6 +698,7 @@ def test_a_wrong_token_leads_to_a_field_for_the_right_one(make_stage: Callable[.
         page.get_by_role("button", name="Access token").click()
         dialog.get_by_label("Token").fill("a-token-of-bobby")
         page.keyboard.press("Enter")
+        expect(dialog).to_be_hidden()  # the token is in use from then on
         turn = ask(page, "two")  # another caller, who does not own this session
         turn.get_by_role("button", name="Open it again").click()
         expect(turn.locator(".text")).to_have_text("The circle is red.")
