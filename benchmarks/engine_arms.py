@@ -18,13 +18,13 @@ from botocore.config import Config
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from benchmarks.fleet import Fleet, Spent
-from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import SequenceCache
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner
-from handlers.engine.sampler import SamplingParams
-from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import Sequence, TokenEvent
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.kv_cache import SequenceCache
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import Sequence
+from handlers.engine.contract import SamplingParams, TokenEvent
 from handlers.errors import TurnTimedOut
 from handlers.models.loader import load_model
 from handlers.settings import EngineSettings

@@ -12,8 +12,8 @@ from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.device import choose_device
-from handlers.engine.engine import make_engine
-from handlers.engine.runner import cache_shape
+from handlers.engine.builtin.chat_engine import make_builtin_engine
+from handlers.engine.builtin.runner import cache_shape
 from handlers.errors import OutOfMemory, SettingsError
 from handlers.journal.url import open_journal
 from handlers.models.checkpoint import find_checkpoint
@@ -49,7 +49,8 @@ def start_chat(
     check_files(checkpoint, own)
     model = load_model(checkpoint, device, own.dtype, attention=own.attention, is_compiled=own.compile == "layers")
     try:
-        engine = make_engine(model, choose_kv_bytes(settings.session, model, settings.engine.max_rows), settings.engine)
+        kv_bytes = choose_kv_bytes(settings.session, model, settings.engine.max_rows)
+        engine = make_builtin_engine(model, kv_bytes, settings.engine, settings.grammar)
     except OutOfMemory as exc:
         raise SettingsError(f"handler.session: {exc.message}; give it fewer kv_bytes or kv_tokens") from exc
     ids = SessionIdMinter.from_environment(environ)

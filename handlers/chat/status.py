@@ -4,17 +4,17 @@ from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import IMAGE_EVENTS, KV_EVENTS, SESSION_EVENTS, TOKEN_KINDS, TURN_OUTCOMES, Counters
-from handlers.engine.engine import Engine
+from handlers.engine.contract import ChatEngine
 
 
 def count_everything(
-    counters: Counters, store: SessionStore, recorder: SessionRecorder, loader: ImageLoader, engine: Engine
+    counters: Counters, store: SessionStore, recorder: SessionRecorder, loader: ImageLoader, engine: ChatEngine
 ) -> dict[str, dict[str, int]]:
     """Return the numbers by group and name (docs/instance-protocol.md). Any thread."""
     count = counters.get
     started = count("turns_started")
     ended = counters.get_all(TURN_OUTCOMES, "turns_")
-    pool, images, scheduler = store.pool, store.images, engine.scheduler
+    pool, images, numbers = store.pool, store.images, engine.numbers()
     return {
         "sessions": {
             "open": len(store),
@@ -49,9 +49,9 @@ def count_everything(
         "images": {**counters.get_all(IMAGE_EVENTS, "images_"), "fetched": loader.num_fetched},
         "decoding": loader.decoding.describe(),
         "engine": {
-            "steps": engine.num_steps,
-            "rows": len(scheduler.running),
-            "queued": len(scheduler.waiting),
+            "steps": numbers.steps,
+            "rows": numbers.rows,
+            "queued": numbers.queued,
         },
         "pump": {"rounds": count("pump_rounds"), "cpu_ms": count("pump_cpu_us") // 1000},
     }

@@ -16,7 +16,6 @@ from handlers.chat.pictures.store import Image
 from handlers.chat.turns.context_limits import truncate
 from handlers.chat.turns.generation import Generation, GenerationParts
 from handlers.chat.turns.question import Prompt
-from handlers.engine.kv_cache import SequenceCache
 from handlers.errors import InvalidRequest
 from handlers.reply import PendingReply
 
@@ -29,7 +28,7 @@ class Completion:
         self._request = request
         self._reply = reply
         self._scope = request.caller.scope
-        self._cache = SequenceCache(parts.engine.runner.pool, self._scope)
+        self._cache = parts.engine.pool.open(self._scope)
         self._received: list[ReceivedImage] = []
         self._generation = Generation(parts, self, self._cache, request, reply, self._release)
 
@@ -114,4 +113,4 @@ class Completion:
 
     def _release(self) -> None:
         self._parts.receiver.release(self._received, is_kept=True)
-        self._cache.pool.unpin(self._cache)
+        self._cache.unpin()
