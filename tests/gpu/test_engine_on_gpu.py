@@ -15,11 +15,11 @@ from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import ImageSpan, Sequence
+from handlers.engine.builtin.start import choose_kv_bytes
 from handlers.engine.contract import SamplingParams, TokenEvent
 from handlers.errors import OutOfMemory
 from handlers.models.loader import load_model
 from handlers.settings import ChatSessionSettings
-from handlers.start import choose_kv_bytes
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save
 
 pytestmark = [

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from handlers.device import exit_worker
 from handlers.engine.builtin.engine import Engine
-from handlers.engine.builtin.grammar import Grammar, GrammarCompiler
 from handlers.engine.builtin.kv_cache import BlockPool, SequenceCache
 from handlers.engine.builtin.kv_parts import PART, block_names, find_part, read_part, split_parts, write_part
 from handlers.engine.builtin.pace import Pace
@@ -27,6 +26,7 @@ from handlers.engine.contract import (
     KvPart,
     PictureFeatures,
 )
+from handlers.engine.grammar import Grammar, GrammarCompiler
 from handlers.errors import OutOfMemory
 from handlers.grammar_settings import GrammarSettings
 from handlers.models.text import TextModel

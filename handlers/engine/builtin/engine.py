@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from handlers.device import use_device
-from handlers.engine.builtin.grammar import GrammarFailed
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.engine.builtin.pace import MIN_CHUNK
 from handlers.engine.builtin.runner import ModelRunner, StepResult
@@ -25,6 +24,7 @@ from handlers.engine.builtin.sampler import Sampler, choose_tokens
 from handlers.engine.builtin.scheduler import Scheduler, StepShare
 from handlers.engine.builtin.sequence import Sequence
 from handlers.engine.contract import FinishReason, TokenEvent
+from handlers.engine.grammar import GrammarFailed
 from handlers.errors import InternalError, InvalidRequest, OutOfMemory, TurnTimedOut
 
 logger = logging.getLogger(__name__)

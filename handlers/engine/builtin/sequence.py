@@ -45,7 +45,7 @@ class Sequence:
         given: Iterable[int] = (),
     ) -> None:
         self.prompt = prompt
-        self.images = images
+        self.images = list(images)
         self.cache = cache
         self.params = params
         self.deadline = deadline

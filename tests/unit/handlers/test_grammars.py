@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from benchmarks.grammar_schemas import SCHEMAS
 from handlers.engine.builtin.engine import Engine
-from handlers.engine.builtin.grammar import GrammarCompiler, GrammarFailed
 from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.runner import ModelRunner, cache_shape
 from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import Sequence
 from handlers.engine.contract import FinishReason, GrammarText, SamplingParams, TokenEvent
+from handlers.engine.grammar import GrammarCompiler, GrammarFailed
 from handlers.errors import InvalidRequest, Overloaded
 from handlers.grammar_settings import GrammarSettings
 
