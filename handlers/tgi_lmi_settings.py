@@ -106,7 +106,6 @@ FOREIGN = (
     ForeignSetting("vllm.pipeline_parallel", _whole, (), ("pipeline_parallel_degree",)),
     ForeignSetting("vllm.quantization", _quantization, ("QUANTIZE", "HF_MODEL_QUANTIZE"), ("quantize",)),
     ForeignSetting("vllm.speculative", _json, (), ("speculative_config",)),
-    ForeignSetting("session.device_fraction", float, ("CUDA_MEMORY_FRACTION",), ("gpu_memory_utilization",)),
     ForeignSetting(None, _off, ("TRUST_REMOTE_CODE", "HF_MODEL_TRUST_REMOTE_CODE"), ("trust_remote_code",)),
     ForeignSetting(None, _off, ("LORA_ADAPTERS",), ("enable_lora", "adapters")),
     ForeignSetting(None, _off, ("ROPE_SCALING",), ("rope_scaling",)),
@@ -143,9 +142,15 @@ def understand(
         in_environment = [*variables, *(options[name] for name in foreign.options if name in options)]
         in_file = [properties[name] for name in foreign.options if name in properties]
         found = _agreed(foreign, in_file) or _agreed(foreign, in_environment)
-        if found is not None and foreign.setting is not None:
+        if found is not None and foreign.setting is not None and found.value:
             settings[foreign.setting] = found
     _check_lengths(settings)
+    if _engine(config, environ) != "vllm":
+        for said in (said for setting, said in settings.items() if setting.startswith("vllm.") and said.value != 1):
+            raise SettingsError(
+                f"{said.name} is {said.value!r}, which is not offered by the built-in engine: set "
+                "handler.engine.name to vllm (docs/gpu.md)"
+            )
     merged = {group: dict(values) if isinstance(values, Mapping) else values for group, values in config.items()}
     for setting, said in settings.items():
         group, _, key = setting.partition(".")
@@ -157,6 +162,12 @@ def understand(
         own[key] = said.value
         logger.info("setting taken setting=handler.%s from=%s", setting, said.name)
     return merged
+
+
+def _engine(config: Mapping[str, Any], environ: Mapping[str, str]) -> object:
+    """Return the engine's name, which settings.py checks."""
+    own = config.get("engine")
+    return environ.get("TORCHMOOR_HANDLER_ENGINE_NAME") or (own.get("name") if isinstance(own, Mapping) else None)
 
 
 def _agreed(foreign: ForeignSetting, said: Sequence[_Said]) -> _Said | None:
