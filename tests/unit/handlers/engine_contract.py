@@ -175,7 +175,7 @@ class EngineContract:
         assert [asked.wait().tokens for asked in together] == [*expected, *expected]
 
     def test_tokens_arrive_one_by_one_and_the_last_says_why(self, contender: Contender) -> None:
-        """An answer ends at its length or at an end token; whoever waits for output is woken."""
+        """An answer ends at its length or at an end token; the reader is woken."""
         short = contender.ask("Hello there", max_new_tokens=3).wait()
         assert [event.finish_reason for event in short.events[:-1]] == [None] * (len(short.events) - 1)
         assert (len(short.tokens), short.events[-1].finish_reason) == (3, FinishReason.LENGTH)

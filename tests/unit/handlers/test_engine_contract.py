@@ -1,6 +1,5 @@
 """The built-in engine keeps the contract, in packed steps and one sequence at a time."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,12 @@ class TestBuiltin(EngineContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def contender(cls, checkpoint: Path, one_thread: None) -> Iterator[Contender]:
+    def contender(cls, checkpoint: Path, one_thread: None) -> Contender:
         settings = HandlerSettings(session=ChatSessionSettings(kv_bytes=64 << 20))
         prompts, engine = open_engine(settings, checkpoint, None)
         reference = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
         engine.start()
-        yield Contender(engine, prompts, reference, AutoProcessor.from_pretrained(checkpoint))
+        return Contender(engine, prompts, reference, AutoProcessor.from_pretrained(checkpoint))
 
 
 class TestPlain(EngineContract):
@@ -34,9 +33,7 @@ class TestPlain(EngineContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def contender(
-        cls, tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, one_thread: None
-    ) -> Iterator[Contender]:
+    def contender(cls, tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, one_thread: None) -> Contender:
         folder = tmp_path_factory.mktemp("gpt2")
         save(PLAIN["gpt2"](), folder, checkpoint)
         (folder / "processor_config.json").unlink()
@@ -44,4 +41,4 @@ class TestPlain(EngineContract):
         prompts, engine = open_engine(settings, folder, None)
         assert not engine.capabilities.is_packed
         engine.start()
-        yield Contender(engine, prompts, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+        return Contender(engine, prompts, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
