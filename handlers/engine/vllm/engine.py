@@ -6,6 +6,7 @@ model run in other processes, and its outputs back as events.
 
 import asyncio
 import logging
+import multiprocessing
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -39,6 +40,7 @@ from handlers.errors import BadImage, HandlerError, InternalError, InvalidReques
 from handlers.models.prompt_format import PromptFormat
 
 logger = logging.getLogger(__name__)
+STOP_TIMEOUT_S = 20.0  # for vLLM's processes to end by themselves
 
 
 class _Answer:
@@ -111,7 +113,10 @@ class VllmEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._llm.shutdown()
+        processes = multiprocessing.active_children()
+        self._llm.shutdown(timeout=STOP_TIMEOUT_S)
+        for process in processes:  # those that were killed have not ended yet
+            process.join(STOP_TIMEOUT_S)
 
     def numbers(self) -> EngineNumbers:
         return self._steps.numbers()

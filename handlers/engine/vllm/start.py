@@ -25,7 +25,7 @@ def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -
 
     It takes a minute or more. Raises SettingsError.
     """
-    _set_variables(settings, gpu_id, os.environ)
+    prepare_environment(settings, gpu_id, os.environ)
     try:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -60,7 +60,7 @@ def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -
     return prompts, VllmEngine(llm, loop, prompts, grammars, steps)
 
 
-def _set_variables(settings: HandlerSettings, gpu_id: int | None, environ: Any) -> None:
+def prepare_environment(settings: HandlerSettings, gpu_id: int | None, environ: Any) -> None:
     """Set what vLLM reads from the environment when it is imported; what operators have set stays."""
     environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would report to its makers
