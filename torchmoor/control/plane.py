@@ -38,7 +38,7 @@ def describing_plane(settings: ProxySettings, registry: Registry, run_dir: Path 
 
     run_dir: the parent of the instances' folders, whose logs are shown.
     """
-    views = EndpointViews(registry, make_names(settings), {}, registry.find_endpoint)
+    views = EndpointViews(registry, make_names(settings), {}, None)
     services = [Service(SAGEMAKER, views.operations(), hint=HINT)]
     if run_dir is not None:
         services.append(Service("logs", EndpointLogs(registry, run_dir).operations()))
@@ -82,7 +82,7 @@ class LaunchingPlane:
         operations = {
             **Models(control, resources, names, artifacts.check).operations(),
             **self._endpoints.operations(),
-            **EndpointViews(registry, names, resources.endpoints, deployments.find_endpoint).operations(),
+            **EndpointViews(registry, names, resources.endpoints, deployments).operations(),
             **tags.operations(),
         }
         self._cloudwatch = CloudWatch(control, resources, names)

@@ -33,7 +33,7 @@ class Store:
         self.asked = threading.Semaphore(0)
         self.answer = threading.Semaphore(0)
 
-    def fetch(self, container: Any, name: str, folder: Path) -> Any:
+    def fetch(self, container: Any, name: str, folder: Path, download: Any) -> Any:
         self.num_running += 1
         self.num_asked += 1
         self.most_running = max(self.most_running, self.num_running)
