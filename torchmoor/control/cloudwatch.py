@@ -12,7 +12,8 @@ from botocore.utils import parse_to_aware_datetime
 
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.listing import ListedResource, list_page
-from torchmoor.control.metric_history import MINUTE_S, MetricHistory, Observations, Series
+from torchmoor.control.metric_history import MINUTE_S, MetricHistory, Observations
+from torchmoor.control.metric_math import MetricMath, Series
 from torchmoor.control.models import as_time
 from torchmoor.control.names import Names
 from torchmoor.control.protocol import Operation, Values
@@ -52,24 +53,39 @@ class CloudWatch:
         }
 
     def _get_data(self, values: Values) -> Values:
+        queries = {query["Id"]: query for query in values["MetricDataQueries"]}
+        if len(queries) < len(values["MetricDataQueries"]):
+            raise RequestInvalid("Two queries have the same Id.")
+        metrics, expressions = {}, {}
+        for name, query in queries.items():
+            if ("MetricStat" in query) is ("Expression" in query):
+                raise RequestInvalid(f"Query {name} must have either MetricStat or Expression.")
+            if "MetricStat" in query:
+                metrics[name] = self._read_series(query["MetricStat"], values)
+            else:
+                expressions[name] = query["Expression"]
+        start, end = (_seconds(values[key]) for key in ("StartTime", "EndTime"))
+        evaluated = MetricMath(expressions, metrics, start, end)
+        is_newest_first = values.get("ScanBy") != "TimestampAscending"
         results = []
-        for query in values["MetricDataQueries"]:
-            stat = query.get("MetricStat")
-            if stat is None:
-                raise RequestInvalid(f"Query {query['Id']} has no MetricStat: expressions are not supported here.")
-            found = self._read(stat["Metric"], values, stat["Period"])
-            points = sorted(found.items(), reverse=values.get("ScanBy") != "TimestampAscending")
-            name = _check_statistic(stat["Stat"])
-            results.append(
-                {
-                    "Id": query["Id"],
-                    "Label": query.get("Label", stat["Metric"].get("MetricName", "")),
-                    "Timestamps": [as_time(at) for at, _ in points],
-                    "Values": [float(each.statistic(name)) for _, each in points],
-                    "StatusCode": "Complete",
-                }
-            )
+        for name, query in queries.items():
+            found = evaluated.find(name)
+            if not query.get("ReturnData", True):
+                continue
+            if isinstance(found, float):
+                raise RequestInvalid(f"Query {name} has a number as its result: it must be a series.")
+            default = query["MetricStat"]["Metric"].get("MetricName", "") if "MetricStat" in query else name
+            results += [
+                _as_result(name, query.get("Label", default), each, is_newest_first=is_newest_first)
+                for each in (found if isinstance(found, list) else [found])
+            ]
         return {"MetricDataResults": results, "Messages": []}
+
+    def _read_series(self, stat: Mapping[str, Any], window: Mapping[str, Any]) -> Series:
+        """Return the points of a query's MetricStat. Raises RequestInvalid."""
+        name = _check_statistic(stat["Stat"])
+        found = self._read(stat["Metric"], window, stat["Period"])
+        return Series({at: float(each.statistic(name)) for at, each in found.items()}, stat["Period"])
 
     def _get_statistics(self, values: Values) -> Values:
         names = [_check_statistic(name) for name in values.get("Statistics", ())]
@@ -175,7 +191,18 @@ class CloudWatch:
         return self.history.read(metric["MetricName"], series, start=start, end=end, period=period)
 
 
-def _dimensions_of(series: Series) -> dict[str, str]:
+def _as_result(name: str, label: str, series: Series, *, is_newest_first: bool) -> dict[str, Any]:
+    points = sorted(series.points.items(), reverse=is_newest_first)
+    return {
+        "Id": name,
+        "Label": label,
+        "Timestamps": [as_time(at) for at, _ in points],
+        "Values": [value for _, value in points],
+        "StatusCode": "Complete",
+    }
+
+
+def _dimensions_of(series: tuple[str, str]) -> dict[str, str]:
     endpoint, variant = series
     return {"EndpointName": endpoint, **({"VariantName": variant} if variant else {})}
 
