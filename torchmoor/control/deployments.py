@@ -19,11 +19,12 @@ from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.control.artifacts import Artifacts, ServedModel
 from torchmoor.control.downloads import Download
-from torchmoor.control.models import primary_container
+from torchmoor.control.models import START_TIMEOUT, primary_container
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler, ScaledVariant
-from torchmoor.fleet.launcher import Launch, Launcher, remove_folder
+from torchmoor.fleet.folders import remove_folder
+from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.proxy.api.describe import describe_starting
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint, Registry
@@ -40,6 +41,7 @@ class Deployment:
     """An endpoint's instances, by name. served: by variant. num_named: names given until now. work: its own folder.
 
     scaled: variants whose instances the autoscaler starts and stops; their launches are those that may run.
+    start_timeouts_s: by variant.
     """
 
     endpoint: Endpoint
@@ -48,6 +50,7 @@ class Deployment:
     stem: str
     num_named: int
     work: Path
+    start_timeouts_s: Mapping[str, float]
     scaled: dict[str, ScaledVariant] = field(default_factory=dict)
 
 
@@ -252,7 +255,11 @@ class Deployments:
         except BaseException:
             await asyncio.to_thread(remove_folder, work)
             raise
-        deployment = Deployment(endpoint, served, {}, stem, 0, work)
+        timeouts_s = {
+            variant["VariantName"]: float(variant.get(START_TIMEOUT, 0))
+            for variant in resource.config["ProductionVariants"]
+        }
+        deployment = Deployment(endpoint, served, {}, stem, 0, work, timeouts_s)
         try:
             launches = [
                 launch
@@ -296,6 +303,7 @@ class Deployments:
                     store=served.store,
                     environment=served.environment,
                     properties=served.properties,
+                    start_timeout_s=deployment.start_timeouts_s[variant],
                 )
             )
             deployment.num_named += 1
