@@ -96,7 +96,7 @@ class Endpoints:
         name = values["EndpointName"]
         old = self._find_changeable(name)
         new = self._make(values["EndpointConfigName"])
-        _retain(values, old, new)
+        retain_properties(values, old, new)
         if "DeploymentConfig" in values:
             logger.info("without effect here: DeploymentConfig, all traffic moves at once endpoint=%s", name)
         self._check_room(new)
@@ -265,7 +265,7 @@ class Endpoints:
         await self._resources.save()
 
 
-def _retain(values: Values, old: EndpointResource, new: EndpointResource) -> None:
+def retain_properties(values: Values, old: EndpointResource, new: EndpointResource) -> None:
     """Give a new configuration the weights and counts that an update retains."""
     if not values.get("RetainAllVariantProperties"):
         return
