@@ -12,7 +12,7 @@ from botocore.utils import parse_to_aware_datetime
 
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.listing import ListedResource, list_page
-from torchmoor.control.metric_history import MINUTE_S, MetricHistory, Observations
+from torchmoor.control.metric_history import MINUTE_S, UTILIZATION, MetricHistory, Observations
 from torchmoor.control.metric_math import MetricMath, Series
 from torchmoor.control.models import as_time
 from torchmoor.control.names import Names
@@ -20,7 +20,7 @@ from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import Resource, Resources
 from torchmoor.errors import LimitExceeded, RequestInvalid
 
-NAMESPACE = "AWS/SageMaker"
+NAMESPACE, OF_INSTANCES = "AWS/SageMaker", "/aws/sagemaker/Endpoints"
 PAGE_SIZE = 500
 _STATISTIC = re.compile(r"SampleCount|Sum|Average|Minimum|Maximum|p(\d{1,2}(\.\d{1,2})?|100)")
 _COMPARISONS = {
@@ -32,7 +32,10 @@ _COMPARISONS = {
 
 
 class CloudWatch:
-    """Statistics of the metrics in AWS/SageMaker. history: set before the first request is answered."""
+    """Statistics of the metrics of AWS/SageMaker and /aws/sagemaker/Endpoints.
+
+    history: set before the first request is answered.
+    """
 
     history: MetricHistory
 
@@ -93,7 +96,7 @@ class CloudWatch:
         points = [
             {
                 "Timestamp": as_time(at),
-                "Unit": "Microseconds" if each.buckets else "Count",
+                "Unit": _unit_of(values["MetricName"], each),
                 **{name: float(each.statistic(name)) for name in names},
                 **(
                     {"ExtendedStatistics": {name: float(each.statistic(name)) for name in extended}} if extended else {}
@@ -109,12 +112,12 @@ class CloudWatch:
         for name, series in self.history.names():
             dimensions = _dimensions_of(series)
             if (
-                values.get("Namespace", NAMESPACE) == NAMESPACE
+                values.get("Namespace") in (None, _namespace_of(name))
                 and values.get("MetricName", name) == name
                 and all(key in dimensions and value in (None, dimensions[key]) for key, value in wanted.items())
             ):
                 listed = [{"Name": key, "Value": value} for key, value in dimensions.items()]
-                summary = {"Namespace": NAMESPACE, "MetricName": name, "Dimensions": listed}
+                summary = {"Namespace": _namespace_of(name), "MetricName": name, "Dimensions": listed}
                 rows.append(ListedResource("/".join((name, *series)), 0.0, summary=summary))
         token = {"NextToken": values["NextToken"]} if "NextToken" in values else {}
         return list_page(rows, {"MaxResults": PAGE_SIZE, "SortBy": "Name", **token}, "Metrics")
@@ -182,13 +185,23 @@ class CloudWatch:
         if period % MINUTE_S or period <= 0:
             raise RequestInvalid("Period must be a multiple of 60 seconds here.")
         dimensions = {each["Name"]: each["Value"] for each in metric.get("Dimensions", ())}
-        if metric.get("Namespace") != NAMESPACE or dimensions.keys() - {"EndpointName", "VariantName"}:
+        name = str(metric.get("MetricName", ""))
+        if metric.get("Namespace") != _namespace_of(name) or dimensions.keys() - {"EndpointName", "VariantName"}:
             return {}
         series = (dimensions.get("EndpointName", ""), dimensions.get("VariantName", ""))
         start, end = (_seconds(window[key]) for key in ("StartTime", "EndTime"))
         if end <= start:
             raise RequestInvalid("EndTime must be after StartTime.")
-        return self.history.read(metric["MetricName"], series, start=start, end=end, period=period)
+        return self.history.read(name, series, start=start, end=end, period=period)
+
+
+def _namespace_of(name: str) -> str:
+    """Return the namespace of a metric."""
+    return OF_INSTANCES if name in UTILIZATION else NAMESPACE
+
+
+def _unit_of(name: str, found: Observations) -> str:
+    return "Microseconds" if found.buckets else "Percent" if name in UTILIZATION else "Count"
 
 
 def _as_result(name: str, label: str, series: Series, *, is_newest_first: bool) -> dict[str, Any]:

@@ -22,9 +22,7 @@ def refuse_unknown(request: Request, request_id: bytes) -> Reply:
     if not service or service in OWN:
         return runtime_error(unknown_operation(request), request_id)
     variable = f"AWS_ENDPOINT_URL_{service.upper().replace('-', '_')}"
-    message = (
-        f"torchmoor does not serve {service}, which AWS_ENDPOINT_URL leads here: set {variable} to its own address."
-    )
+    message = f"torchmoor does not serve {service}: set {variable} to its own address, or leave AWS_ENDPOINT_URL unset."
     error = f"<Error><Code>UnknownOperationException</Code><Message>{message}</Message></Error>"
     body = error if service == "s3" else f"<ErrorResponse>{error}</ErrorResponse>"
     return Reply(404, (_XML, (b"x-amzn-requestid", request_id)), f'<?xml version="1.0"?>{body}'.encode())

@@ -120,7 +120,7 @@ def test_properties_in_a_packed_folder_name_the_checkpoint(
 def test_what_is_no_model_says_so(fetch: Fetch, put: Put, store: str) -> None:
     put("notes", README_dot_md=b"")
 
-    with pytest.raises(ObjectError, match="there is no object below .*/artifacts/empty/"):
+    with pytest.raises(ObjectError, match=r"there is no object below .*/artifacts/empty/"):
         fetch(**uncompressed(f"{store}/empty"))
     with pytest.raises(ConfigError, match=r"has no model that can be served, but README\.md"):
         fetch(**uncompressed(f"{store}/notes/"))
