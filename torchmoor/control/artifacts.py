@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.routing import MultiModelSettings
-from torchmoor.control.downloads import Download, ModelStore, StoredFile
+from torchmoor.control.downloads import DownloadState, ModelStore, StoredFile
 from torchmoor.control.images import Container, default_variables, find_container
 from torchmoor.errors import ConfigError, LaunchError, RequestInvalid
 from torchmoor.fleet.archives import MANIFEST, ArchiveContents, built_in, chat_handler
@@ -91,7 +91,7 @@ class Artifacts:
         elif place and not place.startswith(S3):
             raise RequestInvalid(f"{place!r} must be s3://bucket/key, or file:///path below an allowed directory.")
 
-    def fetch(self, container: Mapping[str, Any], name: str, work: Path, download: Download) -> ServedModel:
+    def fetch(self, container: Mapping[str, Any], name: str, work: Path, download: DownloadState) -> ServedModel:
         """Return what instances run. name: the model's. work: a folder for what is downloaded or unpacked.
 
         Blocks. Raises RequestInvalid, ConfigError, LaunchError or ObjectError.
@@ -135,7 +135,7 @@ class Artifacts:
             raise ConfigError(f"there is no model in {place}: {FORMS}")
         return _serve_chat(name, _with_files(environment, files), properties)
 
-    def _download(self, files: Sequence[StoredFile], work: Path, download: Download) -> Path:
+    def _download(self, files: Sequence[StoredFile], work: Path, download: DownloadState) -> Path:
         """Return a folder with these files."""
         folder = work / "given"
         folder.mkdir()

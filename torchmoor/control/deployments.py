@@ -18,7 +18,7 @@ from torchmoor.config.endpoints import read_endpoint
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.control.artifacts import Artifacts, ServedModel
-from torchmoor.control.downloads import Download
+from torchmoor.control.downloads import DownloadState
 from torchmoor.control.models import START_TIMEOUT, primary_container
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
@@ -58,7 +58,7 @@ class Deployment:
 class Start:
     """What starts for an endpoint that is created or updated. endpoint: None until all models are here."""
 
-    downloads: Mapping[str, Download]  # by variant
+    downloads: Mapping[str, DownloadState]  # by variant
     endpoint: Endpoint | None = None
 
 
@@ -233,7 +233,7 @@ class Deployments:
         """Start all instances of a configuration, and wait until they are ready."""
         stem = f"{_stem(name)}-{resource.serial}"
         variants = [variant["VariantName"] for variant in resource.config["ProductionVariants"]]
-        start = self._starts[name] = Start({variant: Download() for variant in variants})
+        start = self._starts[name] = Start({variant: DownloadState() for variant in variants})
         try:
             return await self._deploy_from(name, resource, stem, start)
         finally:
@@ -273,7 +273,9 @@ class Deployments:
         deployment.launches = {launch.name: launch for launch in launches}
         return deployment
 
-    async def _fetch(self, container: Mapping[str, Any], model: str, work: Path, download: Download) -> ServedModel:
+    async def _fetch(
+        self, container: Mapping[str, Any], model: str, work: Path, download: DownloadState
+    ) -> ServedModel:
         """Fetch a model. Returns or raises, also when cancelled, after nothing is written any more."""
         fetching = asyncio.ensure_future(asyncio.to_thread(self._artifacts.fetch, container, model, work, download))
         try:

@@ -32,7 +32,7 @@ class StoredFile:
     num_bytes: int
 
 
-class Download:
+class DownloadState:
     """The state of a model's download. Any thread may read it, or end the download."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class ModelStore:
             raise ObjectError(f"there is no {url}")
         return StoredFile(url, url.rpartition("/")[2], int(head["ContentLength"]))
 
-    def download(self, files: Sequence[StoredFile], folder: Path, state: Download) -> None:
+    def download(self, files: Sequence[StoredFile], folder: Path, state: DownloadState) -> None:
         """Download files into a folder. What is cut off is read again, part by part, a few times."""
         num_bytes, free = sum(each.num_bytes for each in files), shutil.disk_usage(folder).free
         if num_bytes > self._settings.max_model_bytes:
@@ -111,7 +111,7 @@ class ModelStore:
         for each in files:
             self._fetch(client, each, folder, state)
 
-    def _fetch(self, client: Any, file: StoredFile, folder: Path, state: Download) -> None:
+    def _fetch(self, client: Any, file: StoredFile, folder: Path, state: DownloadState) -> None:
         target = folder / file.name
         if not target.resolve().is_relative_to(folder.resolve()):
             raise LocationRefused(f"{file.url} would be written outside the model's folder")

@@ -83,7 +83,7 @@ class MetricMath:
             raise RequestInvalid(f"Expression: the queries {', '.join((*self._open, name))} name each other.")
         self._open.append(name)
         try:
-            self._found[name] = _Reader(self, self.expressions[name]).read()
+            self._found[name] = _Expression(self, self.expressions[name]).read()
         finally:
             self._open.pop()
         return self._found[name]
@@ -102,7 +102,7 @@ class MetricMath:
         return Series(points, series.period)
 
 
-class _Reader:
+class _Expression:
     """Reads one expression and evaluates it."""
 
     def __init__(self, math: MetricMath, text: str) -> None:

@@ -171,7 +171,7 @@ def test_lmis_properties_are_a_model(given: Path, find: Find) -> None:
 
 @pytest.mark.parametrize("form", ["folder", "tarball"])
 def test_lmis_properties_may_be_in_a_folder(tmp_path: Path, given: Path, find: Find, form: str) -> None:
-    """LMI's published examples pack a folder with the file, not the file; the handler is told where it is."""
+    """LMI's published examples pack a folder with the file, not the file; a variable tells the handler where it is."""
     folder = (given if form == "folder" else tmp_path / "source") / "chat_llama2"
     folder.mkdir(parents=True)
     (folder / "serving.properties").write_text("option.model_id=s3://models/llama\n")

@@ -16,7 +16,7 @@ from torchmoor.async_inference.objects.object_store import ObjectError
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.control.artifacts import Artifacts, ServedModel
-from torchmoor.control.downloads import Download, DownloadEnded, ModelStore
+from torchmoor.control.downloads import DownloadEnded, DownloadState, ModelStore
 from torchmoor.control.images import default_variables, find_container
 from torchmoor.errors import ConfigError
 from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER
@@ -58,8 +58,8 @@ def fetch(tmp_path: Path) -> Fetch:
         ControlSettings(model_directories=(str(tmp_path),)), ObjectSettings(), tmp_path / "no-store", ()
     )
 
-    def run(image: str = TORCHSERVE, *, download: Download | None = None, **container: Any) -> ServedModel:
-        return artifacts.fetch({"Image": image, **container}, "name", tmp_path / "work", download or Download())
+    def run(image: str = TORCHSERVE, *, download: DownloadState | None = None, **container: Any) -> ServedModel:
+        return artifacts.fetch({"Image": image, **container}, "name", tmp_path / "work", download or DownloadState())
 
     return run
 
@@ -130,7 +130,7 @@ def test_what_is_no_model_says_so(fetch: Fetch, put: Put, store: str) -> None:
 def test_a_download_counts_its_bytes_and_can_be_ended(put: Put, store: str, tmp_path: Path) -> None:
     """The end comes with the next bytes, from any thread."""
     put("large", a_dot_bin=b"a" * 300_000, b_dot_bin=b"b" * 300_000)
-    models, state = ModelStore(ControlSettings(), ObjectSettings()), Download()
+    models, state = ModelStore(ControlSettings(), ObjectSettings()), DownloadState()
     files = models.list(f"{store}/large")
     assert state.describe() == ""
 
@@ -144,7 +144,7 @@ def test_a_download_counts_its_bytes_and_can_be_ended(put: Put, store: str, tmp_
     with pytest.raises(DownloadEnded):
         models.download(files, tmp_path, state)
     with pytest.raises(ConfigError, match=r"control\.max_model_bytes"):
-        ModelStore(ControlSettings(max_model_bytes=1000), ObjectSettings()).download(files, tmp_path, Download())
+        ModelStore(ControlSettings(max_model_bytes=1000), ObjectSettings()).download(files, tmp_path, DownloadState())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.deployments import Deployments
-from torchmoor.control.downloads import Download, DownloadEnded
+from torchmoor.control.downloads import DownloadEnded, DownloadState
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import RequestInvalid
 from torchmoor.proxy.instances.registry import Registry
@@ -33,7 +33,7 @@ class Store:
         self.num_running = self.most_running = self.num_asked = 0
         self.asked = threading.Semaphore(0)
         self.answer = threading.Semaphore(0)
-        self.downloads: list[Download] = []
+        self.downloads: list[DownloadState] = []
 
     def fetch(self, container: Any, name: str, folder: Path, download: Any) -> Any:
         self.downloads.append(download)

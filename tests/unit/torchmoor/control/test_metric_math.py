@@ -29,7 +29,7 @@ def points(text: str, **others: str) -> dict[int, float]:
     [
         ("errors / calls * 100", {0: 10.0, 60: 0.0}),
         ("100*errors/(calls+errors)", {0: 100 / 11, 60: 0.0}),
-        ("calls / none", {}),  # a quotient by 0 is no point
+        ("calls / none", {}),  # a quotient by 0 has no point
         ("-calls + 1", {0: -9.0, 60: -19.0, 180: -39.0}),
         ("2 ^ 3 ^ 1 * errors", {0: 8.0, 60: 0.0, 120: 40.0}),
         ("-none ^ 2 - 1", {0: -1.0, 60: -1.0}),
