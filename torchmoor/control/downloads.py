@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from torchmoor.errors import ConfigError, LaunchError
 
 SPARE_BYTES = 1 << 30  # of the disk, beyond a download
 MAX_FILES = 10_000  # of a prefix
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class DownloadEnded(LaunchError):
@@ -72,13 +75,19 @@ class ModelStore:
         self._settings = settings
         self._objects = objects
 
+    @contextmanager
+    def _client(self, url: str) -> Iterator[Any]:
+        """Connect for requests about a URL."""
+        with translated(url), closing(make_client(self._objects)) as client:
+            yield client
+
     def list(self, prefix: str) -> list[StoredFile]:
         """Return the files below a prefix, which is a folder."""
         folder = prefix.rstrip("/") + "/"
-        with translated(prefix):
+        found: list[StoredFile] = []
+        with self._client(prefix) as client:
             location = bucket_and_key(folder)
-            pages = make_client(self._objects).get_paginator("list_objects_v2")
-            found: list[StoredFile] = []
+            pages = client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=location["Bucket"], Prefix=location["Key"]):
                 for each in page.get("Contents", ()):
                     name = each["Key"].removeprefix(location["Key"])
@@ -92,8 +101,8 @@ class ModelStore:
 
     def find(self, url: str) -> StoredFile:
         """Return an object's file."""
-        with translated(url):
-            head = find_head(make_client(self._objects), url)
+        with self._client(url) as client:
+            head = find_head(client, url)
         if head is None:
             raise ObjectError(f"there is no {url}")
         return StoredFile(url, url.rpartition("/")[2], int(head["ContentLength"]))
@@ -106,18 +115,23 @@ class ModelStore:
         if num_bytes + SPARE_BYTES > free:
             raise ConfigError(f"{files[0].url} has {num_bytes >> 20} MiB, and {folder} has {free >> 20} MiB")
         state.begin(num_bytes)
-        with translated(files[0].url):
-            client = make_client(self._objects)
-        for each in files:
-            self._fetch(client, each, folder, state)
+        with self._client(files[0].url) as client:
+            for each in files:
+                with translated(each.url):
+                    self._fetch(client, each, folder, state)
 
-    def _fetch(self, client: Any, file: StoredFile, folder: Path, state: DownloadState) -> None:
+    @staticmethod
+    def _fetch(client: Any, file: StoredFile, folder: Path, state: DownloadState) -> None:
         target = folder / file.name
         if not target.resolve().is_relative_to(folder.resolve()):
             raise LocationRefused(f"{file.url} would be written outside the model's folder")
         target.parent.mkdir(parents=True, exist_ok=True)
-        with translated(file.url):
-            location = bucket_and_key(file.url)
+        location = bucket_and_key(file.url)
+        try:
             client.download_file(location["Bucket"], location["Key"], str(target), Callback=state.count)
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            raise LaunchError(f"{folder} cannot hold {file.url}: {error.strerror}") from error
         if target.stat().st_size != file.num_bytes:
             raise ObjectError(f"{file.url} was replaced while it was downloaded: create the endpoint again")
