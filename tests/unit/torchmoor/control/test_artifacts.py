@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.servers import BUCKET, S3Server
+from tests.servers import BUCKET, LossyProxy, S3Server
 from torchmoor.async_inference.objects.object_store import ObjectError
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.control.artifacts import Artifacts, ServedModel
-from torchmoor.control.downloads import DownloadEnded, DownloadState, ModelStore
+from torchmoor.control.downloads import DownloadEnded, DownloadState, ModelStore, StoredFile
 from torchmoor.control.images import default_variables, find_container
 from torchmoor.errors import ConfigError
 from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER
@@ -168,3 +168,29 @@ def test_the_environment_wins_over_an_images_defaults(fetch: Fetch) -> None:
     served = fetch(LMI, Environment={"HF_MODEL_ID": "owner/name", ONE_DEVICE: "2"})
 
     assert served.environment[ONE_DEVICE] == "2"
+
+
+@pytest.mark.s3
+def test_a_lost_answer_of_the_store_is_asked_for_again(
+    put: Put, store: str, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put("cut", a_dot_bin=b"a" * 300_000)
+    with LossyProxy(s3_server.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{proxy.port}")
+        models = ModelStore(ControlSettings(), ObjectSettings())
+        files = models.list(f"{store}/cut")
+        proxy.is_losing.set()
+
+        models.download(files, tmp_path, DownloadState())
+
+    assert proxy.num_lost == 1
+    assert (tmp_path / "a.bin").read_bytes() == b"a" * 300_000
+
+
+@pytest.mark.s3
+def test_an_object_that_would_leave_the_folder_is_refused(tmp_path: Path, store: str) -> None:
+    """S3 accepts keys that are paths elsewhere."""
+    models = ModelStore(ControlSettings(), ObjectSettings())
+
+    with pytest.raises(ObjectError, match=r"/\.\./"):
+        models.download([StoredFile(f"{store}/a/../../b", "../../b", 1)], tmp_path, DownloadState())
