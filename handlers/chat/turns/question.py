@@ -47,11 +47,12 @@ class Question(Protocol):
 
 
 class AnsweredBefore(Exception):
-    """The conversation has this question's answer already."""
+    """The conversation has this question's answer already. number: of its turn."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, number: int) -> None:
         super().__init__()
         self.text = text
+        self.number = number
 
 
 def digest_of(about: str, prompt: Prompt) -> str:
