@@ -12,7 +12,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(shell for file in benchmarks/*.py; do name=$$(basename $$file .py); grep -q "make bench NAME=$$name" $$file && echo $$name; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients docs demo test test-slow test-all test-repeat mutants test-gpu gpu-report fuzz check sbom audit bench report archives clean
+.PHONY: help setup clients docs demo test test-slow test-all test-repeat mutants test-gpu gpu-report chart fuzz check sbom audit bench report archives clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -110,6 +110,9 @@ test-repeat: setup archives  ## make test N times beside four busy processes, th
 
 mutants: setup  ## change one expression at a time in the modules that hold all together: make mutants [NAME=session_ids] [EVERY=5]
 	@OMP_NUM_THREADS=1 $(BIN)/python scripts/run_mutants.py $(NAME) $(if $(EVERY),--every $(EVERY))
+
+chart: setup  ## the Helm chart, in build/helm/torchmoor (docs/kubernetes.md)
+	@$(BIN)/python scripts/make_helm_chart.py
 
 # setup installs the CPU build of torch; it leaves a CUDA build of the same version alone.
 test-gpu: setup  ## the GPU tests, on a machine with a GPU and torch's CUDA build

@@ -196,13 +196,7 @@ class ChatService:
 
     def _change_session(
         self,
-        command: OpenSession
-        | BranchSession
-        | AddImages
-        | CloseSession
-        | ActOnSession
-        | CloseInJournal
-        | EndClosed,
+        command: OpenSession | BranchSession | AddImages | CloseSession | ActOnSession | CloseInJournal | EndClosed,
         reply: PendingReply,
     ) -> None:
         match command:

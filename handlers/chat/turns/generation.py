@@ -26,7 +26,7 @@ from handlers.chat.tools import constrain
 from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.answer import AnswerWriter
 from handlers.chat.turns.context_limits import ContextLimits
-from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of, place_images
+from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of, name_tier, place_images
 from handlers.continuation import AnswerStart, Continuation
 from handlers.counters import Counters
 from handlers.engine.engine import Engine
@@ -248,7 +248,7 @@ class Generation:
                 tiers.add(tier)
                 spans.append(ImageSpan(start, features))
         self._writer.receipt |= {
-            wire.CACHE_TIER: _tier(kept, tiers, is_restored=kept > num_matched),
+            wire.CACHE_TIER: name_tier(kept, tiers, is_restored=kept > num_matched),
             wire.PREFILL_TOKENS: str(len(keys) + len(given) - kept),
             wire.CONTEXT_TOKENS: str(len(keys)),
             wire.QUEUE_MS: f"{(self._begun - self._received) * 1000:.1f}",
@@ -396,10 +396,3 @@ class Generation:
     def _unpin(self) -> None:
         while self._pinned:
             self._parts.images.unpin(self._pinned.pop())
-
-
-def _tier(kept: int, tiers: set[ImageTier], *, is_restored: bool) -> str:
-    """Name the slowest tier that the answer's prompt was computed from."""
-    if not tiers:
-        return "stored-kv" if is_restored else "kv" if kept else "none"
-    return max(tiers, key=list(ImageTier).index).value
