@@ -380,7 +380,7 @@ def test_a_stopped_answer_stays_and_is_continued(chat: FakeChat, tab: Tab) -> No
 
 @pytest.mark.browser
 def test_an_answer_that_its_handler_cannot_end_is_cut_and_asked_for_again(chat: FakeChat, browser: Browser) -> None:
-    """Another maker's handler refuses; the page says that the conversation lacks the turn, which is asked anew."""
+    """Another maker's handler refuses; the page says that the conversation lacks the turn, which is asked again."""
     with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", refusals=("424",)) as tab:
         page, chat.gate = tab.page, Gate()
         turn = ask(page, "What color is the circle?")
