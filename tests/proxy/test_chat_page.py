@@ -597,6 +597,30 @@ def kept_turns(page: Page) -> list[str]:
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [SMALL_PHONE, DESKTOP])
+def test_long_code_tables_and_the_settings_fit_every_screen(
+    chat: FakeChat, browser: Browser, scheme: str, size: tuple[int, int]
+) -> None:
+    """Code and tables scroll by themselves; the question stays in sight above the open settings."""
+    chat.words = ("```\n" + "long " * 60 + "\n```\n\n", "|" + "column |" * 30 + "\n|" + "---|" * 30 + "\n")
+    with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", scheme=scheme, size=size) as tab:
+        page = tab.page
+        turn = ask(page, "Show me a table.")
+        expect(turn.locator("table")).to_be_visible()
+        expect(turn.get_by_role("button", name="Another answer")).to_be_visible()
+        page.locator("#settings summary").click()
+        expect(page.get_by_label("System prompt")).to_be_visible()
+
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        expect(page.get_by_role("textbox", name="Your question")).to_be_in_viewport()
+        tab.check_accessibility()
+        turn.get_by_role("button", name="Edit the question").click()
+        expect(page.get_by_role("textbox", name="Your question")).to_have_value("Show me a table.")
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+
+
+@pytest.mark.browser
 def test_a_session_is_exported(chat: FakeChat, tab: Tab) -> None:
     """The file is Markdown with questions, answers and the names of pictures."""
     page = tab.page
