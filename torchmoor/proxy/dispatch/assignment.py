@@ -314,9 +314,11 @@ class Assignment:
     def note_session(self, endpoint: Endpoint, head: AnswerHead) -> None:
         """Learn that an answer has opened, continued, closed or missed a session."""
         session = self.session
-        opened = head.find(NEW_SESSION_ID) or (head.find(SESSION_ID) if self.opens_session else None)
-        if opened and head.status < 300:
-            self._note_opened(endpoint, opened)
+        is_named = NEW_SESSION_ID in head.layout.places  # also the answer of a session, which a branch follows
+        if (is_named or self.opens_session) and head.status < 300:
+            opened = head.find(NEW_SESSION_ID if is_named else SESSION_ID)
+            if opened:
+                self._note_opened(endpoint, opened)
         if session is None:
             return
         if head.status < 300 and CLOSED_SESSION_ID in head.layout.places:
