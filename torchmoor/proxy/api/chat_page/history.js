@@ -5,7 +5,13 @@ const STORE = "sessions";
 const CONSENT = "torchmoor-chat"; // in localStorage
 const MAX_SESSIONS = 100; // the oldest leave
 
-export const isKept = () => localStorage.getItem(CONSENT) === "keep";
+export function isKept() {
+  try {
+    return localStorage.getItem(CONSENT) === "keep";
+  } catch {
+    return false; // the browser stores nothing for this page
+  }
+}
 
 export const keep = () => localStorage.setItem(CONSENT, "keep");
 
@@ -24,7 +30,13 @@ function open() {
   opened ??= (() => {
     const request = indexedDB.open(DATABASE, 1);
     request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "key" });
-    return finished(request);
+    return finished(request).then((database) => {
+      database.onversionchange = () => {
+        database.close(); // another tab deletes it
+        opened = null;
+      };
+      return database;
+    });
   })();
   return opened;
 }

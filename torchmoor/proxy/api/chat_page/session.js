@@ -143,6 +143,7 @@ export class Session {
       return;
     }
     turn.wasStopped = true;
+    this.hooks.onTurn(this, turn);
     const { controller } = turn; // to abort it after the answer's end has no effect
     setTimeout(() => controller.abort(), STOP_MS);
     try {
