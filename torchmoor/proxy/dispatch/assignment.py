@@ -42,15 +42,7 @@ SESSION_LIMIT_LINE = f"{headers.SESSION_LIMIT}: reached\r\n".encode()
 MARKING_LINE = f"{headers.CONTINUABLE}: {MARKING}\r\n".encode()
 SOURCE_LINE = f"{headers.SOURCE}: %b\r\n".encode()
 SESSION_LIMIT_REACHED = error_codes.SESSION_LIMIT_REACHED.encode()
-SESSION_ENDED = frozenset(
-    code.encode()
-    for code in (
-        error_codes.SESSION_CLOSED,
-        error_codes.SESSION_EXPIRED,
-        error_codes.SESSION_LOST,
-        error_codes.SESSION_UNKNOWN,
-    )
-)
+SESSION_ENDED = frozenset(code.encode() for code in error_codes.SESSION_ENDED)
 
 Resume = Callable[[ApiError | None], None]
 """Called when a wait has changed: the request is assigned, waits again, or (with an error) cannot be assigned."""
