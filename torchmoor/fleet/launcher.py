@@ -227,7 +227,7 @@ class Launcher:
             contents=launch.contents,
             store=launch.store,
             properties=launch.properties,
-            start_timeout_s=max(launch.start_timeout_s, self._settings.start_timeout_s),
+            start_timeout_s=max(launch.start_timeout_s, self._settings.launch.start_timeout_s),
             environment={**self._environment, **launch.environment},
         )
 
