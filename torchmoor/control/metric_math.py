@@ -16,6 +16,7 @@ from itertools import pairwise
 from torchmoor.errors import RequestInvalid
 
 MAX_DEPTH = 40  # of parentheses, and of expressions that name others
+MAX_FILLED = 10_000
 MAX_SERIES = 500  # of a list
 REPEAT = "REPEAT"
 Number = Callable[[float, float], float]
@@ -93,6 +94,8 @@ class MetricMath:
         last = value if isinstance(value, float) else None
         points = {}
         first = int(self.start - self.start % series.period)
+        if self.end - first > MAX_FILLED * series.period:
+            raise RequestInvalid(f"FILL makes at most {MAX_FILLED} points: ask for a shorter time or a longer Period.")
         for at in range(first, math.ceil(self.end), series.period):
             found = series.points.get(at, last)
             if found is not None:
