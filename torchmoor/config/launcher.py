@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from torchmoor.config.group import Count, SettingsGroup
+from torchmoor.config.group import Count, Positive, SettingsGroup
 from torchmoor.wire.progress import INTERVAL_S
 
 DEFAULT_CAPACITY = 100  # below the handlers' own limit
@@ -59,7 +59,7 @@ class LaunchSettings(SettingsGroup, title="launcher"):
     )
     gpus_per_instance: Count = Field(1, description="GPUs of each instance; more than 1 for a model that vLLM spreads.")
     capacity: Count = Field(DEFAULT_CAPACITY, description="Requests that an instance is sent at a time.")
-    start_timeout_s: Annotated[float, Field(ge=1)] = Field(
+    start_timeout_s: Positive = Field(
         180.0,
         description="Seconds for an instance to load its model; a large checkpoint that is downloaded needs more.",
     )

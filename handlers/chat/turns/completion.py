@@ -14,7 +14,8 @@ from handlers.chat.pictures.fetch_pool import find_line
 from handlers.chat.pictures.receiver import ReceivedImage
 from handlers.chat.pictures.store import Image
 from handlers.chat.turns.context_limits import truncate
-from handlers.chat.turns.generation import Generation, GenerationParts
+from handlers.chat.turns.generation import Generation
+from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.question import Prompt
 from handlers.errors import InvalidRequest
 from handlers.reply import PendingReply

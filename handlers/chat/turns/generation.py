@@ -11,32 +11,26 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from handlers.chat.answer_parts import AnswerReader
 from handlers.chat.commands import Ask, Generate
 from handlers.chat.forms import Summary
-from handlers.chat.pictures.fetch_pool import FetchPool
-from handlers.chat.pictures.receiver import ImageReceiver
-from handlers.chat.pictures.store import Image, ImageStore, ImageTier
-from handlers.chat.sessions.stored_kv import StoredKv
+from handlers.chat.parameters import check_supported
 from handlers.chat.tools import constrain
-from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.answer import AnswerWriter
-from handlers.chat.turns.context_limits import ContextLimits
-from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of, place_images
+from handlers.chat.turns.generation_parts import GenerationParts
+from handlers.chat.turns.placed_images import PlacedImages, place_images
+from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of
 from handlers.continuation import AnswerStart, Continuation
-from handlers.counters import Counters
 from handlers.engine.contract import (
     AnswerRequest,
     Cancel,
-    ChatEngine,
     FinishReason,
     KvCache,
-    PlacedPicture,
     SamplingParams,
     TokenEvent,
 )
@@ -50,7 +44,6 @@ from handlers.errors import (
     TurnTimedOut,
 )
 from handlers.models.answer_style import AnswerStyle
-from handlers.models.prompt_format import PromptFormat
 from handlers.reply import PendingReply
 from torchmoor.wire import headers as wire
 
@@ -59,23 +52,6 @@ SEED_BITS = 62  # of the seed of an answer whose request has none
 
 Submit = Callable[[Callable[[], None]], Future[None]]
 """Runs an action on another thread. Raises RuntimeError once that is shut down."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationParts:
-    """The parts of a worker that all of its answers use."""
-
-    limits: ContextLimits
-    model: PromptFormat
-    engine: ChatEngine
-    images: ImageStore
-    admission: Admission
-    receiver: ImageReceiver
-    preparing: Executor  # for answers that fetch no images, and for the end of every answer
-    loading: Executor  # for answers that decode images or rebuild a session
-    fetching: FetchPool  # for answers that fetch images
-    stored_kv: StoredKv | None  # None unless the journal has KV caches
-    counters: Counters
 
 
 class Generation:
@@ -120,15 +96,15 @@ class Generation:
         self._received = time.monotonic()
         self._begun = self._first_token_at = self._received
         self._deadline = reply.shorten_deadline(self._received + parts.limits.engine.turn_timeout_s)
-        self._pinned: list[Image] = []
+        self._images = PlacedImages(parts.images)
         self._grammar: Any = None
         self._prompt: Prompt | None = None
         self._is_admitted = False
         self._given: Sequence[int] = ()
         self._num_prompt_tokens = 0
-        self._tiers: list[tuple[int, ImageTier]] = []  # of the pinned images, with their ends in the prompt
         self._is_restored = False
         self._kept = 0
+        self._ends_early = False
 
     # From the question to the engine
 
@@ -175,6 +151,15 @@ class Generation:
         ):
             self.fail(error)
 
+    def end_early(self) -> bool:
+        """Let the answer end with its next token, as if a stop string had come. Any thread.
+
+        Return False if the answer is not the engine's: it is in preparation, waits for memory, or is over.
+        """
+        with self._lock:
+            self._ends_early = self._cancel is not None and self._stopped is None and not self._is_over
+            return self._ends_early
+
     def _raise_if_stopped(self) -> None:
         if self._stopped is not None:
             raise self._stopped
@@ -204,7 +189,7 @@ class Generation:
                 self._cancel = self._parts.engine.submit(self._cache, request)
         except AnsweredBefore as answered:
             with self._reply.guarded():
-                self._end_with(answered.text)
+                self._repeat(answered)
         except OutOfMemory as error:
             if self._prompt is None:
                 self.fail(error)
@@ -232,7 +217,7 @@ class Generation:
         kept = self._question.restore(keys)
         self._is_restored = kept > num_matched
         params = self._parameters.sampling(max_new_tokens, self._grammar)
-        self._check_engine(params)
+        check_supported(params, self._parts.engine.capabilities)
         if self._is_marked and (params.is_plain or self._parts.engine.capabilities.can_resume):
             params = self._mark(prompt, params, kept)
         begun = self._reply.continuation
@@ -240,14 +225,7 @@ class Generation:
         if len(self._given) >= max_new_tokens:
             raise TurnConflict("the answer that is to be continued is as long as it may be")
         self._num_prompt_tokens = len(keys)
-        self._tiers = []
-        pictures = []
-        for image, start in zip(prompt.images, starts, strict=True):
-            if start + image.num_tokens > kept:
-                features, tier = self._parts.images.pin(image, partial(self._question.fetch, image))
-                self._pinned.append(image)
-                self._tiers.append((start + image.num_tokens, tier))
-                pictures.append(PlacedPicture(start, features))
+        pictures = self._images.pin(prompt, starts, kept, self._question.fetch)
         return AnswerRequest(
             prompt=keys,
             pictures=pictures,
@@ -257,13 +235,6 @@ class Generation:
             wake=self._reply.wake,
             given=self._given,
         )
-
-    def _check_engine(self, params: SamplingParams) -> None:
-        """Raise InvalidRequest for a parameter that the engine lacks."""
-        capabilities = self._parts.engine.capabilities
-        for name in sorted(capabilities.refused):
-            if getattr(params, name) is not None:
-                raise InvalidRequest(f"the engine {capabilities.engine} does not support {name}", param=name)
 
     def _mark(self, prompt: Prompt, params: SamplingParams, num_cached: int) -> SamplingParams:
         """Let another worker continue the answer, or check that this one can. Return the parameters with their seed.
@@ -291,6 +262,8 @@ class Generation:
                 return False
             self.fail(error if isinstance(error, HandlerError) else InternalError("the answer could not be computed"))
             return False
+        if self._ends_early and event.finish_reason is None:
+            event = replace(event, finish_reason=FinishReason.STOP)
         reason = self._writer.add(event)
         self._num_new += 1
         if self._num_new == 1:
@@ -310,9 +283,8 @@ class Generation:
         ttft_s = self._first_token_at - self._received
         self._kept = kept = event.num_cached
         num_prefilled = self._num_prompt_tokens + len(self._given) - kept
-        tiers = {tier for end, tier in self._tiers if end > kept}
         self._writer.receipt |= {
-            wire.CACHE_TIER: _tier(kept, tiers, is_restored=self._is_restored),
+            wire.CACHE_TIER: self._images.name_tier(kept, is_restored=self._is_restored),
             wire.PREFILL_TOKENS: str(num_prefilled),
             wire.CONTEXT_TOKENS: str(self._num_prompt_tokens),
             wire.QUEUE_MS: f"{(self._begun - self._received) * 1000:.1f}",
@@ -323,11 +295,11 @@ class Generation:
         self._parts.counters.observe("ttft", ttft_s)
         self._parts.counters.add("tokens_prefilled", num_prefilled)
         self._parts.counters.add("tokens_reused", kept)
-        self._unpin()
+        self._images.release()
 
     def _wait_for_memory(self, error: OutOfMemory) -> None:
         """Free what this answer holds and begin again when another answer is over; fail if no other answer runs."""
-        self._unpin()
+        self._images.release()
         self._cache.drop()
         with self._lock:
             self._cancel = None
@@ -368,7 +340,7 @@ class Generation:
             if self._reply.is_streaming:  # its tokens may differ from the stored answer
                 self.fail(TurnConflict("this question has been answered already; send it again to get that answer"))
             else:
-                self._end_with(answered.text)
+                self._repeat(answered)
         except HandlerError as error:
             self.fail(error)
         except Exception:
@@ -383,10 +355,11 @@ class Generation:
             if self._reply.continuation is None or answered.text != summary.text:
                 raise
 
-    def _end_with(self, text: str) -> None:
+    def _repeat(self, answered: AnsweredBefore) -> None:
         """Send the stored answer of a request that was answered before."""
+        self._writer.receipt[wire.TURN] = str(answered.number)
         self._over("turns_repeated")
-        self._writer.end_with(text)
+        self._writer.end_with(answered.text)
 
     def fail(self, error: HandlerError) -> None:
         if isinstance(error, ClientGone):
@@ -405,18 +378,7 @@ class Generation:
         self._parts.counters.add(outcome)
         if self._cancel is not None:
             self._parts.counters.add("tokens_generated", self._num_new)
-        self._unpin()
+        self._images.release()
         self._on_over()
         if self._is_admitted:
             self._parts.admission.leave()
-
-    def _unpin(self) -> None:
-        while self._pinned:
-            self._parts.images.unpin(self._pinned.pop())
-
-
-def _tier(kept: int, tiers: set[ImageTier], *, is_restored: bool) -> str:
-    """Name the slowest tier that the answer's prompt was computed from."""
-    if not tiers:
-        return "stored-kv" if is_restored else "kv" if kept else "none"
-    return max(tiers, key=list(ImageTier).index).value

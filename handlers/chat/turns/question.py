@@ -47,11 +47,12 @@ class Question(Protocol):
 
 
 class AnsweredBefore(Exception):
-    """The conversation has this question's answer already."""
+    """The conversation has this question's answer already. number: of its turn."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, number: int) -> None:
         super().__init__()
         self.text = text
+        self.number = number
 
 
 def digest_of(about: str, prompt: Prompt) -> str:
@@ -61,14 +62,3 @@ def digest_of(about: str, prompt: Prompt) -> str:
     for image in prompt.images:
         digest.update(image.digest.encode())
     return digest.hexdigest()
-
-
-def place_images(prompt: Prompt, image_token_id: int | None) -> tuple[list[int], list[int]]:
-    """Return the prompt's keys, in which each position of an image has the image's key, and where each image starts."""
-    keys, starts, start = list(prompt.ids), [], 0
-    for image in prompt.images:
-        assert image_token_id is not None
-        start = keys.index(image_token_id, start)
-        keys[start : start + image.num_tokens] = [image.key] * image.num_tokens
-        starts.append(start)
-    return keys, starts
