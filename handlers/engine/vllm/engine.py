@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 20.0  # for vLLM's processes to end by themselves
 
 
-class _Answer:
+class _RunningAnswer:
     """An answer that vLLM generates. error: why it was cancelled."""
 
     def __init__(self, request: AnswerRequest, scope: str) -> None:
@@ -72,7 +72,7 @@ class VllmEngine:
         self._steps = steps
         self._on_dead = on_dead
         self._is_stopping = False
-        self._answers: set[_Answer] = set()
+        self._answers: set[_RunningAnswer] = set()
         self._ids = count()
         self._wakes: set[Callable[[], None]] = set()
         self.pool: VllmPool = steps.pool
@@ -144,26 +144,26 @@ class VllmEngine:
 
     def submit(self, cache: KvCache, request: AnswerRequest) -> Cancel:
         assert isinstance(cache, VllmCache)
-        answer = _Answer(request, cache.scope)
+        answer = _RunningAnswer(request, cache.scope)
         self._loop.post(partial(self._begin, answer))
         return partial(self._cancel_later, answer)
 
-    def _begin(self, answer: _Answer) -> None:
+    def _begin(self, answer: _RunningAnswer) -> None:
         if self._is_stopping:
             self._end(answer, answer.error)
             return
         self._answers.add(answer)
         answer.task = asyncio.create_task(self._run(answer))
 
-    def _cancel_later(self, answer: _Answer, error: Exception) -> None:
+    def _cancel_later(self, answer: _RunningAnswer, error: Exception) -> None:
         self._loop.post(partial(self._cancel, answer, error))
 
-    def _cancel(self, answer: _Answer, error: Exception) -> None:
+    def _cancel(self, answer: _RunningAnswer, error: Exception) -> None:
         if answer in self._answers and answer.task is not None:
             answer.error = error
             answer.task.cancel()
 
-    async def _run(self, answer: _Answer) -> None:
+    async def _run(self, answer: _RunningAnswer) -> None:
         """Generate an answer to its end. The event loop's clock is the monotonic one of deadlines."""
         error: Exception | None = None
         try:
@@ -186,7 +186,7 @@ class VllmEngine:
         if error is not None:
             self._end(answer, error)
 
-    async def _generate(self, answer: _Answer) -> None:
+    async def _generate(self, answer: _RunningAnswer) -> None:
         request = answer.request
         prompt: Any = make_prompt(request.prompt, request.pictures, self._prompts.image_token_id, answer.scope)
         prompt["prompt_token_ids"] += request.given
@@ -213,7 +213,7 @@ class VllmEngine:
         for wake in wakes:
             wake()
 
-    def _end(self, answer: _Answer, error: Exception) -> None:
+    def _end(self, answer: _RunningAnswer, error: Exception) -> None:
         try:
             answer.request.on_event(TokenEvent(None, error=error))
         except Exception:
