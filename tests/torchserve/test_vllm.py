@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.tools import missing
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_failover import find_jvm
@@ -34,9 +33,9 @@ HANDLER = {
 
 @pytest.fixture(scope="module")
 def vllm() -> Path:
-    """Return the Python that has vLLM."""
+    """Return the Python that has vLLM. CI does not install it."""
     if not PYTHON.exists():
-        missing("vLLM is not installed; run make setup-vllm")
+        pytest.skip("vLLM is not installed; run make setup-vllm")
     return PYTHON
 
 
