@@ -105,7 +105,9 @@ class ChatService:
         if journal is not None and has_stored_kv:
             self.stored_kv = StoredKv(journal, engine, ids.keys, settings.journal.kv_idle_s, counters)
         self.admission = Admission()
-        self._grammars = GrammarCompiler(model.tokenizer, model.eos_token_ids, model.vocabulary, settings.grammar)
+        self._grammars = GrammarCompiler(
+            model.tokenizer, model.eos_token_ids, model.vocabulary, settings.grammar, counters
+        )
         self._parts = GenerationParts(
             limits=ContextLimits(settings.engine, session, model, engine.runner.pool),
             model=model,
