@@ -63,7 +63,7 @@ class Compute:
     def __init__(
         self, settings: TaskSettings, device: torch.device, on_device_lost: Callable[[], None] = lambda: None
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._device = device
         self._on_device_lost = on_device_lost
         self._line: deque[RowQueue] = deque()
@@ -89,7 +89,7 @@ class Compute:
 
     def put(self, queue: RowQueue, rows: Sequence[TaskRow]) -> None:
         """Queue rows, all or none. Raises Overloaded."""
-        limit = self._settings.max_waiting
+        limit = self.settings.max_waiting
         with self._changed:
             if queue.is_closed or self._is_stopping:
                 raise Overloaded("the model is leaving memory; try again")
@@ -113,7 +113,7 @@ class Compute:
             _deliver(row, Overloaded("the model left memory; try again"))
 
     def _work(self) -> None:
-        torch.set_num_threads(self._settings.threads_per_batch)
+        torch.set_num_threads(self.settings.threads_per_batch)
         while True:
             with self._changed:
                 while not self._line and not self._is_stopping:
@@ -143,7 +143,7 @@ class Compute:
             if batch and row.bucket != batch[0].bucket:
                 continue
             size = max(size, row.size)
-            is_full = len(batch) == self._settings.max_rows or size * (len(batch) + 1) > self._settings.max_tokens
+            is_full = len(batch) == self.settings.max_rows or size * (len(batch) + 1) > self.settings.max_tokens
             if batch and is_full:
                 break
             batch.append(row)

@@ -205,6 +205,7 @@ class Turn:
         tools = self._ask.parameters.tools
         num_chars += 0 if tools is None else tools.num_chars
         self._parts.limits.check_chars(num_chars, "the question has {} characters")
+        self._recorder.check_history(self._session, num_chars)
         if draft is not None:
             return write_items(draft.items)
         if self._ask.are_results:

@@ -33,7 +33,7 @@ class TaskModel(PlacedModel):
         device: torch.device,
         compute: Compute,
         readers: Executor,
-        read: Callable[[Incoming], TaskRequest] | None = None,
+        read: Callable[[Incoming, int], TaskRequest] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(assembled, device)
@@ -50,7 +50,7 @@ class TaskModel(PlacedModel):
     def _begin(self, incoming: Incoming, reply: PendingReply) -> None:
         with reply.guarded():
             reply.raise_if_cancelled()
-            request = self._read(incoming)
+            request = self._read(incoming, self._compute.settings.max_json_values)
             work = self.task.read(request, reply)
             if request.form is not None:
                 work = _in_form(work, request.form)
