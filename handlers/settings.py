@@ -187,7 +187,7 @@ class RequestSettings(HandlerGroup, title="request"):
 
     max_messages: Count = Field(512, description="Of an OpenAI body.")
     max_json_values: Count = Field(
-        1_000_000, description="Of a body, counted by its commas and brackets before it is parsed."
+        500_000, description="Of a body, counted by its commas and brackets before it is parsed."
     )
     inputs_form: Literal["tgi", "lmi", "lmi-json", "lmi-outputs"] = Field(
         "tgi",
