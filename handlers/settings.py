@@ -115,7 +115,7 @@ class ChatSessionSettings(HandlerGroup, title="session"):
     max_ttl_s: Annotated[int, from_text(int)] = Field(86_400, description="The longest time a client may ask for.")
     max_images: Count = Field(8, description="Images of a session, or of a request without one.")
     max_history_chars: Count = Field(
-        4_000_000, description="Of all texts of a session; the next question or item beyond it is refused."
+        2_000_000, description="Of all texts of a session; the next question or item beyond it is refused."
     )
     max_waiting_turns: Size = Field(4, description="Turns of one session that wait for the running one.")
     max_pinned_fraction: Number = Field(
