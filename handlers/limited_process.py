@@ -18,7 +18,7 @@ CHILD = Path(__file__).with_name("limited_child.py")
 ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TZ")  # nothing secret
 
 
-class LimitExceeded(Exception):
+class WorkTooCostly(Exception):
     """The work needs more time or memory than it may have; the message has the limits."""
 
 
@@ -46,7 +46,7 @@ class LimitedProcess:
             self._end()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request, both of the forms in limited_child.py. Raises LimitExceeded."""
+        """Return the answer to a request, both of the forms in limited_child.py. Raises WorkTooCostly."""
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
             return self._exchange(line)
@@ -70,7 +70,7 @@ class LimitedProcess:
             if not found:
                 self._end()
         if not found:
-            raise LimitExceeded(f"it needs more than {self._cpu_s:g} s or {self._memory_bytes >> 20} MiB")
+            raise WorkTooCostly(f"it needs more than {self._cpu_s:g} s or {self._memory_bytes >> 20} MiB")
         answer: dict[str, Any] = json.loads(found)
         return answer
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from handlers.counters import Counters
 from handlers.errors import InvalidRequest, Overloaded
 from handlers.grammar_settings import GrammarSettings
-from handlers.limited_process import LimitedProcess, LimitExceeded
+from handlers.limited_process import LimitedProcess, WorkTooCostly
 
 if TYPE_CHECKING:  # it is loaded with the first grammar, which many workers never see
     from llguidance import LLMatcher, LLTokenizer
@@ -204,7 +204,7 @@ class GrammarCompiler:
         translated = _translate(source)
         try:
             tried = self._trial.ask({"grammar": translated, "limits": limits})
-        except LimitExceeded as exc:
+        except WorkTooCostly as exc:
             self._counters.add("grammars_exceeded")
             raise ValueError(str(exc)) from exc
         if "refused" in tried:

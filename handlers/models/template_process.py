@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from handlers.limited_process import LimitedProcess, LimitExceeded
+from handlers.limited_process import LimitedProcess, WorkTooCostly
 
 CPU_S = 3.0
 MEMORY_BYTES = 256 << 20
@@ -29,7 +29,7 @@ class TemplateProcess(LimitedProcess):
         """Return the rendered text. request: of `render_jinja_template`. Raises TemplateFailed."""
         try:
             answer = self.ask(request)
-        except LimitExceeded as exc:
+        except WorkTooCostly as exc:
             raise TemplateFailed(str(exc)) from exc
         if "text" in answer:
             return str(answer["text"])
