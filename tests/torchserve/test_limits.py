@@ -156,7 +156,7 @@ def jvm_pids(fleet: Fleet) -> dict[str, str]:
 
 
 def test_bodies_of_millions_of_values_are_refused_before_anything_parses_them(small: Fleet) -> None:
-    """TorchServe would parse them at each step, which holds up the worker until its probes fail; others are answered."""
+    """Parsing them at each step would hold the worker up until its probes fail. Others are answered meanwhile."""
     dense = b'{"model": "llava", "messages": [' + b"{}," * 5_000_000 + b"{}]}"
     deep = b'{"model": "llava", "messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     short = json.dumps({"inputs": "Hello", "parameters": {"max_new_tokens": 2}}).encode()
