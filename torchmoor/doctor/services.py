@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from torchmoor.config.access import AccessSettings
+from torchmoor.config.objects import ObjectSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, ok, problem, warning
 from torchmoor.doctor.machine import check_writable
 from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, SQLITE_SCHEME
@@ -37,10 +38,10 @@ def check_asynchronous(plan: FleetPlan) -> Iterator[Finding]:
         return
     yield from check_store("queue", proxy.async_inference.queue)
     for path in dict.fromkeys(each.output_path or proxy.async_inference.output_root for each in used):
-        yield from check_store("results", path, endpoint_url=proxy.objects.s3_endpoint_url or None)
+        yield from check_store("results", path, endpoint_url=proxy.objects.s3_endpoint_url)
 
 
-def check_store(check: str, url: str, endpoint_url: str | None = None) -> Iterator[Finding]:
+def check_store(check: str, url: str, endpoint_url: str = "") -> Iterator[Finding]:
     """Check a store by its URL's scheme. Findings never show a user name or password."""
     try:
         parts = urlsplit(url)
@@ -81,14 +82,16 @@ def _check_redis(check: str, shown: str, url: str) -> Finding:
     return ok(check, f"{shown} answers in {1000 * (time.monotonic() - began):.1f} ms")
 
 
-def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str | None) -> Iterator[Finding]:
-    import boto3
-    from botocore.config import Config
+def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str) -> Iterator[Finding]:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    config = Config(connect_timeout=TIMEOUT_S, read_timeout=TIMEOUT_S, retries={"total_max_attempts": 1})
+    from torchmoor.async_inference.objects.s3_client import make_client
+
+    settings = ObjectSettings(
+        s3_endpoint_url=endpoint_url, connect_timeout_s=TIMEOUT_S, read_timeout_s=TIMEOUT_S, max_attempts=1
+    )
     try:
-        with closing(boto3.Session().client("s3", endpoint_url=endpoint_url, config=config)) as client:
+        with closing(make_client(settings)) as client:
             answer = client.head_bucket(Bucket=bucket)["ResponseMetadata"]
         yield ok(check, f"{shown} can be used")
     except ClientError as error:
