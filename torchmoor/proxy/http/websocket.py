@@ -1,9 +1,9 @@
 """A client's WebSocket connection: messages one after the other, each answered as its request is over HTTP.
 
 The library reads and writes frames; this module owns the socket, the order and the deadlines. While a message is being
-answered, one more is received and no further: the client's socket fills up. A client that does not read its events holds
-the instance back in the same way, and is disconnected after the silence that ends any other answer. The connection
-closes between two answers when the proxy stops or the connection is too old.
+answered, one more is received and no further: the client's socket fills up. A client that does not read its events
+holds the instance back in the same way, and is disconnected after the silence that ends any other answer. The
+connection closes between two answers when the proxy stops or the connection is too old.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class WebSocketConnection(asyncio.Protocol):
 
     @property
     def deadline(self) -> float:
-        return min(self._closed_by, self._pong_by, self._ping_at, self._idle_at, self._ends_at)
+        ends_at = self._ends_at if self._current is None else NEVER
+        return min(self._closed_by, self._pong_by, self._ping_at, self._idle_at, ends_at)
 
     @property
     def _is_closing(self) -> bool:
@@ -139,17 +140,15 @@ class WebSocketConnection(asyncio.Protocol):
     # Frames
 
     def _on_frame(self, frame: Frame) -> None:
-        match frame.opcode:
-            case Opcode.TEXT | Opcode.BINARY | Opcode.CONT:
-                if frame.opcode is not Opcode.CONT:
-                    self._is_text = frame.opcode is Opcode.TEXT
-                self._pieces.append(bytes(frame.data))
-                if frame.fin:
-                    message, self._pieces = b"".join(self._pieces), []
-                    self._num_unread = 0
-                    self._on_message(message)
-            case Opcode.CLOSE:
-                self._drop_current()
+        if frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            return  # the protocol answers pings and the client's end
+        if frame.opcode is not Opcode.CONT:
+            self._is_text = frame.opcode is Opcode.TEXT
+        self._pieces.append(bytes(frame.data))
+        if frame.fin:
+            message, self._pieces = b"".join(self._pieces), []
+            self._num_unread = 0
+            self._on_message(message)
 
     def _on_message(self, message: bytes) -> None:
         if not self._is_text:
@@ -174,7 +173,6 @@ class WebSocketConnection(asyncio.Protocol):
             if data:
                 self.transport.write(data)
             else:
-                self._drop_current()
                 self._begin_closing()
                 if self.transport.can_write_eof():
                     self.transport.write_eof()
@@ -245,6 +243,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._closed_by = monotonic() + LINGER_S
             self._pong_by = self._ping_at = self._idle_at = self._ends_at = NEVER
             self._waiting.clear()
+            self._drop_current()
             self._resume_reading()
 
     def expire(self) -> None:
@@ -253,12 +252,10 @@ class WebSocketConnection(asyncio.Protocol):
             self.transport.abort()
         elif self._idle_at <= now:
             self.close(CloseCode.NORMAL_CLOSURE, "The connection was idle.")
-        elif self._ends_at <= now and self._current is None:
-            self._go_on()
         elif self._ping_at <= now:
             self._ping(now)
-        else:  # too old, and still answering
-            self._ends_at = now
+        else:
+            self._go_on()
 
     def _ping(self, now: float) -> None:
         self._ping_at = now + self._times.ping_interval_s
