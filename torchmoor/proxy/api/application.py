@@ -22,6 +22,7 @@ from torchmoor.proxy.api.openai_dialects import openai_error
 from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.api.reference.document import find_handler as find_reference
 from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error, unknown_operation
+from torchmoor.proxy.api.response_socket import ResponseSockets
 from torchmoor.proxy.api.runtime import RuntimeApi
 from torchmoor.proxy.api.torchserve import TorchServeApi
 from torchmoor.proxy.api.validation import make_note
@@ -75,6 +76,10 @@ class DataPlaneApplication:
         self._pages = WebPageGuard(settings.listen.host, settings.listen.allowed_hosts)
         self._control = ControlApi(dispatchers, control, self._pages, is_guarded=gate is not None)
         self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
+
+    @property
+    def sockets(self) -> ResponseSockets:
+        return self._openai.sockets
 
     note = staticmethod(make_note)
 

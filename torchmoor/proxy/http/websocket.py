@@ -40,14 +40,15 @@ _frames.setLevel(logging.WARNING)
 
 def accept(request: Request, max_message_bytes: int) -> tuple[ServerProtocol, bytes]:
     """Make the opening handshake. Return the protocol that follows and the answer. Raises BadMessage."""
-    protocol = ServerProtocol(max_size=max_message_bytes, logger=_frames)
+    handshake = ServerProtocol(logger=_frames)
     headers = Headers((field.name.decode(), field.value.decode("latin-1")) for field in request.fields)
-    response = protocol.accept(Handshake(request.path.decode(), headers, request.method.decode()))
+    response = handshake.accept(Handshake(request.path.decode(), headers, request.method.decode()))
     if response.status_code != 101:
-        why = protocol.handshake_exc if isinstance(protocol.handshake_exc, InvalidHandshake) else "not accepted"
+        why = handshake.handshake_exc if isinstance(handshake.handshake_exc, InvalidHandshake) else "not accepted"
         raise BadMessage(response.status_code, f"This is not a WebSocket handshake: {why}.")
-    protocol.send_response(response)
-    return protocol, b"".join(protocol.data_to_send())
+    # A protocol of its own, because the one above would read the handshake itself.
+    protocol = ServerProtocol(state=State.OPEN, max_size=max_message_bytes, logger=_frames)
+    return protocol, response.serialize()
 
 
 class WebSocketConnection(asyncio.Protocol):
@@ -188,8 +189,7 @@ class WebSocketConnection(asyncio.Protocol):
             if self._server.is_stopping:
                 self.close(CloseCode.GOING_AWAY, "The server stops.")
             elif monotonic() >= self._ends_at:
-                self._send([self._handler.farewell])
-                self.close(CloseCode.GOING_AWAY, "The connection is too old.")
+                self._retire()
             elif self._waiting:
                 self._begin(self._waiting.popleft())
             else:
@@ -247,15 +247,20 @@ class WebSocketConnection(asyncio.Protocol):
             self._resume_reading()
 
     def expire(self) -> None:
-        now = monotonic()
-        if self._closed_by <= now or self._pong_by <= now:
+        """Act on the deadline that comes first."""
+        due = self.deadline
+        if due in (self._closed_by, self._pong_by):
             self.transport.abort()
-        elif self._idle_at <= now:
+        elif due == self._idle_at:
             self.close(CloseCode.NORMAL_CLOSURE, "The connection was idle.")
-        elif self._ping_at <= now:
-            self._ping(now)
+        elif due == self._ping_at:
+            self._ping(monotonic())
         else:
-            self._go_on()
+            self._retire()
+
+    def _retire(self) -> None:
+        self._send([self._handler.farewell])
+        self.close(CloseCode.GOING_AWAY, "The connection is too old.")
 
     def _ping(self, now: float) -> None:
         self._ping_at = now + self._times.ping_interval_s
