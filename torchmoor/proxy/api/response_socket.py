@@ -1,7 +1,7 @@
 """OpenAI's Responses API over a WebSocket connection: each `response.create` message is a streamed request.
 
 A response with `store: false` leaves no trace at an instance. Its connection keeps the items of the last one, and sends
-them again with the input of the response that follows it. See docs/decisions/0046-websockets-resend.md.
+them again with the input of the response that follows it. See docs/decisions/0047-websockets-resend.md.
 """
 
 from __future__ import annotations
