@@ -181,6 +181,8 @@ class ResponseSocket:
         items, base = _items(body.get("input")), _base(body)
         num_bytes = len(message)
         if named is not None:
+            if not items:
+                raise ValidationError("Missing required parameter: 'input', a text or a list of items.")
             del body["previous_response_id"]
             items, base = [*named.items, *items], named.base
             body.update(base, input=items)
