@@ -170,6 +170,26 @@ def run_small(folder: Path, log: str) -> Iterator[Fleet]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Run one instance of the scripted model, whose template marks reasoning."""
+    folder, demo, own = (
+        tmp_path_factory.mktemp("scripted"),
+        ROOT / "models" / "tiny-llava",
+        ROOT / "tests/torchserve/scripted",
+    )
+    template = folder / "chat_template.jinja"
+    template.write_text((demo / "chat_template.jinja").read_text() + "{# <think></think> #}")
+    model = {path.name: path for path in demo.iterdir() if path.is_file()} | {template.name: template}
+    contents = with_model(str(own / "handler.py"), "chat.yaml", model)
+    contents = replace(contents, files={**contents.files, "scripted_model.py": own / "scripted_model.py"})
+    (folder / "store").mkdir()
+    write_archive(contents, SCRIPTED_NAME, folder / "store" / f"{SCRIPTED_NAME}.mar")
+    arguments = ("--model-store", str(folder / "store"), "--endpoint", SCRIPTED_NAME)
+    with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log") as fleet:
+        yield fleet
+
+
 @pytest.fixture
 def picture_server() -> Iterator[str]:
     """Serve a picture and a text; other paths are 404."""
