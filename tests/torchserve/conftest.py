@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ import requests
 from botocore.config import Config
 
 from tests.torchserve.drawings import draw
+from torchmoor.fleet.archives import with_model, write_archive
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_KV_BYTES = 24 << 20  # 244 blocks of the demo model: twelve turns at once, or the caches of some sixty sessions
 SMALL_IN_FLIGHT = 24
+SCRIPTED_NAME = "scripted-gpt-5"  # llm-comply asks only models of such names to reason
 
 
 @dataclass(frozen=True)
