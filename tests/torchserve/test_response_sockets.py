@@ -27,7 +27,7 @@ def gpt(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]
 @contextmanager
 def connected(gpt: openai.OpenAI) -> Iterator[ResponsesConnection]:
     """Open a connection of OpenAI's client."""
-    with gpt.responses.connect(websocket_connection_options={"open_timeout": 60}) as connection:
+    with gpt.responses.connect() as connection:
         yield connection
 
 
@@ -141,9 +141,11 @@ def test_refused_message_is_an_error_event(gpt: openai.OpenAI, message: str, tol
 def test_pages_of_other_sites_may_not_connect(fleet: Fleet) -> None:
     """The checks of Host and Origin are those of every request."""
     address = fleet.runtime.replace("http://", "ws://") + "/v1/responses"
-    with pytest.raises(InvalidStatus) as caught:
-        connect(address, origin="https://evil.example", open_timeout=60).close()  # type: ignore[arg-type]
+    foreign: Any = "https://evil.example"
+    with pytest.raises(InvalidStatus) as caught, connect(address, origin=foreign, open_timeout=60):
+        pass
     assert caught.value.response.status_code == 403
-    with connect(address, origin=fleet.runtime, open_timeout=60) as socket:  # type: ignore[arg-type]
+    own: Any = fleet.runtime
+    with connect(address, origin=own, open_timeout=60) as socket:
         socket.send("{")
         assert "not valid JSON" in str(socket.recv(timeout=60))
