@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from torchmoor.config.launcher import DEFAULT_CAPACITY, inflight_body_bytes
+from torchmoor.config.launcher import LaunchSettings, inflight_body_bytes
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
@@ -55,11 +55,9 @@ class SupervisionSettings:
 
     torchserve: TorchServeSettings
     run_dir: Path  # parent of the instances' folders and of their shared journal
-    start_timeout_s: float = 180.0  # until the model is ready
+    launch: LaunchSettings = field(default_factory=LaunchSettings)  # what operators set; its folders are those above
     down_timeout_s: float = 90.0  # an instance that is down for longer is restarted
     kill_after_s: float = 10.0  # from SIGTERM to SIGKILL
-    progress_interval_s: float = 5.0  # between lines while a model is loading; 0: no lines
-    capacity: int = DEFAULT_CAPACITY  # requests in flight at an instance
     min_backoff_s: float = 1.0  # before a restart; doubled each time
     max_backoff_s: float = 30.0
     stable_after_s: float = 300.0  # an instance that ran for longer restarts after min_backoff_s
@@ -271,7 +269,7 @@ class Launcher:
                 port=spec.ports[0],
                 management_port=spec.ports[1],
                 metrics_port=spec.ports[2],
-                capacity=self._settings.capacity,
+                capacity=self._settings.launch.capacity,
                 takes_operations=spec.contents is not None
                 or takes_operations((spec.store or settings.model_store) / spec.archive),
                 max_inflight_body_bytes=inflight_body_bytes(self._settings.torchserve.heap_mib),
@@ -288,7 +286,7 @@ class Launcher:
         variant = self._registry.variant_of(instance)
         last_s = variant.last_start_s
         usual = "" if last_s is None else f" (the last start took {last_s:.1f} s)"
-        loop = asyncio.get_running_loop()
+        limits, loop = self._settings.launch, asyncio.get_running_loop()
         began = reported = loop.time()
         while self._state(spec.name) not in (InstanceState.READY, InstanceState.DRAINING):
             await asyncio.sleep(POLL_S)
@@ -297,11 +295,9 @@ class Launcher:
                 raise LaunchError(f"{spec.name} ended while starting; {quote_log(spec)}")
             if (failure := find_load_failure(spec)) is not None:
                 raise LaunchError(f"{spec.name} cannot load its model: {failure}")
-            if now - began > self._settings.start_timeout_s:
-                raise LaunchError(
-                    f"{spec.name} was not ready after {self._settings.start_timeout_s:.0f} s; {quote_log(spec)}"
-                )
-            if 0 < self._settings.progress_interval_s <= now - reported:
+            if now - began > limits.start_timeout_s:
+                raise LaunchError(f"{spec.name} was not ready after {limits.start_timeout_s:.0f} s; {quote_log(spec)}")
+            if 0 < limits.progress_interval_s <= now - reported:
                 reported = now
                 self._report(f"{spec.name} {find_progress(spec)}, {now - began:.0f} s{usual}")
         variant.last_start_s = loop.time() - began
