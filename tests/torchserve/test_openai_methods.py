@@ -107,7 +107,7 @@ def things(fleet: Fleet) -> Iterator[Things]:
         yield Things(gpt)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # retrieve_content
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # retrieve_content; connect, by its own library
 def test_each_method_is_served_or_refused_by_name(things: Things) -> None:
     for name, call in SERVED.items():
         assert call(things), name

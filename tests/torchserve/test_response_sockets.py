@@ -13,7 +13,10 @@ from websockets.sync.client import connect
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.test_responses import COLOR, FIRST, SHAPE
 
-pytestmark = pytest.mark.torchserve
+pytestmark = [
+    pytest.mark.torchserve,
+    pytest.mark.filterwarnings(r"ignore:connect\(\) must be used as a context manager"),  # OpenAI's client does not
+]
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
