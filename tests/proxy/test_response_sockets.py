@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from tests.proxy.conftest import Stage, read_answer
+from tests.proxy.conftest import LISTEN, Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
-from tests.proxy.test_access import CREDENTIALS, TOKEN
+from tests.proxy.test_access import CREDENTIALS, TOKEN, make_certificate
 from tests.waiting import DEADLINE_S
 from torchmoor.config.access import Credentials
 from torchmoor.config.limits import TimeoutSettings
@@ -80,7 +82,7 @@ def open_socket() -> Iterator[OpenSocket]:
     with ExitStack() as stack:
 
         def open_one(stage: Stage, path: str = PATH, **options: Any) -> ClientConnection:
-            address = stage.proxy.runtime_url.replace("http://", "ws://") + path
+            address = stage.proxy.runtime_url.replace("http", "ws", 1) + path
             return stack.enter_context(connect(address, open_timeout=DEADLINE_S, close_timeout=DEADLINE_S, **options))
 
         yield open_one
@@ -388,6 +390,20 @@ def test_callers_need_a_token_which_is_checked_for_each_message(make_stage: Make
     refused = ask(connection)
     assert (refused["status"], refused["error"]["code"]) == (401, "invalid_api_key")
     connection.close()
+    stage.check_clean()
+
+
+def test_connections_are_encrypted_with_tls(make_stage: MakeStage, tmp_path: Path, open_socket: OpenSocket) -> None:
+    """A long message and a clean end, too."""
+    certificate, key = make_certificate(tmp_path, "tls")
+    listen = LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key))
+    stage = make_stage(listen=listen, websocket=WebSocketSettings(max_lifetime_s=10.0))
+    Responses(stage)
+    connection = open_socket(stage, ssl=ssl.create_default_context(cafile=certificate))
+    assert ask(connection, input="x" * 1_000_000)["type"] == "response.completed"
+    stage.pass_time(11)
+    assert receive(connection)["error"]["code"] == "websocket_connection_limit_reached"
+    assert closed(connection).rcvd.code == 1001  # type: ignore[union-attr]
     stage.check_clean()
 
 
