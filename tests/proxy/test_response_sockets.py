@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError, Inval
 from websockets.sync.client import ClientConnection, connect
 
 from tests.proxy.conftest import LISTEN, Stage, read_answer
-from tests.proxy.fake_instance import Gate, Received, Wire, answering
+from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
 from tests.proxy.test_access import CREDENTIALS, TOKEN, make_certificate
 from tests.waiting import DEADLINE_S
 from torchmoor.config.access import Credentials
@@ -181,7 +181,8 @@ def test_long_and_binary_messages_end_the_connection(make_stage: MakeStage, open
     long: Any
     for long, code in (("x" * 1_001, 1009), (iter(["x" * 600] * 2), 1009), (b"{}", 1003)):
         connection = open_socket(stage)
-        connection.send(long)
+        with suppress(ConnectionClosed):  # perhaps before the whole is sent
+            connection.send(long)
         error = closed(connection)
         assert isinstance(error, ConnectionClosedError)
         assert error.rcvd is not None
@@ -270,6 +271,41 @@ def test_broken_answer_is_an_error_and_the_connection_goes_on(
     assert ask(connection)["type"] == "response.completed"
     connection.close()
     stage.check_clean()
+
+
+@pytest.mark.parametrize("message", ["[" * 100_000, '{"a": ' * 100_000, "{}", "7"])
+def test_odd_message_is_refused_and_the_connection_goes_on(
+    stage: Stage, responses: Responses, message: str, open_socket: OpenSocket
+) -> None:
+    connection = open_socket(stage)
+    connection.send(message)
+    assert receive(connection)["error"]["type"] == "invalid_request_error"
+    assert ask(connection)["type"] == "response.completed"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'event: a\ndata: {"response": 7}\n\n',
+        b'event: a\ndata: {"response": {"status": "completed"\n\n',
+        b"data: [DONE]\n\n",
+        b": comment\n\nevent: a\n\n",
+        b"no event",
+    ],
+)
+def test_odd_answer_is_an_error_and_the_connection_goes_on(
+    stage: Stage, responses: Responses, data: bytes, open_socket: OpenSocket
+) -> None:
+    """Such as that of a model that is not a chat."""
+    connection = open_socket(stage)
+    for fake in stage.instances.values():
+        fake.behave = streaming([data], "text/event-stream")
+    send(connection)
+    while '"type": "error"' not in str(connection.recv(timeout=DEADLINE_S)):
+        pass
+    for fake in stage.instances.values():
+        fake.behave = responses.behave
+    assert ask(connection)["type"] == "response.completed"
 
 
 def test_flooding_client_is_held_back(stage: Stage, responses: Responses, open_socket: OpenSocket) -> None:

@@ -133,10 +133,11 @@ class ResponseSocket:
     def begin(self, message: bytes) -> MessageRequest | bytes:
         try:
             body = self._read(message)
+            data = json.dumps(body, separators=(",", ":")).encode()
+        except RecursionError:
+            return _refuse(ValidationError("The message is nested too deeply."))
         except ValidationError as error:
-            refused = {"type": "invalid_request_error", "code": error.kind, "message": error.message, "param": None}
-            return error_message(error.status, refused)
-        data = json.dumps(body, separators=(",", ":")).encode()
+            return _refuse(error)
         has_key = has_header(self._upgrade) or any(body.get(name) for name in FIELDS)
         request = self._make_request(len(data), () if has_key else (self._key_line,))
         return MessageRequest(request, data, self._handle(request))
@@ -155,9 +156,9 @@ class ResponseSocket:
             if asked.named is not None:
                 self._keep(None)
         elif not asked.is_stored and asked.events.last is not None:
-            output = asked.events.last["output"]
-            num_bytes = asked.num_bytes + len(json.dumps(output))
-            self._keep(Unstored(asked.events.last["id"], asked.base, [*asked.items, *output], num_bytes))
+            last, num_bytes = asked.events.last, asked.num_bytes + asked.events.num_bytes
+            items = [*asked.items, *last.get("output", ())]
+            self._keep(Unstored(last.get("id", ""), asked.base, items, num_bytes))
         return messages
 
     def close(self) -> None:
@@ -171,7 +172,7 @@ class ResponseSocket:
         """Read a message as the body of its request. Raises ValidationError."""
         try:
             body = json.loads(message)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValidationError("The message is not valid JSON.") from error
         if not isinstance(body, dict) or body.pop("type", None) != CREATE:
             raise ValidationError(f"A message must be an object of the type '{CREATE}'; other types are not supported.")
@@ -231,4 +232,10 @@ def _items(given: Any) -> list[Any]:
 
 
 def _base(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: body[name] for name in ("previous_response_id",) if body.get(name) is not None}
+    """Return the field that names what precedes the input."""
+    return {name: value for name, value in body.items() if name == "previous_response_id" and value}
+
+
+def _refuse(error: ValidationError) -> bytes:
+    refused = {"type": "invalid_request_error", "code": error.kind, "message": error.message, "param": None}
+    return error_message(error.status, refused)
