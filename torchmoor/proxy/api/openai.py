@@ -2,6 +2,7 @@
 
 POST /endpoints/{EndpointName}/openai/v1/chat/completions, POST /v1/chat/completions; completions, embeddings, rerank
 GET  /endpoints/{EndpointName}/openai/v1/models[/{id}],    GET  /v1/models[/{id}]
+POST /endpoints/{EndpointName}/openai/v1/tokenize, POST /v1/tokenize, POST /tokenize; detokenize
 *    /endpoints/{EndpointName}/openai/v1/responses[/...],  *    /v1/responses[/...]; conversations, files; WebSocket
 
 A model's name is its endpoint's. The proxy reads the body only for that name, where there are several endpoints, and
@@ -31,7 +32,9 @@ from torchmoor.proxy.api.openai_dialects import (
     INFIX,
     PREFIX,
     TASKS,
+    TOKENS,
     TOO_LARGE,
+    UNPREFIXED,
     OpenAIDialect,
     ResourceDialect,
     openai_error,
@@ -52,6 +55,7 @@ from torchmoor.wire.response_ids import Place
 from torchmoor.wire.session_ids import SessionId
 
 _MODELS = b"models"
+_CHOOSING: dict[bytes, OpenAIDialect] = {**COMPLETIONS, **TOKENS}  # whose body names an endpoint, and no resource
 
 
 class OpenAIApi:
@@ -80,15 +84,15 @@ class OpenAIApi:
 
     @staticmethod
     def serves(path: bytes) -> bool:
-        return path.startswith(PREFIX) or (path.startswith(b"/endpoints/") and INFIX in path)
+        return path.startswith(PREFIX) or path in UNPREFIXED or (path.startswith(b"/endpoints/") and INFIX in path)
 
     def handle(self, request: Request, request_id: bytes) -> Call | Reply:
         """Make the call for a request, or list the models."""
         name, operation = split_path(request.path)
         try:
             endpoints = self._endpoints(name)
-            if operation in COMPLETIONS and request.method == b"POST":
-                return self._choose(request, request_id, name, COMPLETIONS[operation])
+            if operation in _CHOOSING and request.method == b"POST":
+                return self._choose(request, request_id, name, _CHOOSING[operation])
             if request.method in LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
                 wanted = unquote(operation[len(_MODELS) + 1 :].decode("latin-1"))
                 return list_models(endpoints, wanted)
