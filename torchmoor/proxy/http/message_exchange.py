@@ -6,18 +6,48 @@ So a message takes the way of any other request, and only its answer's bytes are
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from torchmoor.proxy.http.call import MessageRequest
+from torchmoor.proxy.http.call import Application, MessageRequest
 from torchmoor.proxy.http.exchange import Exchange
+from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Reply
-from torchmoor.proxy.http.timeouts import NEVER
-
-if TYPE_CHECKING:
-    from torchmoor.proxy.http.server import HttpServer
-    from torchmoor.proxy.http.websocket import WebSocketConnection
+from torchmoor.proxy.http.timeouts import NEVER, Sweeper
 
 _HEAD_END = b"\r\n\r\n"
+
+
+class SocketServer(Protocol):
+    """The server, as its WebSocket connections use it."""
+
+    application: Application
+    means: HttpMeans
+    sweeper: Sweeper
+    is_stopping: bool
+
+    def forget(self, connection: Any) -> None: ...
+
+
+class MessageConnection(Protocol):
+    """A WebSocket connection, as its messages' exchanges use it."""
+
+    transport: asyncio.Transport
+    is_write_paused: bool
+
+    @property
+    def source(self) -> str: ...
+
+    def pass_on(self, status: int, piece: bytes) -> None:
+        """Receive a piece of an answer's body."""
+        ...
+
+    def is_answering(self, answered: Any) -> bool:
+        """Return whether an exchange is the current one."""
+        ...
+
+    def end_answer(self, *, is_whole: bool) -> None:
+        """Receive the end of an answer."""
+        ...
 
 
 class MessageExchange:
@@ -26,7 +56,7 @@ class MessageExchange:
     is_http10 = True
     keep_alive = False
 
-    def __init__(self, connection: WebSocketConnection, request: MessageRequest, server: HttpServer) -> None:
+    def __init__(self, connection: MessageConnection, request: MessageRequest, server: SocketServer) -> None:
         self.deadline = NEVER
         self.exchange: Exchange | None = None
         self._connection = connection

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections import deque
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidHandshake
@@ -25,11 +24,8 @@ from torchmoor.proxy.http.call import Upgrade
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.message import Request
-from torchmoor.proxy.http.message_exchange import MessageExchange
+from torchmoor.proxy.http.message_exchange import MessageExchange, SocketServer
 from torchmoor.proxy.http.timeouts import NEVER
-
-if TYPE_CHECKING:
-    from torchmoor.proxy.http.server import HttpServer
 
 LINGER_S = 5.0  # how long a closing connection still reads
 
@@ -54,7 +50,7 @@ def accept(request: Request, max_message_bytes: int) -> tuple[ServerProtocol, by
 class WebSocketConnection(asyncio.Protocol):
     """Has the messages that wait, at most one that is being answered, and the deadlines of both sides' silence."""
 
-    def __init__(self, server: HttpServer, transport: asyncio.Transport, upgrade: Upgrade) -> None:
+    def __init__(self, server: SocketServer, transport: asyncio.Transport, upgrade: Upgrade) -> None:
         self.transport = transport
         self.is_write_paused = False
         self._server = server
