@@ -10,12 +10,10 @@ import asyncio
 import dataclasses
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +24,7 @@ from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
 from torchmoor.fleet.archives import ArchiveContents, has_handler, has_other_handlers, takes_operations, write_archive
+from torchmoor.fleet.folders import remove_folder
 from torchmoor.fleet.instance_end import describe_exit, quote_lines, quote_log, read_end
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
 from torchmoor.fleet.run_lock import RunLock
@@ -46,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 LOCK_GRACE_S = 10.0  # for an earlier fleet in the same directory to end, beyond its instances' kill_after_s
-NUM_REMOVERS = 8  # threads that delete an instance's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,7 @@ class Launch:
 
     contents: of its archive, which is then written into the instance's folder; None: a model store has the archive.
     store: that model store; None: the launcher's. environment: further variables of its handler. properties: lines of
-    its config.properties.
+    its config.properties. start_timeout_s: counts if it is more than the launcher's.
     """
 
     name: str
@@ -86,6 +84,7 @@ class Launch:
     store: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 0.0
 
 
 class Launcher:
@@ -228,6 +227,7 @@ class Launcher:
             contents=launch.contents,
             store=launch.store,
             properties=launch.properties,
+            start_timeout_s=max(launch.start_timeout_s, self._settings.launch.start_timeout_s),
             environment={**self._environment, **launch.environment},
         )
 
@@ -295,8 +295,8 @@ class Launcher:
                 raise LaunchError(f"{spec.name} ended while starting; {quote_log(spec)}")
             if (failure := find_load_failure(spec)) is not None:
                 raise LaunchError(f"{spec.name} cannot load its model: {failure}")
-            if now - began > limits.start_timeout_s:
-                raise LaunchError(f"{spec.name} was not ready after {limits.start_timeout_s:.0f} s; {quote_log(spec)}")
+            if now - began > spec.start_timeout_s:
+                raise LaunchError(f"{spec.name} was not ready after {spec.start_timeout_s:.0f} s; {quote_log(spec)}")
             if 0 < limits.progress_interval_s <= now - reported:
                 reported = now
                 self._report(f"{spec.name} {find_progress(spec)}, {now - began:.0f} s{usual}")
@@ -370,18 +370,6 @@ def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
         if archive not in checked and has_other_handlers(archive):
             logger.warning("%s has other handlers than this torchmoor; build it again, unless you want those", archive)
         checked.add(archive)
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder as far as possible.
-
-    Several threads remove its contents, because deleting a synced file waits for the disk: one thread took ten seconds
-    for the journals of a thousand sessions.
-    """
-    with suppress(OSError), ThreadPoolExecutor(NUM_REMOVERS) as removers:
-        for path in folder.iterdir():
-            removers.submit(shutil.rmtree, path, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _settle(first: asyncio.Future[None], ended: asyncio.Task[None], name: str) -> None:
