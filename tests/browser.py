@@ -5,6 +5,7 @@ On a laptop without it, tests that need it are skipped; in CI, which installs it
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from tests.tools import require
 
+PICTURES = Path(__file__).parents[1] / "build" / "failed-pages"
 TIMEOUT_MS = 60_000
 DESKTOP = (1280, 900)
 PHONE = (390, 844)
@@ -47,10 +49,6 @@ class Tab:
         results = Axe().run(self.page)
         assert results.violations_count == 0, results.generate_report()
 
-    def save(self, path: Path) -> None:
-        """Save a picture of the whole page."""
-        self.page.screenshot(path=path, full_page=True)
-
 
 @contextmanager
 def open_tab(
@@ -63,6 +61,8 @@ def open_tab(
     refusals: tuple[str, ...] = (),
 ) -> Iterator[Tab]:
     """Open a tab with a new profile; fail at the end if the page logged an error or a warning to the console.
+
+    If the block fails, a picture of the whole page is saved, and the error names its file.
 
     refusals: words, one of which occurs in Chromium's message about each request that this test expects to be refused.
     """
@@ -88,6 +88,11 @@ def open_tab(
     try:
         tab.page.goto(url)
         yield tab
+    except Exception as error:
+        picture = PICTURES / f"{secrets.token_hex(4)}.png"
+        tab.page.screenshot(path=picture, full_page=True)
+        error.add_note(f"the page: {picture}")
+        raise
     finally:
         context.close()
     if tab.complaints:

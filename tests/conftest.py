@@ -4,7 +4,6 @@ Each such server starts once per process, when the first test requests it. Slow 
 instances, start in one process only: all tests that use a fleet run there, one after the other.
 """
 
-import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from handlers.imports import without_collections
 from tests import reaper
 from tests.disk import check_machine
 from tests.groups import group_of, place_of
@@ -68,11 +68,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (place_of(item.path), item.get_closest_marker("ends_fleet") is not None))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
     """Exempt all modules and tests from garbage collection, because each full collection would visit them."""
-    gc.collect()
-    gc.freeze()
+    with without_collections():
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +40,7 @@ def drained(fleet: Fleet) -> Iterator[str]:
     wait_until(lambda: all(i["state"] == "ready" for i in fleet.instances()), "no instance is drained")
 
 
-def test_dashboard_follows_the_fleet_and_drains_an_instance(
-    fleet: Fleet, browser: Browser, drained: str, tmp_path: Path
-) -> None:
+def test_dashboard_follows_the_fleet_and_drains_an_instance(fleet: Fleet, browser: Browser, drained: str) -> None:
     """Sessions, memory, latencies and decisions follow boto3's requests; buttons drain and resume an instance."""
     with open_tab(browser, fleet.admin) as tab:
         page = tab.page
@@ -71,7 +68,6 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(
         assert chat.ask("What color is the circle?")
         tab.check_accessibility()
         page.evaluate("document.getElementById('done').classList.add('visually-hidden')")
-        tab.save(tmp_path / "dashboard.png")
 
         page.get_by_role("button", name=f"Resume {drained}").click()
         page.get_by_role("dialog").get_by_role("button", name="Resume", exact=True).click()
@@ -92,7 +88,7 @@ def press(page: Page, button: str, answer: str) -> None:
 
 
 def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
-    fleet: Fleet, browser: Browser, drained: str, tmp_path: Path
+    fleet: Fleet, browser: Browser, drained: str
 ) -> None:
     """The instance and the session's client see the effects that the page reports."""
     settled, chats = fleet.settled(), []
@@ -139,7 +135,6 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
         expect(page.locator("#queue tr", has_text=waiting)).to_contain_text("cancelled")
         expect(page.locator("#attention")).to_contain_text("is drained")
         page.evaluate("document.getElementById('done').classList.add('visually-hidden')")
-        tab.save(tmp_path / "dashboard-lists.png")
 
         press(page, f"Close session {name}", "Close")
         expect(page.locator("#done")).to_have_text(f"Session {name} is closed.")
@@ -151,7 +146,7 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
         other.close()
 
 
-def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser, tmp_path: Path) -> None:
+def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser) -> None:
     """A prompt that is too long is found by the code of its error; an answered request has its tokens."""
     client = fleet.client()
     answer = client.invoke_endpoint(EndpointName="llava", Body=b'{"inputs": "What color is grass?"}')
@@ -169,10 +164,9 @@ def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser,
         page.locator("#decisions tr", has_text="answered").first.get_by_role("link").click()
         expect(page.locator("#tokens")).to_contain_text(re.compile("Prompt, with the conversation[0-9]"))
         expect(page.locator("#times")).to_contain_text("Until the first token")
-        tab.save(tmp_path / "request.png")
 
 
-def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser, tmp_path: Path) -> None:
+def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser) -> None:
     """While the next process starts, and afterwards."""
     os.kill(find_jvm(fleet.run_dir, "llava-0"), signal.SIGKILL)
     with open_tab(browser, fleet.admin) as tab:
@@ -185,6 +179,5 @@ def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser, t
         card.get_by_text("History", exact=True).click()
         expect(card.locator(".tile", has_text="Not in service").locator("b")).to_have_text("no")
         tab.check_accessibility()
-        tab.save(tmp_path / "killed.png")
         page.get_by_role("link", name="Chat").click()
         expect(page).to_have_url(f"{fleet.runtime}/chat")

@@ -25,6 +25,7 @@ from tests.torchserve.test_faults import (
     ask_until_answered,
     processes_below,
     ready_instances,
+    slowed_worker,
     stopped_worker,
     worker_pids,
 )
@@ -221,15 +222,16 @@ def test_streams_go_on_elsewhere_while_their_workers_die(three: Three) -> None:
     whole = [stream.finish() for stream in begin_streams(fleet, chats[0])]
     before = num_continued(fleet)
 
-    streams = begin_streams(fleet, chats[1])
-    requests.post(f"{fleet.admin}/instances/{spared}/resume", timeout=10).raise_for_status()
     victims = sorted(ready_instances(fleet) - {spared})
-    assert {stream.instance for stream in streams} <= set(victims)
-    for victim in victims:
-        for pid in worker_pids(run_dir, victim):
-            os.kill(pid, signal.SIGKILL)
-        num_lost = sum(stream.instance <= victim for stream in streams)
-        wait_until(partial(has_continued, fleet, before + num_lost), "the streams go on")
+    with slowed_worker(run_dir, victims[0]), slowed_worker(run_dir, victims[1]):
+        streams = begin_streams(fleet, chats[1])
+        requests.post(f"{fleet.admin}/instances/{spared}/resume", timeout=10).raise_for_status()
+        assert {stream.instance for stream in streams} <= set(victims)
+        for victim in victims:
+            for pid in worker_pids(run_dir, victim):
+                os.kill(pid, signal.SIGKILL)
+            num_lost = sum(stream.instance <= victim for stream in streams)
+            wait_until(partial(has_continued, fleet, before + num_lost), "the streams go on")
 
     assert [stream.finish() for stream in streams] == whole
     assert [event["answer"] for event in recorded_turns(three.journal, chats[1].id)] == whole[:1]
