@@ -6,10 +6,12 @@ instances, start in one process only: all tests that use a fleet run there, one 
 
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import hypothesis
 import pytest
+from botocore.loaders import create_loader
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -80,6 +82,14 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the records of the run's fleets apart from the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def aws_descriptions() -> Iterator[None]:
+    """Read botocore's description of each API once, not for each client."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.session.create_loader", cache(create_loader))
         yield
 
 
