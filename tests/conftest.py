@@ -15,13 +15,13 @@ from botocore.loaders import create_loader
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from handlers.imports import without_collections
 from tests import reaper
 from tests.disk import check_machine
 from tests.groups import group_of, place_of
 from tests.servers import RedisServer, S3Server, run_redis, run_s3
 from tests.time_limit import TimeLimit
 from tests.tools import require, summarize_skips
+from torchmoor.wire.imports import without_collections
 
 ROOT = Path(__file__).parents[1]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
