@@ -352,7 +352,7 @@ def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch
 def test_a_request_goes_to_the_checked_address_with_its_path_as_it_is(
     certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy of the environment would resolve the name again; a path that is escaped anew breaks its signature."""
+    """A proxy of the environment would resolve the name again; a path that is escaped again breaks its signature."""
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     lines: list[bytes] = []
 
