@@ -42,7 +42,7 @@ class ToolCall:
 
 
 def read_call(call_id: Any, name: Any, arguments: Any) -> ToolCall | None:
-    """Read a call whose arguments are JSON text; None if they are no object, or if it has no id or name."""
+    """Read a call whose arguments are JSON text; None if they are not an object, or if it has no id or name."""
     try:
         value = json.loads(arguments or "{}")
         json.dumps([call_id, name, value], ensure_ascii=False).encode()

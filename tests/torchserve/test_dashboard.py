@@ -68,6 +68,7 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(fleet: Fleet, browse
         assert chat.ask("What color is the circle?")
         tab.check_accessibility()
         page.evaluate("document.getElementById('done').classList.add('visually-hidden')")
+        tab.save_for_docs("dashboard.png", last="section[aria-labelledby=instances-title]")
 
         page.get_by_role("button", name=f"Resume {drained}").click()
         page.get_by_role("dialog").get_by_role("button", name="Resume", exact=True).click()
@@ -135,6 +136,7 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
         expect(page.locator("#queue tr", has_text=waiting)).to_contain_text("cancelled")
         expect(page.locator("#attention")).to_contain_text("is drained")
         page.evaluate("document.getElementById('done').classList.add('visually-hidden')")
+        tab.save_for_docs("dashboard-lists.png", first="#sessions-title", last="#queue-section")
 
         press(page, f"Close session {name}", "Close")
         expect(page.locator("#done")).to_have_text(f"Session {name} is closed.")
@@ -149,8 +151,11 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
 def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser) -> None:
     """A prompt that is too long is found by the code of its error; an answered request has its tokens."""
     client = fleet.client()
-    answer = client.invoke_endpoint(EndpointName="llava", Body=b'{"inputs": "What color is grass?"}')
-    assert answer["Body"].read()
+    streamed = client.invoke_endpoint_with_response_stream(
+        EndpointName="llava",
+        Body=b'{"inputs": "What color is grass?", "stream": true, "parameters": {"max_new_tokens": 3}}',
+    )
+    assert b"".join(event["PayloadPart"]["Bytes"] for event in streamed["Body"])
     with pytest.raises(ClientError, match="ContextTooLong"):
         client.invoke_endpoint(EndpointName="llava", Body=json.dumps({"inputs": "grass " * 20_000}))
     with open_tab(browser, fleet.admin) as tab:
@@ -163,7 +168,9 @@ def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser)
         page.get_by_role("link", name="All requests").click()
         page.locator("#decisions tr", has_text="answered").first.get_by_role("link").click()
         expect(page.locator("#tokens")).to_contain_text(re.compile("Prompt, with the conversation[0-9]"))
+        expect(page.locator("#tokens")).to_contain_text(re.compile("Generated[1-3]"))
         expect(page.locator("#times")).to_contain_text("Until the first token")
+        tab.save_for_docs("dashboard-request.png")
 
 
 def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser) -> None:

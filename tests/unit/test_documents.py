@@ -62,6 +62,16 @@ def test_modules_that_the_architecture_names_exist() -> None:
     assert missing == []
 
 
+def test_pages_and_docstrings_name_modules_that_exist() -> None:
+    """A path from the root, such as handlers/reply.py, in a page, a docstring or a comment."""
+    sources = [path for folder in ("docs", "handlers", "torchmoor") for path in (ROOT / folder).rglob("*.*")]
+    texts = [path.read_text(encoding="utf-8") for path in sources if path.suffix in (".md", ".py")]
+    named = {name for text in texts for name in re.findall(r"(?<![\w/.])(?:handlers|torchmoor)/[\w/]+\.py\b", text)}
+
+    assert len(named) > 60
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 def test_every_page_is_listed() -> None:
     """The index of the documentation and the site's navigation list each page, the index of decisions each decision."""
     index, navigation = (ROOT / "docs/index.md").read_text(encoding="utf-8"), (ROOT / "mkdocs.yml").read_text()
@@ -70,3 +80,28 @@ def test_every_page_is_listed() -> None:
 
     assert {page for page in pages if f"]({page})" not in index or page not in navigation} == set()
     assert [path.name for path in (ROOT / "docs/decisions").glob("0*.md") if f"]({path.name})" not in decisions] == []
+
+
+def test_no_page_repeats_another() -> None:
+    """No two pages share a run of 20 words; pages that scripts write repeat docstrings and help."""
+    written = {"api.md", "command-line.md", "configuration.md", "metrics.md", "modules.md"}
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name not in written]
+    first: dict[tuple[str, ...], Path] = {}
+    repeated = set()
+    for page in pages:
+        words = re.findall(r"[\w'/.-]+", prose(page).lower())
+        for start in range(len(words) - 19):
+            other = first.setdefault(tuple(words[start : start + 20]), page)
+            if other != page:
+                repeated.add(f"{page.name} and {other.name}: {' '.join(words[start : start + 20])}")
+
+    assert repeated == set()
+
+
+def test_every_page_opens_with_its_purpose() -> None:
+    """Below the title is a sentence, not another heading, a list or a table."""
+    pages = list((ROOT / "docs").glob("*.md"))
+    bare = [page.name for page in pages if not re.match(r"# .+\n\n[\w`*\[]", page.read_text(encoding="utf-8"))]
+
+    assert len(pages) > 25
+    assert bare == []

@@ -18,11 +18,14 @@ from torchmoor.config.endpoints import read_endpoint
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.control.artifacts import Artifacts, ServedModel
-from torchmoor.control.models import primary_container
+from torchmoor.control.downloads import DownloadState
+from torchmoor.control.models import START_TIMEOUT, primary_container
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler, ScaledVariant
-from torchmoor.fleet.launcher import Launch, Launcher, remove_folder
+from torchmoor.fleet.folders import remove_folder
+from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.proxy.api.describe import describe_starting
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint, Registry
 
@@ -35,9 +38,11 @@ MAX_STEM = 48  # an instance's name has the serial and a number after it
 
 @dataclass(slots=True)
 class Deployment:
-    """An endpoint's instances, by name. served: by variant. num_named: names given until now. work: its own folder.
+    """An endpoint's instances, by name.
 
+    served: by variant. num_named: the number of names given so far. work: the endpoint's own folder.
     scaled: variants whose instances the autoscaler starts and stops; their launches are those that may run.
+    start_timeouts_s: by variant.
     """
 
     endpoint: Endpoint
@@ -46,7 +51,16 @@ class Deployment:
     stem: str
     num_named: int
     work: Path
+    start_timeouts_s: Mapping[str, float]
     scaled: dict[str, ScaledVariant] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Start:
+    """What starts for an endpoint that is created or updated. endpoint: None until all models are here."""
+
+    downloads: Mapping[str, DownloadState]  # by variant
+    endpoint: Endpoint | None = None
 
 
 class Deployments:
@@ -74,6 +88,7 @@ class Deployments:
         self._gpus = gpus
         self._folder = folder
         self._by_name: dict[str, Deployment] = {}
+        self._starts: dict[str, Start] = {}
         self._changes = WeakValueDictionary[str, asyncio.Lock]()  # each is kept by those who hold it or wait for it
         self._running: dict[str, Launch] = {}  # those that start or leave, and all that a scaled variant may have
 
@@ -81,6 +96,17 @@ class Deployments:
         """Return the endpoint that has the instances, served or not yet."""
         found = self._by_name.get(name)
         return None if found is None else found.endpoint
+
+    def progress_of(self, name: str, variant: str) -> list[str]:
+        """Return what happens for a variant that is created or updated, such as its download."""
+        start = self._starts.get(name)
+        if start is None:
+            return []
+        found = None if start.endpoint is None else start.endpoint.find_variant(variant)
+        if found is not None:
+            return describe_starting(found)
+        download = start.downloads.get(variant)
+        return [] if download is None else [download.describe() or "preparing the model"]
 
     def check_room(self, num_instances: int) -> None:
         """Raise LimitExceeded if this number of further instances is not allowed."""
@@ -92,9 +118,9 @@ class Deployments:
             )
 
     async def start(self, name: str, resource: EndpointResource) -> None:
-        """Start an endpoint's instances and serve it; those of an earlier configuration leave then.
+        """Start an endpoint's instances and serve it, then drain those of an earlier configuration.
 
-        Raises TorchmoorError or OSError, after what was started has ended; the earlier instances then stay.
+        Raises TorchmoorError or OSError after the started instances have ended; the earlier ones then continue.
         """
         async with self._one_change(name):
             before = self._by_name.get(name)
@@ -183,7 +209,7 @@ class Deployments:
     async def resize(self, name: str, counts: Mapping[str, int]) -> None:
         """Start or stop instances until each variant has its count. Raises TorchmoorError or OSError.
 
-        An endpoint that is not deployed any more stays so.
+        Does nothing if the endpoint is no longer deployed.
         """
         async with self._one_change(name):
             if (deployment := self._by_name.get(name)) is not None:
@@ -207,22 +233,34 @@ class Deployments:
     async def _deploy(self, name: str, resource: EndpointResource) -> Deployment:
         """Start all instances of a configuration, and wait until they are ready."""
         stem = f"{_stem(name)}-{resource.serial}"
+        variants = [variant["VariantName"] for variant in resource.config["ProductionVariants"]]
+        start = self._starts[name] = Start({variant: DownloadState() for variant in variants})
+        try:
+            return await self._deploy_from(name, resource, stem, start)
+        finally:
+            del self._starts[name]
+
+    async def _deploy_from(self, name: str, resource: EndpointResource, stem: str, start: Start) -> Deployment:
         work = self._folder / stem
         try:
             served = {
-                variant["VariantName"]: await asyncio.to_thread(
-                    self._artifacts.fetch,
+                variant["VariantName"]: await self._fetch(
                     primary_container(resource.models[variant["ModelName"]]),
                     variant["ModelName"],
                     work / variant["VariantName"],
+                    start.downloads[variant["VariantName"]],
                 )
                 for variant in resource.config["ProductionVariants"]
             }
-            endpoint = self._registry.stage(_settings_of(name, resource, served), resource.serial)
+            endpoint = start.endpoint = self._registry.stage(_settings_of(name, resource, served), resource.serial)
         except BaseException:
             await asyncio.to_thread(remove_folder, work)
             raise
-        deployment = Deployment(endpoint, served, {}, stem, 0, work)
+        timeouts_s = {
+            variant["VariantName"]: float(variant.get(START_TIMEOUT, 0))
+            for variant in resource.config["ProductionVariants"]
+        }
+        deployment = Deployment(endpoint, served, {}, stem, 0, work, timeouts_s)
         try:
             launches = [
                 launch
@@ -235,6 +273,18 @@ class Deployments:
             raise
         deployment.launches = {launch.name: launch for launch in launches}
         return deployment
+
+    async def _fetch(
+        self, container: Mapping[str, Any], model: str, work: Path, download: DownloadState
+    ) -> ServedModel:
+        """Fetch a model. Returns or raises, also when cancelled, after nothing is written any more."""
+        fetching = asyncio.ensure_future(asyncio.to_thread(self._artifacts.fetch, container, model, work, download))
+        try:
+            return await asyncio.shield(fetching)
+        except asyncio.CancelledError:
+            download.end()
+            await asyncio.wait([fetching])
+            raise
 
     def _plan(self, deployment: Deployment, variant: str, count: int) -> list[Launch]:
         """Return `count` new instances of a variant, each on the GPU that has the fewest."""
@@ -256,6 +306,7 @@ class Deployments:
                     store=served.store,
                     environment=served.environment,
                     properties=served.properties,
+                    start_timeout_s=deployment.start_timeouts_s[variant],
                 )
             )
             deployment.num_named += 1

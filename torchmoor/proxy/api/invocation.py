@@ -46,7 +46,6 @@ from torchmoor.wire.session_ids import SessionId
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # TorchServe's answer when a worker dies with the request; or a handler's own that is not ours
-RETRY_AFTER = b"retry-after"
 PREFILL_TOKENS = headers.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = headers.CONTEXT_TOKENS.encode()  # of the whole prompt
 _PRINCIPAL_LINE = f"{headers.PRINCIPAL}: ".encode()
@@ -126,7 +125,7 @@ class Invocation:
         )
 
     def _num_prefix_bytes(self) -> int:
-        """How much of the body's beginning the strategy looks at: none if another rule chooses the instance."""
+        """How many of the body's first bytes the strategy reads: none if another rule chooses the instance."""
         assignment = self.assignment
         is_strategy_asked = assignment.session is None and assignment.model is None
         return assignment.dispatcher.chooser.strategy.num_prefix_bytes if is_strategy_asked else 0
@@ -261,11 +260,11 @@ class Invocation:
         self._dispatchers.cancellations.send(self.chosen.instance, path, self.request_id.decode())
 
     def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Judgement:
-        """Deliver the answer, or go elsewhere if the instance could not take the request."""
+        """Deliver the answer, or send the request to another instance if this one could not take it."""
         assignment = self.assignment
         if assignment.model is not None:
             assignment.model.on_answer(head, self.chosen.instance.name, self._sent_at)
-        if can_replay and head.status >= 400 and self._try_abler(head):
+        if can_replay and head.status >= 400 and self._reassign_refused(head):
             return self._place()
         if assignment.expected is not None:
             self._read_receipt(assignment.expected, head)
@@ -274,10 +273,11 @@ class Invocation:
         limited = assignment.find_session_refusal(head)
         if limited is not None:
             return ReadRefusal(lambda body: self.fail(limited))
-        dialect = self._dialect
-        answer = dialect.answer(head, self.request_id, self.chosen)
+        dialect, chosen = self._dialect, self.chosen
+        answer = dialect.answer(head, self.request_id)
         if not isinstance(answer, Answer):
             return ReadRefusal(partial(self._fail_with, answer, head))
+        answer.lines += (chosen.runtime_lines if dialect.names_variant else chosen.answer_lines,)
         if dialect.times_first_chunk:
             answer.on_body = self._note_first_chunk
         self._status = head.status
@@ -289,7 +289,7 @@ class Invocation:
     def _fail_with(self, explain: Explain, head: AnswerHead, body: bytes) -> Reply:
         return self.fail(explain(head, body))
 
-    def _try_abler(self, head: AnswerHead) -> bool:
+    def _reassign_refused(self, head: AnswerHead) -> bool:
         """Assign another instance if this one's refusal says that it cannot serve the request now.
 
         A session's turn leaves its instance only if that has no worker, not because the instance is busy.
@@ -304,27 +304,26 @@ class Invocation:
             is_without_worker = True
             self._dispatchers.suspect(self.chosen.instance)
         if (is_without_worker and assignment.is_repeatable) or (code in REFUSED_FOR_NOW and assignment.session is None):
-            wait = head.find(RETRY_AFTER) or b""
             if not assignment.try_reassign(self._resume, is_counted=True):
                 return False
-            if code is not None and wait.isdigit():
+            wait_s = None if code is None else head.retry_after_s
+            if wait_s is not None:
                 before = self._soonest_retry_s
-                self._soonest_retry_s = int(wait) if before is None else min(before, int(wait))
+                self._soonest_retry_s = wait_s if before is None else min(before, wait_s)
             return True
         return False
 
     def _read_receipt(self, expected: Expectation, head: AnswerHead) -> None:
         """Report to KV_AWARE how much of a prompt that it believed to be held was held."""
-        num_context = head.find(CONTEXT_TOKENS) or b""
-        num_prefill = head.find(PREFILL_TOKENS) or b""
-        if num_context.isdigit() and num_prefill.isdigit():
-            num_tokens, num_kept = int(num_context), int(num_context) - int(num_prefill)
+        num_tokens, num_prefill = head.find_number(CONTEXT_TOKENS), head.find_number(PREFILL_TOKENS)
+        if num_tokens is not None and num_prefill is not None:
+            num_kept = num_tokens - num_prefill
             self.assignment.dispatcher.chooser.on_receipt(
                 self.chosen.instance, expected, num_kept=num_kept, num_tokens=num_tokens
             )
 
     def on_lost(self, loss: Loss, *, can_replay: bool) -> NextStep:
-        """Go elsewhere if that cannot do the work twice, else report the loss."""
+        """Send the request to another instance if that cannot repeat its work, else report the loss."""
         assignment, instance = self.assignment, self.chosen.instance
         if loss is Loss.SHORTAGE:
             assignment.has_failed = True  # the reply shows nothing about the instance

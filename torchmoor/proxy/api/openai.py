@@ -133,7 +133,6 @@ class OpenAIApi:
         session = self._find_session(endpoint, request, named.place)
         call = self._call(request, request_id, self._operations[endpoint][dialect], session, body)
         is_new = session is None and named.is_stored
-        call.assignment.may_branch = session is not None and named.is_stored
         call.assignment.opens_session = is_new and split_path(request.path)[1] in OPENING
         return call
 
@@ -193,7 +192,7 @@ class OpenAIApi:
         """Make the call that the body's beginning asks for."""
         self._check_length(request)
 
-        def say(error: ApiError) -> Reply:
+        def render_error(error: ApiError) -> Reply:
             reply = openai_error(error, request_id)
             self._dispatchers.observe_reply(request, request_id, reply)
             return reply
@@ -204,7 +203,7 @@ class OpenAIApi:
             max_body_bytes=self._max_body_bytes,
             deadlines=self._deadlines,
             make=make,
-            say=say,
+            render_error=render_error,
         )
 
     def _find_endpoint(self, name: str | None, body: bytes, num_read: int) -> Endpoint:

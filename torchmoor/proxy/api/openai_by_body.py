@@ -29,7 +29,7 @@ _QUOTE, _BACKSLASH = b'"\\'
 def find_fields(body: bytes, names: frozenset[str]) -> dict[str, bytes]:
     """Find fields in the beginning of a JSON object: the bytes of a text, or the beginning of another value.
 
-    A field whose value is not all there is missing.
+    A field whose value is incomplete counts as missing.
     """
     depth = at = 0
     found: dict[str, bytes] = {}
@@ -107,10 +107,9 @@ class OpenAIByBody:
         max_body_bytes: int,
         deadlines: Deadlines,
         make: Callable[[bytes, int], Call],
-        say: Callable[[ApiError], Reply],
+        render_error: Callable[[ApiError], Reply],
     ) -> None:
         """make: makes the call for the body's beginning; gets the limit of its bytes, too. Raises ApiError.
-        say: renders an error.
 
         Raises ServiceUnavailable if too many bytes are kept already.
         """
@@ -124,7 +123,7 @@ class OpenAIByBody:
             num_bytes = self._num_read = self.max_body_bytes + 1
             self.body_need = WHOLE_BODY
         self._make = make
-        self._say = say
+        self._render_error = render_error
         self._call: Call | None = None
         self._waiting = dispatchers.waiting_bytes
         length = num_bytes if request.is_chunked else request.content_length or 0
@@ -148,7 +147,7 @@ class OpenAIByBody:
                 check.verify(body)
             call = self._make(body, self._num_read)
         except ApiError as error:
-            return self._say(error)
+            return self._render_error(error)
         self._call = call
         return call.route(body, waiter)
 
@@ -166,10 +165,10 @@ class OpenAIByBody:
             return self._call.on_body_too_large()
         error = BodyTooLarge(self.max_body_bytes)
         error.status = 413  # HTTP's own status for it
-        return self._say(error)
+        return self._render_error(error)
 
     def on_body_dropped(self) -> Reply:
-        return self._say(unavailable.body_dropped())
+        return self._render_error(unavailable.body_dropped())
 
     def on_body_growth(self, num_bytes: int) -> Reply | None:
         return None if self._call is None else self._call.on_body_growth(num_bytes)

@@ -75,6 +75,10 @@ class Exchange:
         return self._outgoing.num_body_bytes
 
     @property
+    def num_tokens(self) -> int | None:
+        return None if self._marked is None else self._marked.num_tokens
+
+    @property
     def source(self) -> str:
         return self.client.source
 
