@@ -8,6 +8,7 @@ On a laptop without it, tests that need it are skipped; in CI, which installs it
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from tests.tools import require
 
+PICTURES = Path(__file__).parents[1] / "build" / "failed-pages"
+PROGRAM = "chromium-headless-shell"  # a page costs a quarter of the processor time that it costs in a whole Chromium
 TIMEOUT_MS = 60_000
 DESKTOP = (1280, 900)
 PHONE = (390, 844)
@@ -30,10 +33,10 @@ PHONE = (390, 844)
 @contextmanager
 def run_chromium() -> Iterator[Browser]:
     """Run at most for a module: while Playwright runs, this thread cannot run another event loop."""
-    require("chromium")
+    require(PROGRAM)
     expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+        browser = playwright.chromium.launch(executable_path=shutil.which(PROGRAM))
         try:
             yield browser
         finally:
@@ -51,10 +54,6 @@ class Tab:
         """Fail with axe-core's findings, if there are any."""
         results = Axe().run(self.page)
         assert results.violations_count == 0, results.generate_report()
-
-    def save(self, path: Path) -> None:
-        """Save a picture of the whole page."""
-        self.page.screenshot(path=path, full_page=True)
 
     def save_for_docs(self, name: str, first: str = "body", last: str = "body") -> None:
         """Save the page from one element to another as a picture of the documentation, if TORCHMOOR_PICTURES is set."""
@@ -83,6 +82,8 @@ def open_tab(
 ) -> Iterator[Tab]:
     """Open a tab with a new profile; fail at the end if the page logged an error or a warning to the console.
 
+    If the block fails, a picture of the whole page is saved, and the error names its file.
+
     refusals: words, one of which occurs in Chromium's message about each request that this test expects to be refused.
     """
     width, height = size
@@ -107,6 +108,11 @@ def open_tab(
     try:
         tab.page.goto(url)
         yield tab
+    except Exception as error:
+        picture = PICTURES / f"{secrets.token_hex(4)}.png"
+        tab.page.screenshot(path=picture, full_page=True)
+        error.add_note(f"the page: {picture}")
+        raise
     finally:
         context.close()
     if tab.complaints:
