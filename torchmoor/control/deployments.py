@@ -105,7 +105,7 @@ class Deployments:
             return []
         found = None if start.endpoint is None else start.endpoint.find_variant(variant)
         if found is not None:
-            return describe_starting(found)
+            return describe_starting(found) or ["waiting for instances to start"]
         download = start.downloads.get(variant)
         return [] if download is None else [download.describe() or "preparing the model"]
 
