@@ -17,7 +17,6 @@ from handlers.errors import ImageUnreachable
 from handlers.models.loader import load_model
 from tests.unit.handlers.test_chat_service import (
     SHORT,
-    Hold,
     data_url,
     features_bytes,
     kv_bytes,
@@ -539,14 +538,14 @@ def test_model_failure_fails_its_completion_only(make_client: Any, endless_llava
 
 def test_completion_that_runs_out_of_time_lets_go(make_client: Any, endless_llava: Any, red: Any) -> None:
     """A completion past its deadline gives 504 and holds nothing."""
-    hold = Hold(endless_llava)
     client = make_client(endless_llava, engine={"turn_timeout_s": 0.2})
-    late = client.send(chat(user("what is it?", red)))
-    hold.wait()
-    threading.Event().wait(0.25)
-    hold.release()
+    endless_llava.before_step = lambda embeds, batch: threading.Event().wait(
+        0.25
+    )  # a step takes longer than the turn may
 
-    assert (late.wait().status, late.error) == (504, "TurnTimedOut")
+    late = client.call(chat(user("what is it?", red)))
+
+    assert (late.status, late.error) == (504, "TurnTimedOut")
     client.service.store.check_integrity()
 
 
