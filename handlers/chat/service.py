@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -41,9 +40,9 @@ from handlers.chat.turns.completion import Completion
 from handlers.chat.turns.context_limits import ContextLimits
 from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.turn import Turn
-from handlers.counters import Counters
 from handlers.engine.contract import ChatEngine
 from handlers.errors import InvalidRequest, SessionLost
+from handlers.fair_threads import FairThreads
 from handlers.journal.journal import Journal
 from handlers.models.prompt_format import PromptFormat
 from handlers.reply import PendingReply
@@ -54,6 +53,7 @@ from torchmoor.wire import operations
 from torchmoor.wire.session_query import SessionQuery
 
 MAX_LISTED_SESSIONS = 1000
+FINGERPRINT_CHARS = 10  # as long as OpenAI's
 
 
 class ChatService:
@@ -78,10 +78,10 @@ class ChatService:
         self._ids = ids
         self._loader = loader
         self._wall = wall
-        self.counters = counters = Counters()
-        self._intake = ThreadPoolExecutor(settings.intake.num_threads, "intake")
+        self.counters = counters = engine.counters
+        self._intake = FairThreads(settings.intake.num_threads, "intake")
         self._fetching = FetchPool(settings.intake)
-        self._preparing = ThreadPoolExecutor(settings.engine.prepare_threads, "prepare")
+        self._preparing = FairThreads(settings.engine.prepare_threads, "prepare")
         session = settings.session
         is_durable = journal is not None
         has_stored_kv = is_durable and settings.journal.max_kv_bytes > 0 and engine.kv_parts is not None
@@ -131,9 +131,11 @@ class ChatService:
 
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         """Answer a request; every outcome, errors included, goes through `reply`."""
+        reply.line = incoming.caller.line
         with reply.guarded():
             begun = reply.continuation
             reply.received_at = self._wall() if begun is None else begun.start.received_at
+            incoming = replace(incoming, fingerprint=f"fp_{self._model.fingerprint[:FINGERPRINT_CHARS]}")
             self.dispatch(parse(incoming, self._settings.request, lambda: reply.received_at), reply)
 
     def _in_background(self, reply: PendingReply, action: Callable[[], None], line: str | None = None) -> None:
@@ -144,7 +146,7 @@ class ChatService:
                 action()
 
         if line is None:
-            self._intake.submit(run)
+            self._intake.submit(reply.line, run)
         else:
             self._fetching.submit(line, reply, run)
 

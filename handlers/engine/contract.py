@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol
 
 from PIL.Image import Image as Picture
 
+from handlers.counters import Counters
+
 WHITESPACE = " ?"  # between the tokens of JSON; without a bound a weak model would write nothing else
 # llguidance's options of a JSON schema. They win over its own "x-guidance", which could make its keywords void.
 JSON_OPTIONS: Any = {
@@ -296,6 +298,11 @@ class ChatEngine(Protocol):
 
     @property
     def kv_parts(self) -> KvParts | None: ...
+
+    @property
+    def counters(self) -> Counters:
+        """The worker's counters, to which chat adds its own."""
+        ...
 
     def start(self) -> None: ...
 

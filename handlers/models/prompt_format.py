@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from handlers.errors import ContextTooLong
 from handlers.models.chat_template import ChatTemplate
 
 
@@ -16,10 +17,12 @@ class PromptFormat:
     """
 
     fingerprint: str
+    max_context: int
     vocabulary: int
 
     def __init__(self, config: Any, generation_config: Any, tokenizer: Any, processor: Any = None) -> None:
         self.tokenizer = tokenizer
+        self._max_token_chars = max(map(len, tokenizer.get_vocab()))
         self.image_token_id: int | None = None
         self.image_token = ""
         self._can_see = processor is not None
@@ -42,7 +45,7 @@ class PromptFormat:
 
         image_sizes: the number of tokens of each image, in order; each of its positions holds `image_token_id`.
         tools: that the answer may call, as OpenAI defines them.
-        Raises InvalidRequest without a template, or if it refuses the messages.
+        Raises InvalidRequest without a template, or if it refuses the messages; ContextTooLong.
         """
         text = self.template.render(self._as_template_expects(messages), tools)
         return self._encode(text, image_sizes, adds_special=self._can_see)
@@ -56,6 +59,12 @@ class PromptFormat:
         return self._encode(text, image_sizes, adds_special=True)
 
     def _encode(self, text: str, image_sizes: Sequence[int], *, adds_special: bool) -> list[int]:
+        """Tokenize a text, which takes a second per megabyte. Raises ContextTooLong before, if that cannot fit."""
+        if len(text) > self.max_context * self._max_token_chars:
+            raise ContextTooLong(
+                f"the conversation has {len(text)} characters and this model reads at most {self.max_context} tokens; "
+                "shorten it or open a new session"
+            )
         bos = self.tokenizer.bos_token
         is_complete = bos is not None and text.startswith(bos)
         ids: list[int] = self.tokenizer(text, add_special_tokens=adds_special and not is_complete)["input_ids"]

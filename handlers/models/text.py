@@ -21,7 +21,6 @@ class TextModel(PromptFormat):
 
     is_packed = True  # a step computes its sequences together
     has_equal_images = False  # every image has the same number of tokens
-    max_context: int
     num_layers: int
     num_kv_heads: int
     head_size: int

@@ -67,7 +67,7 @@ class ScalableTargets:
                 del kept[key]
 
     def note(self, variant: Variant, before: int) -> None:
-        """Record an activity: the autoscaler wants another number of instances than before."""
+        """Record an activity: the autoscaler has changed the desired number of instances."""
         assert variant.scale is not None
         now = time.time()
         resource = resource_of(variant.endpoint, variant.name)
@@ -186,6 +186,8 @@ class ScalableTargets:
     ) -> None:
         """Keep or drop a target or policy, and scale its variant by the result; nothing changes if that is refused."""
         async with self._applying:
+            if value is not None:
+                self._resources.check_room(value.values)
             before = kept.pop(key, None)
             if value is not None:
                 kept[key] = value

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from torchmoor.config.launcher import LaunchSettings
-from torchmoor.fleet.launcher import Launch
+from torchmoor.fleet.torchserve import Launch
 
 logger = logging.getLogger(__name__)
 

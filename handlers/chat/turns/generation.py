@@ -119,13 +119,14 @@ class Generation:
                 return
             self._is_admitted = True
             self._parts.admission.enter()
-        self._preparation = self._submit(self._choose_threads(is_slow, line), self._prepare)
+        self._preparation = self._submit(self._choose_threads(is_slow=is_slow, line=line), self._prepare)
 
-    def _choose_threads(self, is_slow: bool, line: str | None) -> Submit:
+    def _choose_threads(self, *, is_slow: bool, line: str | None) -> Submit:
         parts = self._parts
         if line is not None:
             return partial(parts.fetching.submit, line, self._reply)
-        return parts.loading.submit if is_slow else parts.preparing.submit
+        threads = parts.loading if is_slow else parts.preparing
+        return partial(threads.submit, self._reply.line)
 
     def _submit(self, submit: Submit, action: Callable[[], None]) -> Future[None] | None:
         try:
@@ -272,7 +273,7 @@ class Generation:
             if self._num_new > 1:
                 gap_s = (time.monotonic() - self._first_token_at) / (self._num_new - 1)
                 self._parts.counters.observe("inter_token", gap_s)
-            self._submit(self._parts.preparing.submit, partial(self._finish, reason))
+            self._submit(self._choose_threads(is_slow=False, line=None), partial(self._finish, reason))
             return False
         self._writer.show()
         return True
@@ -312,7 +313,7 @@ class Generation:
 
     def _try_again(self) -> None:
         self._is_admitted = True
-        self._submit(self._parts.preparing.submit, self._prepare)
+        self._submit(self._choose_threads(is_slow=False, line=None), self._prepare)
 
     def _summarise(self, reason: FinishReason) -> Summary:
         text, tokens = self._writer.read_rest()

@@ -1,6 +1,5 @@
 """The parts of a worker that all of its answers use."""
 
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from handlers.chat.pictures.fetch_pool import FetchPool
@@ -11,6 +10,7 @@ from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.context_limits import ContextLimits
 from handlers.counters import Counters
 from handlers.engine.contract import ChatEngine
+from handlers.fair_threads import FairThreads
 from handlers.models.prompt_format import PromptFormat
 
 
@@ -24,8 +24,8 @@ class GenerationParts:
     images: ImageStore
     admission: Admission
     receiver: ImageReceiver
-    preparing: Executor  # for answers that fetch no images, and for the end of every answer
-    loading: Executor  # for answers that decode images or rebuild a session
+    preparing: FairThreads  # for answers that fetch no images, and for the end of every answer
+    loading: FairThreads  # for answers that decode images or rebuild a session
     fetching: FetchPool  # for answers that fetch images
     stored_kv: StoredKv | None  # None unless the journal has KV caches
     counters: Counters

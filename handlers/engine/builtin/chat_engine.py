@@ -7,6 +7,7 @@ from functools import partial
 from PIL.Image import Image as Picture
 from torch import Tensor
 
+from handlers.counters import Counters
 from handlers.device import exit_worker
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import BlockPool, SequenceCache
@@ -39,7 +40,8 @@ class BuiltinEngine:
     def __init__(self, engine: Engine, grammar: GrammarSettings) -> None:
         self._engine = engine
         self._model = model = engine.runner.model
-        self._grammars = GrammarCompiler(model.tokenizer, model.eos_token_ids, model.vocabulary, grammar)
+        self.counters = Counters()
+        self._grammars = GrammarCompiler(model.tokenizer, model.eos_token_ids, model.vocabulary, grammar, self.counters)
         self.pool: BlockPool = engine.runner.pool
         self.kv_parts = BlockParts(engine)
         self.capabilities = Capabilities(

@@ -19,6 +19,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from handlers.counters import Counters
 from handlers.device import exit_worker
 from handlers.engine.contract import (
     AnswerRequest,
@@ -62,6 +63,7 @@ class VllmEngine:
         loop: EventLoopThread,
         prompts: PromptFormat,
         grammars: GrammarCompiler,
+        counters: Counters,
         steps: StepLog,
         on_dead: Callable[[], None] = exit_worker,
     ) -> None:
@@ -69,6 +71,7 @@ class VllmEngine:
         self._loop = loop
         self._prompts = prompts
         self._grammars = grammars
+        self.counters = counters
         self._steps = steps
         self._on_dead = on_dead
         self._is_stopping = False

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+from handlers.counters import Counters
 from handlers.errors import SettingsError
 from handlers.models.memory import read_headers
 from handlers.models.processor import Processor
@@ -54,10 +55,12 @@ def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -
     except Exception as exc:  # vLLM's errors are of every kind; TorchServe expects one
         loop.stop()
         raise SettingsError(f"vLLM cannot serve {checkpoint}: {type(exc).__name__}: {exc}") from exc
-    grammars = GrammarCompiler(prompts.tokenizer, prompts.eos_token_ids, prompts.vocabulary, settings.grammar)
+    prompts.max_context = llm.model_config.max_model_len
+    counters = Counters()
+    grammars = GrammarCompiler(prompts.tokenizer, prompts.eos_token_ids, prompts.vocabulary, settings.grammar, counters)
     assert llm.logger_manager is not None
     [steps] = (each for each in llm.logger_manager.stat_loggers if isinstance(each, StepLog))
-    return prompts, VllmEngine(llm, loop, prompts, grammars, steps)
+    return prompts, VllmEngine(llm, loop, prompts, grammars, counters, steps)
 
 
 def prepare_environment(settings: HandlerSettings, gpu_id: int | None, environ: Any) -> None:
