@@ -13,10 +13,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.tools import require
@@ -64,7 +66,8 @@ class Tab:
         assert end is not None
         y = max(0, top["y"] - 10)
         clip = {"x": 0, "y": y, "width": DESKTOP[0], "height": end["y"] + end["height"] + 10 - y}
-        self.page.screenshot(path=Path(folder) / name, full_page=True, clip=clip)  # type: ignore[arg-type]
+        taken = self.page.screenshot(full_page=True, clip=clip)  # type: ignore[arg-type]
+        Image.open(BytesIO(taken)).convert("RGB").quantize(256).save(Path(folder) / name, optimize=True)
 
 
 @contextmanager

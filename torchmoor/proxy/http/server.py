@@ -19,6 +19,7 @@ from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
 from torchmoor.proxy.http.timeouts import Sweeper
+from torchmoor.proxy.http.websocket import WebSocketConnection
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class ClientConnection(asyncio.Protocol):
         self._reply: Reply | None = None  # sent at the end of its request
         self._reply_to_head = False
         self.is_reading_paused = self._is_deaf = self._is_lingering = False
+        self._is_upgraded = False
         self._num_ignored = 0
         self._probe_timer: asyncio.TimerHandle | None = None
         self._num_probes = 0
@@ -86,7 +88,10 @@ class ClientConnection(asyncio.Protocol):
         try:
             reader.feed(data)
         except BadMessage as error:
-            self._on_bad_request(error)
+            if self._is_upgraded:  # frames came before the handshake was answered
+                self.transport.abort()
+            else:
+                self._on_bad_request(error)
         except Exception:
             logger.exception("fault in a request")
             if not (self._is_deaf or self.transport.is_closing()):
@@ -154,6 +159,9 @@ class ClientConnection(asyncio.Protocol):
         """Let the application decide, and begin an exchange, or reply once the request has ended."""
         server, reader = self._server, self._reader
         self.keep_alive = reader.keep_alive
+        if request.layout.wants_upgrade:
+            self._upgrade(request)
+            return
         self.is_http10 = reader.is_http10
         decision = server.application.handle(request)
         if isinstance(decision, Reply):
@@ -177,6 +185,19 @@ class ClientConnection(asyncio.Protocol):
             self.exchange.on_request_piece(piece, is_complete=is_complete)
         elif is_complete and self._reply is not None:
             self._send_reply(close=False)
+
+    def _upgrade(self, request: Request) -> None:
+        """Leave the connection to another protocol, or refuse the request and close."""
+        decision = self._server.application.upgrade(request)
+        if isinstance(decision, Reply):
+            self._reply = decision
+            self.keep_alive = False
+            self._send_reply(close=True)
+        else:
+            self._is_upgraded = True
+            successor = WebSocketConnection(self._server, self.transport, decision)
+            self._server.replace(self, successor)
+            self.transport.set_protocol(successor)
 
     # Replies of the proxy
 
@@ -260,6 +281,11 @@ class ClientConnection(asyncio.Protocol):
             self.resume_reading()
             self.transport.write_eof()
 
+    def stop(self) -> None:
+        """Close, unless a request is being answered."""
+        if self.exchange is None:
+            self.transport.abort()
+
     def expire(self) -> None:
         exchange = self.exchange
         if self._is_lingering:
@@ -284,8 +310,8 @@ class HttpServer:
         self.means = means
         self.caches = RequestCaches(application.note, application.find_handler)
         self.is_stopping = False
-        self.connections: set[ClientConnection] = set()
-        self._sweeper = sweeper
+        self.connections: set[ClientConnection | WebSocketConnection] = set()
+        self.sweeper = sweeper
         self._server: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
 
@@ -311,8 +337,7 @@ class HttpServer:
         if self._server is not None:
             self._server.close()
         for connection in list(self.connections):
-            if connection.exchange is None:
-                connection.transport.abort()
+            connection.stop()
         if not self.connections:
             return
         try:
@@ -325,7 +350,7 @@ class HttpServer:
     def try_admit(self, connection: ClientConnection) -> bool:
         """Count a new connection, or refuse it if there are too many."""
         self.connections.add(connection)
-        self._sweeper.watch(connection)
+        self.sweeper.watch(connection)
         return len(self.connections) <= self.means.max_connections
 
     @property
@@ -333,8 +358,16 @@ class HttpServer:
         """Refused connections that are still open."""
         return len(self.connections) - self.means.max_connections
 
-    def forget(self, connection: ClientConnection) -> None:
+    def replace(self, connection: ClientConnection, successor: WebSocketConnection) -> None:
+        """Count a connection whose protocol has changed as its successor."""
         self.connections.discard(connection)
-        self._sweeper.forget(connection)
+        self.sweeper.forget(connection)
+        self.connections.add(successor)
+        self.sweeper.watch(successor)
+
+    def forget(self, connection: ClientConnection | WebSocketConnection) -> None:
+        """Remove a connection that has ended."""
+        self.connections.discard(connection)
+        self.sweeper.forget(connection)
         if self.is_stopping and not self.connections:
             self._all_gone.set()
