@@ -38,6 +38,7 @@ from torchmoor.proxy.http.call import (
     Waiter,
 )
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.routing.kv_aware import Expectation
 from torchmoor.wire import error_codes, headers
 from torchmoor.wire.session_hash import session_hash
@@ -147,6 +148,13 @@ class Invocation:
         except ApiError as error:
             return self.fail(error)
         return self._place()
+
+    def take_over(self, waiter: Waiter, choice: Choice, lease: Lease, sent_at: float) -> Send:
+        """Go on with a request that the fast path has counted, and sent to the instance that it has leased."""
+        self._metrics.invocations -= 1  # counted twice
+        self._waiter, self._sent_at = waiter, sent_at
+        self.assignment.take_over(choice, lease)
+        return Send(choice.instance, self)
 
     def _read_body(self, body: bytes) -> None:
         request = self.request

@@ -23,6 +23,7 @@ from torchmoor.proxy.http.marked_answer import MarkedAnswer
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.http.outgoing import SENT_ONCE, OutgoingRequest, WholeRequest
+from torchmoor.proxy.http.upstream import UpstreamConnection
 
 # Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN, _CLIENT_GONE = Outcome.ANSWERED, Outcome.BROKEN, Outcome.CLIENT_GONE
@@ -105,6 +106,11 @@ class Exchange:
         else:
             self._is_gathering = True
             self._gather()
+
+    def take_over(self, sending: Send, upstream: UpstreamConnection, sent_at: float) -> None:
+        """Go on with a whole request that was sent to sending.target on this connection, and is not answered."""
+        self._complete_at, self._sending = self.request.received_at, sending
+        self._delivery.take_over(self, sending.target, upstream, sent_at)
 
     def _gather(self) -> None:
         """Place the request once its body is there as far as the call needs it."""

@@ -10,9 +10,9 @@ import asyncio
 import logging
 import ssl
 from time import monotonic
-from typing import cast
+from typing import Protocol, cast
 
-from torchmoor.proxy.http.call import Application
+from torchmoor.proxy.http.call import Application, Target
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.means import HttpMeans
@@ -31,6 +31,29 @@ PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers to a half-
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+class RunningRequest(Protocol):
+    """A client's request that is sent on and answered: an Exchange, or the fast path's in its place."""
+
+    is_answered: bool
+
+    @property
+    def is_request_complete(self) -> bool: ...
+    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None: ...
+    def on_client_gone(self) -> None: ...
+    def on_client_write_paused(self, is_paused: bool) -> None: ...
+    def on_target_down(self, target: Target) -> None: ...
+    def expire(self, refusal: Reply) -> None: ...
+    def fault(self, refusal: Reply) -> None: ...
+
+
+class FastPath(Protocol):
+    """Serves some requests in fewer steps, to the same effect (torchmoor/proxy/fast_path)."""
+
+    def try_send(self, client: ClientConnection, request: Request, body: bytes) -> bool:
+        """Send a whole request on as the client's exchange, or change nothing and return False."""
+        ...
+
+
 class ClientConnection(asyncio.Protocol):
     """Has a reader, at most one exchange, and one deadline."""
 
@@ -39,7 +62,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._reader = RequestReader(self, server.caches, server.means.max_header_bytes)
-        self.exchange: Exchange | None = None
+        self.exchange: RunningRequest | None = None
         self.keep_alive = True
         self.is_http10 = self.is_write_paused = self._is_held_for_client = False
         self._has_begun = False  # part of a head was received
@@ -155,6 +178,8 @@ class ClientConnection(asyncio.Protocol):
         server, reader = self._server, self._reader
         self.keep_alive = reader.keep_alive
         self.is_http10 = reader.is_http10
+        if is_complete and server.fast_path is not None and server.fast_path.try_send(self, request, piece):
+            return
         decision = server.application.handle(request)
         if isinstance(decision, Reply):
             self._reply = decision
@@ -277,7 +302,9 @@ class ClientConnection(asyncio.Protocol):
 
 
 class HttpServer:
-    """Listens, and owns the connections that it accepts."""
+    """Listens, and owns the connections that it accepts. fast_path: None if every request takes the general path."""
+
+    fast_path: FastPath | None = None
 
     def __init__(self, application: Application, means: HttpMeans, sweeper: Sweeper) -> None:
         self.application = application

@@ -169,7 +169,7 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             exchange.on_answer(head, data, is_complete=self._is_complete)
         chunks = self._chunks
-        if chunks is not None and chunks.num_unparsed and self.exchange is exchange:
+        if chunks is not None and chunks.num_unparsed and self.exchange is not None:  # so the body has not ended
             self._judge_chunks(chunks)
 
     def _judge_chunks(self, chunks: ChunkedBody) -> None:
