@@ -68,8 +68,8 @@ class FastRequest:
         num_body_bytes: what the body counts as. The replay budget has its bytes already.
         """
         route, request, choice = self._route, self._request, self._choice
-        dispatcher, operation, instance = route.dispatcher, route.operation, choice.instance
-        dispatcher.metrics.invocations += 1
+        operation, instance = route.operation, choice.instance
+        route.metrics.invocations += 1
         choice.tally.count += 1
         self._lease = instance.lease(num_body_bytes)
         self._upstream = upstream = instance.idle.pop()
@@ -79,7 +79,7 @@ class FastRequest:
             request,
             request_id,
             choice,
-            dispatcher.path,
+            route.dispatcher.path,
             framing=request.framing_line,
             held_back=operation.dialect.held_back,
             timeout_line=operation.timeout_line,
@@ -106,19 +106,18 @@ class FastRequest:
             return False
         lines = answer_lines(head.line.client_line, head, DROPPED_FIELDS, self._request_id, choice)
         client.write(b"".join((*lines, head.fields[layout.length].line, b"\r\n", piece)))
-        route.server.means.budget.give_back(len(self._body))
+        route.budget.give_back(len(self._body))
         self._upstream.release(can_reuse=True)
         self._lease.release()
         sent_at = self._sent_at
-        route.dispatcher.metrics.observe(now - sent_at, sent_at - self._request.received_at)
+        route.metrics.observe(now - sent_at, sent_at - self._request.received_at)
         client.exchange_over(is_request_complete=True)
         return True
 
     def _become_exchange(self) -> Exchange:
         """Let the general path go on from here."""
         route, client, request = self._route, self._client, self._request
-        means = route.server.means
-        means.budget.give_back(len(self._body))  # the exchange takes it again
+        route.budget.give_back(len(self._body))  # the exchange takes it again
         call = Invocation(
             route.operation,
             request,
@@ -126,7 +125,7 @@ class FastRequest:
             dispatcher=route.dispatcher,
             session=self._session,
         )
-        exchange = Exchange(client, request, call, means, self._body, True)
+        exchange = Exchange(client, request, call, route.means, self._body, True)
         sending = call.take_over(exchange, self._choice, self._lease, self._sent_at)
         exchange.take_over(sending, self._upstream, self._sent_at)
         if client.exchange is self:  # it has not left

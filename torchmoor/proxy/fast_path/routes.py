@@ -66,9 +66,13 @@ class FastRoute:
     def __init__(self, operation: RuntimeOperation, server: HttpServer) -> None:
         dispatchers = operation.dispatchers
         self.operation = operation
-        self.server = server
+        self.means = server.means
+        self.budget = server.means.budget
         self.dispatchers = dispatchers
         self.dispatcher = dispatcher = dispatchers.first(operation.endpoint)
+        self.metrics = dispatcher.metrics
+        self._endpoint = operation.endpoint
+        self._max_body_bytes = min(operation.max_body_bytes, self.budget.max_body_bytes)
         self._pool = dispatcher.variant.pool
         self._chooser = dispatcher.chooser
         self._goes_by_load = isinstance(dispatcher.chooser.strategy, LeastOutstanding)
@@ -76,18 +80,17 @@ class FastRoute:
         self.end_of_other = marking_line(dispatchers.settings, uses_session=False) + b"\r\n"
 
     def try_send(self, client: ClientConnection, request: Request, body: bytes) -> bool:
-        layout, length, operation = request.layout, request.content_length, self.operation
+        layout, length = request.layout, request.content_length
         if not (layout.is_usual and layout.is_sound and length and request.method == _POST):
             return False
         places = layout.places
-        if length > operation.max_body_bytes or not _UNUSUAL.isdisjoint(places):
+        if length > self._max_body_bytes or not _UNUSUAL.isdisjoint(places):
             return False
-        if client.is_http10 or not client.keep_alive or client.is_write_paused:
+        if not client.keep_alive or client.is_write_paused:
             return False
-        session = None
-        if SESSION_ID in places:
-            raw = request.fields[places[SESSION_ID]].value
-            session = self.dispatchers.sessions.find_verified(operation.endpoint, "", raw)
+        session, place = None, places.get(SESSION_ID)
+        if place is not None:
+            session = self.dispatchers.sessions.find_verified(self._endpoint, "", request.fields[place].value)
             choice = None if session is None else self._chooser.find_home(session)
         else:
             choice = self._choose_by_load(body)
@@ -97,10 +100,8 @@ class FastRoute:
         num_body_bytes = length * weigh_body(request)
         if instance.batches_sequences or not instance.has_body_room(num_body_bytes):
             return False
-        idle, budget = instance.idle, self.server.means.budget
-        if not idle or idle[-1].transport.is_closing():
-            return False
-        if length > budget.max_body_bytes or not budget.try_take(length):
+        idle = instance.idle
+        if not idle or idle[-1].transport.is_closing() or not self.budget.try_take(length):
             return False
         FastRequest(self, client, request, body, choice, session).send(num_body_bytes)
         return True
