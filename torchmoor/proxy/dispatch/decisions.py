@@ -59,8 +59,7 @@ class Decisions:
         self._kept: deque[RequestRecord] = deque(maxlen=max_kept)
         self._max_per_s = max_per_s
         self._num_left = 0
-        self._second_ends = 0.0  # in monotonic seconds
-        self._full_until = 0.0 if max_per_s else float("inf")
+        self._second_ends = self._full_until = 0.0  # in monotonic seconds
 
     def try_leave_out(self, now: float) -> bool:
         """Count a usual request as left out, if its second has had too many. now: in monotonic seconds."""
