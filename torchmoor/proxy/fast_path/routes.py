@@ -24,6 +24,7 @@ from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT
 # Fields that give a request another meaning; those of WebPageGuard among them.
 _UNUSUAL = frozenset((*NOT_THERE, TARGET_MODEL, TARGET_VARIANT, ORIGIN, SITE))
 _POST = b"POST"
+MAX_AWAITED_BYTES = 65_536  # a longer body seldom comes in one read
 
 
 class FastRoutes:
@@ -47,6 +48,15 @@ class FastRoutes:
 
     def _drop(self, endpoint: Endpoint) -> None:
         self._routes.pop(invoke_path(endpoint), None)
+
+    def may_take(self, request: Request) -> bool:
+        """Clients such as boto3 send a request's head and its body separately."""
+        return (
+            request.path in self._routes
+            and request.layout.is_usual
+            and (request.content_length or 0) <= MAX_AWAITED_BYTES
+            and self._dispatchers.observer is None
+        )
 
     def try_send(self, client: ClientConnection, request: Request, body: bytes) -> bool:
         route = self._routes.get(request.path)

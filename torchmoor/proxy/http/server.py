@@ -53,6 +53,10 @@ class FastPath(Protocol):
         """Send a whole request on as the client's exchange, or change nothing and return False."""
         ...
 
+    def may_take(self, request: Request) -> bool:
+        """Return True if it is worth waiting for one more read of the request's body."""
+        ...
+
 
 class ClientConnection(asyncio.Protocol):
     """Has a reader, at most one exchange, and one deadline."""
@@ -66,6 +70,7 @@ class ClientConnection(asyncio.Protocol):
         self.keep_alive = True
         self.is_http10 = self.is_write_paused = self._is_held_for_client = False
         self._has_begun = False  # part of a head was received
+        self._awaited: tuple[Request, bytes] | None = None  # its body may come with the next read, for the fast path
         self._reply: Reply | None = None  # sent at the end of its request
         self._reply_to_head = False
         self.is_reading_paused = self._is_deaf = self._is_lingering = False
@@ -93,6 +98,7 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.begin_awaited()
         self._server.forget(self)
         self._stop_probing()
         exchange, self.exchange = self.exchange, None
@@ -130,6 +136,7 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Find out whether a client that sends no more still reads; TLS ends both ways at once."""
+        self.begin_awaited()
         exchange = self.exchange
         can_be_half_closed = self.transport.can_write_eof() and not self.is_http10
         if exchange is None or not exchange.is_request_complete or not can_be_half_closed:
@@ -178,8 +185,17 @@ class ClientConnection(asyncio.Protocol):
         server, reader = self._server, self._reader
         self.keep_alive = reader.keep_alive
         self.is_http10 = reader.is_http10
-        if is_complete and server.fast_path is not None and server.fast_path.try_send(self, request, piece):
-            return
+        if server.fast_path is not None:
+            if is_complete and server.fast_path.try_send(self, request, piece):
+                return
+            if not is_complete and server.fast_path.may_take(request):
+                self._awaited = request, piece
+                self.deadline = request.received_at  # the next sweep begins it without its body
+                return
+        self._begin(request, piece, is_complete=is_complete)
+
+    def _begin(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
+        server = self._server
         decision = server.application.handle(request)
         if isinstance(decision, Reply):
             self._reply = decision
@@ -198,10 +214,21 @@ class ClientConnection(asyncio.Protocol):
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """Pass more of the body to the exchange; a pending reply is sent at its end."""
-        if self.exchange is not None:
+        if self._awaited is not None:
+            (request, before), self._awaited = self._awaited, None
+            body, fast_path = before + piece, self._server.fast_path
+            if not (is_complete and fast_path is not None and fast_path.try_send(self, request, body)):
+                self._begin(request, body, is_complete=is_complete)
+        elif self.exchange is not None:
             self.exchange.on_request_piece(piece, is_complete=is_complete)
         elif is_complete and self._reply is not None:
             self._send_reply(close=False)
+
+    def begin_awaited(self) -> None:
+        """Begin a request whose body is awaited for the fast path: something else has happened."""
+        if self._awaited is not None:
+            (request, piece), self._awaited = self._awaited, None
+            self._begin(request, piece, is_complete=False)
 
     # Replies of the proxy
 
@@ -287,7 +314,9 @@ class ClientConnection(asyncio.Protocol):
 
     def expire(self) -> None:
         exchange = self.exchange
-        if self._is_lingering:
+        if self._awaited is not None:
+            self.begin_awaited()
+        elif self._is_lingering:
             self.transport.abort()
         elif exchange is not None:
             exchange.expire(self._server.application.refuse(408, "The request's body did not come in time."))
@@ -338,6 +367,7 @@ class HttpServer:
         if self._server is not None:
             self._server.close()
         for connection in list(self.connections):
+            connection.begin_awaited()
             if connection.exchange is None:
                 connection.transport.abort()
         if not self.connections:
