@@ -12,7 +12,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(shell for file in benchmarks/*.py; do name=$$(basename $$file .py); grep -q "make bench NAME=$$name" $$file && echo $$name; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients docs demo test test-slow test-all test-repeat mutants test-gpu gpu-report fuzz check sbom audit bench report archives clean
+.PHONY: help setup clients docs demo test test-slow test-all test-repeat mutants test-gpu gpu-report chart fuzz check sbom audit audit-image bench report archives clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -111,6 +111,9 @@ test-repeat: setup archives  ## make test N times beside four busy processes, th
 mutants: setup  ## change one expression at a time in the modules that hold all together: make mutants [NAME=session_ids] [EVERY=5]
 	@OMP_NUM_THREADS=1 $(BIN)/python scripts/run_mutants.py $(NAME) $(if $(EVERY),--every $(EVERY))
 
+chart: setup  ## the Helm chart, in build/helm/torchmoor (docs/kubernetes.md)
+	@$(BIN)/python scripts/make_helm_chart.py
+
 # setup installs the CPU build of torch; it leaves a CUDA build of the same version alone.
 test-gpu: setup  ## the GPU tests, on a machine with a GPU and torch's CUDA build
 	@$(BIN)/python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
@@ -125,6 +128,13 @@ gpu-report:  ## the engine on this machine's GPU, in at most 9 minutes: make gpu
 SECONDS ?= 60
 fuzz: setup  ## look for bytes that the HTTP parts misunderstand: make fuzz [SECONDS=60], for each of three targets
 	for target in requests answers connections; do $(BIN)/python -m tests.fuzz $$target $(SECONDS) || exit 1; done
+
+IMAGE ?= torchmoor
+audit-image:  ## the known vulnerabilities of an image, with trivy or grype (network): make audit-image [IMAGE=torchmoor]: build/image-audit.json
+	@mkdir -p build
+	@if command -v trivy >/dev/null; then trivy image --format json --output build/image-audit.json $(IMAGE); \
+	elif command -v grype >/dev/null; then grype $(IMAGE) --output json --file build/image-audit.json; \
+	else echo "make: install trivy or grype, which scan images" >&2; exit 1; fi
 
 bench: setup archives  ## one benchmark: make bench NAME=proxy [QUICK=1]
 	@test -n "$(NAME)" || { echo "make: say which: make bench NAME=..., of: $(BENCHMARKS)" >&2; exit 1; }

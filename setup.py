@@ -61,7 +61,7 @@ setup(
     packages=find_packages(include=["torchmoor", "torchmoor.*"]),
     package_data={
         "torchmoor": ["py.typed"],
-        "torchmoor.proxy.api.chat_page": ["*.html", "*.css", "*.js"],
+        "torchmoor.proxy.api.chat_page": ["*.html", "*.css", "*.js", "*.LICENSE"],
         "torchmoor.admin.dashboard": ["static/*"],
         "torchmoor.fleet": ["*.xml"],
     },

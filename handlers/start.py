@@ -23,9 +23,9 @@ from handlers.models.text import TextModel
 from handlers.process_memory import keep_no_large_blocks
 from handlers.settings import ChatSessionSettings, PumpSettings, load_settings
 from handlers.tgi_lmi_settings import SAGEMAKER_MODEL, understand
+from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER
 
 logger = logging.getLogger(__name__)
-MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
 DEFAULT_CPU_KV_BYTES = 1 << 30
 STEP_BYTES = 512 << 20  # of a GPU: activations, workspaces and graphs, beside the logits
 
@@ -62,11 +62,12 @@ def start_chat(
 def property_folders(worker_dir: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Return the folders that may have a serving.properties: SageMaker's, the checkpoint's own, and the archive's.
 
-    The checkpoint's is the directory that `torchmoor up` names, or the archive's folder `model`.
+    What starts the instance may name SageMaker's. The checkpoint's is the directory that `torchmoor up` names, or the
+    archive's folder `model`.
     """
     named = environ.get(MODEL_PATH, "")
     own = Path(named) if named.startswith("/") else worker_dir / "model"
-    return SAGEMAKER_MODEL, own, worker_dir
+    return Path(environ.get(PROPERTIES_FOLDER) or SAGEMAKER_MODEL), own, worker_dir
 
 
 def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from handlers.errors import SettingsError
-from handlers.settings import PumpSettings
+from handlers.settings import ENV_PREFIX, PumpSettings
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,11 @@ class ForeignSetting:
     variables: Sequence[str] = ()  # of TGI's container
     options: Sequence[str] = ()  # of LMI: option.NAME in serving.properties, OPTION_NAME in the environment
 
+    @property
+    def own_variable(self) -> str:
+        """Return the variable of the handler's setting, which wins over these."""
+        return f"{ENV_PREFIX}{(self.setting or '').replace('.', '_').upper()}"
+
 
 FOREIGN = (
     ForeignSetting("model.path", _checkpoint, ("HF_MODEL_ID",), ("model_id",)),
@@ -119,6 +124,8 @@ def understand(
     if (SAGEMAKER_MODEL / "config.json").is_file():
         settings["model.path"] = _Said(str(SAGEMAKER_MODEL), str(SAGEMAKER_MODEL))
     for foreign in FOREIGN:
+        if foreign.own_variable in environ:
+            continue
         variables = [_Said(name, environ[name]) for name in foreign.variables if environ.get(name, "").strip()]
         in_environment = [*variables, *(options[name] for name in foreign.options if name in options)]
         in_file = [properties[name] for name in foreign.options if name in properties]

@@ -1,10 +1,13 @@
 """Run a headless Chromium for tests: Debian's package, driven by Playwright without a browser of its own.
 
+With TORCHMOOR_PICTURES=docs in the environment, the tests on TorchServe save the documentation's pictures again.
+
 On a laptop without it, tests that need it are skipped; in CI, which installs it, they fail.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +53,19 @@ class Tab:
     def save(self, path: Path) -> None:
         """Save a picture of the whole page."""
         self.page.screenshot(path=path, full_page=True)
+
+    def save_for_docs(self, name: str, first: str = "body", last: str = "body") -> None:
+        """Save the page from one element to another as a picture of the documentation, if TORCHMOOR_PICTURES is set."""
+        folder = os.environ.get("TORCHMOOR_PICTURES")
+        if not folder:
+            return
+        self.page.evaluate("scrollTo(0, 0)")
+        top, end = self.page.locator(first).first.bounding_box(), self.page.locator(last).first.bounding_box()
+        assert top is not None
+        assert end is not None
+        y = max(0, top["y"] - 10)
+        clip = {"x": 0, "y": y, "width": DESKTOP[0], "height": end["y"] + end["height"] + 10 - y}
+        self.page.screenshot(path=Path(folder) / name, full_page=True, clip=clip)  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -51,6 +51,7 @@ class Podman:
         (folder / "containers.conf").write_text(
             '[containers]\ndefault_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]\n'
             '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+            '[network]\nnetwork_backend = "cni"\n'
         )
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PYTHON"))},

@@ -55,6 +55,23 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopAnswer:
+    """End the session's running answer with its next token; what it has by then becomes the turn's answer."""
+
+    caller: Caller
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchSession:
+    """Open a session that begins with the first turns of another one, pictures included."""
+
+    opening: OpenSession
+    session_id: str
+    num_turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RespondInConversation:
     """Answer at the end of a conversation."""
 
@@ -294,6 +311,8 @@ Command = (
     | OpenAndAsk
     | Resource
     | Generate
+    | StopAnswer
+    | BranchSession
     | CloseSession
     | ReportStatus
     | SessionQuery

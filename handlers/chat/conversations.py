@@ -93,7 +93,7 @@ def _items(session: Session) -> list[dict[str, Any]]:
     """Return all items, the oldest first."""
     shown: list[dict[str, Any]] = []
     for number, event in enumerate(session.entries, 1):
-        if event is None:
+        if not event.response:  # a turn of another API
             continue
         items = [*read_items(event.question), *(read_items(event.answer) if event.answer else ())]
         shown += [

@@ -16,11 +16,13 @@ from handlers.chat.sessions.entries import entries_of
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
-from handlers.errors import ResponseUnknown, SessionGone
+from handlers.errors import InvalidRequest, ResponseUnknown, SessionGone
 from handlers.journal.event import Event
 from handlers.reply import PendingReply
 from handlers.requests import Caller
 from torchmoor.wire.response_ids import read_compaction_id
+
+OTHER_API = "this conversation has turns of another API and cannot be continued from here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class StoredResponses:
                     if len(session.entries) < place.number:
                         self._recorder.catch_up(session)
                     event = session.entries[place.number - 1] if 0 < place.number <= len(session.entries) else None
-                    if event is None or not event.answer or place.number in session.deleted:
+                    if event is None or not event.response or not event.answer or place.number in session.deleted:
                         raise unknown_response(response_id, param)
                 yield StoredResponse(session, place.number, event)
         except SessionGone as error:
@@ -90,6 +92,8 @@ class StoredResponses:
         repeated: list[Item] = []
         with session.recording:
             entries, images = entries_of(session, num_entries), iter(list(session.images))
+        if not all(event.response for event in entries):
+            raise InvalidRequest(OTHER_API)
         for event in entries:
             own = [ImagePart(self._recorder.read_image(session, i)) for i in islice(images, len(event.images))]
             items = (*read_items(event.question), *(read_items(event.answer) if event.answer else ()))

@@ -13,6 +13,7 @@ from handlers.chat.commands import (
     ActOnSession,
     AddImages,
     Ask,
+    BranchSession,
     CloseInJournal,
     CloseSession,
     Command,
@@ -21,6 +22,7 @@ from handlers.chat.commands import (
     OpenAndAsk,
     OpenSession,
     ReportStatus,
+    StopAnswer,
 )
 from handlers.chat.dialects.table import parse
 from handlers.chat.pictures.fetch_pool import FetchPool, find_line
@@ -45,7 +47,7 @@ from handlers.chat.turns.turn import Turn
 from handlers.counters import Counters
 from handlers.engine.engine import Engine
 from handlers.engine.grammar import GrammarCompiler
-from handlers.errors import OutOfMemory, SessionLost
+from handlers.errors import InvalidRequest, OutOfMemory, SessionLost
 from handlers.journal.journal import Journal
 from handlers.models.text import TextModel
 from handlers.reply import PendingReply
@@ -169,7 +171,9 @@ class ChatService:
             case OpenSession() | AddImages():
                 line = find_line(command.caller, command.images)
                 self._in_background(reply, lambda: self._change_session(command, reply), line)
-            case CloseSession() | ActOnSession() | CloseInJournal() | EndClosed():
+            case StopAnswer():
+                reply.finish_json({"success": True, "stopped": self._end_answer(command)})
+            case BranchSession() | CloseSession() | ActOnSession() | CloseInJournal() | EndClosed():
                 self._in_background(reply, lambda: self._change_session(command, reply))
             case _:
                 self._in_background(reply, lambda: self._resources.handle(command, reply), find_fetches(command))
@@ -192,12 +196,14 @@ class ChatService:
 
     def _change_session(
         self,
-        command: OpenSession | AddImages | CloseSession | ActOnSession | CloseInJournal | EndClosed,
+        command: OpenSession | BranchSession | AddImages | CloseSession | ActOnSession | CloseInJournal | EndClosed,
         reply: PendingReply,
     ) -> None:
         match command:
             case OpenSession():
                 reply.finish_json({"session_id": self.open(command, reply)})
+            case BranchSession():
+                reply.finish_json({"session_id": self._branch(command, reply)})
             case AddImages():
                 self._sessions.add_images(command, reply)
                 reply.finish_json({"success": True, "images": len(command.images)})
@@ -212,6 +218,19 @@ class ChatService:
                 reply.finish_json({"session": command.session})
             case EndClosed():
                 reply.finish_json({operations.NUM_ENDED: self._sessions.end_closed(command)})
+
+    def _end_answer(self, command: StopAnswer) -> bool:
+        """End the running answer of a session that is here. Return False without one. Raises the SessionGone family."""
+        turn = self.store.get(command.session_id, command.caller).turn
+        return turn is not None and turn.end_early()
+
+    def _branch(self, command: BranchSession, reply: PendingReply) -> str:
+        with self._sessions.hold(command.session_id, command.opening.caller) as source:
+            self.recorder.catch_up(source)
+            num_turns = len(source.entries)
+            if command.num_turns > num_turns:
+                raise InvalidRequest(f"'turns' must be at most {num_turns}, the turns that the session has")
+            return self.open(command.opening, reply, (source, command.num_turns))
 
     def open(self, command: OpenSession, reply: PendingReply, source: tuple[Session, int] | None = None) -> str:
         """Open a session, whose id and expiry the answer's headers will have. Return its id. Worker threads only.

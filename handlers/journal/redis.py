@@ -1,7 +1,7 @@
 """Journals in Redis or Valkey: per session a list of events, its pictures' names, and a marker once it is closed.
 
-    torchmoor:{session id}:events      :pictures, by name their owners      :account, owner and bytes      :closed
-                          :kv, the parts of its KV cache
+    {session id}:events      :pictures, by name their owners      :account, owner and bytes      :closed
+                :kv, the parts of its KV cache
     and pictures, see handlers/journal/redis_pictures.py
 
 Each operation on a session is one script: one round trip, and atomic. All keys of a session have its id as their hash
@@ -230,12 +230,12 @@ class RedisJournal:
         self._budget.add(owner_name, expiry(session_id), -num_bytes, -num_sessions)
 
     def claim(self, name: str, value: str) -> str:
-        keys = [f"torchmoor:claim:{claim_key(name)}"]
+        keys = [f"claim:{claim_key(name)}"]
         first: bytes = self._scripts.run(_CLAIM, keys, value, self._settings.claim_s, MAX_CLAIM_BYTES)
         return first.decode(errors="replace")
 
     def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
-        after, keys = self._scripts.scan(int(cursor or 0), "torchmoor:{*}:events")
+        after, keys = self._scripts.scan(int(cursor or 0), "{*}:events")
         names = [_tag(key) for key in keys]
         return [name for name in names if is_session_id(name)], str(after) if after else ""
 
@@ -249,7 +249,7 @@ class RedisJournal:
         found, seen = self._budget.begin_measurement(), set[int]()
         cursor, is_last = 0, False
         while not is_last:
-            cursor, keys = self._scripts.scan(cursor, "torchmoor:{*")
+            cursor, keys = self._scripts.scan(cursor, "{*")
             is_last = cursor == 0
             self._release_closed([key for key in keys if key.endswith("}:pictures")])
             pictures = _unseen((key for key in keys if "}:picture:" in key and is_owner(_tag(key))), seen)
@@ -259,7 +259,7 @@ class RedisJournal:
         self._budget.replace(found)
 
     def _measure_sessions(self, keys: Sequence[str], found: JournalUsage) -> None:
-        accounts = self._scripts.run_all([("HMGET", key, "owner", "bytes", "kv") for key in keys])
+        accounts = self._scripts.read_all([("HMGET", key, "owner", "bytes", "kv") for key in keys])
         for key, (owner, num_bytes, kv_bytes) in zip(keys, accounts, strict=True):
             is_whole = is_session_id(_tag(key)) and is_owner((owner or b"").decode(errors="replace"))
             if is_whole and (num_bytes or b"").isdigit():  # else it has expired, or another program has written it
@@ -267,7 +267,7 @@ class RedisJournal:
                 found.kv_bytes[expiry(_tag(key))] += int(kv_bytes) if (kv_bytes or b"").isdigit() else 0
 
     def _measure_pictures(self, keys: Sequence[str], found: JournalUsage) -> None:
-        answers = self._scripts.run_all([(command, key) for key in keys for command in ("STRLEN", "TTL")])
+        answers = self._scripts.read_all([(command, key) for key in keys for command in ("STRLEN", "TTL")])
         now = int(time.time())
         for key, num_bytes, ttl_s in zip(keys, answers[::2], answers[1::2], strict=True):
             found.add(_tag(key), now + ttl_s - EXPIRED_KEPT_S, num_bytes)
@@ -275,14 +275,14 @@ class RedisJournal:
     def _release_closed(self, keys: Sequence[str]) -> None:
         """Release the pictures of closed sessions, which killed workers have left."""
         ids = [_tag(key) for key in keys if is_session_id(_tag(key))]
-        closed = self._scripts.run_all([("EXISTS", *_keys(session_id, "closed")) for session_id in ids])
+        closed = self._scripts.read_all([("EXISTS", *_keys(session_id, "closed")) for session_id in ids])
         for session_id in (session_id for session_id, is_closed in zip(ids, closed, strict=True) if is_closed):
             self._free(session_id, *self._scripts.run(_LIST_PICTURES, _all_keys(session_id)))
 
 
 def _keys(session_id: str, *names: str) -> list[str]:
     expiry(session_id)  # only a valid id becomes a key
-    return [f"torchmoor:{{{session_id}}}:{name}" for name in names]
+    return [f"{{{session_id}}}:{name}" for name in names]
 
 
 def _all_keys(session_id: str) -> list[str]:

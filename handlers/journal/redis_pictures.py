@@ -1,7 +1,7 @@
 """Pictures of journals in Redis or Valkey: one key for all sessions of an owner.
 
-    torchmoor:{owner}:picture:HASH      the picture
-    torchmoor:{owner}:sessions:HASH     the sessions that have it, by the time until which they need it
+    {owner}:picture:HASH      the picture
+    {owner}:sessions:HASH     the sessions that have it, by the time until which they need it
 
 Both expire when the last of these sessions does. A picture is stored before its session names it, and released after
 its session is closed. So no picture that a session has is deleted, and one that a killed worker has not released is
@@ -73,9 +73,9 @@ class RedisPictures:
 
     def renew(self, pictures: Iterable[tuple[str, str]]) -> None:
         """Forget the expired sessions of these pictures. pictures: owners and names."""
-        self._scripts.run_all([("EVAL", _RENEW, 2, *_keys(owner, name)) for owner, name in pictures])
+        self._scripts.run_each(_RENEW, [_keys(owner, name) for owner, name in pictures])
 
 
 def _keys(owner: str, name: str) -> tuple[str, str]:
     check_owner(owner)  # only a valid owner becomes a key
-    return f"torchmoor:{{{owner}}}:picture:{name}", f"torchmoor:{{{owner}}}:sessions:{name}"
+    return f"{{{owner}}}:picture:{name}", f"{{{owner}}}:sessions:{name}"

@@ -1,6 +1,9 @@
-"""Scripts that a server of Redis or Valkey runs, each in one round trip, and its errors as OSError."""
+"""Scripts that a server of Redis or Valkey runs, each in one round trip, and its errors as OSError.
 
-from collections.abc import Iterator, Sequence
+All keys of journals begin with KEY_PREFIX, which only this module knows: callers name keys without it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +14,7 @@ from redis.retry import Retry
 from handlers.settings import JournalSettings
 from torchmoor.wire.store_urls import RedisAddress
 
+KEY_PREFIX = "torchmoor:"
 SCANNED = 1000  # keys of one page
 
 
@@ -24,7 +28,7 @@ class RedisScripts:
         """Return the script's result. Raises OSError."""
         with _translated():
             try:
-                return self._client.eval(script, len(keys), *keys, *arguments)
+                return self._client.eval(script, len(keys), *map(_whole, keys), *arguments)
             except redis.ReadOnlyError:  # the primary became a replica; its address may now lead to the new one
                 self._client.connection_pool.disconnect()
                 raise
@@ -32,17 +36,28 @@ class RedisScripts:
     def scan(self, cursor: int, pattern: str) -> tuple[int, list[str]]:
         """Return the next cursor, 0 at the end, and some keys. Raises OSError."""
         with _translated():
-            following, keys = self._client.scan(cursor, match=pattern, count=SCANNED)
-        return following, [key.decode(errors="replace") for key in keys]
+            following, keys = self._client.scan(cursor, match=_whole(pattern), count=SCANNED)
+        return following, [key.decode(errors="replace").removeprefix(KEY_PREFIX) for key in keys]
 
-    def run_all(self, commands: Sequence[tuple[object, ...]]) -> list[Any]:
-        """Run many commands in one round trip. Raises OSError."""
+    def run_each(self, script: str, keys: Iterable[Sequence[str]]) -> None:
+        """Run the script for each group of keys, in one round trip. Raises OSError."""
+        self._run_all(("EVAL", script, len(group), *map(_whole, group)) for group in keys)
+
+    def read_all(self, commands: Iterable[tuple[str, ...]]) -> list[Any]:
+        """Run many commands in one round trip: each a command, its key and its arguments. Raises OSError."""
+        return self._run_all((command, _whole(key), *arguments) for command, key, *arguments in commands)
+
+    def _run_all(self, commands: Iterable[tuple[object, ...]]) -> list[Any]:
         with _translated():
             pipeline = self._client.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
             results: list[Any] = pipeline.execute()
             return results
+
+
+def _whole(key: str) -> str:
+    return KEY_PREFIX + key
 
 
 def connect(address: RedisAddress, limits: JournalSettings) -> "redis.Redis":

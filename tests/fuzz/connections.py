@@ -53,8 +53,12 @@ SETTINGS = ProxySettings(
     limits=LimitSettings(max_header_bytes=1_000, max_body_bytes=600, max_passthrough_body_bytes=800),
     sessions=SessionIdSettings(keys={KEY_ID: KEY}),
 )
-# Bytes that differ from run to run: the beginning of request ids, and the time that is left for a second attempt.
-PASSING = re.compile(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}(?=-[0-9a-f]{12})|(?<=%b: )[0-9]+" % headers.TIMEOUT_MS.encode())
+# Bytes that differ from run to run: the beginning of request ids, the time that is left for a second attempt, and the
+# interim answers to a half-closed client, which are sent at intervals.
+PASSING = re.compile(
+    rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}(?=-[0-9a-f]{12})|(?<=%b: )[0-9]+|HTTP/1\.1 100 Continue\r\n\r\n"
+    % headers.TIMEOUT_MS.encode()
+)
 TOKEN = re.compile(rb"<[0-9a-f]{32}>")
 # Of a decision; the others are times and ids.
 COMPARED = frozenset(

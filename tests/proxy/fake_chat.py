@@ -38,7 +38,8 @@ def lines(words: Sequence[str], finish: str = "eos_token") -> list[bytes]:
 class FakeChat:
     """What all instances of a stage do, and the requests that they received.
 
-    instead: behaviours for the next requests, one each. gate: what waits there after an answer's first token.
+    instead: behaviours for the next requests, one each. gate: what waits there after an answer's first token, until it
+    is opened or the answer is stopped.
     """
 
     stage: Stage
@@ -46,6 +47,8 @@ class FakeChat:
     finish: str = "eos_token"
     expires_in_s: float = 3600.0
     gate: Gate | None = None
+    is_stopped: bool = False
+    num_turns: dict[str, int] = field(default_factory=dict)  # by session
     instead: list[Behaviour] = field(default_factory=list)
     received: list[Received] = field(default_factory=list)
     num_opened: int = 0
@@ -72,14 +75,21 @@ class FakeChat:
             body = json.loads(request.body)
             if body.get("requestType") == "NEW_SESSION":
                 await self._open(name, request, wire)
+            elif body["type"] == "branch_session":
+                await self._open(name, request, wire, body["turns"])
             elif body["type"] == "send_text_prompt":
-                await self._answer(wire)
+                await self._answer(request, wire)
+            elif body["type"] == "stop_answer":
+                self.is_stopped = self.gate is not None
+                if self.gate is not None:
+                    self.gate.open()
+                await answering(body=json.dumps({"success": True, "stopped": self.is_stopped}).encode())(request, wire)
             else:
                 await answering(body=b'{"success": true}')(request, wire)
 
         return behave
 
-    async def _open(self, name: str, request: Received, wire: Wire) -> None:
+    async def _open(self, name: str, request: Received, wire: Wire, num_turns: int = 0) -> None:
         self.num_opened += 1
         session = make_session_id(
             name,
@@ -87,13 +97,20 @@ class FakeChat:
             nonce="abcdefghijklmno" + LETTERS[self.num_opened],
             principal=request.headers.get("x-torchmoor-principal", ""),
         )
+        self.num_turns[session] = num_turns
         expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self.expires_in_s))
         await wire.answer(200, {"X-Amzn-SageMaker-New-Session-Id": f"{session}; Expires={expires}"})
 
-    async def _answer(self, wire: Wire) -> None:
-        await wire.begin_stream("application/jsonlines", RECEIPT)
+    async def _answer(self, request: Received, wire: Wire) -> None:
+        session = request.headers["x-amzn-sagemaker-session-id"]
+        self.num_turns[session] += 1
+        await wire.begin_stream("application/jsonlines", {**RECEIPT, "X-Torchmoor-Turn": str(self.num_turns[session])})
         for number, line in enumerate(lines(self.words, self.finish)):
             if number == 1 and self.gate is not None:
                 await self.gate.pass_through()
+            if self.is_stopped:
+                self.is_stopped, self.gate = False, None
+                await wire.chunk(lines([*self.words[: number + 1]], "stop_sequence")[-1])
+                break
             await wire.chunk(line)
         await wire.chunk(b"")

@@ -360,21 +360,41 @@ def test_sessions_beside_each_other(chat: FakeChat, tab: Tab) -> None:
 
 
 @pytest.mark.browser
-def test_an_answer_is_stopped_and_asked_for_again(chat: FakeChat, tab: Tab) -> None:
-    """The button and the Escape key stop it; the partial answer stays, and asking again is another request."""
+def test_a_stopped_answer_stays_and_is_continued(chat: FakeChat, tab: Tab) -> None:
+    """The instance ends the answer and keeps what it has; the page shows the same, and the model can go on."""
     page, chat.gate = tab.page, Gate()
     turn = ask(page, "What color is the circle?")
     expect(turn.locator(".text")).to_have_text("The")
     page.get_by_role("button", name="Stop").click()
 
-    expect(turn).to_contain_text("Stopped.")
+    expect(turn).to_contain_text("Stopped. The conversation has the answer as far as it is shown.")
     expect(page.get_by_role("textbox", name="Your question")).to_be_focused()
-    chat.gate.open()
-    turn.get_by_role("button", name="Ask again").click()
-    expect(turn.locator(".text")).to_have_text("The circle is red.")
-    expect(turn.get_by_role("button", name="Ask again")).to_be_hidden()
-    ids = [each.headers["amz-sdk-invocation-id"] for each in chat.received[1:]]
-    assert len(set(ids)) == 2
+    expect(turn.locator(".text")).to_have_text("The circle")
+    assert chat.bodies[-1] == {"type": "stop_answer"}
+    tab.check_accessibility()
+    turn.get_by_role("button", name="Continue").click()
+    expect(page.locator(".turn .text")).to_have_text(["The circle", "The circle is red."])
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+    assert chat.asked() == ["What color is the circle?", "Continue where you stopped."]
+
+
+@pytest.mark.browser
+def test_an_answer_that_its_handler_cannot_end_is_cut_and_asked_for_again(chat: FakeChat, browser: Browser) -> None:
+    """Another maker's handler refuses; the page says that the conversation lacks the turn, which is asked again."""
+    with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", refusals=("424",)) as tab:
+        page, chat.gate = tab.page, Gate()
+        turn = ask(page, "What color is the circle?")
+        expect(turn.locator(".text")).to_have_text("The")
+        chat.instead = [refusing(400, "InvalidRequest", "there is no such type")]
+        page.keyboard.press("Escape")
+
+        expect(turn).to_contain_text("Stopped. Unless the answer was already complete")
+        chat.gate.open()
+        turn.get_by_role("button", name="Ask again").click()
+        expect(turn.locator(".text")).to_have_text("The circle is red.")
+        expect(turn.get_by_role("button", name="Ask again")).to_be_hidden()
+        asked = [each for each in chat.received if b"prompt_text" in each.body]
+        assert len({each.headers["amz-sdk-invocation-id"] for each in asked}) == 2
 
 
 @pytest.mark.browser
@@ -431,28 +451,191 @@ def test_settings_are_sent_with_the_next_questions(chat: FakeChat, tab: Tab) -> 
 
 
 @pytest.mark.browser
-def test_a_turn_is_copied_edited_and_asked_for_another_answer(chat: FakeChat, tab: Tab) -> None:
-    """What is typed meanwhile is not lost, and another answer is another request with the settings of now."""
+def test_a_system_prompt_holds_for_its_session(chat: FakeChat, tab: Tab) -> None:
+    """It is sent with each question, fixed by the first one, and kept for the next session, which may change it."""
+    page = tab.page
+    wait_ready(page)
+    page.locator("#settings summary").click()
+    field = page.get_by_label("System prompt")
+    field.fill("Answer in Latin.")
+    expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+    expect(field).to_be_disabled()
+    expect(page.locator("#system-note")).to_be_visible()
+    tab.check_accessibility()
+    expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
+    assert [body.get("system") for body in chat.bodies] == [None, "Answer in Latin.", "Answer in Latin."]
+
+    page.get_by_role("button", name="New session").click()
+    expect(field).to_have_value("Answer in Latin.")
+    field.fill("")
+    expect(ask(page, "three").locator(".text")).to_have_text("The circle is red.")
+    assert "system" not in chat.bodies[-1]
+    page.locator(".switch", has_text="one").click()
+    expect(field).to_have_value("Answer in Latin.")
+
+
+@pytest.mark.browser
+def test_a_turn_is_copied_edited_and_asked_again_in_branches(chat: FakeChat, tab: Tab) -> None:
+    """A branch has the turns before the question and its pictures; the session stays, and so does what is typed."""
     page = tab.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    turn = ask(page, "What color is it?")
+    expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+    page.set_input_files("#file", picture_file("x.png"))
+    turn = ask(page, "two")
     expect(turn.locator(".text")).to_have_text("The circle is red.")
     turn.get_by_role("button", name="Copy").click()
     expect(page.locator("#announcer")).to_contain_text("Copied.")
     assert page.evaluate("navigator.clipboard.readText()") == "The circle is red."
+    origin = chat.received[-1].headers["x-amzn-sagemaker-session-id"]
 
     field = page.get_by_role("textbox", name="Your question")
     field.fill("typed meanwhile")
     turn.get_by_role("button", name="Another answer").click()
     expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 2)
+    expect(page.locator(".switch")).to_have_count(2)
+    branched, added, asked = chat.bodies[-3:]
+    assert branched == {"type": "branch_session", "turns": 1}
+    assert chat.received[-3].headers["x-amzn-sagemaker-session-id"] == origin
+    assert (added["type"], len(added["images"]), asked["prompt_text"]) == ("add_images", 1, "two")
+    assert chat.received[-1].headers["x-amzn-sagemaker-session-id"] != origin
+    page.locator(".switch").last.click()
     expect(field).to_have_value("typed meanwhile")
-    field.fill("")
-    turn.get_by_role("button", name="Edit the question").click()
-    expect(field).to_have_value("What color is it?")
+
+    page.locator(".turn").last.get_by_role("button", name="Edit the question").click()
+    expect(page.locator(".turn")).to_have_count(1)
+    expect(page.get_by_role("img", name="x.png")).to_be_visible()
+    expect(field).to_have_value("two")
     expect(field).to_be_focused()
     tab.check_accessibility()
-    assert chat.asked() == ["What color is it?"] * 2
-    assert len({each.headers["amz-sdk-invocation-id"] for each in chat.received[-2:]}) == 2
+    expect(ask(page, "three").locator(".text")).to_have_text("The circle is red.")
+    assert chat.asked() == ["one", "two", "two", "three"]
+    page.locator(".switch").last.click()
+    expect(page.locator('.turn [data-is="question"]')).to_have_text(["one", "two"])
+
+    page.locator(".turn").first.get_by_role("button", name="Edit the question").click()
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(ask(page, "four").locator(".text")).to_have_text("The circle is red.")
+    assert chat.bodies[-2] == {"requestType": "NEW_SESSION"}
+
+
+@pytest.mark.browser
+def test_an_answers_markdown_is_shown_as_elements(chat: FakeChat, tab: Tab) -> None:
+    """Lists, tables, code and links; nothing of it loads anything, and a script's address is text."""
+    page = tab.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    chat.words = (
+        "## Shapes\n\n1. a **red** circle\n2. `x < 1`\n\n",
+        "| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\nprint('<b>')\n```\n\n",
+        "[site](https://example.com/a) [bad](javascript:alert(1)) [own](/chat) ![pic](https://example.com/p.png)\n\n",
+        "<img src=x onerror=alert(1)> &amp; <b>bold</b>",
+    )
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url))
+    text = ask(page, "Which shapes?").locator(".text")
+
+    expect(text.get_by_role("heading", name="Shapes")).to_be_visible()
+    expect(text.locator("ol > li")).to_have_text(["a red circle", "x < 1"])
+    expect(text.locator("strong")).to_have_text("red")
+    expect(text.locator("td")).to_have_text(["1", "2"])
+    expect(text.locator("pre")).to_have_text("print('<b>')")
+    expect(text.locator("a")).to_have_text(["site", "pic"])
+    expect(text.locator("a").first).to_have_attribute("rel", "noopener noreferrer")
+    expect(text).to_contain_text("<img src=x onerror=alert(1)> & <b>bold</b>")
+    assert text.locator("img, script, b").count() == 0
+    assert not [url for url in loaded if "example.com" in url]
+    text.get_by_role("button", name="Copy the code").click()
+    expect(page.locator("#announcer")).to_contain_text("Copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == "print('<b>')"
+    tab.check_accessibility()
+
+
+@pytest.mark.browser
+def test_sessions_that_the_user_keeps_go_on_after_a_reload(chat: FakeChat, tab: Tab) -> None:
+    """The browser keeps nothing before the user agrees, and deletes all when the user takes it back."""
+    page = tab.page
+    page.set_input_files("#file", picture_file("x.png"))
+    expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+    assert page.evaluate("indexedDB.databases()") == []
+    page.locator("#settings summary").click()
+    page.get_by_label("Keep sessions in this browser").check()
+    expect(page.locator("#announcer")).to_contain_text("Sessions are kept")
+    expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
+    wait_until(lambda: len(kept_turns(page)) == 2, "the second turn is kept")
+    session = chat.received[-1].headers["x-amzn-sagemaker-session-id"]
+
+    page.reload()
+    page.locator(".switch", has_text="one").click()
+    expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 2)
+    image = page.get_by_role("img", name="x.png")
+    expect(image).to_be_visible()
+    assert image.evaluate("(each) => each.naturalWidth") == 64
+    tab.check_accessibility()
+    assert {"type": "close_session"} not in chat.bodies
+    expect(ask(page, "three").locator(".text")).to_have_text("The circle is red.")
+    assert chat.received[-1].headers["x-amzn-sagemaker-session-id"] == session
+    assert chat.num_opened == 1
+
+    page.locator("#settings summary").click()
+    page.get_by_label("Keep sessions in this browser").uncheck()
+    expect(page.locator("#announcer")).to_contain_text("The kept sessions are deleted.")
+    assert page.evaluate("indexedDB.databases()") == []
+    assert page.evaluate("localStorage.length") == 0
+    page.reload()
+    expect(page.locator(".switch")).to_have_count(1)
+    expect(page.locator(".switch")).to_contain_text("New session")
+
+
+def kept_turns(page: Page) -> list[str]:
+    """Return the states of the turns of the only session that the browser keeps."""
+    turns: list[str] = page.evaluate(
+        """async () => {
+          const { load } = await import(new URL("chat/history.js", document.baseURI));
+          return (await load())[0].turns.filter((turn) => turn.state === "done").map((turn) => turn.text);
+        }"""
+    )
+    return turns
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [SMALL_PHONE, DESKTOP])
+def test_long_code_tables_and_the_settings_fit_every_screen(
+    chat: FakeChat, browser: Browser, scheme: str, size: tuple[int, int]
+) -> None:
+    """Code and tables scroll by themselves; the question stays in sight above the open settings."""
+    chat.words = ("```\n" + "long " * 60 + "\n```\n\n", "|" + "column |" * 30 + "\n|" + "---|" * 30 + "\n")
+    with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", scheme=scheme, size=size) as tab:
+        page = tab.page
+        turn = ask(page, "Show me a table.")
+        expect(turn.locator("table")).to_be_visible()
+        expect(turn.get_by_role("button", name="Another answer")).to_be_visible()
+        page.locator("#settings summary").click()
+        expect(page.get_by_label("System prompt")).to_be_visible()
+
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        expect(page.get_by_role("textbox", name="Your question")).to_be_in_viewport()
+        tab.check_accessibility()
+        turn.get_by_role("button", name="Edit the question").click()
+        expect(page.get_by_role("textbox", name="Your question")).to_have_value("Show me a table.")
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+
+
+@pytest.mark.browser
+def test_a_session_is_exported(chat: FakeChat, tab: Tab) -> None:
+    """The file is Markdown with questions, answers and the names of pictures."""
+    page = tab.page
+    page.set_input_files("#file", picture_file("x.png"))
+    expect(ask(page, "What colour?").locator(".text")).to_have_text("The circle is red.")
+    page.locator("#settings summary").click()
+    with page.expect_download() as started:
+        page.get_by_role("button", name="Export this session").click()
+
+    assert started.value.suggested_filename == "What-colour.md"
+    written = Path(started.value.path()).read_text()
+    assert written == (
+        "# What colour?\n\nModel: llava\n\n## Question\n\nPicture: x.png\n\n> What colour?\n\n"
+        "## Answer\n\nThe circle is red.\n"
+    )
 
 
 @pytest.mark.browser

@@ -207,30 +207,6 @@ def test_a_question_to_a_model_without_sessions_says_what_it_is(stage: Stage) ->
     assert asked.stderr.startswith("Error: llava is not an endpoint that chats")
 
 
-@pytest.mark.parametrize("body", [b'[{"label": "cat"}]', b'{"label": "cat"}', b"a cat", b"a cat\nor two\n"])
-def test_a_question_with_a_system_message_to_another_makers_model_says_what_it_is(stage: Stage, body: bytes) -> None:
-    """Its answer is not cut: it is another thing than a stream of chat completions."""
-    for fake in stage.instances.values():
-        fake.behave = answering(body=body)
-
-    asked = invoke(stage, "ask", "Hello", "--system", "Be brief.")
-
-    assert asked.exit_code == 1
-    assert asked.stderr.startswith("Error: llava is not an endpoint that chats: its model answers, but not with a")
-
-
-@pytest.mark.parametrize("body", [b"da", b'data: {"choices"', b'{"token": {"te', b'data: {"choices": []}\n\ndata: x'])
-def test_stream_that_is_cut_is_not_taken_for_another_makers(stage: Stage, body: bytes) -> None:
-    """What has come may be the beginning of an event."""
-    for fake in stage.instances.values():
-        fake.behave = answering(body=body)
-
-    asked = invoke(stage, "ask", "Hello", "--system", "Be brief.")
-
-    assert asked.exit_code != 0
-    assert "the stream ended within an event" in asked.stderr
-
-
 def test_no_endpoint_with_many_models_is_told(stage: Stage) -> None:
     """Instead of an empty table."""
     assert "no endpoint has many models" in invoke(stage, "models", "list").stdout
@@ -273,40 +249,17 @@ def test_sessions_are_listed_and_closed(stage: Stage) -> None:
 # Questions
 
 
-def test_a_question_with_a_system_message_is_no_session(talking: Stage) -> None:
-    """It goes in OpenAI's form; the receipt has the tokens of the answer, which the stream tells."""
-    result = invoke(talking, "ask", "What is it?", "https://example.com/a.png", "--system", "Be terse.", "--json")
+def test_a_system_message_comes_with_each_question_of_its_session(talking: Stage) -> None:
+    """The session may be kept, and continued with the same one; without text nothing is sent."""
+    asking = ("--ask", "one", "--ask", "two")
 
-    assert result.exit_code == 0, result.stderr
-    said = json.loads(result.stdout)
-    assert (said["answer"], said["session_id"]) == ("a red circle", None)
-    assert said["receipt"]["generated_tokens"] == 2
-    assert said["receipt"]["instance"] in ("a", "b")
-    [body] = bodies(talking)
-    assert [message["role"] for message in body["messages"]] == ["system", "user"]
-    assert body["messages"][1]["content"][0]["image_url"]["url"] == "https://example.com/a.png"
+    result = invoke(talking, "chat", "https://example.com/a.png", "--system", "Be terse.", "--keep", *asking)
+    plain = invoke(talking, "ask", "?", "--system", "")
 
-
-def test_a_conversation_with_a_system_message_is_sent_whole(talking: Stage) -> None:
-    """Pictures once, answers in their places; parameters by OpenAI's names."""
-    asking = ("--ask", "one", "--ask", "two", "--max-new-tokens", "9")
-
-    result = invoke(talking, "chat", "https://example.com/a.png", "--system", "Be terse.", *asking)
-
-    assert result.stdout == "a red circle\na red circle\n"
-    last = max(bodies(talking), key=lambda body: len(body["messages"]))
-    assert [message["role"] for message in last["messages"]] == ["system", "user", "assistant", "user"]
-    assert last["messages"][2]["content"] == "a red circle"
-    assert last["messages"][3]["content"] == "two"
-    assert last["max_tokens"] == 9
-
-
-def test_a_system_message_and_a_session_do_not_go_together(talking: Stage) -> None:
-    """A usage error, before anything is sent."""
-    result = invoke(talking, "ask", "?", "--system", "Be terse.", "--keep")
-
-    assert result.exit_code == 2
-    assert bodies(talking) == []
+    assert (result.exit_code, result.stdout) == (0, "a red circle\na red circle\n")
+    assert plain.exit_code == 0
+    asked = [body for body in bodies(talking) if "prompt_text" in body]
+    assert [body.get("system") for body in asked] == ["Be terse.", "Be terse.", None]
 
 
 def test_a_session_is_kept_if_asked_for_and_closed_by_the_next(talking: Stage) -> None:

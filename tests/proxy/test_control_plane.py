@@ -87,6 +87,33 @@ def test_other_operations_name_those_that_are_served(stage: Stage) -> None:
     assert "sagemaker (SageMaker)" in other.json()["message"]
 
 
+@pytest.mark.parametrize(
+    ("service", "operation", "arguments"),
+    [
+        ("s3", "put_object", {"Bucket": "bucket", "Key": "key", "Body": b"model"}),
+        ("s3", "list_objects_v2", {"Bucket": "bucket"}),
+        ("sts", "get_caller_identity", {}),
+        ("iam", "get_role", {"RoleName": "execution"}),
+        ("sns", "list_topics", {}),
+    ],
+)
+def test_other_services_that_one_address_covers_say_what_to_set(
+    stage: Stage, service: str, operation: str, arguments: dict[str, Any]
+) -> None:
+    """The first thing that a user of AWS_ENDPOINT_URL alone sees is often an upload."""
+    client = boto3.client(
+        service,
+        endpoint_url=stage.proxy.runtime_url,
+        region_name="us-east-1",
+        aws_access_key_id="AKIAEXAMPLE",
+        aws_secret_access_key="secret",
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+    with pytest.raises(ClientError, match=f"does not serve {service}: set AWS_ENDPOINT_URL_{service.upper()} to"):
+        getattr(client, operation)(**arguments)
+    client.close()
+
+
 @pytest.mark.parametrize("plane", ["runtime_url", "admin_url"])
 def test_a_web_page_does_not_reach_it(stage: Stage, plane: str) -> None:
     url = getattr(stage.proxy, plane)

@@ -12,10 +12,12 @@ import requests
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id
-from tests.proxy.fake_instance import answering, refusing
+from tests.proxy.fake_instance import Received, Wire, answering, refusing
 from tests.waiting import wait_until
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.instances.instance import InstanceState
+from torchmoor.wire import headers
+from torchmoor.wire.continuation import PieceKind, mark_piece
 from torchmoor.wire.session_hash import session_hash
 
 
@@ -104,6 +106,25 @@ def test_request_has_its_path_times_tokens_and_the_models_error(stage: Stage) ->
     assert (refused["error"], refused["instance_status"]) == ("ModelError", 400)
     assert refused["model_error"] == "ContextTooLong"
     assert decisions(stage, f"?request={answered['request_id']}") == [answered]
+
+
+@pytest.mark.parametrize(("note", "number"), [("17", 17), ("17,", None), ("", None)])
+def test_streamed_request_has_its_generated_tokens(stage: Stage, note: str, number: int | None) -> None:
+    """The last piece of a marked stream says how many there are; the client does not see it."""
+
+    async def behave(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain", {headers.CONTINUABLE: "the start", "X-Torchmoor-Context-Tokens": "40"})
+        await wire.chunk(mark_piece(b"a ", "1,2,", PieceKind.PART))
+        await wire.chunk(mark_piece(b"b", note, PieceKind.END))
+        await wire.chunk(b"")
+
+    stage.a.behave = stage.b.behave = behave
+    answer = stage.client().invoke_endpoint_with_response_stream(EndpointName="llava", Body=b'{"inputs": "x"}')
+    assert b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"]) == b"a b"
+
+    wait_until(lambda: len(decisions(stage)) == 1, "it is over")
+    wanted = {"context_tokens": 40} if number is None else {"context_tokens": 40, "generated_tokens": number}
+    assert decisions(stage)[0]["receipt"] == wanted
 
 
 def test_filters_by_error_and_session(stage: Stage) -> None:

@@ -1,13 +1,9 @@
-"""The chat page in a real browser with real instances.
-
-With TORCHMOOR_PICTURES=docs in the environment, the documentation's picture is saved again.
-"""
+"""The chat page in a real browser with real instances."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
@@ -118,15 +115,16 @@ def test_two_sessions_two_pictures_and_streams_that_grow(tab: Tab, tmp_path: Pat
 
     page.locator(".switch", has_text="What color is the circle?").last.click()
     expect(turns).to_have_count(3)
-    if "TORCHMOOR_PICTURES" in os.environ:
-        page.mouse.move(0, 0)
-        page.screenshot(path=Path(os.environ["TORCHMOOR_PICTURES"]) / "chat.png")
+    page.mouse.move(0, 0)
+    tab.save_for_docs("chat.png")
     tab.save(tmp_path / "chat.png")
 
 
-def test_a_stopped_answer_is_stopped_at_the_instance(fleet: Fleet, tab: Tab) -> None:
-    """Stopping an answer cancels its turn at the instance, and the session answers the next question."""
-    page = tab.page
+def test_a_stopped_answer_stays_in_the_conversation(fleet: Fleet, tab: Tab) -> None:
+    """The instance ends the answer and records what the page shows; a branch goes on from before it."""
+    page, sessions = tab.page, []
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.on("request", lambda request: sessions.append(request.headers.get("x-amzn-sagemaker-session-id")))
     page.get_by_role("button", name="Take a yellow star").click()
     page.get_by_role("button", name="What is this?").click()
     expect(page.locator(".turn .text")).to_have_text("It is a yellow star.")
@@ -137,10 +135,32 @@ def test_a_stopped_answer_is_stopped_at_the_instance(fleet: Fleet, tab: Tab) -> 
         expect(turn.locator(".text")).to_have_text(re.compile(r"\S+"))
         page.keyboard.press("Escape")
 
-        expect(turn).to_contain_text("Stopped.")
+        expect(turn).to_contain_text("Stopped. The conversation has the answer as far as it is shown.")
     page.unroute(STREAM)
     wait_until(lambda: fleet.status(home)["turns"]["running"] == 0, "the end of the turn")
-    expect(ask(page, "What color is the background?").locator(".text")).to_have_text("The background is black.")
+    turn.get_by_role("button", name="Copy", exact=True).click()
+    expect(page.locator("#announcer")).to_contain_text("Copied.")
+    shown = page.evaluate("navigator.clipboard.readText()")
+    talk = ["What is this?", "It is a yellow star.", "Describe the image.", shown, "What color is the background?"]
+    session = next(each for each in reversed(sessions) if each and each != "NEW_SESSION")
+    assert "are not this session's" in repeat(fleet, session, [*talk[:3], "Something else.", talk[4]]).text
+    assert repeat(fleet, session, talk).ok
+
+    turn.get_by_role("button", name="Edit the question").click()
+    expect(page.locator(".turn")).to_have_count(1)
+    branched = ask(page, "What color is the background?")
+    expect(branched.locator(".text")).to_have_text("The background is black.")
+    expect(branched.locator(".receipt")).to_contain_text("KV cache hit")
+    page.locator(".switch").last.click()
+    expect(page.locator(".turn")).to_have_count(2)
+
+
+def repeat(fleet: Fleet, session: str, talk: list[str]) -> requests.Response:
+    """Ask the last question behind a whole conversation, which the session refuses if it has another one."""
+    messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(talk)]
+    headers = {"X-Amzn-SageMaker-Session-Id": session}
+    url = f"{fleet.runtime}/endpoints/llava/invocations"
+    return requests.post(url, headers=headers, json={"messages": messages, "max_tokens": 8}, timeout=60)
 
 
 def test_an_expired_session_is_opened_again_on_a_phone_in_the_dark(

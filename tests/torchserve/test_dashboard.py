@@ -72,6 +72,7 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(
         tab.check_accessibility()
         page.evaluate("document.getElementById('done').classList.add('visually-hidden')")
         tab.save(tmp_path / "dashboard.png")
+        tab.save_for_docs("dashboard.png", last="section[aria-labelledby=instances-title]")
 
         page.get_by_role("button", name=f"Resume {drained}").click()
         page.get_by_role("dialog").get_by_role("button", name="Resume", exact=True).click()
@@ -140,6 +141,7 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
         expect(page.locator("#attention")).to_contain_text("is drained")
         page.evaluate("document.getElementById('done').classList.add('visually-hidden')")
         tab.save(tmp_path / "dashboard-lists.png")
+        tab.save_for_docs("dashboard-lists.png", first="#sessions-title", last="#queue-section")
 
         press(page, f"Close session {name}", "Close")
         expect(page.locator("#done")).to_have_text(f"Session {name} is closed.")
@@ -154,8 +156,11 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
 def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser, tmp_path: Path) -> None:
     """A prompt that is too long is found by the code of its error; an answered request has its tokens."""
     client = fleet.client()
-    answer = client.invoke_endpoint(EndpointName="llava", Body=b'{"inputs": "What color is grass?"}')
-    assert answer["Body"].read()
+    streamed = client.invoke_endpoint_with_response_stream(
+        EndpointName="llava",
+        Body=b'{"inputs": "What color is grass?", "stream": true, "parameters": {"max_new_tokens": 3}}',
+    )
+    assert b"".join(event["PayloadPart"]["Bytes"] for event in streamed["Body"])
     with pytest.raises(ClientError, match="ContextTooLong"):
         client.invoke_endpoint(EndpointName="llava", Body=json.dumps({"inputs": "grass " * 20_000}))
     with open_tab(browser, fleet.admin) as tab:
@@ -168,8 +173,10 @@ def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser,
         page.get_by_role("link", name="All requests").click()
         page.locator("#decisions tr", has_text="answered").first.get_by_role("link").click()
         expect(page.locator("#tokens")).to_contain_text(re.compile("Prompt, with the conversation[0-9]"))
+        expect(page.locator("#tokens")).to_contain_text(re.compile("Generated[1-3]"))
         expect(page.locator("#times")).to_contain_text("Until the first token")
         tab.save(tmp_path / "request.png")
+        tab.save_for_docs("dashboard-request.png")
 
 
 def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser, tmp_path: Path) -> None:

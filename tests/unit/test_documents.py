@@ -70,3 +70,28 @@ def test_every_page_is_listed() -> None:
 
     assert {page for page in pages if f"]({page})" not in index or page not in navigation} == set()
     assert [path.name for path in (ROOT / "docs/decisions").glob("0*.md") if f"]({path.name})" not in decisions] == []
+
+
+def test_no_page_repeats_another() -> None:
+    """No two pages share a run of 20 words; pages that scripts write repeat docstrings and help."""
+    written = {"api.md", "command-line.md", "configuration.md", "metrics.md", "modules.md"}
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name not in written]
+    first: dict[tuple[str, ...], Path] = {}
+    repeated = set()
+    for page in pages:
+        words = re.findall(r"[\w'/.-]+", prose(page).lower())
+        for start in range(len(words) - 19):
+            other = first.setdefault(tuple(words[start : start + 20]), page)
+            if other != page:
+                repeated.add(f"{page.name} and {other.name}: {' '.join(words[start : start + 20])}")
+
+    assert repeated == set()
+
+
+def test_every_page_opens_with_its_purpose() -> None:
+    """Below the title is a sentence, not another heading, a list or a table."""
+    pages = list((ROOT / "docs").glob("*.md"))
+    bare = [page.name for page in pages if not re.match(r"# .+\n\n[\w`*\[]", page.read_text(encoding="utf-8"))]
+
+    assert len(pages) > 25
+    assert bare == []

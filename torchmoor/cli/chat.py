@@ -14,9 +14,7 @@ import click
 from torchmoor.cli.conversation import (
     ChatError,
     ChatTarget,
-    Conversation,
     EndpointCalls,
-    MessagesConversation,
     SessionConversation,
     image_reference,
 )
@@ -39,7 +37,7 @@ class ChatOptions:
     as_json: bool = False
     session_id: str | None = None  # an open session; None: open one
     is_kept: bool = False  # the session stays open at the end
-    system: str | None = None
+    system: str = ""
 
 
 def run(options: ChatOptions) -> None:
@@ -49,13 +47,8 @@ def run(options: ChatOptions) -> None:
     """
     images = [image_reference(image) for image in options.images]  # before anything is sent
     calls = EndpointCalls(options.target, _print_waiting)
-    conversation: Conversation
-    pending: tuple[str, ...] = ()
-    if options.system is not None:
-        conversation = MessagesConversation(calls, options.system, images)
-    else:
-        conversation = SessionConversation(calls, options.session_id, images)
-        pending = tuple(images) if options.session_id else ()
+    conversation = SessionConversation(calls, options.session_id, images, options.system)
+    pending = tuple(images) if options.session_id else ()
     try:
         if options.questions:
             for question in options.questions:
@@ -80,7 +73,7 @@ def _print_waiting(message: str) -> None:
     click.echo(f"Waiting: {message}", err=True)
 
 
-def _converse(conversation: Conversation, images: Sequence[str], options: ChatOptions) -> None:
+def _converse(conversation: SessionConversation, images: Sequence[str], options: ChatOptions) -> None:
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401  (line editing and history for input())
@@ -110,7 +103,7 @@ def _converse(conversation: Conversation, images: Sequence[str], options: ChatOp
         raise ChatError(f"{num_failed} of the questions failed; the errors are above")
 
 
-def _show(conversation: Conversation, question: str, images: Sequence[str], options: ChatOptions) -> None:
+def _show(conversation: SessionConversation, question: str, images: Sequence[str], options: ChatOptions) -> None:
     """Print the answer as it arrives, or as one line of JSON when it is complete."""
     began, first_s, text = time.monotonic(), 0.0, ""
     for piece in conversation.ask(question, images):

@@ -59,15 +59,14 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--system",
         metavar="TEXT",
-        help="A system message. Without a session, the whole conversation is sent with each question.",
+        default="",
+        help="A system message. It comes with a session's first question and holds for all.",
     )
     @target_options
     @functools.wraps(command)
     def checked(
-        target: ChatTarget, session_id: str | None, keep: bool, system: str | None, as_json: bool, **arguments: Any
+        target: ChatTarget, session_id: str | None, keep: bool, system: str, as_json: bool, **arguments: Any
     ) -> None:
-        if system is not None and (session_id or keep):
-            raise click.UsageError("--system goes with neither --session nor --keep: a session has no system message")
         options = ChatOptions(target=target, session_id=session_id, is_kept=keep, system=system, as_json=as_json)
         before = signal.signal(signal.SIGTERM, _interrupt)  # so that SIGTERM closes the session too
         try:

@@ -1,8 +1,4 @@
-"""Conversations with an endpoint through boto3's SageMaker runtime client, for `ask` and `chat`.
-
-A session is kept by the endpoint. Messages (OpenAI's form) are kept by the client, which sends all of them with each
-question; only they can begin with a system message.
-"""
+"""Sessions of an endpoint through boto3's SageMaker runtime client, for `ask` and `chat`."""
 
 from __future__ import annotations
 
@@ -11,14 +7,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from botocore.config import Config
 
 from torchmoor.cli.waiting_notice import EndpointWatch
 from torchmoor.clients import runtime
-from torchmoor.clients.errors import EndpointError, UnreadableStream
-from torchmoor.clients.events import read_event_stream
+from torchmoor.clients.errors import EndpointError
 from torchmoor.clients.receipts import read_receipt
 from torchmoor.clients.runtime import readable_errors
 from torchmoor.clients.signing import SERVICE, Login, Signer, make_client
@@ -36,21 +31,6 @@ class ChatError(TorchmoorError):
     """A question cannot be sent; the message says why."""
 
 
-class Conversation(Protocol):
-    """A conversation. receipt: of the last answer, once its text is complete. id: the session's; None without one."""
-
-    id: str | None
-    receipt: dict[str, Any]
-
-    def ask(self, question: str, images: Sequence[str] = ()) -> Iterator[str]:
-        """Yield the answer's text as it is generated. images: from `image_reference`. Raises CallFailed."""
-        ...
-
-    def close(self) -> None:
-        """End the conversation, and close its session at the endpoint. Raises CallFailed."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTarget:
     """An endpoint, the caller's credentials, and the sampling parameters."""
@@ -62,7 +42,7 @@ class ChatTarget:
 
 
 class EndpointCalls:
-    """The calls of both kinds of conversation. say: called with the endpoint's status while an answer is late."""
+    """The calls of a conversation. say: called with the endpoint's status while an answer is late."""
 
     def __init__(self, target: ChatTarget, say: Callable[[str], None]) -> None:
         self.target = target
@@ -131,11 +111,14 @@ class EndpointCalls:
 
 
 class SessionConversation:
-    """A session of the endpoint, new or already open."""
+    """A session of the endpoint, new or already open. receipt: of the last answer, once its text is complete."""
 
-    def __init__(self, calls: EndpointCalls, session_id: str | None, images: Sequence[str] = ()) -> None:
-        """images: at the beginning of a new session."""
+    def __init__(
+        self, calls: EndpointCalls, session_id: str | None, images: Sequence[str] = (), system: str = ""
+    ) -> None:
+        """images: at the beginning of a new session. system: its system message, also of one that is open."""
         self._calls = calls
+        self._system = system
         self.receipt: dict[str, Any] = {}
         if session_id is None:
             body: dict[str, Any] = {"requestType": "NEW_SESSION"}  # start_session needs a picture
@@ -150,9 +133,10 @@ class SessionConversation:
                     "select another with --endpoint"
                 )
             session_id = stamp.partition(";")[0]
-        self.id: str | None = session_id
+        self.id = session_id
 
     def ask(self, question: str, images: Sequence[str] = ()) -> Iterator[str]:
+        """Yield the answer's text as it is generated. images: from `image_reference`. Raises CallFailed."""
         body: dict[str, Any] = {
             "type": "send_text_prompt",
             "prompt_text": question,
@@ -161,8 +145,10 @@ class SessionConversation:
         }
         if images:
             body["images"] = list(images)
+        if self._system:
+            body["system"] = self._system
         decoder = codecs.getincrementaldecoder("utf-8")()
-        with self._calls.stream(body, SessionId=str(self.id)) as (answer, on_answer):
+        with self._calls.stream(body, SessionId=self.id) as (answer, on_answer):
             self.receipt = read_receipt(answer["ResponseMetadata"]["HTTPHeaders"])
             for event in answer["Body"]:
                 on_answer()
@@ -170,56 +156,11 @@ class SessionConversation:
                     yield text
 
     def close(self) -> None:
+        """End the session. Raises CallFailed."""
         try:
-            self._calls.call(str(self.id), {"type": "close_session"})
+            self._calls.call(self.id, {"type": "close_session"})
         finally:
             self._calls.client.close()
-
-
-class MessagesConversation:
-    """Messages in OpenAI's form, all sent with each question; there is no session to close."""
-
-    def __init__(self, calls: EndpointCalls, system: str | None, images: Sequence[str] = ()) -> None:
-        self._calls = calls
-        self._messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
-        self._first_images = tuple(images)
-        self.receipt: dict[str, Any] = {}
-        self.id: str | None = None
-
-    def ask(self, question: str, images: Sequence[str] = ()) -> Iterator[str]:
-        images = (*self._first_images, *images)
-        content: Any = question
-        if images:
-            pictures = [{"type": "image_url", "image_url": {"url": image}} for image in images]
-            content = [*pictures, {"type": "text", "text": question}]
-        asked = [*self._messages, {"role": "user", "content": content}]
-        parameters = dict(self._calls.target.parameters)
-        if "max_new_tokens" in parameters:
-            parameters["max_tokens"] = parameters.pop("max_new_tokens")
-        body = {"messages": asked, "stream": True, "stream_options": {"include_usage": True}, **parameters}
-        text = ""
-        with self._calls.stream(body) as (answer, on_answer):
-            self.receipt = read_receipt(answer["ResponseMetadata"]["HTTPHeaders"])
-            try:
-                for piece in read_event_stream(answer["Body"]):
-                    on_answer()
-                    if piece.usage is not None:
-                        self.receipt["generated_tokens"] = piece.usage.answer_tokens
-                    if piece.text:
-                        text += piece.text
-                        yield piece.text
-            except UnreadableStream as error:
-                if text:
-                    raise
-                raise ChatError(
-                    f"{self._calls.target.endpoint} is not an endpoint that chats: its model answers, but not with a "
-                    f"stream of chat completions ({error}); select another with --endpoint"
-                ) from error
-        self._messages = [*asked, {"role": "assistant", "content": text}]
-        self._first_images = ()
-
-    def close(self) -> None:
-        self._calls.client.close()
 
 
 def image_reference(image: str) -> str:

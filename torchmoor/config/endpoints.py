@@ -6,7 +6,7 @@ An EndpointConfig is what boto3's create_endpoint_config takes. It is checked ag
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torchmoor.config.asynchronous import AsyncEndpointSettings
@@ -163,8 +163,11 @@ def _read_variant(
     )
 
 
-def check_endpoint_config(config: object, where: str) -> None:
-    """Raise ConfigError unless boto3's create_endpoint_config accepts it and this proxy can serve it."""
+def check_endpoint_config(config: object, where: str, *, also_used: Collection[str] = ()) -> None:
+    """Raise ConfigError unless boto3's create_endpoint_config accepts it and this proxy can serve it.
+
+    also_used: keys of variants that have an effect for this caller.
+    """
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where} must be what boto3's create_endpoint_config takes, not {config!r}")
     shape = input_shape("sagemaker", "CreateEndpointConfig")
@@ -172,7 +175,8 @@ def check_endpoint_config(config: object, where: str) -> None:
     check_constraints(config, shape, where)
     _check_used(config, _USED_OF_CONFIG, UNUSED_OF_CONFIG, where)
     for number, variant in enumerate(config["ProductionVariants"]):
-        _check_used(variant, _USED_OF_VARIANT, UNUSED_OF_VARIANT, f"{where}.ProductionVariants[{number}]")
+        unused = UNUSED_OF_VARIANT.difference(also_used)
+        _check_used(variant, _USED_OF_VARIANT.union(also_used), unused, f"{where}.ProductionVariants[{number}]")
 
 
 def _with_counts(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from torchmoor.config.group import Count, SettingsGroup
+from torchmoor.config.group import Count, Positive, SettingsGroup
 from torchmoor.wire.progress import INTERVAL_S
 
 DEFAULT_CAPACITY = 100  # below the handlers' own limit
@@ -53,7 +53,7 @@ class LaunchSettings(SettingsGroup, title="launcher"):
         "", description="The instances' folders and logs while they run; empty: a temporary directory."
     )
     capacity: Count = Field(DEFAULT_CAPACITY, description="Requests that an instance is sent at a time.")
-    start_timeout_s: Annotated[float, Field(ge=1)] = Field(
+    start_timeout_s: Positive = Field(
         180.0,
         description="Seconds for an instance to load its model; a large checkpoint that is downloaded needs more.",
     )

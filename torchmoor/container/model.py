@@ -13,8 +13,8 @@ from pathlib import Path
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.many import MANY
-from torchmoor.fleet.packed_models import FORMS, MANIFEST, PROPERTIES, find_unpacked, read_name
-from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH
+from torchmoor.fleet.packed_models import FORMS, MANIFEST, ModelFiles, find_unpacked, read_name
+from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH, PROPERTIES_FOLDER
 
 CHAT = "chat"  # the archive with the chat handler and no checkpoint
 
@@ -36,20 +36,23 @@ def find_model(variables: ContainerEnvironment, work: Path, environ: Mapping[str
     if variables.is_multi_model:
         return _bundled(variables, store, MANY)
     folder = variables.model_dir
-    found = find_unpacked(folder, work, variables.model) if folder.is_dir() else None
+    files = find_unpacked(folder, work, variables.model) if folder.is_dir() else ModelFiles()
+    found = files.model
     if found is None and variables.model:
         return _bundled(variables, store, variables.model)
     names_checkpoint = any(environ.get(name, "").strip() for name in CHECKPOINT_VARIABLES)
-    if found is None:
-        if names_checkpoint or (folder / PROPERTIES).is_file():
-            return _bundled(variables, store, CHAT)
+    if found is None and files.properties is None and not names_checkpoint:
         raise ConfigError(f"there is no model in {folder}: {FORMS}")
-    if (found / MANIFEST).is_file():
+    if found is not None and (found / MANIFEST).is_file():
         name = read_name(found / MANIFEST)
         (store / name).symlink_to(found.resolve())
         return FoundModel(name=name, archive=name, store=store)
-    model = _bundled(variables, store, CHAT)
-    return model if names_checkpoint else replace(model, environment={MODEL_PATH: str(found.resolve())})
+    environment = {}
+    if files.properties not in (None, folder):
+        environment[PROPERTIES_FOLDER] = str(files.properties)
+    if found is not None and not names_checkpoint:
+        environment[MODEL_PATH] = str(found.resolve())
+    return replace(_bundled(variables, store, CHAT), environment=environment)
 
 
 def _bundled(variables: ContainerEnvironment, store: Path, name: str) -> FoundModel:

@@ -57,13 +57,14 @@ def container_supervision_settings(
     variables: ContainerEnvironment, found: FoundModel, work: Path
 ) -> SupervisionSettings:
     """Return how the container's instances are started."""
-    launch = LaunchSettings(model_store=str(found.store), capacity=variables.capacity)
+    launch = LaunchSettings(
+        model_store=str(found.store), capacity=variables.capacity, start_timeout_s=variables.start_timeout_s
+    )
     settings = make_supervision_settings(launch, work / "run", heap_mib=variables.heap_mib)
     torchserve = replace(settings.torchserve, logs_to_console=True, properties=variables.properties)
     return replace(
         settings,
         torchserve=torchserve,
-        start_timeout_s=variables.start_timeout_s,
         kill_after_s=KILL_AFTER_S,
         ports=variables.safe_ports or USUAL,
     )

@@ -6,31 +6,28 @@ and a prefix in Mode MultiModel by the handler of many models.
 
 from __future__ import annotations
 
-import shutil
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from torchmoor.async_inference.objects.object_store import ObjectError
-from torchmoor.async_inference.objects.s3_client import bucket_and_key, find_head, make_client, translated
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.routing import MultiModelSettings
-from torchmoor.control.images import DEFAULTS, Container, find_container
+from torchmoor.control.downloads import DownloadState, ModelStore, StoredFile
+from torchmoor.control.images import Container, default_variables, find_container
 from torchmoor.errors import ConfigError, LaunchError, RequestInvalid
 from torchmoor.fleet.archives import MANIFEST, ArchiveContents, built_in, chat_handler
 from torchmoor.fleet.many import CACHE, MANY, SOURCE
-from torchmoor.fleet.packed_models import FORMS, TARBALLS, find_unpacked, parse_name, read_name
+from torchmoor.fleet.packed_models import FORMS, PROPERTIES, TARBALLS, ModelFiles, find_unpacked, parse_name, read_name
 from torchmoor.fleet.torchserve_properties import TORCHSERVE_PREFIX, read_properties
 from torchmoor.proxy.access.credentials import SECRETS
-from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH, S3
+from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH, PROPERTIES_FOLDER, S3
 
 FILE = "file://"
 MODEL_FOLDER = "/opt/ml/model"  # where a container finds its model
-SPARE_BYTES = 1 << 30  # of the disk, beyond a download
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,7 @@ class Artifacts:
         self, settings: ControlSettings, objects: ObjectSettings, model_store: Path, reserved: Collection[str]
     ) -> None:
         self._settings = settings
-        self._objects = objects
+        self._models = ModelStore(settings, objects)
         self._allowed = [model_store.resolve(), *(Path(each).resolve() for each in settings.model_directories)]
         self._reserved = {*reserved, *SECRETS}
 
@@ -94,56 +91,57 @@ class Artifacts:
         elif place and not place.startswith(S3):
             raise RequestInvalid(f"{place!r} must be s3://bucket/key, or file:///path below an allowed directory.")
 
-    def fetch(self, container: Mapping[str, Any], name: str, work: Path) -> ServedModel:
+    def fetch(self, container: Mapping[str, Any], name: str, work: Path, download: DownloadState) -> ServedModel:
         """Return what instances run. name: the model's. work: a folder for what is downloaded or unpacked.
 
         Blocks. Raises RequestInvalid, ConfigError, LaunchError or ObjectError.
         """
         self.check(container)
-        kind = find_container(container.get("Image", "torchmoor"), self._settings.own_images)
-        given = {**DEFAULTS.get(kind, {}), **container.get("Environment", {})}
+        image = container.get("Image", "torchmoor")
+        kind = find_container(image, self._settings.own_images)
+        given = {**default_variables(image, kind), **container.get("Environment", {})}
         properties = read_properties(given)
         environment = {key: value for key, value in given.items() if not key.startswith(TORCHSERVE_PREFIX)}
         place = _place_of(container)
         if container.get("Mode") == "MultiModel":
             return self._serve_many(container, place, environment, properties)
-        is_checkpoint = place.startswith(S3) and not _is_packed(place)
-        if is_checkpoint:
-            environment = {**environment, MODEL_PATH: place}  # the handler downloads it
-        if is_checkpoint or not place:
-            return ServedModel(
-                archive=f"{name}.mar", contents=chat_handler(), environment=environment, properties=properties
-            )
+        if not place:
+            return _serve_chat(name, environment, properties)
         work.mkdir(parents=True, exist_ok=True)
-        path = self._download(place, work) if place.startswith(S3) else self._find_file(place)
+        if place.startswith(S3) and not _is_packed(place):
+            stored = self._models.list(place)
+            names = {each.name for each in stored}
+            if "config.json" in names and str(MANIFEST) not in names:
+                environment[MODEL_PATH] = place  # the handler downloads it once for all instances of this host
+                stored = [each for each in stored if each.name == PROPERTIES]
+            path = self._download(stored, work, download)
+        elif place.startswith(S3):
+            file = self._models.find(place)
+            path = self._download([file], work, download)
+            if file.name.endswith(".mar"):
+                path /= file.name
+        else:
+            path = self._find_file(place)
         if path.name.endswith(".mar") and path.is_file():
             archive = f"{_name_in(path)}.mar"
-            return ServedModel(
-                archive=archive,
-                store=_store_with(work, archive, path),
-                environment=environment,
-                properties=properties,
-            )
-        folder = path if path.is_dir() else _folder_with(work, path)
-        found = find_unpacked(folder, work, "")
-        if found is None:
+            store = _store_with(work, archive, path)
+            return ServedModel(archive=archive, store=store, environment=environment, properties=properties)
+        files = find_unpacked(path if path.is_dir() else _folder_with(work, path), work, "")
+        if files.model is not None and (files.model / MANIFEST).is_file():
+            archive = read_name(files.model / MANIFEST)
+            store = _store_with(work, archive, files.model)
+            return ServedModel(archive=archive, store=store, environment=environment, properties=properties)
+        if files == ModelFiles() and not _names_checkpoint(environment):
             raise ConfigError(f"there is no model in {place}: {FORMS}")
-        if (found / MANIFEST).is_file():
-            archive = read_name(found / MANIFEST)
-            return ServedModel(
-                archive=archive,
-                store=_store_with(work, archive, found),
-                environment=environment,
-                properties=properties,
-            )
-        for variable in CHECKPOINT_VARIABLES:
-            if environment.get(variable, "").startswith(MODEL_FOLDER):
-                del environment[variable]
-        if not _names_checkpoint(environment):
-            environment[MODEL_PATH] = str(found)
-        return ServedModel(
-            archive=f"{name}.mar", contents=chat_handler(), environment=environment, properties=properties
-        )
+        return _serve_chat(name, _with_files(environment, files), properties)
+
+    def _download(self, files: Sequence[StoredFile], work: Path, download: DownloadState) -> Path:
+        """Return a folder with these files."""
+        folder = work / "given"
+        folder.mkdir()
+        if files:
+            self._models.download(files, folder, download)
+        return folder
 
     def _serve_many(
         self, container: Mapping[str, Any], place: str, environment: dict[str, str], properties: Mapping[str, str]
@@ -171,22 +169,23 @@ class Artifacts:
             raise RequestInvalid(f"There is no {path}.")
         return path
 
-    def _download(self, url: str, work: Path) -> Path:
-        """Download an object. Raises ObjectError, or ConfigError if it is too large."""
-        target = work / url.rpartition("/")[2]
-        with translated(url):
-            client = make_client(self._objects)
-            head = find_head(client, url)
-            if head is None:
-                raise ObjectError(f"there is no {url}")
-            num_bytes, free = int(head["ContentLength"]), shutil.disk_usage(work).free
-            if num_bytes > self._settings.max_model_bytes:
-                raise ConfigError(f"{url} has {num_bytes} bytes, more than control.max_model_bytes")
-            if num_bytes + SPARE_BYTES > free:
-                raise ConfigError(f"{url} has {num_bytes >> 20} MiB, and {work} has {free >> 20} MiB")
-            location = bucket_and_key(url)
-            client.download_file(location["Bucket"], location["Key"], str(target))
-        return target
+
+def _serve_chat(name: str, environment: Mapping[str, str], properties: Mapping[str, str]) -> ServedModel:
+    """Serve a checkpoint that the environment or the properties name."""
+    return ServedModel(archive=f"{name}.mar", contents=chat_handler(), environment=environment, properties=properties)
+
+
+def _with_files(environment: Mapping[str, str], files: ModelFiles) -> dict[str, str]:
+    """Return an environment in which a container's model folder is that of these files."""
+    found = dict(environment)
+    for variable in CHECKPOINT_VARIABLES:
+        if found.get(variable, "").startswith(MODEL_FOLDER):
+            del found[variable]
+    if files.properties is not None:
+        found[PROPERTIES_FOLDER] = str(files.properties)
+    if files.model is not None and not _names_checkpoint(found):
+        found[MODEL_PATH] = str(files.model)
+    return found
 
 
 def _place_of(container: Mapping[str, Any]) -> str:

@@ -12,14 +12,15 @@ from botocore.utils import parse_to_aware_datetime
 
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.listing import ListedResource, list_page
-from torchmoor.control.metric_history import MINUTE_S, MetricHistory, Observations, Series
+from torchmoor.control.metric_history import MINUTE_S, UTILIZATION, MetricHistory, Observations
+from torchmoor.control.metric_math import MetricMath, Series
 from torchmoor.control.models import as_time
 from torchmoor.control.names import Names
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import Resource, Resources
 from torchmoor.errors import LimitExceeded, RequestInvalid
 
-NAMESPACE = "AWS/SageMaker"
+NAMESPACE, OF_INSTANCES = "AWS/SageMaker", "/aws/sagemaker/Endpoints"
 PAGE_SIZE = 500
 _STATISTIC = re.compile(r"SampleCount|Sum|Average|Minimum|Maximum|p(\d{1,2}(\.\d{1,2})?|100)")
 _COMPARISONS = {
@@ -31,7 +32,10 @@ _COMPARISONS = {
 
 
 class CloudWatch:
-    """Statistics of the metrics in AWS/SageMaker. history: set before the first request is answered."""
+    """Statistics of the metrics of AWS/SageMaker and /aws/sagemaker/Endpoints.
+
+    history: set before the first request is answered.
+    """
 
     history: MetricHistory
 
@@ -52,24 +56,39 @@ class CloudWatch:
         }
 
     def _get_data(self, values: Values) -> Values:
+        queries = {query["Id"]: query for query in values["MetricDataQueries"]}
+        if len(queries) < len(values["MetricDataQueries"]):
+            raise RequestInvalid("Two queries have the same Id.")
+        metrics, expressions = {}, {}
+        for name, query in queries.items():
+            if ("MetricStat" in query) is ("Expression" in query):
+                raise RequestInvalid(f"Query {name} must have either MetricStat or Expression.")
+            if "MetricStat" in query:
+                metrics[name] = self._read_series(query["MetricStat"], values)
+            else:
+                expressions[name] = query["Expression"]
+        start, end = (_seconds(values[key]) for key in ("StartTime", "EndTime"))
+        evaluated = MetricMath(expressions, metrics, start, end)
+        is_newest_first = values.get("ScanBy") != "TimestampAscending"
         results = []
-        for query in values["MetricDataQueries"]:
-            stat = query.get("MetricStat")
-            if stat is None:
-                raise RequestInvalid(f"Query {query['Id']} has no MetricStat: expressions are not supported here.")
-            found = self._read(stat["Metric"], values, stat["Period"])
-            points = sorted(found.items(), reverse=values.get("ScanBy") != "TimestampAscending")
-            name = _check_statistic(stat["Stat"])
-            results.append(
-                {
-                    "Id": query["Id"],
-                    "Label": query.get("Label", stat["Metric"].get("MetricName", "")),
-                    "Timestamps": [as_time(at) for at, _ in points],
-                    "Values": [float(each.statistic(name)) for _, each in points],
-                    "StatusCode": "Complete",
-                }
-            )
+        for name, query in queries.items():
+            found = evaluated.find(name)
+            if not query.get("ReturnData", True):
+                continue
+            if isinstance(found, float):
+                raise RequestInvalid(f"Query {name} has a number as its result: it must be a series.")
+            default = query["MetricStat"]["Metric"].get("MetricName", "") if "MetricStat" in query else name
+            results += [
+                _as_result(name, query.get("Label", default), each, is_newest_first=is_newest_first)
+                for each in (found if isinstance(found, list) else [found])
+            ]
         return {"MetricDataResults": results, "Messages": []}
+
+    def _read_series(self, stat: Mapping[str, Any], window: Mapping[str, Any]) -> Series:
+        """Return the points of a query's MetricStat. Raises RequestInvalid."""
+        name = _check_statistic(stat["Stat"])
+        found = self._read(stat["Metric"], window, stat["Period"])
+        return Series({at: float(each.statistic(name)) for at, each in found.items()}, stat["Period"])
 
     def _get_statistics(self, values: Values) -> Values:
         names = [_check_statistic(name) for name in values.get("Statistics", ())]
@@ -77,7 +96,7 @@ class CloudWatch:
         points = [
             {
                 "Timestamp": as_time(at),
-                "Unit": "Microseconds" if each.buckets else "Count",
+                "Unit": _unit_of(values["MetricName"], each),
                 **{name: float(each.statistic(name)) for name in names},
                 **(
                     {"ExtendedStatistics": {name: float(each.statistic(name)) for name in extended}} if extended else {}
@@ -93,12 +112,12 @@ class CloudWatch:
         for name, series in self.history.names():
             dimensions = _dimensions_of(series)
             if (
-                values.get("Namespace", NAMESPACE) == NAMESPACE
+                values.get("Namespace") in (None, _namespace_of(name))
                 and values.get("MetricName", name) == name
                 and all(key in dimensions and value in (None, dimensions[key]) for key, value in wanted.items())
             ):
                 listed = [{"Name": key, "Value": value} for key, value in dimensions.items()]
-                summary = {"Namespace": NAMESPACE, "MetricName": name, "Dimensions": listed}
+                summary = {"Namespace": _namespace_of(name), "MetricName": name, "Dimensions": listed}
                 rows.append(ListedResource("/".join((name, *series)), 0.0, summary=summary))
         token = {"NextToken": values["NextToken"]} if "NextToken" in values else {}
         return list_page(rows, {"MaxResults": PAGE_SIZE, "SortBy": "Name", **token}, "Metrics")
@@ -166,16 +185,37 @@ class CloudWatch:
         if period % MINUTE_S or period <= 0:
             raise RequestInvalid("Period must be a multiple of 60 seconds here.")
         dimensions = {each["Name"]: each["Value"] for each in metric.get("Dimensions", ())}
-        if metric.get("Namespace") != NAMESPACE or dimensions.keys() - {"EndpointName", "VariantName"}:
+        name = str(metric.get("MetricName", ""))
+        if metric.get("Namespace") != _namespace_of(name) or dimensions.keys() - {"EndpointName", "VariantName"}:
             return {}
         series = (dimensions.get("EndpointName", ""), dimensions.get("VariantName", ""))
         start, end = (_seconds(window[key]) for key in ("StartTime", "EndTime"))
         if end <= start:
             raise RequestInvalid("EndTime must be after StartTime.")
-        return self.history.read(metric["MetricName"], series, start=start, end=end, period=period)
+        return self.history.read(name, series, start=start, end=end, period=period)
 
 
-def _dimensions_of(series: Series) -> dict[str, str]:
+def _namespace_of(name: str) -> str:
+    """Return the namespace of a metric."""
+    return OF_INSTANCES if name in UTILIZATION else NAMESPACE
+
+
+def _unit_of(name: str, found: Observations) -> str:
+    return "Microseconds" if found.buckets else "Percent" if name in UTILIZATION else "Count"
+
+
+def _as_result(name: str, label: str, series: Series, *, is_newest_first: bool) -> dict[str, Any]:
+    points = sorted(series.points.items(), reverse=is_newest_first)
+    return {
+        "Id": name,
+        "Label": label,
+        "Timestamps": [as_time(at) for at, _ in points],
+        "Values": [value for _, value in points],
+        "StatusCode": "Complete",
+    }
+
+
+def _dimensions_of(series: tuple[str, str]) -> dict[str, str]:
     endpoint, variant = series
     return {"EndpointName": endpoint, **({"VariantName": variant} if variant else {})}
 

@@ -18,11 +18,14 @@ from torchmoor.config.endpoints import read_endpoint
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.control.artifacts import Artifacts, ServedModel
-from torchmoor.control.models import primary_container
+from torchmoor.control.downloads import DownloadState
+from torchmoor.control.models import START_TIMEOUT, primary_container
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler, ScaledVariant
-from torchmoor.fleet.launcher import Launch, Launcher, remove_folder
+from torchmoor.fleet.folders import remove_folder
+from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.proxy.api.describe import describe_starting
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint, Registry
 
@@ -38,6 +41,7 @@ class Deployment:
     """An endpoint's instances, by name. served: by variant. num_named: names given until now. work: its own folder.
 
     scaled: variants whose instances the autoscaler starts and stops; their launches are those that may run.
+    start_timeouts_s: by variant.
     """
 
     endpoint: Endpoint
@@ -46,7 +50,16 @@ class Deployment:
     stem: str
     num_named: int
     work: Path
+    start_timeouts_s: Mapping[str, float]
     scaled: dict[str, ScaledVariant] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Start:
+    """What starts for an endpoint that is created or updated. endpoint: None until all models are here."""
+
+    downloads: Mapping[str, DownloadState]  # by variant
+    endpoint: Endpoint | None = None
 
 
 class Deployments:
@@ -74,6 +87,7 @@ class Deployments:
         self._gpus = gpus
         self._folder = folder
         self._by_name: dict[str, Deployment] = {}
+        self._starts: dict[str, Start] = {}
         self._changes = WeakValueDictionary[str, asyncio.Lock]()  # each is kept by those who hold it or wait for it
         self._running: dict[str, Launch] = {}  # those that start or leave, and all that a scaled variant may have
 
@@ -81,6 +95,17 @@ class Deployments:
         """Return the endpoint that has the instances, served or not yet."""
         found = self._by_name.get(name)
         return None if found is None else found.endpoint
+
+    def progress_of(self, name: str, variant: str) -> list[str]:
+        """Return what happens for a variant that is created or updated, such as its download."""
+        start = self._starts.get(name)
+        if start is None:
+            return []
+        found = None if start.endpoint is None else start.endpoint.find_variant(variant)
+        if found is not None:
+            return describe_starting(found)
+        download = start.downloads.get(variant)
+        return [] if download is None else [download.describe() or "preparing the model"]
 
     def check_room(self, num_instances: int) -> None:
         """Raise LimitExceeded if this number of further instances is not allowed."""
@@ -207,22 +232,34 @@ class Deployments:
     async def _deploy(self, name: str, resource: EndpointResource) -> Deployment:
         """Start all instances of a configuration, and wait until they are ready."""
         stem = f"{_stem(name)}-{resource.serial}"
+        variants = [variant["VariantName"] for variant in resource.config["ProductionVariants"]]
+        start = self._starts[name] = Start({variant: DownloadState() for variant in variants})
+        try:
+            return await self._deploy_from(name, resource, stem, start)
+        finally:
+            del self._starts[name]
+
+    async def _deploy_from(self, name: str, resource: EndpointResource, stem: str, start: Start) -> Deployment:
         work = self._folder / stem
         try:
             served = {
-                variant["VariantName"]: await asyncio.to_thread(
-                    self._artifacts.fetch,
+                variant["VariantName"]: await self._fetch(
                     primary_container(resource.models[variant["ModelName"]]),
                     variant["ModelName"],
                     work / variant["VariantName"],
+                    start.downloads[variant["VariantName"]],
                 )
                 for variant in resource.config["ProductionVariants"]
             }
-            endpoint = self._registry.stage(_settings_of(name, resource, served), resource.serial)
+            endpoint = start.endpoint = self._registry.stage(_settings_of(name, resource, served), resource.serial)
         except BaseException:
             await asyncio.to_thread(remove_folder, work)
             raise
-        deployment = Deployment(endpoint, served, {}, stem, 0, work)
+        timeouts_s = {
+            variant["VariantName"]: float(variant.get(START_TIMEOUT, 0))
+            for variant in resource.config["ProductionVariants"]
+        }
+        deployment = Deployment(endpoint, served, {}, stem, 0, work, timeouts_s)
         try:
             launches = [
                 launch
@@ -235,6 +272,18 @@ class Deployments:
             raise
         deployment.launches = {launch.name: launch for launch in launches}
         return deployment
+
+    async def _fetch(
+        self, container: Mapping[str, Any], model: str, work: Path, download: DownloadState
+    ) -> ServedModel:
+        """Fetch a model. Returns or raises, also when cancelled, after nothing is written any more."""
+        fetching = asyncio.ensure_future(asyncio.to_thread(self._artifacts.fetch, container, model, work, download))
+        try:
+            return await asyncio.shield(fetching)
+        except asyncio.CancelledError:
+            download.end()
+            await asyncio.wait([fetching])
+            raise
 
     def _plan(self, deployment: Deployment, variant: str, count: int) -> list[Launch]:
         """Return `count` new instances of a variant, each on the GPU that has the fewest."""
@@ -256,6 +305,7 @@ class Deployments:
                     store=served.store,
                     environment=served.environment,
                     properties=served.properties,
+                    start_timeout_s=deployment.start_timeouts_s[variant],
                 )
             )
             deployment.num_named += 1

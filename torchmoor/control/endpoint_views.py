@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from torchmoor.control.deployments import Deployments
 from torchmoor.control.listing import ListedResource, list_page
-from torchmoor.control.models import as_time
+from torchmoor.control.models import as_time, primary_container
 from torchmoor.control.names import ENDPOINT, Names
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import EndpointResource
 from torchmoor.proxy.api.describe import describe_variant, status_of
-from torchmoor.proxy.instances.registry import Endpoint, Registry
+from torchmoor.proxy.instances.registry import Registry, Variant
+
+MAX_VARIANT_STATUSES = 5  # the service's own limit
 
 
 class EndpointViews:
     """Describes endpoints.
 
-    created: those of clients, by name. find_deployed: the instances' endpoint of one of them, served or not yet.
+    created: those of clients, by name. deployments: their instances; None if clients create none.
     """
 
     def __init__(
@@ -26,12 +29,12 @@ class EndpointViews:
         registry: Registry,
         names: Names,
         created: Mapping[str, EndpointResource],
-        find_deployed: Callable[[str], Endpoint | None],
+        deployments: Deployments | None,
     ) -> None:
         self._registry = registry
         self._names = names
         self._created = created
-        self._find_deployed = find_deployed
+        self._deployments = deployments
         self._started_at = time.time()
 
     def operations(self) -> dict[str, Operation]:
@@ -57,34 +60,43 @@ class EndpointViews:
         }
 
     def _describe_created(self, name: str, resource: EndpointResource) -> dict[str, Any]:
-        endpoint = self._find_deployed(name)
-        known = {} if endpoint is None else {each.name: describe_variant(each) for each in endpoint.variants}
+        variants = [self._describe_variant(name, resource, each) for each in resource.config["ProductionVariants"]]
+        pending = {"EndpointConfigName": resource.pending, "StartTime": as_time(resource.modified)}
         return {
             "EndpointName": name,
             "EndpointArn": self._names.arn(ENDPOINT, name),
             "EndpointConfigName": resource.config_name,
             "EndpointStatus": resource.status,
             "FailureReason": resource.failure or None,
-            "ProductionVariants": [
-                {
-                    "CurrentInstanceCount": 0,
-                    **known.get(variant["VariantName"], {}),
-                    "VariantName": variant["VariantName"],
-                    "CurrentWeight": resource.weight_of(variant),
-                    "DesiredWeight": resource.weight_of(variant),
-                    "DesiredInstanceCount": self._desired(endpoint, variant["VariantName"], resource.count_of(variant)),
-                }
-                for variant in resource.config["ProductionVariants"]
-            ],
+            "ProductionVariants": variants,
+            "PendingDeploymentSummary": pending if resource.pending else None,
             "AsyncInferenceConfig": resource.config.get("AsyncInferenceConfig"),
             "CreationTime": as_time(resource.created),
             "LastModifiedTime": as_time(resource.modified),
         }
 
-    def _desired(self, endpoint: Endpoint | None, variant: str, count: int) -> int:
-        """Return the desired instances of a variant: the autoscaler's decision, or what the client asked for."""
-        found = None if endpoint is None else endpoint.find_variant(variant)
-        return count if found is None or found.scale is None else found.scale.desired
+    def _describe_variant(self, name: str, resource: EndpointResource, variant: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._deployments is not None  # it has the endpoint's instances
+        variant_name = variant["VariantName"]
+        endpoint = self._deployments.find_endpoint(name)
+        found = None if endpoint is None else endpoint.find_variant(variant_name)
+        image = primary_container(resource.models[variant["ModelName"]]).get("Image")
+        described = {
+            "CurrentInstanceCount": 0,
+            **({} if found is None else describe_variant(found)),
+            "VariantName": variant_name,
+            "CurrentWeight": resource.weight_of(variant),
+            "DesiredWeight": resource.weight_of(variant),
+            "DesiredInstanceCount": _desired_count(found, resource.count_of(variant)),
+            "RoutingConfig": variant.get("RoutingConfig"),
+            "DeployedImages": [{"SpecifiedImage": image}] if image else None,
+        }
+        status = "Updating" if resource.status == "Updating" else "Creating"
+        if progress := self._deployments.progress_of(name, variant_name):
+            described["VariantStatus"] = [
+                {"Status": status, "StatusMessage": message} for message in progress[:MAX_VARIANT_STATUSES]
+            ]
+        return described
 
     def _list(self, values: Values) -> Values:
         rows = [
@@ -107,3 +119,8 @@ class EndpointViews:
             "EndpointStatus": status,
         }
         return ListedResource(name, created, modified, status, summary)
+
+
+def _desired_count(variant: Variant | None, count: int) -> int:
+    """Return a variant's desired instances: the autoscaler's decision, or what the client asked for."""
+    return count if variant is None or variant.scale is None else variant.scale.desired

@@ -96,10 +96,9 @@ class Endpoints:
         name = values["EndpointName"]
         old = self._find_changeable(name)
         new = self._make(values["EndpointConfigName"])
-        if values.get("RetainAllVariantProperties"):
-            kept = {variant["VariantName"] for variant in new.config["ProductionVariants"]}
-            new.weights = {key: value for key, value in old.weights.items() if key in kept}
-            new.counts = {key: value for key, value in old.counts.items() if key in kept}
+        retain_properties(values, old, new)
+        if "DeploymentConfig" in values:
+            logger.info("without effect here: DeploymentConfig, all traffic moves at once endpoint=%s", name)
         self._check_room(new)
         new.created = old.created
         old.status, old.pending, old.failure = "Updating", values["EndpointConfigName"], ""
@@ -264,6 +263,22 @@ class Endpoints:
     async def _save(self, resource: EndpointResource) -> None:
         resource.modified = time.time()
         await self._resources.save()
+
+
+def retain_properties(values: Values, old: EndpointResource, new: EndpointResource) -> None:
+    """Give a new configuration the weights and counts that an update retains."""
+    if not values.get("RetainAllVariantProperties"):
+        return
+    excluded = {each["VariantPropertyType"] for each in values.get("ExcludeRetainedVariantProperties", ())}
+    for variant in new.config["ProductionVariants"]:
+        name = variant["VariantName"]
+        before = next((each for each in old.config["ProductionVariants"] if each["VariantName"] == name), None)
+        if before is None:
+            continue
+        if "DesiredWeight" not in excluded:
+            new.weights[name] = old.weight_of(before)
+        if "DesiredInstanceCount" not in excluded:
+            new.counts[name] = old.count_of(before)
 
 
 def _num_instances(resource: EndpointResource) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from enum import Enum
 
 from torchmoor.errors import RequestInvalid
@@ -31,11 +32,25 @@ REPOSITORIES = {
     "tritonserver": Container.TRITON,
     "huggingface-pytorch-inference": Container.HUGGING_FACE,
 }
+# An instance here has one device, whatever number of GPUs the image's settings name for SageMaker's machine.
+_ONE_DEVICE = {"TORCHMOOR_HANDLER_MODEL_TENSOR_PARALLEL": "1"}
 # Variables that give an endpoint its container's form of answers, where the model's own do not.
-DEFAULTS = {
-    Container.TGI: {"TORCHMOOR_HANDLER_REQUEST_INPUTS_FORM": "tgi"},
-    Container.LMI: {"OPTION_OUTPUT_FORMATTER": "jsonlines"},
+_DEFAULTS = {
+    Container.TGI: {**_ONE_DEVICE, "TORCHMOOR_HANDLER_REQUEST_INPUTS_FORM": "tgi"},
+    Container.LMI: {**_ONE_DEVICE, "OPTION_OUTPUT_FORMATTER": "jsonlines"},
+    Container.HUGGING_FACE: _ONE_DEVICE,
 }
+_LMI_VERSION = re.compile(r":(\d+)\.(\d+)\.")
+_LMI_LINES = (0, 27)  # the first version whose streams are lines; before, a stream is one object
+
+
+def default_variables(image: str, container: Container) -> Mapping[str, str]:
+    """Return the variables that stand for an image's own defaults."""
+    defaults = _DEFAULTS.get(container, {})
+    version = _LMI_VERSION.search(image)
+    if container is Container.LMI and version and (int(version[1]), int(version[2])) < _LMI_LINES:
+        return {**defaults, "OPTION_OUTPUT_FORMATTER": "json"}
+    return defaults
 
 
 def find_container(image: str, own: Collection[str]) -> Container:

@@ -1,4 +1,4 @@
-"""The last hours of the variants' counts and the endpoints' backlogs, minute by minute, as CloudWatch's statistics."""
+"""The last hours of variants, backlogs and this machine's load, minute by minute, as CloudWatch's statistics."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmoor.fleet.data_plane_view import DataPlaneView
+from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.metrics.histogram import BUCKETS
+from torchmoor.metrics.host import HOST, HostCollector
 from torchmoor.metrics.invocations import CountGroup, counted
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,9 @@ MINUTE_S = 60
 MICROSECONDS = 1e6
 COUNTED = {each.name: each.field for group in CountGroup for each in counted(group)}
 INVOCATIONS = "invocations"
+INSTANCES = "instances"
+PER_INSTANCE, CONCURRENT, LOADED = "InvocationsPerInstance", "ConcurrentRequestsPerModel", "LoadedModelCount"
+UTILIZATION = frozenset(each.name for each in HOST)  # of the machine, which all variants share
 
 Series = tuple[str, str]
 """An endpoint and a variant; no variant for an endpoint's backlog."""
@@ -74,29 +78,42 @@ class MetricHistory:
     def __init__(self, front: DataPlaneView, *, num_minutes: int) -> None:
         self._front = front
         self._samples: deque[tuple[float, Mapping[Series, Any]]] = deque([(time.time(), {})], maxlen=num_minutes)
+        self._host = HostCollector()
+        self._use = self._measure_host()
 
     async def run(self) -> None:
         """Take samples."""
         while True:
             await asyncio.sleep(MINUTE_S - time.time() % MINUTE_S)
             try:
-                self._samples.append((time.time(), self._take()))
+                self.sample()
             except Exception:
                 logger.exception("a sample of the metrics failed")
 
+    def sample(self) -> None:
+        """End a minute."""
+        self._use = self._measure_host()
+        self._samples.append((time.time(), self._take()))
+
+    def _measure_host(self) -> dict[str, list[float]]:
+        """Return the machine's load since the last call."""
+        return {family.name: [family.samples[0].value] for family in self._host.collect()}
+
     def _take(self) -> dict[Series, Any]:
         found: dict[Series, Any] = {
-            (each.variant.endpoint, each.variant.name): each.metrics.snapshot() for each in self._front.traffic()
+            (each.variant.endpoint, each.variant.name): {**each.metrics.snapshot(), **_observe(each), **self._use}
+            for each in self._front.traffic()
         }
         if self._front.async_inference is not None:
             for name, endpoint in self._front.async_inference.endpoints.items():
-                found[name, ""] = dict(endpoint.metrics.gauges())
+                found[name, ""] = {key: [value] for key, value in endpoint.metrics.gauges()}
         return found
 
     def names(self) -> Iterator[tuple[str, Series]]:
         """Yield all metrics that have values now, each with its series."""
         for series, sample in self._take().items():
-            for name in COUNTED if series[1] else sample:
+            observed = [name for name in sample if name[0].isupper()]
+            for name in (*COUNTED, PER_INSTANCE, *observed) if series[1] else observed:
                 yield name, series
 
     def read(self, name: str, series: Series, *, start: float, end: float, period: int) -> dict[int, Observations]:
@@ -108,22 +125,34 @@ class MetricHistory:
             minute = int(at - at % MINUTE_S)
             if series not in after or not start - MINUTE_S < minute < end:
                 continue
-            change = _compare(name, before.get(series, {}), after[series], is_gauge=not series[1])
+            change = _compare(name, before.get(series, {}), after[series])
             if change.count:
                 found.setdefault(minute - minute % period, Observations()).add(change)
         return found
 
 
-def _compare(name: str, before: Mapping[str, Any], after: Mapping[str, Any], *, is_gauge: bool) -> Observations:
+def _observe(traffic: VariantTraffic) -> dict[str, Any]:
+    """Return what a variant's instances are doing now: for each metric a value, or one per instance."""
+    members, models = list(traffic.variant.pool.members), traffic.variant.models
+    busy = sum(each.outstanding for each in members) + traffic.num_waiting
+    loaded = [] if models is None else [float(models.num_loaded(each.name)) for each in members]
+    return {CONCURRENT: [busy], **({LOADED: loaded} if loaded else {}), INSTANCES: len(members)}
+
+
+def _compare(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Observations:
     """Return what happened between two samples. An endpoint that was updated counts from zero again."""
-    if is_gauge:
-        value = after.get(name)
-        return Observations() if value is None else Observations(1, value, value, value)
-    key = COUNTED.get(name)
-    if key is None:
+    if name in after and name[0].isupper():
+        values = after[name]
+        return Observations(len(values), sum(values), min(values), max(values))
+    key = INVOCATIONS if name == PER_INSTANCE else COUNTED.get(name)
+    if key is None or key not in after:
         return Observations()
     if after[INVOCATIONS] < before.get(INVOCATIONS, 0):
         before = {}
+    if name == PER_INSTANCE:
+        share = 1 / max(1, after[INSTANCES])
+        count = after[key] - before.get(key, 0)
+        return Observations(count, count * share, share, share)
     if isinstance(after[key], Sequence):
         counts, total = after[key]
         old, old_total = before.get(key, ([0] * len(counts), 0.0))

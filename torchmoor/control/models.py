@@ -15,6 +15,7 @@ from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import Resource, Resources
 from torchmoor.errors import ConfigError, LimitExceeded, RequestInvalid
 
+START_TIMEOUT = "ContainerStartupHealthCheckTimeoutInSeconds"  # of a variant
 _UNSERVED_OF_MODEL = ("InferenceExecutionConfig",)
 _UNSERVED_OF_CONTAINER = ("ModelPackageName", "InferenceSpecificationName", "AdditionalModelDataSources")
 
@@ -81,7 +82,7 @@ class Models:
         if name in configs:
             raise self._names.existing(CONFIG, name)
         try:
-            check_endpoint_config(values, "CreateEndpointConfig")
+            check_endpoint_config(values, "CreateEndpointConfig", also_used=(START_TIMEOUT,))
         except ConfigError as error:
             raise RequestInvalid(str(error)) from error
         for variant in values["ProductionVariants"]:

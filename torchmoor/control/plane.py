@@ -23,7 +23,8 @@ from torchmoor.control.resources import Resources
 from torchmoor.control.tags import Tags
 from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.data_plane_view import DataPlaneView
-from torchmoor.fleet.launcher import Launcher, remove_folder
+from torchmoor.fleet.folders import remove_folder
+from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.supervisor import CONTROL_FOLDER
 from torchmoor.proxy.api.runtime import DEFAULT_REGION
 from torchmoor.proxy.instances.registry import Registry
@@ -38,7 +39,7 @@ def describing_plane(settings: ProxySettings, registry: Registry, run_dir: Path 
 
     run_dir: the parent of the instances' folders, whose logs are shown.
     """
-    views = EndpointViews(registry, make_names(settings), {}, registry.find_endpoint)
+    views = EndpointViews(registry, make_names(settings), {}, None)
     services = [Service(SAGEMAKER, views.operations(), hint=HINT)]
     if run_dir is not None:
         services.append(Service("logs", EndpointLogs(registry, run_dir).operations()))
@@ -82,7 +83,7 @@ class LaunchingPlane:
         operations = {
             **Models(control, resources, names, artifacts.check).operations(),
             **self._endpoints.operations(),
-            **EndpointViews(registry, names, resources.endpoints, deployments.find_endpoint).operations(),
+            **EndpointViews(registry, names, resources.endpoints, deployments).operations(),
             **tags.operations(),
         }
         self._cloudwatch = CloudWatch(control, resources, names)

@@ -10,22 +10,21 @@ import asyncio
 import dataclasses
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from torchmoor.config.launcher import DEFAULT_CAPACITY, inflight_body_bytes
+from torchmoor.config.launcher import LaunchSettings, inflight_body_bytes
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
 from torchmoor.fleet.archives import ArchiveContents, has_handler, has_other_handlers, takes_operations, write_archive
+from torchmoor.fleet.folders import remove_folder
 from torchmoor.fleet.instance_end import describe_exit, quote_lines, quote_log, read_end
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
 from torchmoor.fleet.run_lock import RunLock
@@ -46,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 LOCK_GRACE_S = 10.0  # for an earlier fleet in the same directory to end, beyond its instances' kill_after_s
-NUM_REMOVERS = 8  # threads that delete an instance's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +53,9 @@ class SupervisionSettings:
 
     torchserve: TorchServeSettings
     run_dir: Path  # parent of the instances' folders and of their shared journal
-    start_timeout_s: float = 180.0  # until the model is ready
+    launch: LaunchSettings = field(default_factory=LaunchSettings)  # what operators set; its folders are those above
     down_timeout_s: float = 90.0  # an instance that is down for longer is restarted
     kill_after_s: float = 10.0  # from SIGTERM to SIGKILL
-    progress_interval_s: float = 5.0  # between lines while a model is loading; 0: no lines
-    capacity: int = DEFAULT_CAPACITY  # requests in flight at an instance
     min_backoff_s: float = 1.0  # before a restart; doubled each time
     max_backoff_s: float = 30.0
     stable_after_s: float = 300.0  # an instance that ran for longer restarts after min_backoff_s
@@ -73,7 +69,7 @@ class Launch:
 
     contents: of its archive, which is then written into the instance's folder; None: a model store has the archive.
     store: that model store; None: the launcher's. environment: further variables of its handler. properties: lines of
-    its config.properties.
+    its config.properties. start_timeout_s: counts if it is more than the launcher's.
     """
 
     name: str
@@ -88,6 +84,7 @@ class Launch:
     store: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 0.0
 
 
 class Launcher:
@@ -230,6 +227,7 @@ class Launcher:
             contents=launch.contents,
             store=launch.store,
             properties=launch.properties,
+            start_timeout_s=max(launch.start_timeout_s, self._settings.launch.start_timeout_s),
             environment={**self._environment, **launch.environment},
         )
 
@@ -271,7 +269,7 @@ class Launcher:
                 port=spec.ports[0],
                 management_port=spec.ports[1],
                 metrics_port=spec.ports[2],
-                capacity=self._settings.capacity,
+                capacity=self._settings.launch.capacity,
                 takes_operations=spec.contents is not None
                 or takes_operations((spec.store or settings.model_store) / spec.archive),
                 max_inflight_body_bytes=inflight_body_bytes(self._settings.torchserve.heap_mib),
@@ -288,7 +286,7 @@ class Launcher:
         variant = self._registry.variant_of(instance)
         last_s = variant.last_start_s
         usual = "" if last_s is None else f" (the last start took {last_s:.1f} s)"
-        loop = asyncio.get_running_loop()
+        limits, loop = self._settings.launch, asyncio.get_running_loop()
         began = reported = loop.time()
         while self._state(spec.name) not in (InstanceState.READY, InstanceState.DRAINING):
             await asyncio.sleep(POLL_S)
@@ -297,11 +295,9 @@ class Launcher:
                 raise LaunchError(f"{spec.name} ended while starting; {quote_log(spec)}")
             if (failure := find_load_failure(spec)) is not None:
                 raise LaunchError(f"{spec.name} cannot load its model: {failure}")
-            if now - began > self._settings.start_timeout_s:
-                raise LaunchError(
-                    f"{spec.name} was not ready after {self._settings.start_timeout_s:.0f} s; {quote_log(spec)}"
-                )
-            if 0 < self._settings.progress_interval_s <= now - reported:
+            if now - began > spec.start_timeout_s:
+                raise LaunchError(f"{spec.name} was not ready after {spec.start_timeout_s:.0f} s; {quote_log(spec)}")
+            if 0 < limits.progress_interval_s <= now - reported:
                 reported = now
                 self._report(f"{spec.name} {find_progress(spec)}, {now - began:.0f} s{usual}")
         variant.last_start_s = loop.time() - began
@@ -374,18 +370,6 @@ def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
         if archive not in checked and has_other_handlers(archive):
             logger.warning("%s has other handlers than this torchmoor; build it again, unless you want those", archive)
         checked.add(archive)
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder as far as possible.
-
-    Several threads remove its contents, because deleting a synced file waits for the disk: one thread took ten seconds
-    for the journals of a thousand sessions.
-    """
-    with suppress(OSError), ThreadPoolExecutor(NUM_REMOVERS) as removers:
-        for path in folder.iterdir():
-            removers.submit(shutil.rmtree, path, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _settle(first: asyncio.Future[None], ended: asyncio.Task[None], name: str) -> None:

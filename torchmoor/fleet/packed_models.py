@@ -1,4 +1,4 @@
-"""Models as files: finds an archive (.mar) or a checkpoint in a folder, unpacked, or in a tar.gz.
+"""Models as files: finds an archive (.mar), a checkpoint or LMI's settings in a folder, unpacked, or in a tar.gz.
 
 Weights are never copied: an archive is unpacked once for all instances, and a directory is used as it is.
 """
@@ -11,6 +11,7 @@ import shutil
 import tarfile
 import zipfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchmoor.errors import ConfigError
@@ -32,36 +33,78 @@ FORMS = (
 )
 
 
-def find_unpacked(folder: Path, work: Path, wanted: str) -> Path | None:
-    """Return the directory of an unpacked archive or of a checkpoint; None if there is none. Raises ConfigError."""
-    if (folder / MANIFEST).is_file() or (folder / "config.json").is_file():
-        return folder
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What a folder has. model: the directory of an unpacked archive or of a checkpoint.
+
+    properties: the directory of LMI's serving.properties, which may name a checkpoint of elsewhere.
+    """
+
+    model: Path | None = None
+    properties: Path | None = None
+
+
+def find_unpacked(folder: Path, work: Path, wanted: str) -> ModelFiles:
+    """Return the model of a folder, after unpacking it below `work` if needed. Raises ConfigError."""
+    own = folder if (folder / PROPERTIES).is_file() else None
+    if _is_model(folder):
+        return ModelFiles(folder, own)
     there = [path for path in folder.iterdir() if _is_given(path)]
     packed = sorted(path for path in there if path.name.endswith((".mar", *TARBALLS)) and path.is_file())
     if wanted:
         packed = [path for path in packed if _stem(path) == wanted] or packed
-    inside = sorted(path for path in there if (path / MANIFEST).is_file() or (path / "config.json").is_file())
+    inside = sorted(path for path in there if _is_model(path))
     if len(packed) + len(inside) > 1:
         packed = [path for path in packed if path.name != SAGEMAKER_TARBALL]
     if len(packed) + len(inside) > 1:
-        names = ", ".join(path.name for path in (*packed, *inside)[:8])
-        raise ConfigError(f"there are several models in {folder} ({names}): leave one, or name it by TORCHMOOR_MODEL")
+        raise _several(folder, [*packed, *inside])
     if packed:
-        target = work / "unpacked" / _stem(packed[0])
-        if target.exists():
-            raise ConfigError(f"{packed[0].name} has an archive of its own name in it: unpack it once before")
-        unpack(packed[0], target)
-        return find_unpacked(target, work, "")
+        return find_unpacked(_unpack_below(work, packed[0]), work, "")
     if inside:
-        return inside[0]
-    if (folder / "code" / "inference.py").is_file() or (folder / "inference.py").is_file():
-        raise ConfigError(
-            f"{folder} has an inference.py of AWS's PyTorch containers, which is not served here: {FORMS}"
-        )
-    if there and not (folder / PROPERTIES).is_file():
+        return ModelFiles(inside[0], own or (inside[0] if (inside[0] / PROPERTIES).is_file() else None))
+    _check_no_script(folder)
+    if own is not None:
+        return ModelFiles(None, own)
+    configured = sorted(path for path in there if (path / PROPERTIES).is_file())
+    if len(configured) > 1:
+        raise _several(folder, configured)
+    if configured:
+        _check_no_script(configured[0])
+        return ModelFiles(None, configured[0])
+    if there:
         names = ", ".join(sorted(path.name for path in there)[:8])
         raise ConfigError(f"{folder} has no model that can be served, but {names}: {FORMS}")
-    return None
+    return ModelFiles()
+
+
+def _is_model(path: Path) -> bool:
+    return (path / MANIFEST).is_file() or (path / "config.json").is_file()
+
+
+def _several(folder: Path, models: list[Path]) -> ConfigError:
+    names = ", ".join(path.name for path in models[:8])
+    return ConfigError(f"there are several models in {folder} ({names}): leave one, or name it by TORCHMOOR_MODEL")
+
+
+def _unpack_below(work: Path, packed: Path) -> Path:
+    """Return the new directory of an unpacked file. A tarball may have a file of its own name in it, but no third."""
+    targets = [work / level / _stem(packed) for level in ("unpacked", "inner")]
+    target = next((each for each in targets if not each.exists()), None)
+    if target is None:
+        raise ConfigError(f"{packed.name} has archives of its own name in archives: unpack it once before")
+    unpack(packed, target)
+    return target
+
+
+def _check_no_script(folder: Path) -> None:
+    """Raise ConfigError if the folder has a script that another container would run."""
+    scripts = {"code/inference.py": "PyTorch", "inference.py": "PyTorch", "model.py": "LMI"}
+    for name, containers in scripts.items():
+        if (folder / name).is_file():
+            raise ConfigError(
+                f"{folder} has a script {name.rpartition('/')[2]} of AWS's {containers} containers, which is not "
+                f"served here: {FORMS}"
+            )
 
 
 def _is_given(path: Path) -> bool:

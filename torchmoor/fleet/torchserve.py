@@ -71,6 +71,7 @@ class InstanceSpec:
     generation: int = 0  # of the endpoint
     host: str = LOOPBACK  # address of the inference port
     environment: Mapping[str, str]  # from the launcher: session keys, handler settings
+    start_timeout_s: float = 180.0  # until the model is ready
 
     @property
     def model(self) -> str:

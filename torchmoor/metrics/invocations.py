@@ -180,7 +180,7 @@ class InvocationMetrics:
     def snapshot(self) -> dict[str, Any]:
         """Return all counts in a form for JSON; `add` reads it."""
         numbers = {
-            name: [value.counts, value.sum] if isinstance(value, Histogram) else value
+            name: [[*value.counts], value.sum] if isinstance(value, Histogram) else value
             for name in _COUNTS
             if not isinstance(value := getattr(self, name), dict)
         }

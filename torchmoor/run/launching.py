@@ -56,9 +56,7 @@ def make_supervision_settings(
             max_body_bytes=max_body_mib << 20,
         ),
         run_dir=run_dir,
-        start_timeout_s=launch.start_timeout_s,
-        progress_interval_s=launch.progress_interval_s,
-        capacity=launch.capacity,
+        launch=launch,
     )
 
 

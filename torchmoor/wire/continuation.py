@@ -4,7 +4,8 @@ A request's header CONTINUABLE asks an instance to mark the pieces of a stream, 
 says that they are: its value is the start, which describes the beginning of the answer. Each piece then follows a line
 `LENGTH NOTE`, or `LENGTH. NOTE` before the piece that ends the answer, or `LENGTH! NOTE` before one that reports the
 instance's own failure; LENGTH is hexadecimal. Another instance continues the stream with the request, the start and the
-notes of the pieces that the client has. Only the instances understand the start and the notes.
+notes of the pieces that the client has. Only the instances understand the start and the notes, but for the
+note of the piece that ends the answer: it is the number of the answer's tokens.
 """
 
 from __future__ import annotations

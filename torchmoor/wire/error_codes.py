@@ -1,4 +1,7 @@
-"""Error codes on the wire: names of classes of handlers/errors.py, by which the proxy decides, and a stream's own."""
+"""Error codes on the wire: names of classes of handlers/errors.py, and what the proxy does about each.
+
+A set below has the codes that the proxy treats alike. A code in none of them is an error of the model.
+"""
 
 CALLER_BUDGET_REACHED = "CallerBudgetReached"
 INVALID_REQUEST = "InvalidRequest"
@@ -27,7 +30,22 @@ STREAM_TIMED_OUT = "ModelInvocationTimeExceeded"
 STREAM_BROKEN = "StreamBroken"
 STREAM_CODES = (STREAM_TIMED_OUT, STREAM_BROKEN)
 
+# The session cannot be continued anywhere.
+SESSION_ENDED = frozenset((SESSION_CLOSED, SESSION_EXPIRED, SESSION_LOST, SESSION_UNKNOWN))
+
+# The request is at fault: the runtime API answers with its ValidationError.
+REQUEST_AT_FAULT = SESSION_ENDED | {SESSION_ID_MISMATCH, MODEL_UNKNOWN, NOT_ACCEPTABLE}
+
+# The caller uses as much as it may: the runtime API answers with its ThrottlingException.
+CALLER_AT_LIMIT = frozenset((CALLER_BUDGET_REACHED,))
+
 # The instance refuses the request for now; another instance, or the same one later, may serve it.
 REFUSED_FOR_NOW = frozenset(
     (OVERLOADED, OUT_OF_MEMORY, OUT_OF_DISK, JOURNAL_UNAVAILABLE, SOURCE_UNAVAILABLE, LOAD_STOPPED)
 )
+
+# An asynchronous request that is refused so is tried again, which does not count as an attempt.
+REFUSED_UNCOUNTED = REFUSED_FOR_NOW | {MODEL_LOADING}
+
+# The instance does not have the model that was asked for, although it may have been loading it.
+MODEL_NOT_LOADED = frozenset((MODEL_UNKNOWN, MODEL_BROKEN, LOAD_TIMED_OUT, OUT_OF_MEMORY, OUT_OF_DISK))

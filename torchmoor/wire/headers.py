@@ -33,6 +33,7 @@ PREFILL_TOKENS = "x-torchmoor-prefill-tokens"
 QUEUE_MS = "x-torchmoor-queue-ms"
 REBUILT_EVENTS = "x-torchmoor-rebuilt-events"
 TTFT_MS = "x-torchmoor-ttft-ms"
+TURN = "x-torchmoor-turn"
 
 # Numbers of an answer's receipt that clients show (torchmoor/clients/receipts.py)
 RECEIPT_NUMBERS = (
@@ -43,6 +44,7 @@ RECEIPT_NUMBERS = (
     TTFT_MS,
     REBUILT_EVENTS,
     DROPPED_TURNS,
+    TURN,
 )
 
 # From the proxy to a client

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from handlers.chat.checks import is_unicode, names
-from handlers.chat.commands import AddImages, Ask, CloseSession, Command, OpenSession
+from handlers.chat.commands import AddImages, Ask, BranchSession, CloseSession, Command, OpenSession, StopAnswer
 from handlers.chat.dialects.tgi import LmiForm, TgiForm
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.forms import AnswerForm, Summary, Token, encode
-from handlers.chat.messages import TOOL, ImageReference, Message, TextPart, write_results
+from handlers.chat.messages import SYSTEM, TOOL, ImageReference, Message, TextPart, write_results
 from handlers.chat.parameters import Parameters, parse_parameters
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch
@@ -22,9 +22,11 @@ _FIELDS: dict[str, set[str]] = {  # by the request's type
     "start_session": {"path", "image", "images", "ttl_s"},
     "add_images": {"path", "image", "images"},
     "send_text_prompt": {
-        *("prompt_text", "tool_results", "path", "image", "images", "parameters", "stream"),
+        *("prompt_text", "tool_results", "system", "path", "image", "images", "parameters", "stream"),
         *TOOL_FIELDS,
     },
+    "stop_answer": set(),
+    "branch_session": {"turns", "ttl_s"},
     "close_session": set(),
 }
 _REQUEST_TYPES = {NEW_SESSION: "start_session", "CLOSE": "close_session"}
@@ -58,6 +60,10 @@ def parse_session(incoming: Incoming, body: dict[str, Any], settings: RequestSet
     session_id = _session_id(header_id, body.get("session_id"))
     if kind == "close_session":
         return CloseSession(caller=incoming.caller, session_id=session_id, invocation_id=incoming.invocation_id)
+    if kind == "stop_answer":
+        return StopAnswer(caller=incoming.caller, session_id=session_id)
+    if kind == "branch_session":
+        return _parse_branch(incoming, body, session_id)
     images = _images(body)
     if kind == "add_images":
         if not images:
@@ -102,11 +108,22 @@ def _parse_open(incoming: Incoming, body: dict[str, Any], header_id: str | None)
     images = _images(body)
     if not images and "requestType" not in body:
         raise InvalidRequest("start_session needs an image: give 'path' (http, https or data URL), 'image' or 'images'")
+    return _opening(incoming, body, images)
+
+
+def _opening(incoming: Incoming, body: dict[str, Any], images: tuple[ImageReference, ...] = ()) -> OpenSession:
     ttl_s = body.get("ttl_s")
     if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):
         raise InvalidRequest("'ttl_s' must be a whole number of seconds, 1 or more")
     check_session_limit(incoming)
     return OpenSession(caller=incoming.caller, images=images, ttl_s=ttl_s, invocation_id=incoming.invocation_id)
+
+
+def _parse_branch(incoming: Incoming, body: dict[str, Any], session_id: str) -> BranchSession:
+    num_turns = body.get("turns")
+    if isinstance(num_turns, bool) or not isinstance(num_turns, int) or num_turns < 1:
+        raise InvalidRequest("'turns' must be how many of the session's turns the branch begins with, 1 or more")
+    return BranchSession(opening=_opening(incoming, body), session_id=session_id, num_turns=num_turns)
 
 
 def _parse_ask(incoming: Incoming, body: dict[str, Any], session_id: str, images: tuple[ImageReference, ...]) -> Ask:
@@ -116,6 +133,9 @@ def _parse_ask(incoming: Incoming, body: dict[str, Any], session_id: str, images
         raise InvalidRequest("'prompt_text' must be a text that is not empty")
     if not is_unicode(prompt):
         raise InvalidRequest("'prompt_text' must be valid Unicode: it has one half of a surrogate pair")
+    system = body.get("system")
+    if system is not None and not (isinstance(system, str) and system.strip() and is_unicode(system)):
+        raise InvalidRequest("'system' must be a text of valid Unicode that is not empty", param="system")
     is_streaming = body.get("stream", False)
     if not isinstance(is_streaming, bool):
         raise InvalidRequest("'stream' must be true or false")
@@ -130,6 +150,7 @@ def _parse_ask(incoming: Incoming, body: dict[str, Any], session_id: str, images
         invocation_id=incoming.invocation_id,
         form=_form(incoming, parameters, prompt, is_streaming),
         is_streaming=is_streaming,
+        history=() if system is None else (Message(SYSTEM, (TextPart(system),)),),
         are_results=are_results,
     )
 

@@ -1,4 +1,4 @@
-"""The entries of a session as OpenAI's APIs show them: what an event adds to the conversation, and changes of it."""
+"""The entries of a session: what an event adds to the conversation, and how OpenAI's APIs show and change it."""
 
 import json
 from collections.abc import Callable
@@ -11,18 +11,14 @@ from handlers.chat.sessions.session import Session
 from handlers.errors import InvalidRequest
 from handlers.journal.event import Event
 
-OTHER_API = "this conversation has turns of another API and cannot be continued from here"
-
 
 def entries_of(session: Session, num_entries: int) -> list[Event]:
-    """Return the session's first entries without their deleted items. Raises InvalidRequest if some are no items."""
+    """Return the session's first entries without their deleted items. Raises InvalidRequest if items are damaged."""
     return [_remaining(session, number) for number in range(1, num_entries + 1)]
 
 
 def _remaining(session: Session, number: int) -> Event:
     event = session.entries[number - 1]
-    if event is None:
-        raise InvalidRequest(OTHER_API)
     places = {place for entry, place in session.deleted_items if entry == number}
     if not places:
         return event
@@ -54,7 +50,7 @@ def remember_entry(session: Session, event: Event, rebuild: Callable[[list[dict[
     """
     match event.kind:
         case "turn":
-            session.entries.append(event if event.response else None)
+            session.entries.append(event)
         case "update":
             session.resource = {**(session.resource or {}), **_fields(event.response)}
         case "open":

@@ -28,6 +28,10 @@ class QueuedTurn(Protocol):
         """End the turn early with this error. Must return at once."""
         ...
 
+    def end_early(self) -> bool:
+        """Let the answer end with its next token. Return False if the model has not begun it, or it is over."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Session:
@@ -52,7 +56,7 @@ class Session:
     waiting: deque[QueuedTurn] = field(default_factory=deque)
     stored_kv: list[KvPart] = field(default_factory=list)  # what the journal has of its KV cache
     num_events: int = 0  # events of the journal that this session has applied
-    entries: list[Event | None] = field(default_factory=list)  # its turns; None for those that are not responses
+    entries: list[Event] = field(default_factory=list)  # its turns
     deleted: set[int] = field(default_factory=set)  # numbers of entries whose responses are not shown
     deleted_items: set[tuple[int, int]] = field(default_factory=set)  # number of the entry, place in it
     resource: dict[str, Any] | None = None  # the fields of the OpenAI conversation or file that it is

@@ -101,7 +101,8 @@ class AnswerWriter:
         if self._is_streaming:
             self._begin()
             self._write_added()
-            self._reply.write(self._form.token(token, summary), is_end=True)
+            note = str(summary.num_tokens) if self.start is not None else ""
+            self._reply.write(self._form.token(token, summary), note, is_end=True)
         else:
             num_tokens = {wire.GENERATED_TOKENS: str(summary.num_tokens)}
             headers = {**JSON, **self.receipt, **num_tokens}

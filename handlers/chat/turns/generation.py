@@ -26,7 +26,7 @@ from handlers.chat.tools import constrain
 from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.answer import AnswerWriter
 from handlers.chat.turns.context_limits import ContextLimits
-from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of, place_images
+from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of, name_tier, place_images
 from handlers.continuation import AnswerStart, Continuation
 from handlers.counters import Counters
 from handlers.engine.engine import Engine
@@ -120,6 +120,7 @@ class Generation:
         self._prompt: Prompt | None = None
         self._is_admitted = False
         self._kept = 0
+        self._ends_early = False
 
     # From the question to the engine
 
@@ -166,6 +167,15 @@ class Generation:
         ):
             self.fail(error)
 
+    def end_early(self) -> bool:
+        """Let the answer end with its next token, as if a stop string had come. Any thread.
+
+        Return False if the answer is not the engine's: it is in preparation, waits for memory, or is over.
+        """
+        with self._lock:
+            self._ends_early = self._sequence is not None and self._stopped is None and not self._is_over
+            return self._ends_early
+
     def _raise_if_stopped(self) -> None:
         if self._stopped is not None:
             raise self._stopped
@@ -196,7 +206,7 @@ class Generation:
                 self._parts.engine.submit(sequence)
         except AnsweredBefore as answered:
             with self._reply.guarded():
-                self._end_with(answered.text)
+                self._repeat(answered)
         except OutOfMemory as error:
             if self._prompt is None:
                 self.fail(error)
@@ -238,7 +248,7 @@ class Generation:
                 tiers.add(tier)
                 spans.append(ImageSpan(start, features))
         self._writer.receipt |= {
-            wire.CACHE_TIER: _tier(kept, tiers, is_restored=kept > num_matched),
+            wire.CACHE_TIER: name_tier(kept, tiers, is_restored=kept > num_matched),
             wire.PREFILL_TOKENS: str(len(keys) + len(given) - kept),
             wire.CONTEXT_TOKENS: str(len(keys)),
             wire.QUEUE_MS: f"{(self._begun - self._received) * 1000:.1f}",
@@ -273,6 +283,8 @@ class Generation:
             self.fail(error if isinstance(error, HandlerError) else InternalError("the answer could not be computed"))
             return False
         assert self._sequence is not None
+        if self._ends_early and event.finish_reason is None:
+            event = replace(event, finish_reason=FinishReason.STOP)
         reason = self._writer.add(event)
         if self._sequence.num_new == 1:
             self._first_token_at = time.monotonic()
@@ -338,7 +350,7 @@ class Generation:
             if self._reply.is_streaming:  # its tokens may differ from the stored answer
                 self.fail(TurnConflict("this question has been answered already; send it again to get that answer"))
             else:
-                self._end_with(answered.text)
+                self._repeat(answered)
         except HandlerError as error:
             self.fail(error)
         except Exception:
@@ -353,10 +365,11 @@ class Generation:
             if self._reply.continuation is None or answered.text != summary.text:
                 raise
 
-    def _end_with(self, text: str) -> None:
+    def _repeat(self, answered: AnsweredBefore) -> None:
         """Send the stored answer of a request that was answered before."""
+        self._writer.receipt[wire.TURN] = str(answered.number)
         self._over("turns_repeated")
-        self._writer.end_with(text)
+        self._writer.end_with(answered.text)
 
     def fail(self, error: HandlerError) -> None:
         if isinstance(error, ClientGone):
@@ -383,10 +396,3 @@ class Generation:
     def _unpin(self) -> None:
         while self._pinned:
             self._parts.images.unpin(self._pinned.pop())
-
-
-def _tier(kept: int, tiers: set[ImageTier], *, is_restored: bool) -> str:
-    """Name the slowest tier that the answer's prompt was computed from."""
-    if not tiers:
-        return "stored-kv" if is_restored else "kv" if kept else "none"
-    return max(tiers, key=list(ImageTier).index).value

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from handlers.chat.forms import Summary
-from handlers.chat.pictures.store import Image
+from handlers.chat.pictures.store import Image, ImageTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,12 @@ class Question(Protocol):
 
 
 class AnsweredBefore(Exception):
-    """The conversation has this question's answer already."""
+    """The conversation has this question's answer already. number: of its turn."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, number: int) -> None:
         super().__init__()
         self.text = text
+        self.number = number
 
 
 def digest_of(about: str, prompt: Prompt) -> str:
@@ -72,3 +73,10 @@ def place_images(prompt: Prompt, image_token_id: int | None) -> tuple[list[int],
         keys[start : start + image.num_tokens] = [image.key] * image.num_tokens
         starts.append(start)
     return keys, starts
+
+
+def name_tier(kept: int, tiers: set[ImageTier], *, is_restored: bool) -> str:
+    """Name the slowest tier that the answer's prompt was computed from."""
+    if not tiers:
+        return "stored-kv" if is_restored else "kv" if kept else "none"
+    return max(tiers, key=list(ImageTier).index).value

@@ -92,9 +92,14 @@ class Turn:
         if self._store.is_waiting(self._session, self):
             self._generation.fail(error)
 
+    def end_early(self) -> bool:
+        """Let the answer end with its next token. Return False if the model has not begun it, or it is over."""
+        return self._generation.end_early()
+
     def compose(self, raise_if_stopped: Callable[[], None]) -> Prompt:
         """Catch up with the journal, receive the question's images and render the conversation."""
-        session, receipt = self._session, {}
+        session = self._session
+        receipt: dict[str, str] = {}
         if session.end is not None:
             raise session.end
         self._text = self._read_text()
@@ -102,6 +107,7 @@ class Turn:
             num_caught_up = self._recorder.catch_up(session)
             self._raise_if_answered()
             self._place_draft()
+            receipt[wire.TURN] = str(len(session.entries) + 1)
         self._is_rebuilt = num_caught_up > 0
         if num_caught_up:
             receipt[wire.REBUILT_EVENTS] = str(num_caught_up)
@@ -193,11 +199,11 @@ class Turn:
         turn = self._recorder.find_answer(self._session, self._ask.invocation_id, self._text)
         if turn is None:
             return
-        draft = self._ask.draft
+        draft, number = self._ask.draft, self._session.entries.index(turn) + 1
         if draft is None:
-            raise AnsweredBefore(turn.answer)
-        draft.place(self._session.id.text, self._session.entries.index(turn) + 1)
-        raise AnsweredBefore(draft.restore(turn.answer, turn.response))
+            raise AnsweredBefore(turn.answer, number)
+        draft.place(self._session.id.text, number)
+        raise AnsweredBefore(draft.restore(turn.answer, turn.response), number)
 
     def _read_text(self) -> str:
         text, draft = self._ask.prompt_text, self._ask.draft

@@ -870,3 +870,73 @@ def test_what_is_remembered_of_openings_is_bounded() -> None:
 
     assert openings.try_undo("A0", lambda: None)  # it is not remembered that two requests were answered with it
     assert [openings.claim(name, "another") for name in "cdab"] == ["C3", "D4", "another", "another"]
+
+
+# System messages, stopped answers and branches
+
+
+def test_first_question_may_bring_a_system_message(client: Any, reference: Any) -> None:
+    """It precedes the conversation; a later question may repeat it, but not bring another one."""
+    system = {"role": "system", "content": [{"type": "text", "text": "be short"}]}
+    sid = client.open()
+
+    first = client.answer(sid, "hello", system="be short", **SHORT)
+
+    assert first == reference([system, question("hello")], [], NUM)
+    messages = [system, question("hello"), reply_of(first), question("and?")]
+    assert client.answer(sid, "and?", system="be short", **SHORT) == reference(messages, [], NUM)
+    assert client.ask(sid, "more?", system="be long").wait().error == "InvalidRequest"
+    for system_text in ("", " ", 7, "\ud800"):
+        assert client.ask(sid, "more?", system=system_text).wait().error == "InvalidRequest"
+
+
+def test_stopped_answer_stays_in_the_conversation(make_client: Any, endless_llava: Any, reference: Any) -> None:
+    """The stream ends with the next token, as its end says; the next question follows the shortened answer."""
+    client = make_client(endless_llava)
+    sid = client.open()
+    assert stop(client, sid) is False
+    hold = Hold(endless_llava)
+    asked = client.ask(sid, "hello", stream=True, parameters={"max_new_tokens": 64})
+    hold.wait()
+
+    assert stop(client, sid) is True
+    hold.release()
+    shown = asked.wait().body.decode()
+
+    assert asked.headers["x-torchmoor-turn"] == "1"
+    assert shown == reference([question("hello")], [], 1)
+    assert settled(client)["turns"]["running"] == 0
+    assert stop(client, sid) is False
+    messages = [question("hello"), reply_of(shown), question("and?")]
+    following = client.ask(sid, "and?", **SHORT).wait()
+    assert following.json["response_text"] == reference(messages, [], NUM)
+    assert following.headers["x-torchmoor-turn"] == "2"
+
+
+def stop(client: Any, sid: str) -> bool:
+    """Send stop_answer; return whether there was an answer to stop."""
+    done = client.call({"type": "stop_answer", "session_id": sid})
+    assert done.status == 200
+    return bool(done.json["stopped"])
+
+
+def test_branch_begins_with_the_first_turns(client: Any, reference: Any, red: Any, blue: Any) -> None:
+    """Pictures and KV blocks of these turns are shared; session and branch do not affect each other."""
+    sid = client.open(data_url(red))
+    first = client.answer(sid, "what is it?", **SHORT)
+    client.answer(sid, "and this?", images=[data_url(blue)], **SHORT)
+
+    opened = client.call({"type": "branch_session", "session_id": sid, "turns": 1})
+
+    branch = opened.json["session_id"]
+    assert branch != sid
+    assert opened.headers["x-amzn-sagemaker-new-session-id"].startswith(branch)
+    messages = [question("what is it?", 1), reply_of(first), question("which colour?")]
+    answer = client.ask(branch, "which colour?", **SHORT).wait()
+    assert answer.json["response_text"] == reference(messages, [red], NUM)
+    assert answer.headers["x-torchmoor-cache-tier"] == "kv"
+    assert client.call({"type": "close_session", "session_id": branch}).status == 200
+    assert client.ask(sid, "how many?", **SHORT).wait().headers["x-torchmoor-turn"] == "3"
+    for turns in (0, -1, True, "1", None, 4):
+        refused = client.call({"type": "branch_session", "session_id": sid, "turns": turns})
+        assert refused.error == "InvalidRequest"

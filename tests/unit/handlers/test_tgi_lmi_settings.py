@@ -209,3 +209,12 @@ def test_without_any_of_it_nothing_changes() -> None:
     config = {"model": {"dtype": "float32"}, "pump": {"max_in_flight": 7}}
 
     assert understand(config, {"PATH": "/bin", "HF_MODEL_ID": " "}, []) == config
+
+
+@pytest.mark.parametrize("option", ["OPTION_TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS"])
+@pytest.mark.parametrize("number", ["8", "max"])
+def test_the_handlers_own_variable_wins_over_a_containers(option: str, number: str) -> None:
+    """The control plane sets it, because the number is that of another machine."""
+    own = {"TORCHMOOR_HANDLER_MODEL_TENSOR_PARALLEL": "1"}
+
+    assert settings({option: number, **own}).model.tensor_parallel == 1

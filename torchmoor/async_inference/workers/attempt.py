@@ -40,7 +40,6 @@ from torchmoor.wire import error_codes, headers
 
 logger = logging.getLogger(__name__)
 
-TEMPORARILY_FULL = error_codes.REFUSED_FOR_NOW | {error_codes.MODEL_LOADING}
 WITHOUT_WORKER = frozenset((500, 503, 507))  # from TorchServe itself: its queue is full, or its worker died
 MAX_ERROR_BYTES = 65_536
 
@@ -187,7 +186,7 @@ class Attempt:
         status, code = answer.status, answer.error_code
         text = (await answer.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
         self._has_ended = True
-        if code in TEMPORARILY_FULL:
+        if code in error_codes.REFUSED_UNCOUNTED:
             delay_s = self._bounded(float(answer.retry_after)) if answer.retry_after.isdecimal() else None
             raise RetryableFailure(f"The instance has no room: {text}", delay_s=delay_s, counts=False)
         if not code and status in WITHOUT_WORKER:

@@ -19,9 +19,10 @@ from torchmoor.proxy.api.metrics_operation import MetricsApi
 from torchmoor.proxy.api.open_inference import OpenInferenceApi
 from torchmoor.proxy.api.openai import OpenAIApi
 from torchmoor.proxy.api.openai_dialects import openai_error
+from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.api.reference.document import find_handler as find_reference
-from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error, unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error
 from torchmoor.proxy.api.runtime import RuntimeApi
 from torchmoor.proxy.api.torchserve import TorchServeApi
 from torchmoor.proxy.api.validation import make_note
@@ -98,7 +99,7 @@ class DataPlaneApplication:
         if OpenInferenceApi.serves(path):
             return self._infer
         page = None if self._page is None else self._page.find_handler(method, path)
-        return page or find_reference(method, path) or _refuse
+        return page or find_reference(method, path) or refuse_unknown
 
     def _find_many(self, endpoint: Endpoint) -> None:
         """Serve the open inference protocol for the first endpoint with many models, when endpoints come or go."""
@@ -111,7 +112,7 @@ class DataPlaneApplication:
 
     def _infer(self, request: Request, request_id: bytes) -> Call | Reply:
         api = self._open_inference
-        return _refuse(request, request_id) if api is None else api.handle(request, request_id)
+        return refuse_unknown(request, request_id) if api is None else api.handle(request, request_id)
 
     def handle(self, request: Request) -> Call | Reply:
         """Pass the request to its dialect. A fault of the proxy is a 500 that has an id and no details."""
@@ -156,7 +157,3 @@ class DataPlaneApplication:
 
     def refuse(self, status: int, message: str) -> Reply:
         return refusal(status, message, self._dispatchers.new_request_id())
-
-
-def _refuse(request: Request, request_id: bytes) -> Reply:
-    return runtime_error(unknown_operation(request), request_id)

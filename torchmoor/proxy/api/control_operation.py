@@ -17,7 +17,8 @@ from torchmoor.errors import AccessDenied, ApiError, BodyTooLarge, InternalFailu
 from torchmoor.proxy.access.exposure import is_loopback
 from torchmoor.proxy.access.web_pages import WebPageGuard
 from torchmoor.proxy.api.deferred_reply import DeferredReply
-from torchmoor.proxy.api.replies import runtime_error, unknown_operation
+from torchmoor.proxy.api.other_services import refuse_unknown
+from torchmoor.proxy.api.replies import runtime_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -75,7 +76,7 @@ class ControlApi:
             else:
                 target = None if request.path != PATH else (request.find(TARGET) or b"").decode("latin-1")
             if not target:
-                raise unknown_operation(request)
+                return refuse_unknown(request, request_id)
             self._check_source(request)
             if len(self._running) >= self._settings.max_requests:
                 raise ServiceUnavailable("Too many requests for the control plane are running. Try again later.")

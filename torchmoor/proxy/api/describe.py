@@ -32,18 +32,22 @@ def status_of(endpoint: Endpoint) -> str:
 def describe_variant(variant: Variant) -> dict[str, Any]:
     """Return a variant in the form of AWS's DescribeEndpoint."""
     members = list(variant.pool.members)
-    starting = [each for each in members if each.state is InstanceState.STARTING]
     described: dict[str, Any] = {
         "VariantName": variant.name,
         "CurrentWeight": variant.settings.weight,
         "CurrentInstanceCount": sum(each.state is InstanceState.READY for each in members),
         "DesiredInstanceCount": sum(each.state is not InstanceState.DRAINING for each in members),
     }
-    if starting:
-        described["VariantStatus"] = [
-            {"Status": "Creating", "StatusMessage": _progress(each, variant.last_start_s)} for each in starting
-        ]
+    if starting := describe_starting(variant):
+        described["VariantStatus"] = [{"Status": "Creating", "StatusMessage": message} for message in starting]
     return described
+
+
+def describe_starting(variant: Variant) -> list[str]:
+    """Return a line for each instance that is being started."""
+    return [
+        _progress(each, variant.last_start_s) for each in variant.pool.members if each.state is InstanceState.STARTING
+    ]
 
 
 def _progress(instance: Instance, last_s: float | None) -> str:

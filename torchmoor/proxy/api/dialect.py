@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from torchmoor.errors import ApiError
-from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
@@ -21,7 +20,8 @@ class ApiDialect(Protocol):
     operation_name: for the access log, traces and decisions. names_sessions_in_body: a request without a session
     header may name one in its body. held_back: names of fields that do not pass on, beside those that never do.
     too_large_status: the status for a body above the limit. times_first_chunk: metrics have the time to the first chunk
-    of its answers. sent_method: of all requests to instances; empty for the client's own.
+    of its answers. sent_method: of all requests to instances; empty for the client's own. names_variant: its answers
+    name the variant that gave them.
     """
 
     operation_name: str
@@ -30,6 +30,7 @@ class ApiDialect(Protocol):
     too_large_status: int = 413
     times_first_chunk: bool = False
     sent_method: bytes = b""
+    names_variant: bool = False
 
     def added_lines(self, request: Request) -> bytes:
         """Render header lines for the instance beside the fields that pass on."""
@@ -39,6 +40,6 @@ class ApiDialect(Protocol):
         """Render an error."""
         ...
 
-    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
+    def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         """Render the answer's head and choose its encoder, or say how a refusal is explained."""
         ...

@@ -47,7 +47,6 @@ from torchmoor.wire.session_ids import SessionId
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # TorchServe's answer when a worker dies with the request; or a handler's own that is not ours
-RETRY_AFTER = b"retry-after"
 PREFILL_TOKENS = headers.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = headers.CONTEXT_TOKENS.encode()  # of the whole prompt
 _TRACE_FIELDS = frozenset((TRACEPARENT,))
@@ -266,10 +265,11 @@ class Invocation:
         limited = assignment.find_session_refusal(head)
         if limited is not None:
             return ReadRefusal(lambda body: self.fail(limited))
-        dialect = self._dialect
-        answer = dialect.answer(head, self.request_id, self.chosen)
+        dialect, chosen = self._dialect, self.chosen
+        answer = dialect.answer(head, self.request_id)
         if not isinstance(answer, Answer):
             return ReadRefusal(partial(self._fail_with, answer, head))
+        answer.lines += (chosen.runtime_lines if dialect.names_variant else chosen.answer_lines,)
         if dialect.times_first_chunk:
             answer.on_body = self._note_first_chunk
         self._status = head.status
@@ -296,21 +296,20 @@ class Invocation:
             is_without_worker = True
             self._dispatchers.suspect(self.chosen.instance)
         if (is_without_worker and assignment.is_repeatable) or (code in REFUSED_FOR_NOW and assignment.session is None):
-            wait = head.find(RETRY_AFTER) or b""
             if not assignment.try_reassign(self._resume, is_counted=True):
                 return False
-            if code is not None and wait.isdigit():
+            wait_s = None if code is None else head.retry_after_s
+            if wait_s is not None:
                 before = self._soonest_retry_s
-                self._soonest_retry_s = int(wait) if before is None else min(before, int(wait))
+                self._soonest_retry_s = wait_s if before is None else min(before, wait_s)
             return True
         return False
 
     def _read_receipt(self, expected: Expectation, head: AnswerHead) -> None:
         """Report to KV_AWARE how much of a prompt that it believed to be held was held."""
-        num_context = head.find(CONTEXT_TOKENS) or b""
-        num_prefill = head.find(PREFILL_TOKENS) or b""
-        if num_context.isdigit() and num_prefill.isdigit():
-            num_tokens, num_kept = int(num_context), int(num_context) - int(num_prefill)
+        num_tokens, num_prefill = head.find_number(CONTEXT_TOKENS), head.find_number(PREFILL_TOKENS)
+        if num_tokens is not None and num_prefill is not None:
+            num_kept = num_tokens - num_prefill
             self.assignment.dispatcher.chooser.on_receipt(
                 self.chosen.instance, expected, num_kept=num_kept, num_tokens=num_tokens
             )

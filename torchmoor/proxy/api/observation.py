@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 _ERROR_HEADER = headers.ERROR.encode()
 _NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
 _RECEIPT = {name.encode(): field for name, field in NUMBER_FIELDS.items()}
+_GENERATED_TOKENS = NUMBER_FIELDS[headers.GENERATED_TOKENS]
 _MAX_CODE = 64  # characters of a handler's error code
 
 
@@ -73,6 +74,8 @@ def complete_record(
             record.target_model = target_model.decode("latin-1")
         if head is not None:
             _read_answer(record, head, opens_session=assignment.opens_session)
+        if waiter is not None and waiter.num_tokens is not None:
+            record.receipt = {**record.receipt, _GENERATED_TOKENS: waiter.num_tokens}
     except Exception:
         logger.exception("request not recorded request_id=%s", record.request_id)
 

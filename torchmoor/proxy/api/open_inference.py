@@ -23,7 +23,6 @@ from torchmoor.proxy.api.replies import LOOKING, json_reply, message_of, unknown
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
-from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.call import Deadlines
@@ -120,11 +119,11 @@ class OpenInferenceDialect(ApiDialect):
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
         return _error_reply(error, request_id)
 
-    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
+    def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         if head.status >= 300:
             return _explain
         lines = head.lines(_DROPPED_FIELDS)
-        return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, choice.answer_lines))
+        return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, b"\r\n"))
 
 
 def _find_model(request: Request) -> re.Match[str] | None:
@@ -136,9 +135,8 @@ def _explain(head: AnswerHead, body: bytes) -> ApiError:
         return ServiceUnavailable("The instance could not take the request. Try again later.")
     error = ApiError(message_of(body))
     error.status = head.status
-    retry_after = head.find(b"retry-after") or b""
-    if retry_after.isdigit():
-        error.retry_after_s = int(retry_after)
+    if head.retry_after_s is not None:
+        error.retry_after_s = head.retry_after_s
     return error
 
 

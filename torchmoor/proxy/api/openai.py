@@ -133,7 +133,6 @@ class OpenAIApi:
         session = self._find_session(endpoint, request, named.place)
         call = self._call(request, request_id, self._operations[endpoint][dialect], session, body)
         is_new = session is None and named.is_stored
-        call.assignment.may_branch = session is not None and named.is_stored
         call.assignment.opens_session = is_new and split_path(request.path)[1] in OPENING
         return call
 

@@ -23,7 +23,6 @@ from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.streaming import EventPassEncoder
 from torchmoor.proxy.api.validation import SESSION_ID
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
-from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
@@ -64,10 +63,10 @@ class OpenAIDialect(ApiDialect):
         """Render OpenAI's error object; a time-out is the proxy's here, and has its status."""
         return openai_error(with_status(error, _TIMED_OUT) if isinstance(error, ModelError) else error, request_id)
 
-    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
+    def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         if head.status >= 300:
             return _explain
-        lines = (head.line.client_line, head.lines(_DROPPED_FIELDS), b"x-request-id: ", request_id, choice.answer_lines)
+        lines = (head.line.client_line, head.lines(_DROPPED_FIELDS), b"x-request-id: ", request_id, b"\r\n")
         is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
         return Answer(lines, EventPassEncoder(request_id) if is_stream else None)
 
@@ -111,9 +110,8 @@ class _HandlerRefusal(ApiError):
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
         super().__init__(message)
-        retry_after = head.find(b"retry-after") or b""
-        if retry_after.isdigit():
-            self.retry_after_s = int(retry_after)
+        if head.retry_after_s is not None:
+            self.retry_after_s = head.retry_after_s
 
 
 def _torchserve_error(status: int, body: bytes) -> ApiError:

@@ -10,7 +10,6 @@ from torchmoor.proxy.api.operation import Operation, find_target_model
 from torchmoor.proxy.api.replies import container_error
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.validation import SESSION_ID, TARGET_VARIANT, check_members
-from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.call import Deadlines
@@ -37,9 +36,9 @@ class PassThroughDialect(ApiDialect):
         status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
         return container_error(error, request_id, status=status)
 
-    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer:
+    def answer(self, head: AnswerHead, request_id: bytes) -> Answer:
         lines = head.lines(_DROPPED_FIELDS)
-        return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, choice.answer_lines))
+        return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, b"\r\n"))
 
 
 def defer(

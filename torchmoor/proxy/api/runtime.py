@@ -42,7 +42,6 @@ from torchmoor.proxy.api.validation import (
     not_there,
 )
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER, NEW_SESSION_ID
-from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.http.answer import Answer
@@ -57,17 +56,6 @@ _WHOLE = b"invocations"
 _STREAMED = b"invocations-response-stream"
 _ASYNC = b"async-invocations"
 _OPERATIONS = (_WHOLE, _STREAMED, _ASYNC)
-_CLIENT_CODES = frozenset(
-    (
-        error_codes.SESSION_UNKNOWN,
-        error_codes.SESSION_EXPIRED,
-        error_codes.SESSION_CLOSED,
-        error_codes.SESSION_LOST,
-        error_codes.SESSION_ID_MISMATCH,
-        error_codes.MODEL_UNKNOWN,
-        error_codes.NOT_ACCEPTABLE,
-    )
-)
 DEFAULT_REGION = "us-east-1"  # where access.region accepts any
 _CONTENT_TYPE = b"content-type"
 _REQUEST_ID = b"x-amzn-requestid"
@@ -202,6 +190,7 @@ class RuntimeDialect(ApiDialect):
 
     operation_name = "InvokeEndpoint"
     too_large_status = ValidationError.status
+    names_variant = True
 
     def __init__(self, log_groups: str) -> None:
         """log_groups: the ARN of the endpoints' log groups, without an endpoint's name."""
@@ -212,12 +201,12 @@ class RuntimeDialect(ApiDialect):
             error.log_stream_arn = self._log_groups + endpoint.name
         return runtime_error(_as_aws_says(error, request_id), request_id)
 
-    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
+    def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         """Render a success with the API's headers."""
         if head.status >= 300:
             return _explain
         is_text_stream = head.layout.length is None and _is_text(head)
-        lines = answer_lines(head.line.client_line, head, DROPPED_FIELDS, request_id, choice)
+        lines = answer_lines(head.line.client_line, head, DROPPED_FIELDS, request_id)
         return Answer(lines, TextPassEncoder() if is_text_stream else None)
 
 
@@ -236,13 +225,13 @@ class StreamDialect(RuntimeDialect):
         accept = request.find(SAGEMAKER_ACCEPT)
         return b"" if accept is None else b"accept: %b\r\n" % accept
 
-    def answer(self, head: AnswerHead, request_id: bytes, choice: Choice) -> Answer | Explain:
+    def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         """Render a success as an event stream, whether the instance streams or not."""
         if head.status >= 300:
             return _explain
         content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
         lines = (
-            *answer_lines(_OK, head, _DROPPED_FROM_STREAM, request_id, choice),
+            *answer_lines(_OK, head, _DROPPED_FROM_STREAM, request_id),
             b"%b%b: %b\r\n" % (_STREAM_TYPE_LINE, SAGEMAKER_CONTENT_TYPE, content_type),
         )
         encoder = TextPartEncoder() if _is_text(head) else PartEncoder()
@@ -257,7 +246,7 @@ def _as_aws_says(error: ApiError, request_id: bytes) -> ApiError:
 
 
 def answer_lines(
-    status_line: bytes, head: AnswerHead, dropped: frozenset[bytes], request_id: bytes, choice: Choice
+    status_line: bytes, head: AnswerHead, dropped: frozenset[bytes], request_id: bytes
 ) -> tuple[bytes, ...]:
     """Render the answer's head in this API's form. dropped: names of fields that do not pass."""
     places = head.layout.places
@@ -273,7 +262,7 @@ def answer_lines(
         session_line,
         _REQUEST_ID_START,
         request_id,
-        choice.runtime_lines,
+        b"\r\n",
     )
 
 
@@ -284,12 +273,11 @@ def _is_text(head: AnswerHead) -> bool:
 def _explain(head: AnswerHead, body: bytes) -> ApiError:
     """Translate a refusal by the handler's code; by status only for TorchServe's own refusals."""
     status, code = head.status, (head.find(ERROR_HEADER) or b"").decode("latin-1")
-    retry_after = head.find(b"retry-after") or b""
-    retry_after_s = int(retry_after) if retry_after.isdigit() else None
+    retry_after_s = head.retry_after_s
     text = body.decode("utf-8", "replace")
-    if code in _CLIENT_CODES:
+    if code in error_codes.REQUEST_AT_FAULT:
         return ValidationError(message_of(body))
-    if code == error_codes.CALLER_BUDGET_REACHED:
+    if code in error_codes.CALLER_AT_LIMIT:
         return Throttled(message_of(body), retry_after_s=BUSY_RETRY_S if retry_after_s is None else retry_after_s)
     if code == error_codes.MODEL_LOADING:
         return ModelNotReady(message_of(body), retry_after_s=START_RETRY_S if retry_after_s is None else retry_after_s)

@@ -43,15 +43,7 @@ SESSION_LIMIT_LINE = f"{headers.SESSION_LIMIT}: reached\r\n".encode()
 MARKING_LINE = f"{headers.CONTINUABLE}: {MARKING}\r\n".encode()
 SOURCE_LINE = f"{headers.SOURCE}: %b\r\n".encode()
 SESSION_LIMIT_REACHED = error_codes.SESSION_LIMIT_REACHED.encode()
-SESSION_ENDED = frozenset(
-    code.encode()
-    for code in (
-        error_codes.SESSION_CLOSED,
-        error_codes.SESSION_EXPIRED,
-        error_codes.SESSION_LOST,
-        error_codes.SESSION_UNKNOWN,
-    )
-)
+SESSION_ENDED = frozenset(code.encode() for code in error_codes.SESSION_ENDED)
 
 
 def weigh_body(request: Request) -> int:
@@ -81,7 +73,6 @@ class Assignment:
     """
 
     opens_session = False
-    may_branch = False  # the session may be continued in a new one
     model_lines = b""  # the header line of a model that only the body names
     strategy_request: StrategyRequest = FIRST_ATTEMPT
     choice: Choice | None = None
@@ -306,8 +297,7 @@ class Assignment:
         if lease is None:
             return b""
         source_line = b"" if self.head.principal else SOURCE_LINE % lease.caller.encode()
-        is_turn = self.session is not None and not self.may_branch
-        if self.opens_session or is_turn or not lease.has_all_sessions:
+        if self.opens_session or not lease.has_all_sessions:
             return source_line
         return source_line + SESSION_LIMIT_LINE
 
@@ -330,14 +320,14 @@ class Assignment:
     def note_session(self, endpoint: Endpoint, head: AnswerHead) -> None:
         """Learn that an answer has opened, continued, closed or missed a session."""
         session = self.session
-        branch = head.find(NEW_SESSION_ID) if self.may_branch else None
-        if branch is not None and head.status < 300:
-            self._note_opened(endpoint, branch)
-        if session is None:
-            opened = head.find(NEW_SESSION_ID) or (head.find(SESSION_ID) if self.opens_session else None)
-            if opened and head.status < 300:
+        is_named = NEW_SESSION_ID in head.layout.places  # also the answer of a session, which a branch follows
+        if (is_named or self.opens_session) and head.status < 300:
+            opened = head.find(NEW_SESSION_ID if is_named else SESSION_ID)
+            if opened:
                 self._note_opened(endpoint, opened)
-        elif head.status < 300 and CLOSED_SESSION_ID in head.layout.places:
+        if session is None:
+            return
+        if head.status < 300 and CLOSED_SESSION_ID in head.layout.places:
             assert self.choice is not None
             self._dispatchers.sessions.on_closed(endpoint, self.head.principal, session)
             self._dispatchers.moved_sessions.on_closed(session, self.choice.instance)

@@ -6,16 +6,16 @@ from torchmoor.metrics.invocations import Tally
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.wire import headers
 
-_ANSWER_LINES = f"\r\n{headers.INSTANCE}: %b\r\n{headers.INVOKED_ROUTING_REASON}: %b\r\n".encode()
-_VARIANT_LINE = f"\r\n{headers.INVOKED_VARIANT}: %b%b".encode()
+_ANSWER_LINES = f"{headers.INSTANCE}: %b\r\n{headers.INVOKED_ROUTING_REASON}: %b\r\n".encode()
+_VARIANT_LINE = f"{headers.INVOKED_VARIANT}: %b\r\n%b".encode()
 
 
 class Choice:
     """An instance and a reason, kept with their header lines because each is used often.
 
     request_line: the end of the request line, and the host line. answer_lines: name the instance and the reason.
-    runtime_lines: name the variant too, for the runtime API. Both begin with the end of the line before them. tally:
-    counts the reason over all instances of the variant.
+    runtime_lines: name the variant too, for the runtime API. tally: counts the reason over all instances of the
+    variant.
     """
 
     __slots__ = ("instance", "reason", "tally", "request_line", "answer_lines", "runtime_lines")

@@ -18,16 +18,7 @@ _CACHE = headers.MODEL_CACHE.encode()  # where the handler had the model when th
 _LOAD_MS = headers.MODEL_LOAD_MS.encode()  # how long the request waited for its model
 _ERROR = headers.ERROR.encode()
 _IN_MEMORY = frozenset((b"hit", b"host"))
-_NOT_LOADED = frozenset(
-    code.encode()
-    for code in (
-        error_codes.MODEL_UNKNOWN,
-        error_codes.MODEL_BROKEN,
-        error_codes.LOAD_TIMED_OUT,
-        error_codes.OUT_OF_MEMORY,
-        error_codes.OUT_OF_DISK,
-    )
-)
+_NOT_LOADED = frozenset(code.encode() for code in error_codes.MODEL_NOT_LOADED)
 
 
 class ModelUse:
@@ -60,11 +51,11 @@ class ModelUse:
 
     def _count(self, head: AnswerHead, sent_at: float) -> None:
         """Count a hit or the wait for the model: as the handler reports it, else as the proxy saw it."""
-        found, load_ms = head.find(_CACHE), head.find(_LOAD_MS) or b""
+        found, load_ms = head.find(_CACHE), head.find_number(_LOAD_MS)
         if self._was_held if found is None else found in _IN_MEMORY:
             self._metrics.model_hits += 1
         else:
-            waited_s = int(load_ms) / 1000 if load_ms.isdigit() else monotonic() - sent_at
+            waited_s = monotonic() - sent_at if load_ms is None else load_ms / 1000
             self._metrics.model_loading_wait.observe(waited_s)
 
     def find_timeout_error(self, instance: str) -> ModelNotReady | None:

@@ -104,8 +104,8 @@ class FastRequest:
         now = monotonic()
         if not route.dispatchers.decisions.try_leave_out(now):  # else the general path records the decision
             return False
-        lines = answer_lines(head.line.client_line, head, DROPPED_FIELDS, self._request_id, choice)
-        client.write(b"".join((*lines, head.fields[layout.length].line, b"\r\n", piece)))
+        lines = answer_lines(head.line.client_line, head, DROPPED_FIELDS, self._request_id)
+        client.write(b"".join((*lines, choice.runtime_lines, head.fields[layout.length].line, b"\r\n", piece)))
         route.budget.give_back(len(self._body))
         self._upstream.release(can_reuse=True)
         self._lease.release()

@@ -61,12 +61,12 @@ class Answer:
     """Renders an instance's answer for the client.
 
     lines: the status line and the header lines except those that frame the body, each with its line end; an item may
-    have several.
+    have several. Empty once they are written.
     encoder: None passes the body through as it is. on_body: called once, before the body's first bytes are written.
     continuer: of a body with the marks of torchmoor/wire/continuation.py; None if it has none.
     """
 
-    __slots__ = ("encoder", "on_body", "continuer", "_lines", "_is_chunked")
+    __slots__ = ("encoder", "on_body", "continuer", "lines", "_is_chunked")
 
     def __init__(
         self, lines: tuple[bytes, ...], encoder: Encoder | None = None, on_body: Callable[[], None] | None = None
@@ -74,7 +74,7 @@ class Answer:
         self.encoder = encoder
         self.on_body = on_body
         self.continuer: Any = None  # a Continuer of call.py
-        self._lines = lines  # empty once they are written
+        self.lines = lines
         self._is_chunked = False
 
     def begin(self, head: AnswerHead, client: ClientSide) -> None:
@@ -91,7 +91,7 @@ class Answer:
             framing = b"transfer-encoding: chunked\r\n"
             self._is_chunked = True
         close = b"\r\n" if client.keep_alive else b"connection: close\r\n\r\n"
-        self._lines = (*self._lines, framing, close)
+        self.lines = (*self.lines, framing, close)
 
     def render(self, piece: bytes) -> bytes:
         """Encode and frame a piece for the client, behind the head if that is not written yet."""
@@ -99,7 +99,7 @@ class Answer:
             piece = self.encoder.encode(piece)
         if self._is_chunked and piece:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-        return self._behind_head(piece) if self._lines else piece
+        return self._behind_head(piece) if self.lines else piece
 
     def render_last(self, piece: bytes) -> bytes | None:
         """Render the last piece and the end; None if the answer failed and must look incomplete."""
@@ -120,10 +120,10 @@ class Answer:
     def _end(self, piece: bytes) -> bytes:
         if self._is_chunked:
             piece = b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece) if piece else b"0\r\n\r\n"
-        return self._behind_head(piece) if self._lines else piece
+        return self._behind_head(piece) if self.lines else piece
 
     def _behind_head(self, piece: bytes) -> bytes:
-        lines, self._lines = self._lines, ()
+        lines, self.lines = self.lines, ()
         return b"".join((*lines, piece))
 
 
@@ -159,7 +159,7 @@ class WatchedAnswer(Answer):
 
     def __init__(self, answer: Answer) -> None:
         """answer: the one that this replaces, before it begins."""
-        super().__init__(answer._lines, answer.encoder, answer.on_body)
+        super().__init__(answer.lines, answer.encoder, answer.on_body)
         self.began_at = 0.0
         self.num_bytes = 0
 

@@ -96,6 +96,11 @@ class Waiter(Protocol):
         ...
 
     @property
+    def num_tokens(self) -> int | None:
+        """Return how many tokens a streamed answer has; None if it does not say it."""
+        ...
+
+    @property
     def source(self) -> str:
         """Return the client's address."""
         ...

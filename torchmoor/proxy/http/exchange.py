@@ -76,6 +76,10 @@ class Exchange:
         return self._outgoing.num_body_bytes
 
     @property
+    def num_tokens(self) -> int | None:
+        return None if self._marked is None else self._marked.num_tokens
+
+    @property
     def source(self) -> str:
         return self.client.source
 
@@ -167,11 +171,7 @@ class Exchange:
             outgoing.add(piece)
             refusal = self._find_body_refusal()
             if refusal is not None:
-                self._detach()
-                if self.is_answered:
-                    self._abort(_CLIENT_GONE)
-                else:
-                    self._reply(refusal)
+                self.fault(refusal)
                 return
         if is_complete:
             outgoing.end()
@@ -341,12 +341,7 @@ class Exchange:
         elif self._answer is not None and self.is_request_complete and self._due > monotonic():
             self.client.deadline = self._due  # progress itself does not move the deadline
         elif not self.is_request_complete or self.client.is_write_paused:
-            self._detach()
-            if self.is_answered:
-                self._finish(_CLIENT_GONE)
-                self.client.abort()
-            else:
-                self._reply(refusal)
+            self.fault(refusal)
         else:
             self._fail(Loss.TIMEOUT)
 
@@ -356,7 +351,7 @@ class Exchange:
             self._fail(loss)
 
     def fault(self, refusal: Reply) -> None:
-        """Answer a malformed request or a fault of the proxy; abort if the answer has begun."""
+        """Answer a request that cannot be served to its end; abort if the answer has begun."""
         self._detach()
         if self.is_answered:
             self._abort(_CLIENT_GONE)

@@ -62,6 +62,7 @@ _KINDS = {
     b"proxy-authenticate": FieldKind.HOP_BY_HOP,
     b"proxy-authorization": FieldKind.HOP_BY_HOP,
 }
+MAX_DIGITS = 18  # of a number in a field
 # Local names: a member of an Enum takes long to look up.
 _PLAIN, _LENGTH = FieldKind.PLAIN, FieldKind.LENGTH
 
@@ -166,7 +167,7 @@ def _judge(role: FieldRole, value: bytes) -> tuple[FieldRole, bytes]:
     """Check a field that frames its message or controls its connection; return its role and canonical value."""
     kind = role.kind
     if kind is _LENGTH:
-        if not value.isdigit() or len(value) > 18:
+        if not value.isdigit() or len(value) > MAX_DIGITS:
             raise BadMessage(400, "Content-Length must be a number.")
         return role, b"%d" % int(value)
     if kind is FieldKind.CODING and value.lower() != b"chunked":

@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.proxy.http.fields import (
+    MAX_DIGITS,
     BadMessage,
     Field,
     FieldKind,
@@ -135,6 +136,11 @@ class Head:
         """The first value of a field that is not the connection's own."""
         place = self.layout.places.get(name)
         return None if place is None else self.fields[place].value
+
+    def find_number(self, name: bytes) -> int | None:
+        """The value of a field that is not the connection's own, if it is a whole number."""
+        value = self.find(name)
+        return int(value) if value is not None and value.isdigit() and len(value) <= MAX_DIGITS else None
 
     def lines(self, held_back: frozenset[bytes] = _NOTHING) -> bytes:
         """The lines of all fields that pass on, but those of these names."""

@@ -8,9 +8,13 @@ from torchmoor.proxy.http.message import AnswerHead
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.wire.continuation import MarkedPieceReader, PieceKind
 
+MAX_DIGITS = 12  # of the number of an answer's tokens
+
 
 class MarkedAnswer:
-    """An Encoder before the answer's own one. is_ended: the answer's last piece has passed.
+    """An Encoder before the answer's own one.
+
+    is_ended: the answer's last piece has passed. num_tokens: of the whole answer, if that piece says it.
 
     It keeps the request's body and the notes of all pieces while the budget allows, and the parts of a piece that is
     not whole yet: only whole pieces pass on as long as another target could continue the answer.
@@ -18,6 +22,7 @@ class MarkedAnswer:
 
     __slots__ = (
         "is_ended",
+        "num_tokens",
         "_continuer",
         "_encoder",
         "_reader",
@@ -32,6 +37,7 @@ class MarkedAnswer:
     def __init__(self, answer: Answer, budget: ReplayBudget, body: bytes | None) -> None:
         """answer: whose encoder this replaces. body: the request's; None if it is not there any more."""
         self.is_ended = False
+        self.num_tokens: int | None = None
         self._continuer: Continuer | None = answer.continuer
         answer.continuer = None
         self._encoder = answer.encoder
@@ -81,6 +87,8 @@ class MarkedAnswer:
                 self._notes.append(note)
                 self._keep(len(note))
             self.is_ended = is_whole and kind is PieceKind.END
+            if self.is_ended and note.isdigit():
+                self.num_tokens = int(note[:MAX_DIGITS])
             if data:
                 passed.append(self._pass_on(data))
         return b"".join(passed)

@@ -133,6 +133,11 @@ class AnswerHead(Head):
         length = layout.length
         self.content_length = None if length is None else fields[length].number
 
+    @property
+    def retry_after_s(self) -> int | None:
+        """The seconds of Retry-After, if it has them."""
+        return self.find_number(b"retry-after")
+
     def __repr__(self) -> str:
         return f"<AnswerHead {self.status}>"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchmoor.container.environment import ContainerEnvironment
-from torchmoor.container.model import MODEL_PATH, FoundModel, find_model
+from torchmoor.container.model import MODEL_PATH, PROPERTIES_FOLDER, FoundModel, find_model
 from torchmoor.errors import ConfigError
 from torchmoor.fleet import packed_models
 
@@ -167,6 +167,56 @@ def test_lmis_properties_are_a_model(given: Path, find: Find) -> None:
     (given / "serving.properties").write_text("option.model_id=org/model\n")
 
     assert (find().archive, find().environment) == ("chat.mar", {})
+
+
+@pytest.mark.parametrize("form", ["folder", "tarball"])
+def test_lmis_properties_may_be_in_a_folder(tmp_path: Path, given: Path, find: Find, form: str) -> None:
+    """LMI's published examples pack a folder with the file, not the file; a variable tells the handler where it is."""
+    folder = (given if form == "folder" else tmp_path / "source") / "chat_llama2"
+    folder.mkdir(parents=True)
+    (folder / "serving.properties").write_text("option.model_id=s3://models/llama\n")
+    if form == "tarball":
+        pack(folder.parent, given / "code.tar.gz")
+
+    found = find()
+
+    assert found.archive == "chat.mar"
+    assert (Path(found.environment[PROPERTIES_FOLDER]) / "serving.properties").is_file()
+
+
+def test_lmis_properties_beside_a_checkpoint_configure_it(given: Path, find: Find) -> None:
+    make_checkpoint(given / "weights")
+    (given / "serving.properties").write_text("option.max_rolling_batch_size=4\n")
+
+    assert find().environment == {MODEL_PATH: str(given / "weights")}  # the handler looks into /opt/ml/model itself
+
+
+def test_several_properties_and_scripts_are_refused(given: Path, find: Find) -> None:
+    """A script would answer in another way than the chat handler."""
+    for name in ("a", "b"):
+        (given / name).mkdir()
+        (given / name / "serving.properties").touch()
+    with pytest.raises(ConfigError, match=r"several models in .* \(a, b\)"):
+        find()
+    shutil.rmtree(given / "b")
+    (given / "a" / "model.py").touch()
+    with pytest.raises(ConfigError, match=r"script model\.py of AWS's LMI containers"):
+        find()
+
+
+def test_a_tarball_may_have_an_archive_of_its_own_name(tmp_path: Path, given: Path, find: Find) -> None:
+    """But not one in the other without an end."""
+    layers = [tmp_path / str(number) for number in range(3)]
+    for layer in layers:
+        layer.mkdir()
+    pack(make_archive(tmp_path / "source"), layers[0] / "llava.mar")
+    pack(layers[0], given / "llava.tar.gz")
+    assert find().archive == "my-model"
+
+    pack(layers[0], layers[1] / "llava.tar.gz")
+    pack(layers[1], given / "llava.tar.gz")
+    with pytest.raises(ConfigError, match="archives of its own name"):
+        find()
 
 
 def test_many_models_need_none_here(given: Path, find: Find) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.deployments import Deployments
+from torchmoor.control.downloads import DownloadEnded, DownloadState
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import RequestInvalid
 from torchmoor.proxy.instances.registry import Registry
@@ -32,8 +33,10 @@ class Store:
         self.num_running = self.most_running = self.num_asked = 0
         self.asked = threading.Semaphore(0)
         self.answer = threading.Semaphore(0)
+        self.downloads: list[DownloadState] = []
 
-    def fetch(self, container: Any, name: str, folder: Path) -> Any:
+    def fetch(self, container: Any, name: str, folder: Path, download: Any) -> Any:
+        self.downloads.append(download)
         self.num_running += 1
         self.num_asked += 1
         self.most_running = max(self.most_running, self.num_running)
@@ -91,3 +94,32 @@ def test_an_endpoint_that_is_gone_is_not_resized(deployments: Deployments) -> No
     asyncio.run(deployments.resize("e", {"v": 2}))
 
     assert deployments.count_of("e", "v") == 0
+
+
+def test_progress_is_described_until_a_start_ends(deployments: Deployments, store: Store) -> None:
+    """A variant says what is fetched for it; an interrupted start ends with its download, and leaves nothing."""
+
+    async def watch() -> list[list[str]]:
+        start = asyncio.create_task(deployments.start("e", RESOURCE))
+        assert await asyncio.to_thread(store.asked.acquire, timeout=60)
+        [download] = store.downloads
+        found = [deployments.progress_of("e", "v"), deployments.progress_of("e", "other")]
+        download.begin(4_000_000)
+        download.count(1_000_000)
+        found.append(deployments.progress_of("e", "v"))
+        start.cancel()
+        await asyncio.sleep(0)
+        assert not start.done()  # the thread still writes
+        store.answer.release()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        with pytest.raises(DownloadEnded):
+            download.count(1)
+        return [*found, deployments.progress_of("e", "v")]
+
+    assert asyncio.run(watch()) == [
+        ["preparing the model"],
+        [],
+        ["downloading the model, 1.0 of 4.0 MB until now"],
+        [],
+    ]

@@ -14,10 +14,12 @@ import pytest
 
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import wait_until
+from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
-from torchmoor.fleet.launcher import Launch, Launcher, SupervisionSettings, remove_folder
+from torchmoor.fleet.folders import remove_folder
+from torchmoor.fleet.launcher import Launch, Launcher, SupervisionSettings
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -309,7 +311,7 @@ def test_an_instance_that_is_never_ready_is_given_up(host: Host) -> None:
     """The start has a deadline, and the instance that missed it is stopped."""
 
     async def scenario() -> None:
-        async with host.launcher(start_timeout_s=0.5) as (launcher, registry):
+        async with host.launcher(launch=LaunchSettings(start_timeout_s=0.5)) as (launcher, registry):
             registry.set_state = lambda name, state: None  # type: ignore[method-assign]
             with pytest.raises(LaunchError, match=r"llava-0 was not ready after"):
                 await launcher.start(launches(1))

@@ -127,7 +127,15 @@ export async function findProgress(endpoint, signal) {
 // Opens a session with these data URLs, which may be none: {id, expiresAt (ms since 1970, or null), instance}.
 export async function openSession(endpoint, images, options) {
   const body = { requestType: "NEW_SESSION", ...(images.length ? { images } : {}) };
-  const answer = await invoke(endpoint, "NEW_SESSION", body, options);
+  return readOpened(await invoke(endpoint, "NEW_SESSION", body, options));
+}
+
+// Opens a session that begins with the first turns of another one.
+export async function branchSession(endpoint, { id, turns }, options) {
+  return readOpened(await invoke(endpoint, id, { type: "branch_session", turns }, options));
+}
+
+async function readOpened(answer) {
   const [id, ...attributes] = (answer.headers.get("x-amzn-sagemaker-new-session-id") ?? "").split(";");
   if (!id) throw new Refused("This endpoint answers, but opens no sessions.", "", answer.status);
   const expires = attributes.map((each) => each.trim()).find((each) => each.startsWith("Expires="));
@@ -140,13 +148,19 @@ export async function addImages(endpoint, sessionId, images, options) {
   await finish(await invoke(endpoint, sessionId, { type: "add_images", images }, options));
 }
 
+// Lets the running answer end, so that what it has stays in the conversation. Returns whether it will.
+export async function stopAnswer(endpoint, sessionId, options) {
+  const answer = await invoke(endpoint, sessionId, { type: "stop_answer" }, options);
+  return (await answer.json()).stopped === true;
+}
+
 export async function closeSession(endpoint, sessionId, options) {
   await finish(await invoke(endpoint, sessionId, { type: "close_session" }, options));
 }
 
 // Asks, and gives {receipt} first and then what `readAnswer` yields.
-// parameters: TGI's, such as max_new_tokens.
-export async function* ask(endpoint, sessionId, question, { signal, invocationId, parameters }) {
+// parameters: TGI's, such as max_new_tokens. system: the session's system prompt, or "".
+export async function* ask(endpoint, sessionId, question, { signal, invocationId, parameters, system }) {
   const answer = await send(`endpoints/${encodeURIComponent(endpoint)}/invocations-response-stream`, {
     method: "POST",
     headers: {
@@ -159,6 +173,7 @@ export async function* ask(endpoint, sessionId, question, { signal, invocationId
       type: "send_text_prompt",
       prompt_text: question,
       stream: true,
+      ...(system ? { system } : {}),
       ...(Object.keys(parameters).length ? { parameters } : {}),
     }),
     signal,
@@ -186,6 +201,7 @@ function receiptOf(headers) {
     serverTtftMs: number("x-torchmoor-ttft-ms"),
     rebuiltEvents: number("x-torchmoor-rebuilt-events"),
     droppedTurns: number("x-torchmoor-dropped-turns"),
+    turn: number("x-torchmoor-turn"),
     ttftMs: null, // measured here, as the rest
     numTokens: 0,
     tokensPerS: null,

@@ -1,7 +1,7 @@
 // The question and the pictures that are about to be sent.
 
 import { BadPicture, LIMITS_IN_WORDS, makeSample, readPicture, SAMPLES } from "./pictures.js";
-import { checkParameters } from "./settings.js";
+import { checkParameters, showSystem } from "./settings.js";
 import { $, announce, complain, say, showPicture } from "./view.js";
 import { number, plural } from "./words.js";
 
@@ -72,6 +72,7 @@ export class Composer {
     if (hadFocus && hadFocus !== document.body && hadFocus.hidden) $("question").focus();
     const { canSee } = this.#session;
     for (const element of document.querySelectorAll(".for-pictures")) element.hidden = !canSee;
+    showSystem(this.#session);
     say($("welcome-title"), canSee ? "Ask a model about your pictures" : "Ask a model");
     $("welcome").hidden = this.#session.turns.length > 0;
     this.#showQuestions();

@@ -2,8 +2,10 @@
 
 import * as api from "./api.js";
 import { Composer } from "./composer.js";
+import * as history from "./history.js";
 import { Session } from "./session.js";
-import { chosenParameters } from "./settings.js";
+import { chosenParameters, takeSystem } from "./settings.js";
+import { download } from "./transcript.js";
 import { $, alarm, announce, complain, Log, movedInWords, reveal, say, showSessions, switchButtonOf } from "./view.js";
 import { setReasons, span } from "./words.js";
 
@@ -23,10 +25,11 @@ const hooks = {
   onTurn(session, turn) {
     if (!sessions.includes(session)) return; // it was closed meanwhile
     for (const each of session.turns) {
-      if (each === turn || each.failure || each.state === "stopped" || wasCut(each)) log.update(session, each, remedyFor(session, each), toolsFor(session, each));
+      if (each === turn || each.failure || each.state === "stopped" || each.isCut) log.update(session, each, remedyFor(session, each), toolsFor(session, each));
     }
     tell(session, turn);
     refresh(session);
+    if (!turn.isRunning || turn.state === "sending") save(session);
   },
   onSession: refresh,
   onReturned(session, turn, message) {
@@ -56,7 +59,7 @@ function remedyFor(session, turn) {
   if (turn.failure?.remedy === "edit") return { label: "Edit the question", run: () => composer.write(turn.question) };
   if (turn.failure && (turn.failure.remedy === "reopen" || session.state === "ended")) return { label: reopenWords(session), run: () => reopen(session, turn) };
   if (turn.failure || turn.state === "stopped") return { label: "Ask again", run: () => askAgain(session, turn) };
-  if (wasCut(turn) && turn === session.turns.at(-1) && session.state === "open") {
+  if (turn.isCut && turn === session.turns.at(-1) && session.state === "open") {
     return { label: "Continue", run: () => ask(CONTINUE, []) };
   }
   return null;
@@ -64,10 +67,32 @@ function remedyFor(session, turn) {
 
 function toolsFor(session, turn) {
   return {
-    copy: navigator.clipboard && (() => copy(turn.text)), // plain HTTP from another machine has no clipboard
-    edit: () => composer.write(turn.question),
-    another: () => session.running || session.state === "closed" || ask(turn.question, []),
+    copy: turn.text && navigator.clipboard && (() => copy(turn.text)), // plain HTTP from elsewhere has no clipboard
+    edit: turn.failure?.remedy !== "edit" && (() => edit(session, turn)),
+    another: turn.state === "done" && (() => askForAnother(session, turn)),
   };
+}
+
+// Go on from before a turn in a branch, so that the session stays as it is; returns whether the server has that place.
+function showBranch(session, turn) {
+  const branch = session.branch(turn, limits);
+  if (!branch) return false;
+  sessions = [branch, ...sessions];
+  for (const each of branch.turns) log.update(branch, each, null, toolsFor(branch, each));
+  show(branch);
+  return true;
+}
+
+function edit(session, turn) {
+  if (showBranch(session, turn)) announce("A branch of the session begins before this question. The session stays as it is.");
+  else composer.write(turn.question);
+  $("question").focus();
+}
+
+function askForAnother(session, turn) {
+  if (session.running || session.state === "closed") return;
+  if (!showBranch(session, turn)) ask(turn.question, []);
+  else composer.ask(turn.question);
 }
 
 async function copy(text) {
@@ -78,8 +103,6 @@ async function copy(text) {
     complain(`The answer cannot be copied: ${error.message}`);
   }
 }
-
-const wasCut = (turn) => turn.state === "done" && turn.finish === "length";
 
 function askAgain(session, turn) {
   if (session.running) return;
@@ -186,6 +209,7 @@ async function close(session) {
   const at = sessions.indexOf(session);
   sessions.splice(at, 1);
   const closing = session.close();
+  history.remove(session.key).catch(complainOfKeeping);
   log.forget(session);
   for (const picture of [...session.pictures, ...session.untaken, ...session.draft.pictures]) picture.release();
   if (session === current) {
@@ -213,6 +237,7 @@ async function ask(question, pictures) {
     return;
   }
   announce("Asked.");
+  takeSystem(session);
   session.ask(question, pictures, chosenParameters());
 }
 
@@ -291,6 +316,7 @@ async function begin() {
     complain("This server has no model to chat with here: only endpoints of one model can be chosen.");
     return;
   }
+  await restoreSessions();
   $("frame").inert = false;
   startSession();
   $("question").focus();
@@ -299,6 +325,50 @@ async function begin() {
     showExpiry();
   }, TICK_MS);
 }
+
+// What the browser keeps
+
+function complainOfKeeping(error) {
+  complain(`This browser does not keep the session: ${error.message}`);
+}
+
+function save(session) {
+  if (session.turns.length && session.state !== "closed") history.save(session.record).catch(complainOfKeeping);
+}
+
+async function restoreSessions() {
+  $("keep").checked = history.isKept();
+  if (!history.isKept()) return;
+  try {
+    const records = (await history.load()).filter((record) => limits.endpoints.includes(record.endpoint));
+    sessions = records.map((record) => Session.restore(record, limits, hooks));
+  } catch (error) {
+    complain(`The sessions that this browser keeps cannot be read: ${error.message}`);
+  }
+  for (const session of sessions) {
+    for (const turn of session.turns) log.update(session, turn, null, toolsFor(session, turn));
+    for (const turn of session.turns) log.update(session, turn, remedyFor(session, turn), toolsFor(session, turn));
+  }
+}
+
+$("keep").onchange = async () => {
+  try {
+    if ($("keep").checked) {
+      history.keep();
+      sessions.forEach(save);
+    } else {
+      await history.forgetAll();
+    }
+    announce($("keep").checked ? "Sessions are kept in this browser." : "The kept sessions are deleted.");
+  } catch (error) {
+    complainOfKeeping(error);
+  }
+};
+$("export").onclick = () => download(current);
+$("log").addEventListener("click", (event) => {
+  const button = event.target.closest("[data-copies]");
+  if (button) copy(button.closest(".code").querySelector("code").textContent);
+});
 
 $("new-session").onclick = () => {
   startSession();
@@ -320,7 +390,7 @@ addEventListener("keydown", (event) => {
 addEventListener("offline", () => complain("The network is gone. What is typed here stays."));
 addEventListener("online", () => complain(""));
 addEventListener("pagehide", (event) => {
-  if (event.persisted) return; // it may come back
+  if (event.persisted || history.isKept()) return; // it may come back
   for (const session of sessions) session.close({ keepalive: true }).catch(() => {});
 });
 begin();

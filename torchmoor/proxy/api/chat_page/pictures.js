@@ -24,6 +24,17 @@ class Picture {
     return `${this.name}, ${this.width} × ${this.height}${this.note ? `, ${this.note}` : ""}`;
   }
 
+  // The same picture with an address of its own, for another session.
+  copy() {
+    return restorePicture(this);
+  }
+
+  // Without what only this page has, so that it can be kept.
+  get record() {
+    const { name, blob, width, height, note } = this;
+    return { name, blob, width, height, note };
+  }
+
   release() {
     URL.revokeObjectURL(this.url);
   }
@@ -36,6 +47,10 @@ class Picture {
       reader.readAsDataURL(this.blob);
     });
   }
+}
+
+export function restorePicture({ name, blob, width, height, note }) {
+  return new Picture(name, blob, width, height, note);
 }
 
 // Throws BadPicture.

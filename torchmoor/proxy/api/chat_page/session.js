@@ -1,11 +1,11 @@
 // One conversation, from its first question to its close, without anything of the page that shows it.
 //
-// A session id is a credential, so only this page's memory holds it, like the pictures. A reload or a closed tab leaves
-// nothing behind, and the page closes its sessions at the server.
+// A session id is a credential: unless the user agrees to keep sessions (history.js), only this page's memory holds it.
 
 import * as api from "./api.js";
 import { AnswerBroken } from "./answer.js";
-import { BadPicture } from "./pictures.js";
+import { BadPicture, restorePicture } from "./pictures.js";
+import { Turn } from "./turn.js";
 import { span } from "./words.js";
 
 const MAX_TRIES = 12;
@@ -15,32 +15,14 @@ const PROGRESS_AFTER_MS = 3000;
 const PROGRESS_EVERY_MS = 2000;
 const BODY_BYTES = 1_500_000; // of one request's pictures: a body up to 2 MiB can be sent to another instance
 const WARN_S = [120, 30];
-
-// A question and its answer.
-// state: sending, waiting, streaming, done, stopped, failed. waiting: for what, in words. moved: {from, to} or null.
-// failure: {message, remedy: "again" | "reopen" | "edit"} or null.
-export class Turn {
-  constructor(question, pictures, parameters = {}) {
-    Object.assign(this, { question, pictures, parameters });
-    this.begin();
-  }
-
-  // invocationId: the same as before if this is the same question sent again.
-  begin(invocationId = api.newInvocationId()) {
-    Object.assign(this, { text: "", state: "sending", waiting: "", receipt: null, moved: null, failure: null });
-    Object.assign(this, { finish: null, invocationId, controller: new AbortController() });
-  }
-
-  get isRunning() {
-    return ["sending", "waiting", "streaming"].includes(this.state);
-  }
-}
+const STOP_MS = 3000; // how long a stopped answer may take to end
 
 // state: new (nothing is open at the server yet), open, ended (it can be opened again), closed.
 // hooks: onTurn(session, turn), onSession(session), onReturned(session, turn, message), onExpiring(session, leftS),
 // onEnded(session), needToken(message) -> whether there is one now.
 export class Session {
   #id = null;
+  #source = null; // {id, turns}: the session that it is a branch of, until it is opened
   #opening = null;
   #batch = null; // pictures that are being sent, and that request's id, until its result is known
 
@@ -51,6 +33,44 @@ export class Session {
     this.untaken = []; // to be sent before the next question
     this.warned = new Set();
     this.draft = { text: "", pictures: [] };
+    this.system = "";
+    this.key = api.newInvocationId();
+    this.isBranch = false;
+  }
+
+  // A session that goes on from before a turn, with the turn's question to be edited; null if the server no longer has
+  // what was said before it.
+  branch(turn, limits) {
+    if (this.state !== "open" || turn.number === null) return null;
+    const branch = new Session(this.endpoint, limits, this.hooks);
+    branch.turns = this.turns
+      .filter((each) => each.number !== null && each.number < turn.number)
+      .map((each) => Turn.restore(each.record));
+    branch.pictures = branch.turns.flatMap((each) => each.pictures.map((picture) => picture.copy()));
+    branch.draft = { text: turn.question, pictures: turn.pictures.map((picture) => picture.copy()) };
+    branch.system = this.system;
+    branch.isBranch = true;
+    if (turn.number > 1) branch.#source = { id: this.#id, turns: turn.number - 1 };
+    return branch;
+  }
+
+  // What `restore` needs, for the browser to keep.
+  get record() {
+    const { key, endpoint, state, instance, expiresAt, system, isBranch } = this;
+    const pictures = [...this.pictures, ...this.untaken].map((picture) => picture.record);
+    const turns = this.turns.map((turn) => turn.record);
+    return { key, endpoint, state, instance, expiresAt, system, isBranch, pictures, turns, id: this.#id, usedAt: Date.now() };
+  }
+
+  static restore(record, limits, hooks) {
+    const session = new Session(record.endpoint, limits, hooks);
+    const { id, pictures, turns, usedAt, state, ...rest } = record;
+    const hasExpired = rest.expiresAt !== null && rest.expiresAt <= Date.now();
+    Object.assign(session, rest, { turns: turns.map(Turn.restore), state: hasExpired ? "ended" : state });
+    if (id === null) session.untaken = pictures.map(restorePicture);
+    else session.pictures = pictures.map(restorePicture);
+    session.#id = id;
+    return session;
   }
 
   // Unless the server says that the model reads no pictures.
@@ -105,15 +125,32 @@ export class Session {
 
   #forget() {
     Object.assign(this, { state: "new", instance: null, expiresAt: null });
+    for (const turn of this.turns) turn.number = null;
     this.#id = null;
+    this.#source = null;
     this.#batch = null;
     this.untaken = [...this.pictures, ...this.untaken];
     this.pictures = [];
     this.warned.clear();
   }
 
-  stop() {
-    this.running?.controller.abort();
+  // End the running answer. What it has stays in the conversation; an answer that has not begun leaves no trace.
+  async stop() {
+    const turn = this.running;
+    if (!turn) return;
+    if (!turn.text || turn.wasStopped) {
+      turn.controller.abort();
+      return;
+    }
+    turn.wasStopped = true;
+    this.hooks.onTurn(this, turn);
+    const { controller } = turn; // to abort it after the answer's end has no effect
+    setTimeout(() => controller.abort(), STOP_MS);
+    try {
+      await api.stopAnswer(this.endpoint, this.#id);
+    } catch {
+      controller.abort(); // another maker's handler, or a lost network
+    }
   }
 
   // Frees the server's memory of it. keepalive: although the page is going.
@@ -146,6 +183,7 @@ export class Session {
       await this.#takeIn(turn);
       await this.#patiently(turn, () => this.#generate(turn));
       turn.state = "done";
+      turn.number = turn.receipt.turn;
     } catch (error) {
       this.#settle(turn, error);
     }
@@ -172,7 +210,8 @@ export class Session {
 
   // True if the server does not know the session any more.
   #isOver(error) {
-    return this.#id !== null && error instanceof api.Refused && error.kind === "ValidationError";
+    const isKnown = this.#id !== null || this.#source !== null;
+    return isKnown && error instanceof api.Refused && error.kind === "ValidationError";
   }
 
   // The server refused the pictures, so nothing was asked: return everything to the composer.
@@ -187,14 +226,18 @@ export class Session {
   // Opens the session if there is none, and sends the pictures that the server has not.
   async #takeIn(turn) {
     while (this.#id === null || this.untaken.length) {
-      this.#batch ??= { invocationId: api.newInvocationId(), pictures: this.#nextBatch() };
+      const isBranching = this.#source !== null; // it opens with the pictures of its turns; others are added to them
+      this.#batch ??= { invocationId: api.newInvocationId(), pictures: isBranching ? [] : this.#nextBatch() };
       const { invocationId, pictures } = this.#batch;
       const urls = await Promise.all(pictures.map((picture) => picture.dataUrl()));
       const options = { signal: turn.controller.signal, invocationId };
       await this.#patiently(turn, async () => {
         if (this.#id === null) {
-          const opened = await api.openSession(this.endpoint, urls, options);
+          const opened = await (isBranching
+            ? api.branchSession(this.endpoint, this.#source, options)
+            : api.openSession(this.endpoint, urls, options));
           this.#id = opened.id;
+          this.#source = null;
           // A time that is past already tells of a wrong clock here, and nothing of the session.
           const expiresAt = opened.expiresAt > Date.now() ? opened.expiresAt : null;
           Object.assign(this, { state: "open", instance: opened.instance, expiresAt });
@@ -221,7 +264,7 @@ export class Session {
 
   async #generate(turn) {
     const { invocationId, parameters } = turn;
-    const options = { signal: turn.controller.signal, invocationId, parameters };
+    const options = { signal: turn.controller.signal, invocationId, parameters, system: this.system };
     const askedAt = performance.now();
     let firstAt = null;
     for await (const piece of api.ask(this.endpoint, this.#id, turn.question, options)) {

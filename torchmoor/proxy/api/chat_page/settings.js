@@ -17,3 +17,15 @@ export function checkParameters() {
   $(wrong).reportValidity();
   return false;
 }
+
+// The system prompt belongs to a session from its first question on.
+export function showSystem(session) {
+  const isFixed = session.turns.length > 0;
+  $("system").disabled = isFixed;
+  if (isFixed) $("system").value = session.system;
+  $("system-note").hidden = !isFixed;
+}
+
+export function takeSystem(session) {
+  if (!session.turns.length) session.system = $("system").value.trim();
+}

@@ -1,10 +1,13 @@
-// Sessions and turns as elements. Texts of people, models and files are only ever text here, never markup.
+// Sessions and turns as elements. Texts of people, models and files never become markup (markdown.js makes elements).
 
+import { showMarkdown } from "./markdown.js";
 import { plural, receiptRows, receiptSummary } from "./words.js";
 
 export const $ = (id) => document.getElementById(id);
 export const part = (element, name) => element.querySelector(`[data-is="${name}"]`);
 const copy = (id) => $(id).content.firstElementChild.cloneNode(true);
+const LONG_TEXT = 4000; // characters: a longer answer that grows is drawn at most every DRAW_MS
+const DRAW_MS = 100;
 const isNarrow = matchMedia("(max-width: 760px)");
 
 export function say(element, text) {
@@ -67,6 +70,7 @@ function zoomable(image) {
 export class Log {
   #items = new Map(); // session -> elements in order
   #turns = new Map(); // turn -> element
+  #drawing = new Set(); // turns whose text will be drawn soon
   #session = null;
 
   show(session) {
@@ -134,7 +138,7 @@ export class Log {
     part(element, "question").textContent = turn.question;
     part(element, "thumbs").append(...turn.pictures.map((picture) => showPicture(picture)));
     part(element, "receipt").open = !isNarrow.matches;
-    const before = this.#turns.get(session.turns.at(-2));
+    const before = this.#turns.get(session.turns[session.turns.indexOf(turn) - 1]);
     if (before) part(before, "receipt").open = false; // one at a time is enough; its summary stays
     this.#turns.set(turn, element);
     this.#append(session, element);
@@ -142,11 +146,23 @@ export class Log {
     return element;
   }
 
+  #draw(turn, box) {
+    if (!turn.isRunning || turn.text.length < LONG_TEXT) {
+      showMarkdown(box, turn.text);
+    } else if (!this.#drawing.has(turn)) {
+      this.#drawing.add(turn);
+      setTimeout(() => {
+        this.#drawing.delete(turn);
+        keepAtEnd(() => showMarkdown(box, turn.text));
+      }, DRAW_MS);
+    }
+  }
+
   // The turn as it is now. remedy: {label, run} or null. tools: what its other buttons do, {copy, edit, another}.
   update(session, turn, remedy, tools) {
     const element = this.#turns.get(turn) ?? this.#add(session, turn);
     keepAtEnd(() => {
-      say(part(element, "text"), turn.text);
+      this.#draw(turn, part(element, "text"));
       part(element, "text").classList.toggle("growing", turn.isRunning);
       const state = stateInWords(turn);
       part(element, "state").hidden = !state;
@@ -164,7 +180,7 @@ export class Log {
           remedy.run();
         };
       }
-      part(element, "tools").hidden = turn.state !== "done";
+      part(element, "tools").hidden = turn.isRunning;
       for (const [name, run] of Object.entries(tools)) {
         part(element, name).hidden = !run;
         part(element, name).onclick = run;
@@ -176,10 +192,12 @@ export class Log {
 }
 
 function stateInWords(turn) {
+  if (turn.isRunning && turn.wasStopped) return "Stopping…";
   if (turn.waiting) return turn.waiting;
   if (turn.state === "sending") return "Sending…";
   if (turn.state === "stopped") return "Stopped. Unless the answer was already complete, the question and its answer are not part of the conversation.";
-  return turn.finish === "length" && turn.state === "done" ? "The answer was cut off at its greatest length." : "";
+  if (!turn.isCut) return "";
+  return turn.wasStopped ? "Stopped. The conversation has the answer as far as it is shown." : "The answer was cut off at its greatest length.";
 }
 
 export function movedInWords(turn) {
@@ -240,7 +258,7 @@ function sessionInWords(session) {
   if (session.running) return "answering…";
   if (session.state === "ended") return "ended";
   if (session.state === "new" && !session.turns.length) return "not open yet";
-  return [session.instance, session.pictures.length ? plural(session.pictures.length, "picture") : ""].filter(Boolean).join(", ");
+  return [session.isBranch ? "branch" : "", session.instance, session.pictures.length ? plural(session.pictures.length, "picture") : ""].filter(Boolean).join(", ");
 }
 
 export function switchButtonOf(session) {

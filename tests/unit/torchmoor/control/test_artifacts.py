@@ -1,0 +1,196 @@
+"""What instances run for each form of model data, in S3 and in files."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import BUCKET, LossyProxy, S3Server
+from torchmoor.async_inference.objects.object_store import ObjectError
+from torchmoor.config.control import ControlSettings
+from torchmoor.config.objects import ObjectSettings
+from torchmoor.control.artifacts import Artifacts, ServedModel
+from torchmoor.control.downloads import DownloadEnded, DownloadState, ModelStore, StoredFile
+from torchmoor.control.images import default_variables, find_container
+from torchmoor.errors import ConfigError
+from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER
+
+REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
+LMI = f"{REGISTRY}/djl-inference:0.26.0-deepspeed0.12.6-cu121"
+TORCHSERVE = f"{REGISTRY}/pytorch-inference:2.3.0-gpu-py311"
+ONE_DEVICE = "TORCHMOOR_HANDLER_MODEL_TENSOR_PARALLEL"
+Fetch = Callable[..., ServedModel]
+Put = Callable[..., None]
+
+
+@pytest.fixture
+def store(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a prefix in S3, which the product finds by its environment."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/artifacts"
+
+
+@pytest.fixture
+def put(s3_server: S3Server, store: str) -> Put:
+    """Return a function that writes objects below a prefix."""
+
+    def write(prefix: str, **objects: bytes) -> None:
+        client = s3_server.client()
+        for name, content in objects.items():
+            key = f"artifacts/{prefix}/{name.replace('__', '/').replace('_dot_', '.')}"
+            client.put_object(Bucket=BUCKET, Key=key, Body=content)
+        client.close()
+
+    return write
+
+
+@pytest.fixture
+def fetch(tmp_path: Path) -> Fetch:
+    """Return a function that fetches a container's model into a folder."""
+    artifacts = Artifacts(
+        ControlSettings(model_directories=(str(tmp_path),)), ObjectSettings(), tmp_path / "no-store", ()
+    )
+
+    def run(image: str = TORCHSERVE, *, download: DownloadState | None = None, **container: Any) -> ServedModel:
+        return artifacts.fetch({"Image": image, **container}, "name", tmp_path / "work", download or DownloadState())
+
+    return run
+
+
+def uncompressed(url: str) -> dict[str, Any]:
+    source = {"S3Uri": url, "S3DataType": "S3Prefix", "CompressionType": "None"}
+    return {"ModelDataSource": {"S3DataSource": source}}
+
+
+@pytest.mark.s3
+def test_an_uncompressed_archive_is_served_under_its_own_name(fetch: Fetch, put: Put, store: str) -> None:
+    """As torch-model-archiver writes it with --archive-format no-archive, folders included."""
+    manifest = json.dumps({"model": {"modelName": "llava-sm", "handler": "handler.py"}}).encode()
+    put("archive", **{"MAR-INF__MANIFEST_dot_json": manifest, "handler_dot_py": b"", "sub__more_dot_py": b"x"})
+
+    served = fetch(**uncompressed(f"{store}/archive/"))
+
+    assert (served.archive, served.contents) == ("llava-sm", None)
+    assert served.store is not None
+    assert (served.store / "llava-sm" / "sub" / "more.py").read_bytes() == b"x"
+
+
+@pytest.mark.s3
+def test_a_checkpoint_below_a_prefix_is_left_to_the_handler(fetch: Fetch, put: Put, store: str) -> None:
+    """Only LMI's properties are fetched, which the handler's own download leaves out."""
+    properties = b"option.max_rolling_batch_size=4\n"
+    put("weights", config_dot_json=b"{}", model_dot_safetensors=b"x", serving_dot_properties=properties)
+
+    served = fetch(LMI, **uncompressed(f"{store}/weights/"))
+
+    assert served.environment[MODEL_PATH] == f"{store}/weights/"
+    folder = Path(served.environment[PROPERTIES_FOLDER])
+    assert [each.name for each in folder.iterdir()] == ["serving.properties"]
+    assert (folder / "serving.properties").read_bytes() == properties
+
+
+@pytest.mark.s3
+def test_properties_in_a_packed_folder_name_the_checkpoint(
+    fetch: Fetch, store: str, s3_server: S3Server, tmp_path: Path
+) -> None:
+    (tmp_path / "mymodel").mkdir()
+    (tmp_path / "mymodel" / "serving.properties").write_text("option.model_id=s3://weights/llama\n")
+    with tarfile.open(tmp_path / "mymodel.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "mymodel", "mymodel")
+    client = s3_server.client()
+    client.upload_file(str(tmp_path / "mymodel.tar.gz"), BUCKET, "artifacts/code/mymodel.tar.gz")
+    client.close()
+
+    served = fetch(LMI, ModelDataUrl=f"{store}/code/mymodel.tar.gz")
+
+    assert served.contents is not None
+    assert (Path(served.environment[PROPERTIES_FOLDER]) / "serving.properties").is_file()
+    assert MODEL_PATH not in served.environment
+    assert served.environment["OPTION_OUTPUT_FORMATTER"] == "json"
+
+
+@pytest.mark.s3
+def test_what_is_no_model_says_so(fetch: Fetch, put: Put, store: str) -> None:
+    put("notes", README_dot_md=b"")
+
+    with pytest.raises(ObjectError, match=r"there is no object below .*/artifacts/empty/"):
+        fetch(**uncompressed(f"{store}/empty"))
+    with pytest.raises(ConfigError, match=r"has no model that can be served, but README\.md"):
+        fetch(**uncompressed(f"{store}/notes/"))
+
+
+@pytest.mark.s3
+def test_a_download_counts_its_bytes_and_can_be_ended(put: Put, store: str, tmp_path: Path) -> None:
+    """The end comes with the next bytes, from any thread."""
+    put("large", a_dot_bin=b"a" * 300_000, b_dot_bin=b"b" * 300_000)
+    models, state = ModelStore(ControlSettings(), ObjectSettings()), DownloadState()
+    files = models.list(f"{store}/large")
+    assert state.describe() == ""
+
+    models.download(files, tmp_path, state)
+
+    assert state.describe() == "downloading the model, 0.6 of 0.6 MB until now"
+    assert (tmp_path / "b.bin").stat().st_size == 300_000
+    ending = threading.Thread(target=state.end)
+    ending.start()
+    ending.join()
+    with pytest.raises(DownloadEnded):
+        models.download(files, tmp_path, state)
+    with pytest.raises(ConfigError, match=r"control\.max_model_bytes"):
+        ModelStore(ControlSettings(max_model_bytes=1000), ObjectSettings()).download(files, tmp_path, DownloadState())
+
+
+@pytest.mark.parametrize(
+    ("image", "formatter"),
+    [
+        (LMI, "json"),
+        (f"{REGISTRY}/djl-inference:0.25.0-deepspeed0.11.0-cu118", "json"),
+        (f"{REGISTRY}/djl-inference:0.27.0-deepspeed0.12.6-cu121", "jsonlines"),
+        (f"{REGISTRY}/djl-inference:0.36.0-lmi18.0.0-cu128", "jsonlines"),
+        ("deepjavalibrary/djl-serving:lmi", "jsonlines"),
+    ],
+)
+def test_an_lmi_image_has_the_form_of_its_version(image: str, formatter: str) -> None:
+    variables = default_variables(image, find_container(image, ()))
+
+    assert variables["OPTION_OUTPUT_FORMATTER"] == formatter
+    assert variables[ONE_DEVICE] == "1"
+
+
+def test_the_environment_wins_over_an_images_defaults(fetch: Fetch) -> None:
+    served = fetch(LMI, Environment={"HF_MODEL_ID": "owner/name", ONE_DEVICE: "2"})
+
+    assert served.environment[ONE_DEVICE] == "2"
+
+
+@pytest.mark.s3
+def test_a_lost_answer_of_the_store_is_asked_for_again(
+    put: Put, store: str, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put("cut", a_dot_bin=b"a" * 300_000)
+    with LossyProxy(s3_server.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{proxy.port}")
+        models = ModelStore(ControlSettings(), ObjectSettings())
+        files = models.list(f"{store}/cut")
+        proxy.is_losing.set()
+
+        models.download(files, tmp_path, DownloadState())
+
+    assert proxy.num_lost == 1
+    assert (tmp_path / "a.bin").read_bytes() == b"a" * 300_000
+
+
+@pytest.mark.s3
+def test_an_object_that_would_leave_the_folder_is_refused(tmp_path: Path, store: str) -> None:
+    """S3 accepts keys that are paths elsewhere."""
+    models = ModelStore(ControlSettings(), ObjectSettings())
+
+    with pytest.raises(ObjectError, match=r"/\.\./"):
+        models.download([StoredFile(f"{store}/a/../../b", "../../b", 1)], tmp_path, DownloadState())

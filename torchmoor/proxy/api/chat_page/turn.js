@@ -1,0 +1,44 @@
+// A turn of a session, as it is shown and kept.
+
+import * as api from "./api.js";
+import { restorePicture } from "./pictures.js";
+
+// A question and its answer.
+// state: sending, waiting, streaming, done, stopped (without a trace at the server), failed. waiting: for what, in words.
+// moved: {from, to} or null. number: the turn's in the session at the server, or null. wasStopped: the user ended it.
+// failure: {message, remedy: "again" | "reopen" | "edit"} or null.
+export class Turn {
+  constructor(question, pictures, parameters = {}) {
+    Object.assign(this, { question, pictures, parameters });
+    this.begin();
+  }
+
+  // invocationId: the same as before if this is the same question sent again.
+  begin(invocationId = api.newInvocationId()) {
+    Object.assign(this, { text: "", state: "sending", waiting: "", receipt: null, moved: null, failure: null });
+    Object.assign(this, { finish: null, number: null, wasStopped: false });
+    Object.assign(this, { invocationId, controller: new AbortController() });
+  }
+
+  get isRunning() {
+    return ["sending", "waiting", "streaming"].includes(this.state);
+  }
+
+  // The answer ended before the model had said all.
+  get isCut() {
+    return this.state === "done" && (this.finish === "length" || (this.wasStopped && this.finish !== "eos_token"));
+  }
+
+  get record() {
+    const { question, parameters, text, receipt, moved, failure, finish, number, wasStopped, invocationId } = this;
+    const state = this.isRunning ? "stopped" : this.state;
+    const pictures = this.pictures.map((picture) => picture.record);
+    return { question, parameters, text, receipt, moved, failure, finish, number, wasStopped, invocationId, state, pictures };
+  }
+
+  static restore(record) {
+    const turn = new Turn(record.question, record.pictures.map(restorePicture), record.parameters);
+    const { question, parameters, pictures, ...rest } = record;
+    return Object.assign(turn, rest);
+  }
+}

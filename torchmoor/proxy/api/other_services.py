@@ -1,0 +1,28 @@
+"""Answers to requests without an operation here, also those that AWS_ENDPOINT_URL leads here from other services.
+
+A client of S3, IAM or STS reads XML, and sees no message in an error that is JSON.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torchmoor.proxy.api.replies import runtime_error, unknown_operation
+from torchmoor.proxy.http.message import Reply, Request
+
+OWN = frozenset(("sagemaker", "application-autoscaling", "monitoring", "logs"))  # as signatures name them
+_SERVICE = re.compile(rb"Credential=[^,\s]*/([a-z0-9-]{1,40})/aws4_request")
+_XML = (b"content-type", b"text/xml")
+
+
+def refuse_unknown(request: Request, request_id: bytes) -> Reply:
+    """Refuse a request without an operation; say what to do if it is signed for a service that is not served here."""
+    match = _SERVICE.search(request.find(b"authorization") or b"")
+    service = "" if match is None else match[1].decode()
+    if not service or service in OWN:
+        return runtime_error(unknown_operation(request), request_id)
+    variable = f"AWS_ENDPOINT_URL_{service.upper().replace('-', '_')}"
+    message = f"torchmoor does not serve {service}: set {variable} to its own address, or leave AWS_ENDPOINT_URL unset."
+    error = f"<Error><Code>UnknownOperationException</Code><Message>{message}</Message></Error>"
+    body = error if service == "s3" else f"<ErrorResponse>{error}</ErrorResponse>"
+    return Reply(404, (_XML, (b"x-amzn-requestid", request_id)), f'<?xml version="1.0"?>{body}'.encode())
