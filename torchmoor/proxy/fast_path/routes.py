@@ -2,7 +2,7 @@
 
 The checks stand in `FastRoute.try_send` in the order of their cost. Nothing is changed before the last one holds, so a
 request that fails one of them takes the general path as if it had not been looked at. What the checks leave out is
-listed in docs/decisions/0046-a-fast-path.md.
+listed in docs/decisions/0049-a-fast-path.md.
 """
 
 from __future__ import annotations
