@@ -132,7 +132,7 @@ class DataPlane:
         self.server = HttpServer(self.application, means, self.sweeper)
         if self.gate is None and callers is None:
             runtime, pages = self.application.runtime, self.application.pages
-            self.server.fast_path = FastRoutes(self.server, self.dispatchers, runtime, pages)
+            self.server.fast_path = FastRoutes(means, self.dispatchers, runtime, pages)
         self._wakes: list[Callable[[], None]] = []
         self.observer: RequestObserver | None = None
         self._observe = settings.observe

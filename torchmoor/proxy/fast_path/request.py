@@ -7,34 +7,49 @@ the same bytes, lease and choice, which goes on as if there were no fast path.
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.runtime import DROPPED_FIELDS, answer_lines
+from torchmoor.proxy.api.runtime import DROPPED_FIELDS, RuntimeOperation, answer_lines
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
-from torchmoor.proxy.dispatch.assignment import CLOSED_SESSION_ID, NEW_SESSION_ID
+from torchmoor.proxy.dispatch.assignment import CLOSED_SESSION_ID, NEW_SESSION_ID, marking_line
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import Target
 from torchmoor.proxy.http.exchange import Exchange
+from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.wire.session_ids import SessionId
 
-if TYPE_CHECKING:
-    from torchmoor.proxy.fast_path.routes import FastRoute
-
 # Fields of an answer that change what the proxy knows, or ask it for more than to pass the answer on.
 _SPECIAL = frozenset((NEW_SESSION_ID, CLOSED_SESSION_ID, CONTINUABLE))
+
+
+class FastOperation:
+    """What all requests of an operation share.
+
+    end_of_turn, end_of_other: of the heads that instances get, with a session and without.
+    """
+
+    def __init__(self, operation: RuntimeOperation, means: HttpMeans) -> None:
+        dispatchers = operation.dispatchers
+        self.operation = operation
+        self.means = means
+        self.budget = means.budget
+        self.dispatchers = dispatchers
+        self.dispatcher = dispatchers.first(operation.endpoint)
+        self.metrics = self.dispatcher.metrics
+        self.end_of_turn = marking_line(dispatchers.settings, uses_session=True) + b"\r\n"
+        self.end_of_other = marking_line(dispatchers.settings, uses_session=False) + b"\r\n"
 
 
 class FastRequest:
     """The exchange of both connections, as long as nothing unusual happens; see RunningRequest and AnswerReceiver."""
 
     __slots__ = (
-        *("_route", "_client", "_request", "_body", "_choice", "_session"),
+        *("_shared", "_client", "_request", "_body", "_choice", "_session"),
         *("_request_id", "_lease", "_upstream", "_sent_at"),
     )
 
@@ -48,14 +63,14 @@ class FastRequest:
 
     def __init__(
         self,
-        route: FastRoute,
+        shared: FastOperation,
         client: ClientConnection,
         request: Request,
         body: bytes,
         choice: Choice,
         session: SessionId | None,
     ) -> None:
-        self._route = route
+        self._shared = shared
         self._client = client
         self._request = request
         self._body = body
@@ -67,26 +82,26 @@ class FastRequest:
 
         num_body_bytes: what the body counts as. The replay budget has its bytes already.
         """
-        route, request, choice = self._route, self._request, self._choice
-        operation, instance = route.operation, choice.instance
-        route.metrics.invocations += 1
+        shared, request, choice = self._shared, self._request, self._choice
+        operation, instance = shared.operation, choice.instance
+        shared.metrics.invocations += 1
         choice.tally.count += 1
         self._lease = instance.lease(num_body_bytes)
         self._upstream = upstream = instance.idle.pop()
-        self._request_id = request_id = route.dispatchers.new_request_id()
+        self._request_id = request_id = shared.dispatchers.new_request_id()
         self._sent_at = monotonic()
         head = operation.begin_head(
             request,
             request_id,
             choice,
-            route.dispatcher.path,
+            shared.dispatcher.path,
             framing=request.framing_line,
             held_back=operation.dialect.held_back,
             timeout_line=operation.timeout_line,
         )
         self._client.deadline = request.received_at + operation.deadlines.first_byte_s
         self._client.exchange = upstream.exchange = self
-        end = route.end_of_other if self._session is None else route.end_of_turn
+        end = shared.end_of_other if self._session is None else shared.end_of_turn
         upstream.transport.write(b"".join((*head, end, self._body)))
 
     def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
@@ -96,36 +111,36 @@ class FastRequest:
 
     def _try_finish(self, head: AnswerHead, piece: bytes) -> bool:
         """Deliver a whole answer and end, or change nothing and return False."""
-        client, route, choice, layout = self._client, self._route, self._choice, head.layout
+        client, shared, choice, layout = self._client, self._shared, self._choice, head.layout
         if head.status != 200 or layout.length is None or not _SPECIAL.isdisjoint(layout.places):
             return False
-        if not client.keep_alive or choice.instance.breaker.num_failures or route.dispatcher.queue is not None:
+        if not client.keep_alive or choice.instance.breaker.num_failures or shared.dispatcher.queue is not None:
             return False
         now = monotonic()
-        if not route.dispatchers.decisions.try_leave_out(now):  # else the general path records the decision
+        if not shared.dispatchers.decisions.try_leave_out(now):  # else the general path records the decision
             return False
         lines = answer_lines(head.line.client_line, head, DROPPED_FIELDS, self._request_id)
         client.write(b"".join((*lines, choice.runtime_lines, head.fields[layout.length].line, b"\r\n", piece)))
-        route.budget.give_back(len(self._body))
+        shared.budget.give_back(len(self._body))
         self._upstream.release(can_reuse=True)
         self._lease.release()
         sent_at = self._sent_at
-        route.metrics.observe(now - sent_at, sent_at - self._request.received_at)
+        shared.metrics.observe(now - sent_at, sent_at - self._request.received_at)
         client.exchange_over(is_request_complete=True)
         return True
 
     def _become_exchange(self) -> Exchange:
         """Let the general path go on from here."""
-        route, client, request = self._route, self._client, self._request
-        route.budget.give_back(len(self._body))  # the exchange takes it again
+        shared, client, request = self._shared, self._client, self._request
+        shared.budget.give_back(len(self._body))  # the exchange takes it again
         call = Invocation(
-            route.operation,
+            shared.operation,
             request,
             request_id=self._request_id,
-            dispatcher=route.dispatcher,
+            dispatcher=shared.dispatcher,
             session=self._session,
         )
-        exchange = Exchange(client, request, call, route.means, self._body, True)
+        exchange = Exchange(client, request, call, shared.means, self._body, True)
         sending = call.take_over(exchange, self._choice, self._lease, self._sent_at)
         exchange.take_over(sending, self._upstream, self._sent_at)
         if client.exchange is self:  # it has not left

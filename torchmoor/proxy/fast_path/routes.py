@@ -10,13 +10,14 @@ from __future__ import annotations
 from torchmoor.proxy.access.web_pages import ORIGIN, SITE, WebPageGuard
 from torchmoor.proxy.api.runtime import RuntimeApi, RuntimeOperation, invoke_path
 from torchmoor.proxy.api.validation import NOT_THERE, SESSION_ID, TARGET_MODEL, TARGET_VARIANT
-from torchmoor.proxy.dispatch.assignment import marking_line, weigh_body
+from torchmoor.proxy.dispatch.assignment import weigh_body
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.request_sessions import SESSION_KEY
-from torchmoor.proxy.fast_path.request import FastRequest
+from torchmoor.proxy.fast_path.request import FastOperation, FastRequest
+from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Request
-from torchmoor.proxy.http.server import ClientConnection, HttpServer
+from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT
@@ -30,9 +31,9 @@ MAX_AWAITED_BYTES = 65_536  # a longer body seldom comes in one read
 class FastRoutes:
     """The operations that have a fast path, by the path of their requests. Implements FastPath of http/server.py."""
 
-    def __init__(self, server: HttpServer, dispatchers: Dispatchers, api: RuntimeApi, pages: WebPageGuard) -> None:
+    def __init__(self, means: HttpMeans, dispatchers: Dispatchers, api: RuntimeApi, pages: WebPageGuard) -> None:
         """For a data plane without keys and without limits of callers. api: must have been watching longer."""
-        self._server = server
+        self._means = means
         self._dispatchers = dispatchers
         self._api = api
         self._pages = pages
@@ -44,7 +45,7 @@ class FastRoutes:
         is_plain = len(settings.variants) == 1 and settings.late_binding is None and settings.multi_model is None
         operation = self._api.find_invoke(endpoint)
         if is_plain and operation is not None:
-            self._routes[invoke_path(endpoint)] = FastRoute(operation, self._server)
+            self._routes[invoke_path(endpoint)] = FastRoute(operation, self._means)
 
     def _drop(self, endpoint: Endpoint) -> None:
         self._routes.pop(invoke_path(endpoint), None)
@@ -68,26 +69,17 @@ class FastRoutes:
 
 
 class FastRoute:
-    """One operation: what its requests have in common, and the checks of each.
+    """The checks of an operation's requests."""
 
-    end_of_turn, end_of_other: the end of the head that an instance gets, with a session and without.
-    """
-
-    def __init__(self, operation: RuntimeOperation, server: HttpServer) -> None:
-        dispatchers = operation.dispatchers
-        self.operation = operation
-        self.means = server.means
-        self.budget = server.means.budget
-        self.dispatchers = dispatchers
-        self.dispatcher = dispatcher = dispatchers.first(operation.endpoint)
-        self.metrics = dispatcher.metrics
+    def __init__(self, operation: RuntimeOperation, means: HttpMeans) -> None:
+        self._shared = shared = FastOperation(operation, means)
         self._endpoint = operation.endpoint
-        self._max_body_bytes = min(operation.max_body_bytes, self.budget.max_body_bytes)
-        self._pool = dispatcher.variant.pool
-        self._chooser = dispatcher.chooser
-        self._goes_by_load = isinstance(dispatcher.chooser.strategy, LeastOutstanding)
-        self.end_of_turn = marking_line(dispatchers.settings, uses_session=True) + b"\r\n"
-        self.end_of_other = marking_line(dispatchers.settings, uses_session=False) + b"\r\n"
+        self._sessions = operation.dispatchers.sessions
+        self._budget = means.budget
+        self._max_body_bytes = min(operation.max_body_bytes, means.budget.max_body_bytes)
+        self._pool = shared.dispatcher.variant.pool
+        self._chooser = shared.dispatcher.chooser
+        self._goes_by_load = isinstance(self._chooser.strategy, LeastOutstanding)
 
     def try_send(self, client: ClientConnection, request: Request, body: bytes) -> bool:
         layout, length = request.layout, request.content_length
@@ -100,7 +92,7 @@ class FastRoute:
             return False
         session, place = None, places.get(SESSION_ID)
         if place is not None:
-            session = self.dispatchers.sessions.find_verified(self._endpoint, "", request.fields[place].value)
+            session = self._sessions.find_verified(self._endpoint, "", request.fields[place].value)
             choice = None if session is None else self._chooser.find_home(session)
         else:
             choice = self._choose_by_load(body)
@@ -111,9 +103,9 @@ class FastRoute:
         if instance.batches_sequences or not instance.has_body_room(num_body_bytes):
             return False
         idle = instance.idle
-        if not idle or idle[-1].transport.is_closing() or not self.budget.try_take(length):
+        if not idle or idle[-1].transport.is_closing() or not self._budget.try_take(length):
             return False
-        FastRequest(self, client, request, body, choice, session).send(num_body_bytes)
+        FastRequest(self._shared, client, request, body, choice, session).send(num_body_bytes)
         return True
 
     def _choose_by_load(self, body: bytes) -> Choice | None:
