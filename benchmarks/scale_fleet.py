@@ -20,8 +20,8 @@ from torchmoor.proxy.http import message
 from torchmoor.proxy.http.head import Layout
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.instances.reported_status import ReportedStatus
 from torchmoor.proxy.instances.slow_start import share_after
+from torchmoor.proxy.routing.reported_status import ReportedStatus
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT
 from torchmoor.wire.session_ids import SessionId, verify
 

@@ -4,6 +4,8 @@ from pydantic import Field
 
 from handlers.settings_group import Count, HandlerGroup, Positive
 
+MIB = 1 << 20
+
 
 class GrammarSettings(HandlerGroup, title="grammar"):
     """Schemas, regular expressions and grammars that answers must follow (docs/structured-output.md)."""
@@ -19,5 +21,12 @@ class GrammarSettings(HandlerGroup, title="grammar"):
         2.0,
         description="Processor time of one answer's masks, which others wait for; with more, it ends with an error.",
     )
+    max_compile_cpu_s: Positive = Field(
+        1.0, description="Processor time to compile a grammar; one that needs more is refused."
+    )
+    max_compile_bytes: Count = Field(
+        64 * MIB, description="Memory to compile a grammar; one that needs more is refused."
+    )
     compile_timeout_s: Positive = Field(5.0, description="Until a grammar is compiled, with its wait for others.")
     max_cached: Count = Field(128, description="Compiled grammars that are kept for later requests.")
+    max_cached_bytes: Count = Field(256 * MIB, description="Memory of the compiled grammars that are kept.")

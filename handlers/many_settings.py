@@ -73,6 +73,14 @@ class TaskSettings(HandlerGroup, title="tasks"):
     max_tokens: Count = Field(16_384, description="Tokens in one batch, padding included.")
     max_inputs: Count = Field(256, description="Inputs in one request.")
     max_chars: Count = Field(500_000, description="Of one input, checked before it is tokenized.")
+    max_request_chars: Count = Field(
+        2_000_000,
+        description="Of all inputs of a request, which take a second per megabyte to tokenize; a rerank's query counts "
+        "once for each document.",
+    )
+    max_json_values: Count = Field(
+        4_000_000, description="Of a body, such as a tensor's numbers, counted before it is parsed."
+    )
     max_waiting: Count = Field(4096, description="Inputs that wait for one model.")
     max_shared: Count = Field(
         64, description="Templates, tokenizers and image processors that are kept for other models."

@@ -14,6 +14,7 @@ from typing import Any
 from ts.metrics.metric_type_enum import MetricTypes
 
 from handlers.counters import (
+    GRAMMAR_EVENTS,
     IMAGE_EVENTS,
     KV_EVENTS,
     MODEL_EVENTS,
@@ -129,6 +130,14 @@ CHAT_METRICS = (
         "there already, or gave their features' memory to others.",
         ("images",),
         ("Event", IMAGE_EVENTS),
+    ),
+    Metric(
+        "grammars_total",
+        COUNTER,
+        "count",
+        "Grammars that were compiled; that the library refused; that needed more time or memory than they may.",
+        ("grammars",),
+        ("Event", GRAMMAR_EVENTS),
     ),
     Metric(
         "engine_steps_total", COUNTER, "count", "Steps of the engine, each one run of the model.", ("engine", "steps")

@@ -56,14 +56,16 @@ class PendingReply:
     """The answer to one request. wake: called after each change but announcements, so that the pump need not poll.
 
     request_id: the proxy's id, by which it cancels; inference_id: the client's id. Each is empty if the request has
-    none. error: why the request failed, if it did. fetches_end_at: when its fetches of images are cut, in monotonic
-    seconds. received_at: in seconds since 1970. may_mark: a stream's pieces may be marked, so that another worker can
-    continue it. continuation: what the client has of the answer already.
+    none. line: in which the request's work waits, its caller's. error: why the request failed, if it did.
+    fetches_end_at: when its fetches of images are cut, in monotonic seconds. received_at: in seconds since 1970.
+    may_mark: a stream's pieces may be marked, so that another worker can continue it. continuation: what the client has
+    of the answer already.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.request_id = ""
         self.inference_id = ""
+        self.line = ""
         self.error: HandlerError | None = None
         self.receipts: dict[str, str] = {}  # headers that are added to the writer's
         self.session_stamps: dict[str, str] = {}  # headers of a session that the request has opened, unless it fails

@@ -67,6 +67,11 @@ class Caller:
     source: str = ""
 
     @property
+    def line(self) -> str:
+        """Name the line in which the caller's work waits; empty for all callers that the proxy does not tell apart."""
+        return self.principal or self.source
+
+    @property
     def scope(self) -> str:
         """Name the scope within which conversations share images and KV blocks."""
         return json.dumps([self.endpoint, self.principal])  # so that no name can pass for a part of another

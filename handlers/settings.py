@@ -114,6 +114,9 @@ class ChatSessionSettings(HandlerGroup, title="session"):
     )
     max_ttl_s: Annotated[int, from_text(int)] = Field(86_400, description="The longest time a client may ask for.")
     max_images: Count = Field(8, description="Images of a session, or of a request without one.")
+    max_history_chars: Count = Field(
+        2_000_000, description="Of all texts of a session; the next question or item beyond it is refused."
+    )
     max_waiting_turns: Size = Field(4, description="Turns of one session that wait for the running one.")
     max_pinned_fraction: Number = Field(
         0.5, ge=0, lt=1, description="Part of the KV cache for sessions that operators pin."
@@ -183,6 +186,9 @@ class RequestSettings(HandlerGroup, title="request"):
     """The bodies of requests, and what every request must state."""
 
     max_messages: Count = Field(512, description="Of an OpenAI body.")
+    max_json_values: Count = Field(
+        500_000, description="Of a body, counted by its commas and brackets before it is parsed."
+    )
     inputs_form: Literal["tgi", "lmi", "lmi-json", "lmi-outputs"] = Field(
         "tgi",
         description="Form of the answers to `inputs` unless Accept says another; lmi-json and lmi-outputs: those of "

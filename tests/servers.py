@@ -24,6 +24,7 @@ import pytest
 import redis
 
 from tests.tools import missing
+from torchmoor.fleet.ports import is_free
 
 DEADLINE_S = 60
 BUCKET = "journals"
@@ -267,13 +268,3 @@ def free_ports(count: int, *, has_twin: bool = False) -> list[int]:
         if len(found) == count:
             return found
     raise AssertionError("unreachable")
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

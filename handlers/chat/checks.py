@@ -1,6 +1,7 @@
 """Checks of single values, used by the parsers of all dialects."""
 
 from collections.abc import Iterable
+from heapq import nsmallest
 from typing import Any
 
 
@@ -27,5 +28,5 @@ def is_unicode(text: str) -> bool:
 
 def names(given: Iterable[object]) -> str:
     """Format names from a client for a message: at most eight, each cut at 40 characters."""
-    shown = [repr(name if len(name) <= 40 else name[:40] + "...") for name in sorted(map(str, given))]
+    shown = [repr(name if len(name) <= 40 else name[:40] + "...") for name in nsmallest(9, map(str, given))]
     return ", ".join(shown[:8] + ["..."] * (len(shown) > 8))

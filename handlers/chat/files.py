@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from handlers.chat.commands import DeleteFile, ShowFile
+from handlers.chat.messages import KeptImage
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -34,6 +36,11 @@ class Files:
         with self.found(command.caller, command.file_id) as session:
             fields = session.resource or {}
             return {"id": file_id(session.id.text), **fields, "expires_at": session.id.expires_at}
+
+    def find_picture(self, caller: Caller, text: str) -> KeptImage:
+        """Return a file's picture, whose bytes are read later."""
+        with self.found(caller, text) as session:
+            return KeptImage(session.pending_images[0].digest, partial(self.read, caller, text))
 
     def read(self, caller: Caller, text: str) -> bytes:
         """Return a file's bytes."""

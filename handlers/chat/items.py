@@ -11,6 +11,7 @@ from handlers.chat.messages import (
     TOOL,
     ImagePart,
     ImageReference,
+    KeptImage,
     Message,
     Part,
     TextPart,
@@ -48,10 +49,10 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class Referred:
-    """What an input's references stand for: the compacted items, and the bytes of each file."""
+    """What an input's references stand for: the compacted items, and the picture of each file."""
 
     items: Sequence[Item] = ()
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, KeptImage] = field(default_factory=dict)
 
 
 NOTHING = Referred()
@@ -133,7 +134,7 @@ def text_of(items: Sequence[Item]) -> str:
     return "".join(part.text for item in items for part in item.message.parts if isinstance(part, TextPart))
 
 
-def _item(given: Any, where: str, files: Mapping[str, bytes] | None) -> Item:
+def _item(given: Any, where: str, files: Mapping[str, KeptImage] | None) -> Item:
     """Read an item. files: that it may name; None for an item that was kept, whose pictures have no references."""
     if not isinstance(given, dict):
         raise InvalidRequest(f"{where} must be an object", param=where, api_code="invalid_type")
@@ -184,7 +185,7 @@ _CALL_TEXTS = ("call_id", "name", "arguments")
 
 
 def _call(given: dict[str, Any], where: str) -> Item:
-    """Read a call that the model made, perhaps with arguments that are no object."""
+    """Read a call that the model made, perhaps with arguments that are not an object."""
     _check_fields(given, {"type", "id", "status", *_CALL_TEXTS}, where)
     status = _read_status(given, where)
     call_id, name, text = (_text(given.get(each), f"{where}.{each}") for each in _CALL_TEXTS)
@@ -238,7 +239,7 @@ def check_results(items: Sequence[Item], earlier: Sequence[Mapping[str, Any]]) -
             raise InvalidRequest(f"No tool call found for function call output with call_id {shown}.", param="input")
 
 
-def _part(given: Any, role: str, where: str, files: Mapping[str, bytes] | None) -> tuple[Part, dict[str, Any]]:
+def _part(given: Any, role: str, where: str, files: Mapping[str, KeptImage] | None) -> tuple[Part, dict[str, Any]]:
     """Return a part of a message, and as it is shown."""
     if not isinstance(given, dict):
         raise InvalidRequest(f"{where} must be an object", param=where)
@@ -266,7 +267,7 @@ def _answer_part(given: dict[str, Any], kind: Any, where: str) -> tuple[Part, di
     return TextPart(text), {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _image(given: dict[str, Any], where: str, files: Mapping[str, bytes] | None) -> tuple[Part, dict[str, Any]]:
+def _image(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] | None) -> tuple[Part, dict[str, Any]]:
     detail, file = given.get("detail") or "auto", given.get("file_id")
     if detail not in _DETAILS:
         raise InvalidRequest(f"{where}.detail must be one of {', '.join(_DETAILS)}", param=f"{where}.detail")

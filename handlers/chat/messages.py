@@ -1,18 +1,27 @@
 """Messages of a conversation, and the images that a raw prompt mentions."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from handlers.errors import InvalidRequest
-
-ImageReference = bytes | str  # an image's own bytes, an http(s) address, a data URL or base64 text
 
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 MARKDOWN_IMAGE = "![]("  # Text Generation Inference's way to put an image into a prompt; its address and `)` follow
 _MAX_HOST_CHARS = 512  # of an address: its scheme and host are within them
 _MARKDOWN_SCHEMES = ("http://", "https://", "data:image/")  # TGI's; other texts in parentheses stay text
+
+
+@dataclass(frozen=True, slots=True)
+class KeptImage:
+    """An image that a session of the caller has. A waiting request does not hold its bytes: `read` returns them."""
+
+    digest: str
+    read: Callable[[], bytes] = field(repr=False, compare=False)
+
+
+ImageReference = bytes | str | KeptImage  # an image's own bytes, an http(s) address, a data URL or base64 text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ class ToolCall:
 
 
 def read_call(call_id: Any, name: Any, arguments: Any) -> ToolCall | None:
-    """Read a call whose arguments are JSON text; None if they are no object, or if it has no id or name."""
+    """Read a call whose arguments are JSON text; None if they are not an object, or if it has no id or name."""
     try:
         value = json.loads(arguments or "{}")
         json.dumps([call_id, name, value], ensure_ascii=False).encode()

@@ -33,6 +33,7 @@ from handlers.chat.files import Files
 from handlers.chat.items import Item, Referred, images_in
 from handlers.chat.messages import SYSTEM
 from handlers.chat.pictures.fetch_pool import find_line
+from handlers.chat.pictures.receiver import check_num_images
 from handlers.chat.responses import StoredResponse, StoredResponses
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
@@ -157,7 +158,8 @@ class ResourceService:
     def _resolve(self, command: ResolveInput, reply: PendingReply) -> None:
         references, caller = command.references, command.caller
         items = self._responses.read_compacted(caller, references.compaction) if references.compaction else []
-        files = {text: self._files.read(caller, text) for text in references.files}
+        check_num_images(len(references.files), self._parts.limits.session.max_images)
+        files = {text: self._files.find_picture(caller, text) for text in references.files}
         self._service.dispatch(command.resume(Referred(items, files)), reply)
 
     def _compact(self, command: Compact, reply: PendingReply) -> dict[str, Any]:
@@ -166,7 +168,7 @@ class ResourceService:
         items: list[Item] = []
         if isinstance(request, Respond):
             with self._responses.found(opening.caller, request.previous, "previous_response_id") as found:
-                items = self._responses.repeat(found.session, found.number)
+                items = self._responses.repeat(found.session, found.number, opening.caller)
         form = request.ask.form if isinstance(request, Respond) else request.form
         assert isinstance(form, ResponseForm)
         items += form.items
@@ -185,7 +187,7 @@ class ResourceService:
 
     def _generate_after(self, found: StoredResponse, ask: Ask) -> Generate:
         assert ask.draft is not None
-        return generate(ask, ask.draft.instructions, self._responses.repeat(found.session, found.number))
+        return generate(ask, ask.draft.instructions, self._responses.repeat(found.session, found.number, ask.caller))
 
 
 def find_fetches(command: Resource) -> str | None:

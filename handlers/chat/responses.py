@@ -11,7 +11,7 @@ from handlers.chat.commands import DeleteResponse, ShowResponse
 from handlers.chat.dialects.response_form import ResponseForm, show_items, show_page, show_response
 from handlers.chat.dialects.responses import find_response, unknown_response
 from handlers.chat.items import Item, read_items
-from handlers.chat.messages import USER, ImagePart, Message
+from handlers.chat.messages import USER, ImagePart, KeptImage, Message
 from handlers.chat.sessions.entries import entries_of
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
@@ -87,25 +87,34 @@ class StoredResponses:
             self._sessions.delete_entry(found.session, found.number, command.invocation_id, reply)
         return {"id": command.response_id, "object": "response", "deleted": True}
 
-    def repeat(self, session: Session, num_entries: int) -> list[Item]:
-        """Return the items of a held session's first entries, with pictures. Raises SessionLost, JournalUnavailable."""
+    def repeat(self, session: Session, num_entries: int, caller: Caller) -> list[Item]:
+        """Return the items of a held session's first entries, with pictures, whose bytes are read later."""
         repeated: list[Item] = []
         with session.recording:
             entries, images = entries_of(session, num_entries), iter(list(session.images))
         if not all(event.response for event in entries):
             raise InvalidRequest(OTHER_API)
         for event in entries:
-            own = [ImagePart(self._recorder.read_image(session, i)) for i in islice(images, len(event.images))]
+            own = [ImagePart(self._keep(session, i.digest, caller)) for i in islice(images, len(event.images))]
             items = (*read_items(event.question), *(read_items(event.answer) if event.answer else ()))
             messages = _with_images([item.message for item in items], own)
             repeated += [replace(item, message=message) for item, message in zip(items, messages, strict=True)]
         return repeated
 
+    def _keep(self, session: Session, digest: str, caller: Caller) -> KeptImage:
+        def read() -> bytes:
+            with self._sessions.hold(session.id.text, caller) as held:
+                with held.recording:
+                    self._recorder.catch_up(held)
+                return self._recorder.read_image(held, next(image for image in held.images if image.digest == digest))
+
+        return KeptImage(digest, read)
+
     def read_compacted(self, caller: Caller, text: str) -> list[Item]:
         """Return what a compaction item stands for. Raises ResponseUnknown, JournalUnavailable."""
         unknown = ResponseUnknown("This compaction item is not known, or has expired; send the conversation itself.")
         with self._sessions.hold_resource(read_compaction_id(text), caller, unknown) as session:
-            return self.repeat(session, len(session.entries))
+            return self.repeat(session, len(session.entries), caller)
 
 
 def _with_images(messages: list[Message], images: list[ImagePart]) -> list[Message]:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -48,6 +47,7 @@ from handlers.counters import Counters
 from handlers.engine.engine import Engine
 from handlers.engine.grammar import GrammarCompiler
 from handlers.errors import InvalidRequest, OutOfMemory, SessionLost
+from handlers.fair_threads import FairThreads
 from handlers.journal.journal import Journal
 from handlers.models.text import TextModel
 from handlers.reply import PendingReply
@@ -83,9 +83,9 @@ class ChatService:
         self._loader = loader
         self._wall = wall
         self.counters = counters = Counters()
-        self._intake = ThreadPoolExecutor(settings.intake.num_threads, "intake")
+        self._intake = FairThreads(settings.intake.num_threads, "intake")
         self._fetching = FetchPool(settings.intake)
-        self._preparing = ThreadPoolExecutor(settings.engine.prepare_threads, "prepare")
+        self._preparing = FairThreads(settings.engine.prepare_threads, "prepare")
         session = settings.session
         is_durable = journal is not None
         has_stored_kv = is_durable and settings.journal.max_kv_bytes > 0
@@ -107,7 +107,9 @@ class ChatService:
         if journal is not None and has_stored_kv:
             self.stored_kv = StoredKv(journal, engine, ids.keys, settings.journal.kv_idle_s, counters)
         self.admission = Admission()
-        self._grammars = GrammarCompiler(model.tokenizer, model.eos_token_ids, model.vocabulary, settings.grammar)
+        self._grammars = GrammarCompiler(
+            model.tokenizer, model.eos_token_ids, model.vocabulary, settings.grammar, counters
+        )
         self._parts = GenerationParts(
             limits=ContextLimits(settings.engine, session, model, engine.runner.pool),
             model=model,
@@ -138,6 +140,7 @@ class ChatService:
 
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         """Answer a request; every outcome, errors included, goes through `reply`."""
+        reply.line = incoming.caller.line
         with reply.guarded():
             begun = reply.continuation
             reply.received_at = self._wall() if begun is None else begun.start.received_at
@@ -151,7 +154,7 @@ class ChatService:
                 action()
 
         if line is None:
-            self._intake.submit(run)
+            self._intake.submit(reply.line, run)
         else:
             self._fetching.submit(line, reply, run)
 

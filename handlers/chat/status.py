@@ -3,7 +3,15 @@
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.store import SessionStore
-from handlers.counters import IMAGE_EVENTS, KV_EVENTS, SESSION_EVENTS, TOKEN_KINDS, TURN_OUTCOMES, Counters
+from handlers.counters import (
+    GRAMMAR_EVENTS,
+    IMAGE_EVENTS,
+    KV_EVENTS,
+    SESSION_EVENTS,
+    TOKEN_KINDS,
+    TURN_OUTCOMES,
+    Counters,
+)
 from handlers.engine.engine import Engine
 
 
@@ -47,6 +55,7 @@ def count_everything(
         },
         "tokens": counters.get_all(TOKEN_KINDS, "tokens_"),
         "images": {**counters.get_all(IMAGE_EVENTS, "images_"), "fetched": loader.num_fetched},
+        "grammars": counters.get_all(GRAMMAR_EVENTS, "grammars_"),
         "decoding": loader.decoding.describe(),
         "engine": {
             "steps": engine.num_steps,

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import PreTrainedTokenizerFast
 
+from handlers.counters import Counters
 from handlers.errors import InvalidRequest, Overloaded
 from handlers.grammar_settings import GrammarSettings
+from handlers.limited_process import LimitedProcess, WorkTooCostly
 
 if TYPE_CHECKING:  # it is loaded with the first grammar, which many workers never see
     from llguidance import LLMatcher, LLTokenizer
@@ -76,9 +78,10 @@ class GrammarState:
 
 
 class Grammar:
-    """A compiled grammar, which any number of answers may follow at a time."""
+    """A compiled grammar, which any number of answers may follow at a time. num_bytes: its memory."""
 
-    def __init__(self, matcher: "LLMatcher", max_cpu_s: float) -> None:
+    def __init__(self, matcher: "LLMatcher", max_cpu_s: float, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
         self._matcher = matcher
         self._max_cpu_s = max_cpu_s
 
@@ -91,24 +94,35 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model on a thread of its own, and keeps them for later requests."""
+    """Compiles grammars for one model on a thread of its own, and keeps them for later requests.
+
+    The library limits neither the time nor the memory of every grammar, so each is tried in a limited process first.
+    """
 
     def __init__(
-        self, tokenizer: Any, eos_token_ids: Iterable[int], vocabulary: int, settings: GrammarSettings
+        self,
+        tokenizer: Any,
+        eos_token_ids: Iterable[int],
+        vocabulary: int,
+        settings: GrammarSettings,
+        counters: Counters | None = None,
     ) -> None:
         """vocabulary: the number of the model's logits."""
+        self._counters = counters or Counters()
         self._tokenizer = tokenizer
         self._eos_token_ids = sorted(eos_token_ids)
         self._vocabulary = vocabulary
         self._settings = settings
         self._thread = ThreadPoolExecutor(1, "grammar")
+        self._trial = LimitedProcess("grammar", settings.max_compile_cpu_s, settings.max_compile_bytes)
         self._lock = threading.Lock()
         self._vocabulary_trie: Future[LLTokenizer] | None = None
         self._compiled: OrderedDict[tuple[str, str], Future[Grammar]] = OrderedDict()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread and the process."""
         self._thread.shutdown(cancel_futures=True)
+        self._trial.stop()
 
     @property
     def is_supported(self) -> bool:
@@ -160,6 +174,17 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)[1].cancel()
             return compiling
 
+    def _make_room(self, num_bytes: int) -> None:
+        """Drop the compiled grammars that were used least recently until one of this size fits."""
+        with self._lock:
+            sizes = {key: each.result().num_bytes for key, each in self._compiled.items() if _has_result(each)}
+            used = sum(sizes.values()) + num_bytes
+            for key, size in sizes.items():
+                if used <= self._settings.max_cached_bytes:
+                    return
+                del self._compiled[key]
+                used -= size
+
     def _read_vocabulary(self) -> "LLTokenizer":
         from llguidance.hf import from_tokenizer
 
@@ -167,21 +192,39 @@ class GrammarCompiler:
         return from_tokenizer(self._tokenizer, n_vocab=size, eos_token=self._eos_token_ids or None)
 
     def _compile(self, source: GrammarText, trie: "Future[LLTokenizer]") -> Grammar:
-        """Raises ValueError with the reason if the library refuses the grammar."""
+        """Raises ValueError with the reason if the grammar is refused."""
         from llguidance import LLMatcher, LLParserLimits
 
         settings = self._settings
-        limits = LLParserLimits(
-            max_grammar_size=settings.max_symbols, max_lexer_states=settings.max_states, verbose_errors=False
-        )
-        matcher = LLMatcher(trie.result(), _translate(source), log_level=0, limits=limits)
+        limits: dict[str, Any] = {
+            "max_grammar_size": settings.max_symbols,
+            "max_lexer_states": settings.max_states,
+            "verbose_errors": False,
+        }
+        translated = _translate(source)
+        try:
+            tried = self._trial.ask({"grammar": translated, "limits": limits})
+        except WorkTooCostly as exc:
+            self._counters.add("grammars_exceeded")
+            raise ValueError(str(exc)) from exc
+        if "refused" in tried:
+            self._counters.add("grammars_refused")
+            raise ValueError(_reason(tried["refused"]))
+        num_bytes = len(source.text) + tried["num_bytes"]
+        self._make_room(num_bytes)
+        matcher = LLMatcher(trie.result(), translated, log_level=0, limits=LLParserLimits(**limits))
         probe = matcher.deep_copy()  # some limits are only noticed at the first token
         mask = b"" if probe.is_error() else probe.compute_bitmask()
         if probe.is_error():
             raise ValueError(_reason(probe.get_error()))
         if not any(mask):
             raise ValueError("no answer can follow it")
-        return Grammar(matcher, settings.max_cpu_s)
+        self._counters.add("grammars_compiled")
+        return Grammar(matcher, settings.max_cpu_s, num_bytes)
+
+
+def _has_result(compiling: "Future[Grammar]") -> bool:
+    return compiling.done() and not compiling.cancelled() and compiling.exception() is None
 
 
 def _translate(source: GrammarText) -> str:

@@ -34,8 +34,8 @@ class JournalUsage:
 class _Account:
     """A quantity, of bytes or of sessions, by the second of its expiry. Not thread-safe.
 
-    Less than nothing may expire in a second: a picture that several sessions had counts for the first of them until it
-    expires, but is deleted with the last one.
+    The amount of a second may be negative: a picture of several sessions counts until the expiry of the first one, but
+    is deleted with the last one.
     """
 
     __slots__ = ("_amounts", "_order", "_sum")

@@ -40,6 +40,11 @@ class Event:
     invocation_id: str = ""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)
 
+    @property
+    def num_chars(self) -> int:
+        """Characters of its texts."""
+        return len(self.question) + len(self.answer) + len(self.system) + len(self.response)
+
 
 CLOSE = Event(kind="close", nonce="")  # of a session that was closed without an invocation id
 

@@ -68,7 +68,7 @@ class Journal(Protocol):
         ...
 
     def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
-        """Write an event durably, after its predecessors. Succeeds if this very event was written before.
+        """Write an event durably, after its predecessors. Succeeds if the same event was written before.
 
         owner: whose bytes the event counts with; that of event 0 is the session's.
 

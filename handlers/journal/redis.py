@@ -219,7 +219,7 @@ class RedisJournal:
         num_bytes = num_sessions = 0
         for name, owner in zip(pictures[::2], pictures[1::2], strict=True):
             num_bytes += self._pictures.release(session_id, _read_owner(owner), name.decode())
-        if pictures:  # the names stay until then, so that who finds them can repeat this
+        if pictures:  # the names stay until then, so that another sweep can repeat this
             self._scripts.run(_FORGET, _keys(session_id, "pictures"))
         of_session, event_bytes, kv_bytes = account
         self._budget.add_kv(expiry(session_id), -int(kv_bytes or 0))

@@ -5,8 +5,9 @@
     {prefix}uses/{owner}/{hash}/{number}/{session id}     a session has it
     {session's folder}pictures/{hash}/{owner}/{number}    the same, for the session
 
-A session names a picture before it looks whether that is released; who deletes a picture releases it before looking
-whether a session has it. So one of two at once sees the other, and no picture that a session has is deleted. A session
+A session names a picture before it checks whether the picture is released; a deletion releases the picture before it
+checks whether a session has it. So one of two concurrent operations sees the other, and no picture of a session is
+deleted. A session
 that finds its picture released stores it under the next number. Numbers count down, so that a listing begins with the
 latest one, however many marks there are. The mark of a release outlives the picture by the setting journal.claim_s.
 """
@@ -97,7 +98,9 @@ class S3Pictures:
         pictures, num_bytes = list({picture for _, picture in uses}), 0
         for start in range(0, len(pictures), PARALLEL):  # in parts, so that clients' operations are not behind all
             num_bytes += sum(self._objects.each(self._delete_unused, pictures[start : start + PARALLEL]))
-        self._objects.delete([key for _, key in pointers])  # at the end: who finds one repeats this
+        self._objects.delete(
+            [key for _, key in pointers]
+        )  # at the end, so that a later sweep finds and repeats an interrupted release
         return num_bytes
 
     def _delete_unused(self, picture: StoredPicture) -> int:

@@ -7,7 +7,7 @@ of clients that have left are dropped before they run.
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,7 @@ class TaskRow:
     """One input of one request.
 
     size: its tokens; the rows of a batch are padded to the largest. kind: rows of different kinds never share a batch.
-    on_done: called once from a compute thread, with the row's output or the error; must not raise.
+    on_done: called once from a compute thread, with the row's output or the error; must not raise. line: its caller's.
     """
 
     inputs: Any
@@ -34,6 +34,7 @@ class TaskRow:
     kind: Hashable
     is_wanted: Callable[[], bool]
     on_done: Callable[[Any], None]
+    line: str = ""
 
     @property
     def bucket(self) -> Hashable:
@@ -63,7 +64,7 @@ class Compute:
     def __init__(
         self, settings: TaskSettings, device: torch.device, on_device_lost: Callable[[], None] = lambda: None
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._device = device
         self._on_device_lost = on_device_lost
         self._line: deque[RowQueue] = deque()
@@ -88,13 +89,17 @@ class Compute:
                 thread.join(timeout=30)
 
     def put(self, queue: RowQueue, rows: Sequence[TaskRow]) -> None:
-        """Queue rows, all or none. Raises Overloaded."""
-        limit = self._settings.max_waiting
+        """Queue rows of one request, all or none. A caller may have half of the queue. Raises Overloaded."""
+        limit = self.settings.max_waiting
         with self._changed:
             if queue.is_closed or self._is_stopping:
                 raise Overloaded("the model is leaving memory; try again")
             if len(queue.waiting) + len(rows) > limit:
                 raise Overloaded(f"{len(queue.waiting)} inputs wait for this model, of {limit}; try again later")
+            line = rows[0].line if rows else ""
+            own = sum(row.line == line for row in queue.waiting) if line else 0
+            if own and own + len(rows) > limit // 2:
+                raise Overloaded(f"{own} of your inputs wait for this model, of {limit // 2}; try again later")
             queue.waiting.extend(rows)
             if not queue.is_scheduled:
                 queue.is_scheduled = True
@@ -113,7 +118,7 @@ class Compute:
             _deliver(row, Overloaded("the model left memory; try again"))
 
     def _work(self) -> None:
-        torch.set_num_threads(self._settings.threads_per_batch)
+        torch.set_num_threads(self.settings.threads_per_batch)
         while True:
             with self._changed:
                 while not self._line and not self._is_stopping:
@@ -135,15 +140,15 @@ class Compute:
                     self._changed.notify_all()
 
     def _take(self, queue: RowQueue) -> list[TaskRow]:
-        """Take the oldest wanted row and later ones of its bucket, within the limits of a batch."""
+        """Take the next wanted row and more of its bucket, within the limits of a batch. Callers take turns."""
         wanted = [row for row in queue.waiting if row.is_wanted()]
         batch: list[TaskRow] = []
         size = 0
-        for row in wanted:
+        for row in _in_turns(wanted):
             if batch and row.bucket != batch[0].bucket:
                 continue
             size = max(size, row.size)
-            is_full = len(batch) == self._settings.max_rows or size * (len(batch) + 1) > self._settings.max_tokens
+            is_full = len(batch) == self.settings.max_rows or size * (len(batch) + 1) > self.settings.max_tokens
             if batch and is_full:
                 break
             batch.append(row)
@@ -167,6 +172,16 @@ class Compute:
             return
         for row, output in zip(batch, outputs, strict=True):
             _deliver(row, output)
+
+
+def _in_turns(rows: Sequence[TaskRow]) -> list[TaskRow]:
+    """Return the rows in turns: the first of each line in the order of arrival, then the second of each, and so on."""
+    places: Counter[str] = Counter()
+    order: list[tuple[int, int]] = []
+    for index, row in enumerate(rows):
+        order.append((places[row.line], index))
+        places[row.line] += 1
+    return [rows[index] for _, index in sorted(order)] if len(places) > 1 else list(rows)
 
 
 def _deliver(row: TaskRow, outcome: Any) -> None:

@@ -23,9 +23,9 @@ _EMBEDDING_FIELDS = {"input", "model", "encoding_format", "dimensions", "user"}
 _RERANK_FIELDS = {"query", "documents", "model", "top_n", "return_documents", "user"}
 
 
-def read_task_request(incoming: Incoming, task: str) -> TaskRequest:
+def read_task_request(incoming: Incoming, max_json_values: int, task: str) -> TaskRequest:
     """Read a body of any form for a task. Raises InvalidJson, InvalidRequest, UnsupportedMedia."""
-    body = read_body(incoming)
+    body = read_body(incoming, max_json_values)
     if isinstance(body, dict) and "inputs" not in body:
         given = {name: value for name, value in body.items() if value is not None}
         model = incoming.headers.get(wire.TARGET_MODEL, "")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handlers.errors import InvalidJson, InvalidRequest
+from handlers.json_values import load_json
+from handlers.many_settings import TaskSettings
 from handlers.requests import Incoming, refuse_other_media
 
 MAX_NAME = 40
@@ -54,7 +56,7 @@ class TaskRequest:
         return found
 
 
-def read_body(incoming: Incoming) -> Any:
+def read_body(incoming: Incoming, max_json_values: int) -> Any:
     """Decode the body by its Content-Type: JSON to its value, text to str, images to bytes.
 
     Raises InvalidJson, InvalidRequest, UnsupportedMedia.
@@ -74,7 +76,7 @@ def read_body(incoming: Incoming) -> Any:
         return body
     if isinstance(body, bytes | str):
         try:
-            return json.loads(body)
+            return load_json(body, max_json_values)
         except (ValueError, RecursionError) as exc:
             where = f" at line {exc.lineno} column {exc.colno}" if isinstance(exc, json.JSONDecodeError) else ""
             raise InvalidJson(f"the body is not valid JSON{where}") from exc
@@ -106,12 +108,23 @@ def _text(body: Any) -> str:
     return body
 
 
-def texts_of(inputs: Any, max_inputs: int, max_chars: int) -> list[str]:
+def texts_of(inputs: Any, settings: TaskSettings) -> list[str]:
     """Return one text or several as a list. Raises InvalidRequest."""
-    texts = as_list(inputs, max_inputs)
+    texts = text_inputs(inputs, settings)
     for text in texts:
-        check_text(text, max_chars)
+        check_text(text, settings.max_chars)
     return texts
+
+
+def text_inputs(inputs: Any, settings: TaskSettings) -> list[Any]:
+    """Return one input that has texts, or several, as a list. Raises InvalidRequest if it is empty or too long."""
+    items = as_list(inputs, settings.max_inputs)
+    texts = [text for item in items for text in (item.values() if isinstance(item, dict) else (item,))]
+    num_chars = sum(len(text) for text in texts if isinstance(text, str))
+    if num_chars > settings.max_request_chars:
+        limit = settings.max_request_chars
+        raise InvalidRequest(f"a request may have {limit} characters in all inputs, not {num_chars}", param="inputs")
+    return items
 
 
 def as_list(inputs: Any, max_inputs: int) -> list[Any]:

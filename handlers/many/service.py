@@ -18,6 +18,8 @@ from torchmoor.wire.operations import ACTION, MODEL, MODEL_ACTIONS, URL
 
 logger = logging.getLogger(__name__)
 
+MAX_VALUES = 100  # of the body of an operation
+
 
 class ManyService:
     """Routes requests to models. `start` never raises and never waits."""
@@ -41,7 +43,7 @@ class ManyService:
             if operation == operations.STATUS:
                 reply.finish_json(self.status())
             elif operation == operations.MODELS:
-                self._manage(read_body(incoming), reply)
+                self._manage(read_body(incoming, MAX_VALUES), reply)
             elif operation:
                 raise InvalidRequest(f"there is no operation {operation[:40]!r}; there are status, models and cancel")
             else:

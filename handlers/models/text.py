@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from handlers.errors import ContextTooLong
 from handlers.models.attention import RAGGED, PackedBatch, PackedStep
 from handlers.models.chat_template import ChatTemplate
 from handlers.models.fingerprint import fingerprint
@@ -44,6 +45,7 @@ class TextModel:
         self.fingerprint = fingerprint(model)
         self._prepare_decoder()
         self.max_context = min([self.max_context, *_constant_rope_lengths(model.config.get_text_config())])
+        self._max_token_chars = max(map(len, tokenizer.get_vocab()))
 
     def _find_decoder(self) -> Any:
         return self.model.model
@@ -85,7 +87,7 @@ class TextModel:
 
         image_sizes: the number of tokens of each image, in order; each of its positions holds `image_token_id`.
         tools: that the answer may call, as OpenAI defines them.
-        Raises InvalidRequest without a template, or if it refuses the messages.
+        Raises InvalidRequest without a template, or if it refuses the messages; ContextTooLong.
         """
         text = self.template.render(self._as_template_expects(messages), tools)
         return self._encode(text, image_sizes, adds_special=self._adds_bos())
@@ -99,6 +101,12 @@ class TextModel:
         return self._encode(text, image_sizes, adds_special=True)
 
     def _encode(self, text: str, image_sizes: Sequence[int], *, adds_special: bool) -> list[int]:
+        """Tokenize a text, which takes a second per megabyte. Raises ContextTooLong before, if that cannot fit."""
+        if len(text) > self.max_context * self._max_token_chars:
+            raise ContextTooLong(
+                f"the conversation has {len(text)} characters and this model reads at most {self.max_context} tokens; "
+                "shorten it or open a new session"
+            )
         bos = self.tokenizer.bos_token
         is_complete = bos is not None and text.startswith(bos)
         ids: list[int] = self.tokenizer(text, add_special_tokens=adds_special and not is_complete)["input_ids"]

@@ -25,8 +25,8 @@ from tests.waiting import wait_until
 from torchmoor.config.access import Credentials
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.proxy.http import eventstream
-from torchmoor.proxy.instances.reported_status import ReportedStatus
 from torchmoor.proxy.routing import reasons
+from torchmoor.proxy.routing.reported_status import ReportedStatus
 
 SMALL_PHONE = (360, 740)
 WATCH = """

@@ -62,6 +62,16 @@ def test_modules_that_the_architecture_names_exist() -> None:
     assert missing == []
 
 
+def test_pages_and_docstrings_name_modules_that_exist() -> None:
+    """A path from the root, such as handlers/reply.py, in a page, a docstring or a comment."""
+    sources = [path for folder in ("docs", "handlers", "torchmoor") for path in (ROOT / folder).rglob("*.*")]
+    texts = [path.read_text(encoding="utf-8") for path in sources if path.suffix in (".md", ".py")]
+    named = {name for text in texts for name in re.findall(r"(?<![\w/.])(?:handlers|torchmoor)/[\w/]+\.py\b", text)}
+
+    assert len(named) > 60
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 def test_every_page_is_listed() -> None:
     """The index of the documentation and the site's navigation list each page, the index of decisions each decision."""
     index, navigation = (ROOT / "docs/index.md").read_text(encoding="utf-8"), (ROOT / "mkdocs.yml").read_text()

@@ -42,16 +42,16 @@ class ChatTarget:
 
 
 class EndpointCalls:
-    """The calls of a conversation. say: called with the endpoint's status while an answer is late."""
+    """The calls of a conversation. show: called with the endpoint's status while an answer is late."""
 
-    def __init__(self, target: ChatTarget, say: Callable[[str], None]) -> None:
+    def __init__(self, target: ChatTarget, show: Callable[[str], None]) -> None:
         self.target = target
         with readable_errors():  # of boto3's own configuration
             try:
                 self.client = make_client(target.url, target.login, Config(read_timeout=READ_TIMEOUT_S))
             except ValueError as error:
                 raise ChatError(f"--url must be an http(s) address: {error}") from error
-            self._watch = EndpointWatch(target.url, target.endpoint, Signer(target.login), say)
+            self._watch = EndpointWatch(target.url, target.endpoint, Signer(target.login), show)
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:

@@ -54,6 +54,18 @@ class Address(click.ParamType):  # type: ignore[type-arg]  # not generic in the 
         return str(value)
 
 
+def _keys_option(text: str) -> Callable[[F], F]:
+    return click.option(
+        "--keys",
+        "keys_file",
+        metavar="FILE",
+        envvar=KEYS_FILE,
+        show_envvar=True,
+        type=click.Path(path_type=Path, dir_okay=False),
+        help=text,
+    )
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 url_option = click.option(
@@ -74,15 +86,9 @@ endpoint_option = click.option(
     shell_complete=complete_endpoints,
     help="The endpoint's name.",
 )
-keys_option = click.option(
-    "--keys",
-    "keys_file",
-    metavar="FILE",
-    envvar=KEYS_FILE,
-    show_envvar=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A file of keys and tokens (docs/access.md); its first key or token is used. "
-    f"Without one {CLIENT_TOKEN} is, or what boto3 finds (AWS_ACCESS_KEY_ID, profiles).",
+keys_option = _keys_option(
+    "A file of keys and tokens (docs/access.md); its first key or token is used. "
+    f"Without one {CLIENT_TOKEN} is, or what boto3 finds (AWS_ACCESS_KEY_ID, profiles)."
 )
 admin_url_option = click.option(
     "--admin-url",
@@ -93,14 +99,8 @@ admin_url_option = click.option(
     show_envvar=True,
     help="Where the admin plane listens.",
 )
-admin_keys_option = click.option(
-    "--keys",
-    "keys_file",
-    metavar="FILE",
-    envvar=KEYS_FILE,
-    show_envvar=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help=f"A file with the admin plane's token (docs/access.md). Without one {ADMIN_TOKEN} is used.",
+admin_keys_option = _keys_option(
+    f"A file with the admin plane's token (docs/access.md). Without one {ADMIN_TOKEN} is used."
 )
 
 

@@ -27,14 +27,14 @@ class EndpointWatch:
         endpoint_url: str,
         endpoint: str,
         signer: Signer,
-        say: Callable[[str], None],
+        show: Callable[[str], None],
         *,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """say: called with each status message. A proxy without this API has none."""
+        """show: called with each status message. A proxy without this API has none."""
         self._url = f"{endpoint_url.rstrip('/')}/endpoints/{endpoint}"
         self._signer = signer
-        self._say = say
+        self._show = show
         self._patience_s = patience_s
 
     @contextmanager
@@ -54,7 +54,7 @@ class EndpointWatch:
             interval_s = INTERVAL_S
             for message in self._ask():
                 if not over.is_set():
-                    self._say(message)
+                    self._show(message)
 
     def _ask(self) -> list[str]:
         request = AWSRequest("GET", self._url, headers=self._signer.sign("GET", self._url, {}))

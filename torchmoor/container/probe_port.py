@@ -59,14 +59,16 @@ class ProbePort:
     async def _live(self, request: web.Request) -> web.Response:
         """Answer 200 while TorchServe runs, also while it loads its model or restarts its worker."""
         is_live = self._registry.find(self._name) is None or self._is_running(self._name)
-        return _say(is_live, "live", "TorchServe has exited and is being restarted")
+        return _answer(is_live, "live", "TorchServe has exited and is being restarted")
 
     async def _ready(self, request: web.Request) -> web.Response:
         instance = self._registry.find(self._name)
         if self.is_draining:
-            return _say(False, "", "stopping")
+            return _answer(False, "", "stopping")
         is_ready = instance is not None and instance.is_ready
-        return _say(is_ready, "ready", "the model is being loaded, or its worker has died and is being started again")
+        return _answer(
+            is_ready, "ready", "the model is being loaded, or its worker has died and is being started again"
+        )
 
     async def _show_model(self, request: web.Request) -> web.Response:
         instance = self._registry.find(self._name)
@@ -99,5 +101,5 @@ class ProbePort:
             raise web.HTTPServiceUnavailable(text="TorchServe does not answer") from error
 
 
-def _say(is_so: bool, yes: str, no: str) -> web.Response:
+def _answer(is_so: bool, yes: str, no: str) -> web.Response:
     return web.Response(status=200 if is_so else 503, text=f"{yes if is_so else no}\n")

@@ -67,7 +67,7 @@ class ScalableTargets:
                 del kept[key]
 
     def note(self, variant: Variant, before: int) -> None:
-        """Record an activity: the autoscaler wants another number of instances than before."""
+        """Record an activity: the autoscaler has changed the desired number of instances."""
         assert variant.scale is not None
         now = time.time()
         resource = resource_of(variant.endpoint, variant.name)

@@ -1,4 +1,4 @@
-"""CBOR bodies of AWS's protocol smithy-rpc-v2-cbor. botocore reads them; it writes only requests, so that is here."""
+"""CBOR bodies of AWS's protocol smithy-rpc-v2-cbor: parses requests and writes answers, the reverse of botocore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CloudWatch for the metrics of invocations: their statistics, their list, and alarms, which act on nothing here."""
+"""CloudWatch for the metrics of invocations: their statistics, their list, and alarms, which run no actions."""
 
 from __future__ import annotations
 

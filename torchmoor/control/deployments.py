@@ -38,8 +38,9 @@ MAX_STEM = 48  # an instance's name has the serial and a number after it
 
 @dataclass(slots=True)
 class Deployment:
-    """An endpoint's instances, by name. served: by variant. num_named: names given until now. work: its own folder.
+    """An endpoint's instances, by name.
 
+    served: by variant. num_named: the number of names given so far. work: the endpoint's own folder.
     scaled: variants whose instances the autoscaler starts and stops; their launches are those that may run.
     start_timeouts_s: by variant.
     """
@@ -117,9 +118,9 @@ class Deployments:
             )
 
     async def start(self, name: str, resource: EndpointResource) -> None:
-        """Start an endpoint's instances and serve it; those of an earlier configuration leave then.
+        """Start an endpoint's instances and serve it, then drain those of an earlier configuration.
 
-        Raises TorchmoorError or OSError, after what was started has ended; the earlier instances then stay.
+        Raises TorchmoorError or OSError after the started instances have ended; the earlier ones then continue.
         """
         async with self._one_change(name):
             before = self._by_name.get(name)
@@ -208,7 +209,7 @@ class Deployments:
     async def resize(self, name: str, counts: Mapping[str, int]) -> None:
         """Start or stop instances until each variant has its count. Raises TorchmoorError or OSError.
 
-        An endpoint that is not deployed any more stays so.
+        Does nothing if the endpoint is no longer deployed.
         """
         async with self._one_change(name):
             if (deployment := self._by_name.get(name)) is not None:

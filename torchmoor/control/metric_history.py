@@ -73,7 +73,7 @@ class Observations:
 
 
 class MetricHistory:
-    """Takes a sample each minute while `run` runs; what is asked for includes the minute that has begun."""
+    """Takes a sample each minute while `run` runs; `read` includes the current minute."""
 
     def __init__(self, front: DataPlaneView, *, num_minutes: int) -> None:
         self._front = front

@@ -21,7 +21,7 @@ _UNSERVED_OF_CONTAINER = ("ModelPackageName", "InferenceSpecificationName", "Add
 
 
 class Models:
-    """Models and endpoint configurations: what endpoints are made of.
+    """Serves the operations on models and endpoint configurations.
 
     check_container: raises ApiError for a container that cannot be served here.
     """

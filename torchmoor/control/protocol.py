@@ -30,7 +30,7 @@ CBOR_HEADERS = ((b"content-type", b"application/cbor"), (b"smithy-protocol", b"r
 class Service:
     """One of AWS's services, as far as it is served.
 
-    operations: by their names in botocore's model. hint: how other operations can be had.
+    operations: by their names in botocore's model. hint: for the error about any other operation.
     """
 
     def __init__(self, name: str, operations: Mapping[str, Operation], *, hint: str = "") -> None:

@@ -118,7 +118,7 @@ class Resources:
             raise
 
     def forget(self, among: dict[str, T], name: str, arn: str) -> None:
-        """Remove a resource and its tags; `save` makes it last."""
+        """Remove a resource and its tags; `save` writes the change to the file."""
         del among[name]
         self.tags.pop(arn, None)
 

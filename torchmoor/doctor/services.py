@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from torchmoor.config.access import AccessSettings
+from torchmoor.config.objects import ObjectSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, ok, problem, warning
 from torchmoor.doctor.machine import check_writable
-from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, SQLITE_SCHEME
+from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, SQLITE_SCHEME, read_redis_address
 
 TIMEOUT_S = 5.0
 MAX_SKEW_S = AccessSettings().clock_skew_s  # beyond which a signature is refused, at AWS and here
@@ -37,10 +38,10 @@ def check_asynchronous(plan: FleetPlan) -> Iterator[Finding]:
         return
     yield from check_store("queue", proxy.async_inference.queue)
     for path in dict.fromkeys(each.output_path or proxy.async_inference.output_root for each in used):
-        yield from check_store("results", path, endpoint_url=proxy.objects.s3_endpoint_url or None)
+        yield from check_store("results", path, endpoint_url=proxy.objects.s3_endpoint_url)
 
 
-def check_store(check: str, url: str, endpoint_url: str | None = None) -> Iterator[Finding]:
+def check_store(check: str, url: str, endpoint_url: str = "") -> Iterator[Finding]:
     """Check a store by its URL's scheme. Findings never show a user name or password."""
     try:
         parts = urlsplit(url)
@@ -56,7 +57,7 @@ def check_store(check: str, url: str, endpoint_url: str | None = None) -> Iterat
     elif parts.scheme == SQLITE_SCHEME:
         yield check_writable(check, path.parent, shown)
     elif parts.scheme in REDIS_SCHEMES:
-        yield _check_redis(check, shown, url)
+        yield _check_redis(check, shown, parts)
     elif parts.scheme == S3_SCHEME:
         yield from _check_s3(check, shown, parts.netloc, endpoint_url)
     else:
@@ -64,14 +65,17 @@ def check_store(check: str, url: str, endpoint_url: str | None = None) -> Iterat
         yield problem(check, f"{shown} has an unknown scheme", remedy)
 
 
-def _check_redis(check: str, shown: str, url: str) -> Finding:
+def _check_redis(check: str, shown: str, parts: SplitResult) -> Finding:
     import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
 
-    if url.startswith("valkey"):  # another name of the same protocol, which the library does not know
-        url = "redis" + url.removeprefix("valkey")
+    address = read_redis_address(parts)
+    if address is None:
+        return problem(check, f"{shown} needs a host and a database's number", "correct it: redis://host:port/0")
+    options = address.options(connect_timeout_s=TIMEOUT_S, timeout_s=TIMEOUT_S)
     try:
-        limits = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
-        with closing(redis.Redis.from_url(url, retry=None, **limits)) as client:
+        with closing(redis.Redis(ssl=address.tls, retry=Retry(NoBackoff(), 0), **options)) as client:
             began = time.monotonic()
             client.ping()
     except redis.AuthenticationError:
@@ -81,14 +85,16 @@ def _check_redis(check: str, shown: str, url: str) -> Finding:
     return ok(check, f"{shown} answers in {1000 * (time.monotonic() - began):.1f} ms")
 
 
-def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str | None) -> Iterator[Finding]:
-    import boto3
-    from botocore.config import Config
+def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str) -> Iterator[Finding]:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    config = Config(connect_timeout=TIMEOUT_S, read_timeout=TIMEOUT_S, retries={"total_max_attempts": 1})
+    from torchmoor.async_inference.objects.s3_client import make_client
+
+    settings = ObjectSettings(
+        s3_endpoint_url=endpoint_url, connect_timeout_s=TIMEOUT_S, read_timeout_s=TIMEOUT_S, max_attempts=1
+    )
     try:
-        with closing(boto3.Session().client("s3", endpoint_url=endpoint_url, config=config)) as client:
+        with closing(make_client(settings)) as client:
             answer = client.head_bucket(Bucket=bucket)["ResponseMetadata"]
         yield ok(check, f"{shown} can be used")
     except ClientError as error:

@@ -31,7 +31,7 @@ from torchmoor.fleet.scaling import Scaling, decide, explain
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry, ScalingDecision, Variant
-from torchmoor.proxy.instances.reported_status import parse_status
+from torchmoor.proxy.routing.reported_status import parse_status
 from torchmoor.wire.operations import STATUS
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from torchmoor.config.health import HealthSettings
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.instances.reported_status import ReportedStatus, parse_status
 from torchmoor.proxy.routing.model_placement import ModelPlacement
+from torchmoor.proxy.routing.reported_status import ReportedStatus, parse_status
 from torchmoor.wire.operations import STATUS
 
 logger = logging.getLogger(__name__)

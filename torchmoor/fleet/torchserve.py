@@ -174,7 +174,6 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
         "TS_REQUEST_SEQUENCE_ID": headers.SEQUENCE_ID,
         "TS_REQUEST_SEQUENCE_START": headers.SEQUENCE_START,
         "TS_REQUEST_SEQUENCE_END": headers.SEQUENCE_END,
-        "TS_DECODE_INPUT_REQUEST": "false",  # the handler parses JSON once; TorchServe would at every step
         **spec.environment,
         "TORCHMOOR_INSTANCE": spec.name,
     }

@@ -4,21 +4,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import is_unicode, names
+from handlers.chat.checks import is_unicode
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.openai_fields import (
-    IGNORED,
-    MAX_NAME_CHARS,
+    DONE,
+    Neutral,
     make_answer_id,
+    name_finish_reason,
     read_flag,
     read_include_usage,
     read_model,
     read_sampling,
+    refuse_unsupported,
+    write_error,
     write_event,
     write_usage,
 )
 from handlers.chat.forms import Summary, Token, encode
-from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter
+from handlers.chat.parameters import Parameters, check_parameter
 from handlers.errors import HandlerError, InvalidRequest
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings
@@ -26,8 +29,7 @@ from handlers.settings import RequestSettings
 DEFAULT_TOKENS = 16  # OpenAI's
 _FIELDS = {"prompt", "model", "stream", "stream_options", "logprobs"}
 
-# Fields that are not supported, with the values that have no effect.
-_NEUTRAL: dict[str, tuple[Any, str]] = {
+_NEUTRAL: Neutral = {
     "top_logprobs": (lambda v: False, "absent: completions have it as 'logprobs'"),
     "n": (lambda v: v == 1, "1: one answer is generated"),
     "best_of": (lambda v: v == 1, "1: one answer is generated"),
@@ -39,12 +41,7 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
 def parse_completion(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
     """Read a body with `prompt`. Raises InvalidRequest, which names the field."""
     given = {name: value for name, value in body.items() if value is not None}
-    for name, (is_neutral, wanted) in _NEUTRAL.items():
-        if name in given and not is_neutral(given[name]):
-            raise InvalidRequest(f"'{name}' must be {wanted}", param=name)
-    unknown = set(given) - _FIELDS - IGNORED - set(_NEUTRAL) - set(OPENAI_NAMES)
-    if unknown:
-        raise InvalidRequest(f"completions have no field {names(unknown)} here", param=min(unknown)[:MAX_NAME_CHARS])
+    refuse_unsupported(given, _FIELDS, _NEUTRAL, "completions")
     is_streaming = read_flag(given, "stream")
     parameters = {"max_new_tokens": DEFAULT_TOKENS, "length_field": "max_tokens", **read_sampling(given)}
     if "logprobs" in given:
@@ -101,18 +98,17 @@ class CompletionForm:
         has_chunk = self.has_logprobs or bool(token.text)
         data = write_event(self._completion(token.text, tokens=[token])) if has_chunk else b""
         if summary is not None:
-            data += write_event(self._completion("", _finish_reason(summary)))
+            data += write_event(self._completion("", name_finish_reason(summary)))
             if self.has_usage:
                 data += write_event({**self._head(), "choices": [], "usage": write_usage(summary)})
-            data += b"data: [DONE]\n\n"
+            data += DONE
         return data
 
     def error(self, error: HandlerError) -> bytes:
-        """Encode an error without [DONE], so that half an answer never looks complete."""
-        return b"data: " + error.body() + b"\n\n"
+        return write_error(error)
 
     def whole(self, summary: Summary) -> bytes:
-        value = self._completion(summary.text, _finish_reason(summary), summary.tokens)
+        value = self._completion(summary.text, name_finish_reason(summary), summary.tokens)
         return encode({**value, "usage": write_usage(summary)})
 
     def _head(self) -> dict[str, Any]:
@@ -133,7 +129,3 @@ def _logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
         "top_logprobs": [{each.text: each.logprob for each in token.top} for token in tokens],
         "text_offset": [token.offset for token in tokens],
     }
-
-
-def _finish_reason(summary: Summary) -> str:
-    return "length" if summary.finish_reason == "length" else "stop"

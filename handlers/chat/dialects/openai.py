@@ -8,24 +8,27 @@ from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Con
 from handlers.chat.checks import is_unicode, names
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.openai_fields import (
+    DONE,
     EFFORTS,
-    IGNORED,
-    MAX_NAME_CHARS,
     REASONING_WANTED,
+    Neutral,
     find_reasoning,
     is_reasoning,
     make_answer_id,
+    name_finish_reason,
     read_flag,
     read_include_usage,
     read_model,
     read_sampling,
+    refuse_unsupported,
+    write_error,
     write_event,
     write_usage,
 )
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.grammars import read_response_format
 from handlers.chat.messages import ImagePart, Message, Part, TextPart, ToolCall, read_call
-from handlers.chat.parameters import OPENAI_NAMES, Parameters
+from handlers.chat.parameters import Parameters
 from handlers.chat.pictures.addresses import is_address
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import ContextTooLong, HandlerError, InvalidRequest, UnsupportedMedia
@@ -34,8 +37,7 @@ from handlers.settings import RequestSettings
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
-# Fields that are not supported, with the values that have no effect.
-_NEUTRAL: dict[str, tuple[Any, str]] = {
+_NEUTRAL: Neutral = {
     "n": (lambda v: v == 1, "1: one answer is generated"),
     "functions": (lambda v: v == [], "absent: use 'tools'"),
     "function_call": (lambda v: v == "none", "absent: use 'tool_choice'"),
@@ -53,7 +55,7 @@ _OWN_MESSAGE_FIELDS = {"assistant": {"tool_calls", "reasoning_content"}, "tool":
 def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
     """Read a body with `messages`. Raises InvalidRequest, ContextTooLong, which name the field."""
     given = {name: value for name, value in body.items() if value is not None}
-    _refuse_what_is_not_offered(given)
+    refuse_unsupported(given, _FIELDS, _NEUTRAL, "chat completions")
     is_streaming = read_flag(given, "stream")
     form = OpenAIForm(
         id=make_answer_id("chatcmpl", incoming),
@@ -71,17 +73,6 @@ def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: Re
         form=form,
         is_streaming=is_streaming,
     )
-
-
-def _refuse_what_is_not_offered(given: dict[str, Any]) -> None:
-    for name, (is_neutral, wanted) in _NEUTRAL.items():
-        if name in given and not is_neutral(given[name]):
-            raise InvalidRequest(f"'{name}' must be {wanted}", param=name)
-    unknown = set(given) - _FIELDS - IGNORED - set(_NEUTRAL) - set(OPENAI_NAMES)
-    if unknown:
-        raise InvalidRequest(
-            f"chat completions have no field {names(unknown)} here", param=min(unknown)[:MAX_NAME_CHARS]
-        )
 
 
 def _parameters(given: dict[str, Any]) -> Parameters:
@@ -212,12 +203,11 @@ class OpenAIForm:
                 data += write_event(
                     {**self._head("chat.completion.chunk"), "choices": [], "usage": write_usage(summary)}
                 )
-            data += b"data: [DONE]\n\n"
+            data += DONE
         return data
 
     def error(self, error: HandlerError) -> bytes:
-        """Encode an error without [DONE], so that half an answer never looks complete."""
-        return b"data: " + error.body() + b"\n\n"
+        return write_error(error)
 
     def whole(self, summary: Summary) -> bytes:
         choice = {
@@ -250,10 +240,8 @@ def _logprob(token: Token) -> dict[str, Any]:
 
 
 def _finish_reason(summary: Summary) -> str:
-    """Return OpenAI's word: the model's own end and a stop string are both "stop"."""
-    if summary.finish_reason != "length" and summary.message is not None and summary.message.calls:
-        return "tool_calls"
-    return "length" if summary.finish_reason == "length" else "stop"
+    reason = name_finish_reason(summary)
+    return "tool_calls" if reason == "stop" and summary.message is not None and summary.message.calls else reason
 
 
 def _whole_message(summary: Summary) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Fields that OpenAI's chat completions and completions share, in requests and in answers."""
+"""What OpenAI's chat completions and completions share: fields of requests and of answers, and their checks."""
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from handlers.chat.checks import is_unicode, names
 from handlers.chat.forms import Summary, encode
 from handlers.chat.parameters import OPENAI_NAMES, check_parameter
-from handlers.errors import InvalidRequest
+from handlers.errors import HandlerError, InvalidRequest
 from handlers.requests import Incoming
 from torchmoor.wire import headers as wire
 
@@ -16,6 +16,20 @@ EFFORTS = (None, "none", "minimal", "low", "medium", "high", "xhigh")
 SUMMARIES = (None, "auto", "concise", "detailed")
 REASONING_WANTED = "an object with an effort and a summary"
 IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # a client's own labels
+DONE = b"data: [DONE]\n\n"  # the end of a complete stream
+
+Neutral = Mapping[str, tuple[Callable[[Any], bool], str]]
+"""Fields that are not supported: which values have no effect, and how an error describes these."""
+
+
+def refuse_unsupported(given: Mapping[str, Any], fields: set[str], neutral: Neutral, what: str) -> None:
+    """Raise InvalidRequest for an unknown field, or for one of `neutral` with another value. what: the bodies' name."""
+    for name, (is_neutral, wanted) in neutral.items():
+        if name in given and not is_neutral(given[name]):
+            raise InvalidRequest(f"'{name}' must be {wanted}", param=name)
+    unknown = set(given) - fields - IGNORED - set(neutral) - set(OPENAI_NAMES)
+    if unknown:
+        raise InvalidRequest(f"{what} have no field {names(unknown)} here", param=min(unknown)[:MAX_NAME_CHARS])
 
 
 def read_flag(given: Mapping[str, Any], name: str) -> bool:
@@ -89,6 +103,16 @@ def find_reasoning(given: Mapping[str, Any]) -> str:
 
 def write_event(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
+
+
+def write_error(error: HandlerError) -> bytes:
+    """Encode an error without DONE, so that half an answer never looks complete."""
+    return b"data: " + error.body() + b"\n\n"
+
+
+def name_finish_reason(summary: Summary) -> str:
+    """Return OpenAI's word: the model's own end and a stop string are both "stop"."""
+    return "length" if summary.finish_reason == "length" else "stop"
 
 
 def write_usage(summary: Summary) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _parse_input(
 
 
 def _resolve(incoming: Incoming, items: Any, resume: Callable[[Referred], Command]) -> Command:
-    """Make the command of a body whose items may refer to what the server has."""
+    """Make the command of a body whose items may refer to stored ones."""
     references = find_references(items)
     if references is None:
         return resume(NOTHING)

@@ -15,7 +15,7 @@ from handlers.chat.output_items import OutputItems
 from handlers.errors import HandlerError, InvalidRequest
 from torchmoor.wire.response_ids import compaction_id, item_id, response_id
 
-UNNAMED = "unstored"  # in the place of a session's id in the ids of a response that is not stored
+UNNAMED = "unstored"  # replaces the session's id in the ids of a response that is not stored
 _PIECES = "pieces"  # kept with the fields of a response that was streamed
 _UNFINISHED = {"status": "in_progress", "completed_at": None, "incomplete_details": None, "usage": None}
 
@@ -23,7 +23,7 @@ _UNFINISHED = {"status": "in_progress", "completed_at": None, "incomplete_detail
 class ResponseForm:
     """One response: writes it as an object or as events, and is the record of its turn.
 
-    fields: of the object, as the request decides them. items: what the client says. instructions: precede the
+    fields: of the object, as the request sets them. items: the client's input. instructions: precede the
     conversation in this prompt only. after: the number of the response that this one answers, 0 in a new session, None
     for the end of a conversation. may_drop: the oldest turns may be left out of a prompt that is too long. session_id:
     in the ids, until `place` names another.

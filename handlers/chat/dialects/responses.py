@@ -227,7 +227,7 @@ def _show_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(given: dict[str, Any], parameters: Parameters, now: float) -> dict[str, Any]:
-    """Make the fields of the response object that the request decides, and the neutral values of the others."""
+    """Make the fields of the response object: those that the request sets, and neutral values for the others."""
     temperature = parameters.temperature
     if not parameters.is_sampling:
         temperature = 0.0

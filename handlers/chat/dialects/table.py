@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from handlers.chat.commands import Command
@@ -15,6 +16,7 @@ from handlers.chat.dialects.session import parse_image, parse_session
 from handlers.chat.dialects.tgi import parse_inputs
 from handlers.chat.dialects.turns import join_session
 from handlers.errors import EulaNotAccepted, InvalidJson, InvalidRequest
+from handlers.json_values import load_json
 from handlers.requests import Incoming, refuse_other_media
 from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
@@ -33,20 +35,21 @@ def parse(
     Raises InvalidJson, InvalidRequest, EulaNotAccepted, UnsupportedMedia, ContextTooLong, SessionIdMismatch,
     SessionLimitReached.
     """
+    settings = settings or RequestSettings()
+    read_body = partial(_json_object, incoming.body, settings.max_json_values)
     operation = incoming.headers.get(wire.OPERATION)
     if operation:
-        return parse_operation(operation, lambda: _json_object(incoming.body))
-    settings = settings or RequestSettings()
+        return parse_operation(operation, read_body)
     resource = incoming.headers.get(wire.RESOURCE)
     if settings.requires_eula and (resource is None or resource.startswith("POST ")):
         _check_license(incoming)
     if resource:
-        return parse_resource(resource, incoming, lambda: _json_object(incoming.body), settings, wall())
+        return parse_resource(resource, incoming, read_body, settings, wall())
     content_type = incoming.headers.get("content-type", "")
     refuse_other_media(content_type)
     if isinstance(incoming.body, bytes) and _is_image(content_type, incoming.body):
         return parse_image(incoming, incoming.body)
-    body = _json_object(incoming.body)
+    body = read_body()
     for field, parse_body in DIALECTS.items():
         if field in body:
             return join_session(incoming, parse_body(incoming, body, settings, wall()))
@@ -69,12 +72,12 @@ def _is_image(content_type: str, body: bytes) -> bool:
     return kind.startswith("image/")
 
 
-def _json_object(body: Any) -> dict[str, Any]:
+def _json_object(body: Any, max_values: int) -> dict[str, Any]:
     if body is None or body in (b"", ""):
         raise InvalidRequest("the request has no body; send JSON with Content-Type: application/json")
     if isinstance(body, bytes | str):
         try:
-            body = json.loads(body)
+            body = load_json(body, max_values)
         except (ValueError, RecursionError) as exc:
             raise InvalidJson(f"the body is not valid JSON: {_without_content(exc)}") from exc
     if not isinstance(body, dict):

@@ -27,6 +27,6 @@ def is_address(text: str) -> bool:
     return text[:_LONGEST].lower().startswith(_BEGINNINGS)
 
 
-def is_fetched(reference: bytes | str) -> bool:
+def is_fetched(reference: object) -> bool:
     """Return whether a reference is an address whose picture must be fetched."""
     return isinstance(reference, str) and reference.lstrip()[:_LONGEST].lower().startswith(_FETCHED)

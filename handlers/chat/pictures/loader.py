@@ -23,6 +23,7 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
+from handlers.chat.messages import ImageReference, KeptImage
 from handlers.chat.pictures import image_decoding
 from handlers.chat.pictures.addresses import DATA, HTTP, S3, SCHEMES, find_scheme
 from handlers.chat.pictures.decoding_budget import DecodingBudget
@@ -135,8 +136,10 @@ class ImageLoader:
         self.decoding = DecodingBudget(settings.decoding_bytes, settings.decoding_timeout_s)
         self.num_fetched = 0
 
-    def read(self, reference: bytes | str, reply: PendingReply | None = None) -> bytes:
+    def read(self, reference: ImageReference, reply: PendingReply | None = None) -> bytes:
         """Read the encoded bytes, at most `max_bytes`. reply: a fetch ends as soon as it is cancelled."""
+        if isinstance(reference, KeptImage):
+            return self._within_limit(reference.read())
         if isinstance(reference, bytes | bytearray):
             return self._within_limit(bytes(reference))
         text = reference.strip()

@@ -1,8 +1,8 @@
 """What clients and operators do to sessions: open, add images, close, pin."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from handlers.chat.commands import ActOnSession, AddImages, CloseSession, EndClosed, OpenSession
 from handlers.chat.pictures.receiver import ImageReceiver, ReceivedImage
@@ -22,6 +22,7 @@ from handlers.errors import (
     SessionUnknown,
     TurnConflict,
 )
+from handlers.fair_threads import FairThreads
 from handlers.journal.event import Event
 from handlers.reply import PendingReply
 from handlers.requests import Caller
@@ -46,7 +47,7 @@ class SessionLifecycle:
         recorder: SessionRecorder,
         receiver: ImageReceiver,
         counters: Counters,
-        background: Executor,
+        background: FairThreads,
     ) -> None:
         self._ids = ids
         self._store = store
@@ -174,7 +175,7 @@ class SessionLifecycle:
         if not self._recorder.openings.try_undo(session.id.text, lambda: self._store.discard(session)):
             return
         with suppress(RuntimeError):  # the worker is stopping: the sweep will find the journal
-            self._background.submit(self._recorder.discard, session.id.text)
+            self._background.submit("", partial(self._recorder.discard, session.id.text))
 
     def add_images(self, command: AddImages, reply: PendingReply) -> None:
         """Add images for the session's next question, once even if the client sends the request again."""

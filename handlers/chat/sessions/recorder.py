@@ -24,6 +24,7 @@ from handlers.counters import Counters
 from handlers.errors import (
     BadImage,
     CallerBudgetReached,
+    ContextTooLong,
     HandlerError,
     InvalidRequest,
     JournalUnavailable,
@@ -219,8 +220,19 @@ class SessionRecorder:
         worker wrote first, SessionClosed, SessionLost, InvalidRequest if the event is too large, JournalUnavailable.
         """
         with session.recording:
+            if event.kind in ("turn", "update") and not event.answer:
+                self.check_history(session, event.num_chars)
             self._write(session, event, encoded_images)
             self._remember(session, event)
+
+    def check_history(self, session: Session, num_chars: int) -> None:
+        """Raise ContextTooLong if the session would have too many texts with these characters."""
+        limit = self._store.settings.max_history_chars
+        if session.num_chars + num_chars > limit:
+            raise ContextTooLong(
+                f"the session's texts would have {session.num_chars + num_chars} characters, and they may have {limit} "
+                "(session.max_history_chars); open a new one"
+            )
 
     def _write(self, session: Session, event: Event, encoded_images: Sequence[bytes]) -> None:
         if self._journal is not None:
@@ -236,6 +248,7 @@ class SessionRecorder:
 
     def _remember(self, session: Session, event: Event) -> None:
         """Remember an entry, and the event of a client's invocation id, whose texts the conversation shares."""
+        session.num_chars += event.num_chars
         remember_entry(session, event, lambda messages: self._store.commit(session, messages, []))
         if event.invocation_id and event.kind != "open":
             session.replays.append(event)

@@ -56,6 +56,7 @@ class Session:
     waiting: deque[QueuedTurn] = field(default_factory=deque)
     stored_kv: list[KvPart] = field(default_factory=list)  # what the journal has of its KV cache
     num_events: int = 0  # events of the journal that this session has applied
+    num_chars: int = 0  # of the texts of all events
     entries: list[Event] = field(default_factory=list)  # its turns
     deleted: set[int] = field(default_factory=set)  # numbers of entries whose responses are not shown
     deleted_items: set[tuple[int, int]] = field(default_factory=set)  # number of the entry, place in it

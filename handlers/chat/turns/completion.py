@@ -34,10 +34,13 @@ class Completion:
         self._generation = Generation(parts, self, self._cache, request, reply, self._release)
 
     def start(self) -> None:
-        self._parts.counters.add("turns_started")
+        """Begin. Raises ContextTooLong at once where that is known: a body that waits is sent again in each step."""
         prompt = self._request.prompt  # may have megabytes, so a worker thread searches it for images
         images = images_of(self._request_parts()) if prompt is None else first_address(prompt)
         has_images = bool(images) if prompt is None else MARKDOWN_IMAGE in prompt
+        if prompt is None or not has_images:
+            self._check_length(() if prompt is None else (TextPart(prompt),))
+        self._parts.counters.add("turns_started")
         self._generation.begin(is_slow=has_images, line=find_line(self._request.caller, images))
         self._reply.on_cancel(self._generation.stop)
 

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -44,6 +44,7 @@ from handlers.errors import (
     TurnConflict,
     TurnTimedOut,
 )
+from handlers.fair_threads import FairThreads
 from handlers.models.answer_style import AnswerStyle
 from handlers.models.text import TextModel
 from handlers.reply import PendingReply
@@ -67,8 +68,8 @@ class GenerationParts:
     images: ImageStore
     admission: Admission
     receiver: ImageReceiver
-    preparing: Executor  # for answers that fetch no images, and for the end of every answer
-    loading: Executor  # for answers that decode images or rebuild a session
+    preparing: FairThreads  # for answers that fetch no images, and for the end of every answer
+    loading: FairThreads  # for answers that decode images or rebuild a session
     fetching: FetchPool  # for answers that fetch images
     stored_kv: StoredKv | None  # None unless the journal has KV caches
     counters: Counters
@@ -135,13 +136,14 @@ class Generation:
                 return
             self._is_admitted = True
             self._parts.admission.enter()
-        self._preparation = self._submit(self._choose_threads(is_slow, line), self._prepare)
+        self._preparation = self._submit(self._choose_threads(is_slow=is_slow, line=line), self._prepare)
 
-    def _choose_threads(self, is_slow: bool, line: str | None) -> Submit:
+    def _choose_threads(self, *, is_slow: bool, line: str | None) -> Submit:
         parts = self._parts
         if line is not None:
             return partial(parts.fetching.submit, line, self._reply)
-        return parts.loading.submit if is_slow else parts.preparing.submit
+        threads = parts.loading if is_slow else parts.preparing
+        return partial(threads.submit, self._reply.line)
 
     def _submit(self, submit: Submit, action: Callable[[], None]) -> Future[None] | None:
         try:
@@ -301,7 +303,7 @@ class Generation:
             if num_tokens > 1:
                 gap_s = (time.monotonic() - self._first_token_at) / (num_tokens - 1)
                 self._parts.counters.observe("inter_token", gap_s)
-            self._submit(self._parts.preparing.submit, partial(self._finish, reason))
+            self._submit(self._choose_threads(is_slow=False, line=None), partial(self._finish, reason))
             return False
         self._writer.show()
         return True
@@ -321,7 +323,7 @@ class Generation:
 
     def _try_again(self) -> None:
         self._is_admitted = True
-        self._submit(self._parts.preparing.submit, self._prepare)
+        self._submit(self._choose_threads(is_slow=False, line=None), self._prepare)
 
     def _summarise(self, reason: FinishReason) -> Summary:
         assert self._sequence is not None

@@ -23,7 +23,7 @@ from handlers.chat.turns.context_limits import truncate
 from handlers.chat.turns.generation import Generation, GenerationParts
 from handlers.chat.turns.history import count_turns, read_system, without_oldest
 from handlers.chat.turns.question import AnsweredBefore, Prompt
-from handlers.errors import HandlerError, TurnConflict
+from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.journal.event import Event
 from handlers.reply import PendingReply
 from torchmoor.wire import headers as wire
@@ -167,17 +167,23 @@ class Turn:
         if draft is not None:
             messages = [*(each.for_template() for each in draft.instructions), *messages]
         tools = () if self._ask.parameters.tools is None else self._ask.parameters.tools.definitions
-        ids = model.render(messages, sizes, tools)
         limit = self._parts.limits.max_prompt_beside_answer(self._ask.parameters.max_new_tokens)
         num_turns = count_turns(messages) - 1
-        if not self._may_drop or len(ids) <= limit or not num_turns:
+        if not self._may_drop or not num_turns:
+            return model.render(messages, sizes, tools)
+
+        def try_render(num_dropped: int) -> list[int] | None:
+            try:
+                ids = model.render(without_oldest(messages, num_dropped), sizes, tools)
+            except ContextTooLong:
+                return None
+            return ids if len(ids) <= limit else None
+
+        if (ids := try_render(0)) is not None:
             return ids
         steps = [*range(DROP_STEP, num_turns, DROP_STEP), num_turns]
-
-        def fits(num_dropped: int) -> bool:
-            return len(model.render(without_oldest(messages, num_dropped), sizes, tools)) <= limit
-
-        self._num_dropped = steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits)]
+        place = bisect_left(steps, True, hi=len(steps) - 1, key=lambda number: try_render(number) is not None)
+        self._num_dropped = steps[place]
         left = without_oldest(messages, self._num_dropped)
         if draft is None:  # the Responses API decides it for each prompt
             self._messages = left
@@ -211,6 +217,7 @@ class Turn:
         tools = self._ask.parameters.tools
         num_chars += 0 if tools is None else tools.num_chars
         self._parts.limits.check_chars(num_chars, "the question has {} characters")
+        self._recorder.check_history(self._session, num_chars)
         if draft is not None:
             return write_items(draft.items)
         if self._ask.are_results:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.device import exit_worker
 from handlers.errors import ModelBroken, SettingsError
+from handlers.fair_threads import FairThreads
 from handlers.many.compute import Compute
 from handlers.many.folder import CONFIG, read_json
 from handlers.many.loading.chat_model import ChatModel
@@ -92,8 +92,8 @@ class CheckpointLoader:
         self.intake = ImageLoader(settings.intake)
         self.shared = SharedParts(settings.tasks.max_shared)
         self.compute = Compute(settings.tasks, device, on_device_lost=exit_worker)
-        self._readers = ThreadPoolExecutor(settings.tasks.prepare_threads, "read")
-        self._image_readers = ThreadPoolExecutor(settings.intake.num_threads, "read-image")  # may wait for servers
+        self._readers = FairThreads(settings.tasks.prepare_threads, "read")
+        self._image_readers = FairThreads(settings.intake.num_threads, "read-image")  # may wait for servers
         self.compute.start()
 
     def stop(self) -> None:

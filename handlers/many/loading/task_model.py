@@ -3,13 +3,13 @@
 import json
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
 import torch
 
 from handlers.errors import HandlerError, InternalError
+from handlers.fair_threads import FairThreads
 from handlers.many.compute import Compute, RowQueue, TaskRow
 from handlers.many.loading.tensor_placement import Assembled, PlacedModel
 from handlers.many.openai_bodies import read_task_request
@@ -32,8 +32,8 @@ class TaskModel(PlacedModel):
         assembled: Assembled,
         device: torch.device,
         compute: Compute,
-        readers: Executor,
-        read: Callable[[Incoming], TaskRequest] | None = None,
+        readers: FairThreads,
+        read: Callable[[Incoming, int], TaskRequest] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(assembled, device)
@@ -45,12 +45,13 @@ class TaskModel(PlacedModel):
         self.queue = RowQueue(task.run)
 
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
-        self._readers.submit(self._begin, incoming, reply)
+        reply.line = incoming.caller.line
+        self._readers.submit(reply.line, partial(self._begin, incoming, reply))
 
     def _begin(self, incoming: Incoming, reply: PendingReply) -> None:
         with reply.guarded():
             reply.raise_if_cancelled()
-            request = self._read(incoming)
+            request = self._read(incoming, self._compute.settings.max_json_values)
             work = self.task.read(request, reply)
             if request.form is not None:
                 work = _in_form(work, request.form)
@@ -79,7 +80,7 @@ class _Answer:
 
     def rows(self) -> list[TaskRow]:
         return [
-            TaskRow(own.inputs, own.size, own.kind, self._is_wanted, partial(self._take, index))
+            TaskRow(own.inputs, own.size, own.kind, self._is_wanted, partial(self._take, index), self._reply.line)
             for index, own in enumerate(self._work.inputs)
         ]
 

@@ -33,7 +33,7 @@ class FillMask(TextTask):
         request.check_parameters(PARAMETERS)
         top_k = request.top_k(DEFAULT_TOP_K) or DEFAULT_TOP_K
         targets = self._targets(request)
-        texts = texts_of(request.inputs, self.settings.max_inputs, self.settings.max_chars)
+        texts = texts_of(request.inputs, self.settings)
         is_truncated = request.get("truncation", False)
         encoded = [self.encode(text, is_truncated=is_truncated) for text in texts]
         for own in encoded:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from handlers.errors import InvalidJson, InvalidRequest
+from handlers.json_values import load_json
 from handlers.many.request import TaskRequest, read_body
 from handlers.many.tasks.task import EncodedAnswer
 from handlers.requests import Incoming
@@ -81,12 +82,12 @@ class TensorForm:
         return {**described, "data": _numbers(tensor)}
 
 
-def read_inference(incoming: Incoming) -> TaskRequest:
+def read_inference(incoming: Incoming, max_json_values: int) -> TaskRequest:
     """Read a request: {"inputs": [{"name", "shape", "datatype", "data"}]}. Raises InvalidRequest, InvalidJson.
 
     Its parameters have the TensorForm as "form".
     """
-    body, raw, is_sagemakers = _split(incoming)
+    body, raw, is_sagemakers = _split(incoming, max_json_values)
     if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
         raise InvalidRequest(
             'this model reads tensors: send {"inputs": [{"name", "shape", "datatype", "data"}]}', param="inputs"
@@ -106,20 +107,20 @@ def read_inference(incoming: Incoming) -> TaskRequest:
     return TaskRequest(_with_raw_data(body["inputs"], raw), {"form": form})
 
 
-def _split(incoming: Incoming) -> tuple[Any, memoryview, bool]:
+def _split(incoming: Incoming, max_json_values: int) -> tuple[Any, memoryview, bool]:
     """Return the JSON, the bytes after it, and whether the content type is SageMaker's."""
     found = _SAGEMAKER_TYPE.match(incoming.headers.get("content-type", "").strip())
     text = found[1] if found else incoming.headers.get(wire.INFERENCE_HEADER_LENGTH)
     body = incoming.body
     if text is None:
-        return read_body(incoming), memoryview(b""), False
+        return read_body(incoming, max_json_values), memoryview(b""), False
     if not isinstance(body, bytes):
         raise InvalidRequest(f"a body with raw tensors needs another Content-Type than JSON, such as {_OCTETS}")
     if not (text.isascii() and text.isdigit() and len(text) <= 10) or int(text) > len(body):
         raise InvalidRequest("the length of the JSON must be a number of bytes, within the body")
     length = int(text)
     try:
-        return json.loads(body[:length]), memoryview(body)[length:], found is not None
+        return load_json(body[:length], max_json_values), memoryview(body)[length:], found is not None
     except (ValueError, RecursionError) as exc:
         raise InvalidJson("the beginning of the body, of the given length, is not valid JSON") from exc
 

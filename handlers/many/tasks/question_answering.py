@@ -12,7 +12,7 @@ from torch import Tensor
 
 from handlers.errors import ContextTooLong, InvalidRequest, ModelBroken
 from handlers.many.compute import TaskRow
-from handlers.many.request import Parameters, TaskRequest, as_list, check_text
+from handlers.many.request import Parameters, TaskRequest, check_text, text_inputs
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.reply import PendingReply
@@ -38,7 +38,7 @@ class QuestionAnswering(TextTask):
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters(PARAMETERS)
-        asked = as_list(request.inputs, self.settings.max_inputs)
+        asked = text_inputs(request.inputs, self.settings)
         for item in asked:
             if not isinstance(item, dict) or item.keys() != {"question", "context"}:
                 raise InvalidRequest("'inputs' must be an object with 'question' and 'context'", param="inputs")

@@ -55,7 +55,7 @@ class TextTask:
 
         is_truncated: the default of the parameter "truncation". options: of the tokenizer.
         """
-        texts = texts_of(request.inputs, self.settings.max_inputs, self.settings.max_chars)
+        texts = texts_of(request.inputs, self.settings)
         is_truncated = request.get("truncation", is_truncated)
         encoded = [self.encode(text, is_truncated=is_truncated, **options) for text in texts]
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from handlers.errors import InvalidRequest
-from handlers.many.request import TaskRequest, as_list, check_text
+from handlers.many.request import TaskRequest, check_text, text_inputs
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
@@ -25,7 +25,7 @@ class TextClassification(TextTask):
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters(PARAMETERS)
-        inputs = as_list(request.inputs, self.settings.max_inputs)
+        inputs = text_inputs(request.inputs, self.settings)
         is_truncated = request.get("truncation", False)
         rows = [self.as_input(self.encode(*self._texts(each), is_truncated=is_truncated)) for each in inputs]
         config = self.model.config

@@ -96,3 +96,17 @@ def test_worker_ends_when_the_front_end_has_gone() -> None:
         read_all(encode_batch([(b"a", [], b"body")])[:-6], [], 1)
 
     assert caught.value.code == 0
+
+
+def test_bodies_stay_as_they_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchServe tells its workers to parse JSON and text at each step; the handlers do it once, within limits."""
+    monkeypatch.setenv("TS_DECODE_INPUT_REQUEST", "true")
+    bodies = [(b"application/json", b'{"a": [1]}'), (b"text/plain", b"a")]
+    message = b"I"
+    for content_type, body in bodies:
+        message += field(b"id") + END + field(b"body") + field(content_type) + field(body) + END
+
+    with buffered():
+        (_, rows), *_ = read_all(message + END, [], 1)
+
+    assert [row["parameters"][0]["value"] for row in rows] == [body for _, body in bodies]

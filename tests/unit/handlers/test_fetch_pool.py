@@ -114,7 +114,7 @@ def test_line_is_that_of_the_first_fetched_address(references: tuple[bytes | str
     named = Caller("e", "alice")
 
     assert find_line(Caller(), references) == line
-    assert find_line(named, references) == (None if line is None else named.scope)
+    assert find_line(named, references) == (None if line is None else named.line)
 
 
 class Held:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -178,6 +179,46 @@ def test_compiling_has_a_time_limit(tiny_llava: Any) -> None:
             compiler.compile(slow)
     finally:
         compiler.stop()
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        json_grammar({"type": "integer", "multipleOf": 999_983}),  # an automaton with a state for each remainder
+        GrammarText("regex", "(ab|cd)?" * 8000, "schema"),  # 245 MB
+        json_grammar({"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(1, 14)]}),  # 10 s
+    ],
+)
+def test_grammars_that_need_too_much_are_refused(tiny_llava: Any, grammar: GrammarText) -> None:
+    """A small grammar that would fill the memory or take minutes ends another process; the next one is compiled."""
+    patient = GrammarSettings(compile_timeout_s=100)
+    compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, patient)
+    try:
+        compiler.compile(json_grammar({"const": "first"}))
+        before = psutil.Process().memory_info().rss
+        with pytest.raises(InvalidRequest, match="it needs more than 1 s or 64 MiB"):
+            compiler.compile(grammar)
+        assert psutil.Process().memory_info().rss - before < 32 << 20
+        assert not compiler.compile(json_grammar({"const": "second"})).begin().is_complete
+    finally:
+        compiler.stop()
+
+
+def test_kept_grammars_have_a_bound_in_bytes(tiny_llava: Any) -> None:
+    """The grammars used least recently are compiled again when they are needed; small ones stay."""
+    settings = GrammarSettings(max_cached_bytes=12 << 20, compile_timeout_s=100)
+    compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, settings)
+    names = [[f"{number}-{place}" for place in range(900)] for number in range(6)]
+    large = [json_grammar({"properties": {name: {"type": "string"} for name in each}}) for each in names]
+    try:
+        compiled = [compiler.compile(each) for each in large]
+        last, first = compiler.compile(large[-1]), compiler.compile(large[0])
+    finally:
+        compiler.stop()
+
+    assert max(each.num_bytes for each in compiled) > 1 << 20
+    assert last is compiled[-1]
+    assert first is not compiled[0]
 
 
 @pytest.mark.parametrize("limit", [{"max_states": 40}, {"max_cpu_s": 1e-9}])

@@ -8,7 +8,7 @@ from torchmoor.admin.dashboard.history import INTERVAL_S, NUM_SAMPLES, RANGES
 from torchmoor.admin.dashboard.instance_history import FIELDS, InstanceHistory, find_gpu
 from torchmoor.metrics.host import GpuUse
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.reported_status import ReportedStatus
+from torchmoor.proxy.routing.reported_status import ReportedStatus
 
 GPU = GpuUse("1", "GPU-a", 30.0, 25, 100)
 

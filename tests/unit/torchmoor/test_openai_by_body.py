@@ -63,6 +63,17 @@ def test_what_is_no_object_has_none(body: bytes) -> None:
     assert find_model(body) is None
 
 
+def test_long_and_nested_values_are_skipped() -> None:
+    """As many messages and tools as are allowed, with texts of any length, stand before `model`."""
+    part = {"type": "text", "text": 'a "long" text ' * 30, "x": "y" * 190}
+    messages = [{"role": "user", "content": [part, {"type": "image_url", "image_url": {"url": "d" * 250}}]}] * 512
+    properties = {f"field {number}": {"type": "string", "description": "z" * 150} for number in range(40)}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}] * 128
+    body = json.dumps({"messages": messages, "tools": tools, "model": "a"}).encode()
+
+    assert find_model(body) == "a"
+
+
 def test_search_is_given_up_after_many_tokens() -> None:
     """A body of nothing but brackets does not hold the proxy up."""
     few, many = (b'{"a": [%b], "model": "a"}' % (b"[]," * number) for number in (100, MAX_TOKENS))

@@ -22,8 +22,7 @@ from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.instances.reported_status import ReportedStatus
-from torchmoor.proxy.routing.model_placement import ModelReport, ReportedTier
+from torchmoor.proxy.routing.reported_status import ModelReport, ReportedStatus, ReportedTier
 from torchmoor.run.app import Proxy
 from torchmoor.run.data_plane import DataPlane
 from torchmoor.run.processes.child_process import ChildProcess

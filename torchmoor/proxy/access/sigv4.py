@@ -186,8 +186,8 @@ def _check_names(names: list[bytes], fields: Mapping[bytes, bytes]) -> None:
         )
     unsigned = [name for name in fields if name.startswith(_MUST_BE_SIGNED) and name not in names]
     if unsigned:
-        told = b", ".join(unsigned).decode("latin-1")[:256]
-        raise InvalidSignature(f"There were headers present in the request which were not signed: {told}")
+        listed = b", ".join(unsigned).decode("latin-1")[:256]
+        raise InvalidSignature(f"There were headers present in the request which were not signed: {listed}")
 
 
 def _canonical_request(request: Request, names: list[bytes], fields: Mapping[bytes, bytes], joined: bytes) -> bytes:
@@ -241,5 +241,5 @@ def _why_incomplete(authorization: bytes) -> AccessDenied:
     """Return the error that names each missing part, as AWS does."""
     text = authorization.decode("latin-1")
     missing = [part for part in ("Credential", "Signature", "SignedHeaders") if f"{part}=" not in text]
-    told = " ".join(f"Authorization header requires '{part}' parameter." for part in missing)
-    return IncompleteSignature(f"{told or 'Authorization header cannot be read.'} Expected: {_EXAMPLE}")
+    reasons = " ".join(f"Authorization header requires '{part}' parameter." for part in missing)
+    return IncompleteSignature(f"{reasons or 'Authorization header cannot be read.'} Expected: {_EXAMPLE}")

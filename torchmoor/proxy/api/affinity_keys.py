@@ -28,7 +28,7 @@ HEADERS = (
 )
 FIELDS = ("prompt_cache_key", "safety_identifier", "user")
 
-_KEYS = re.compile(rb'"(%b)"[ \t\r\n]*:' % "|".join(FIELDS).encode())
+_KEYS = {field: re.compile(rb'"%b"[ \t\r\n]*:' % field.encode()) for field in FIELDS}
 
 
 def has_header(request: Request) -> bool:
@@ -61,7 +61,7 @@ def _find_key(request: Request, body: bytes) -> bytes:
     for name in HEADERS:
         if name in places and (value := request.find(name)):
             return value
-    names = frozenset(match[1].decode() for match in _KEYS.finditer(body))
+    names = frozenset(field for field, key in _KEYS.items() if key.search(body))
     found = find_fields(body, names) if names else {}
     return next(filter(None, (_read_text(found.get(field, b"")) for field in FIELDS)), b"")
 

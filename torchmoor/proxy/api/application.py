@@ -144,16 +144,16 @@ class DataPlaneApplication:
         return DeferredReply(
             request,
             lambda deferred, body: deferred.end(reply),
-            say=lambda error: self._error(request, error, request_id),
-            tell=lambda reply: self._dispatchers.observe_reply(request, request_id, reply),
+            render_error=lambda error: self._error(request, error, request_id),
+            observe=lambda reply: self._dispatchers.observe_reply(request, request_id, reply),
             too_large=ValidationError(f"A signed body may have up to {max_body_bytes} bytes."),
             max_body_bytes=max_body_bytes,
         )
 
     def _error(self, request: Request, error: ApiError, request_id: bytes) -> Reply:
         """Render an error from outside the dialects in the form of the one that the path means."""
-        say = openai_error if self._openai.serves(request.path) else runtime_error
-        return say(error, request_id)
+        render = openai_error if self._openai.serves(request.path) else runtime_error
+        return render(error, request_id)
 
     def refuse(self, status: int, message: str) -> Reply:
         return refusal(status, message, self._dispatchers.new_request_id())

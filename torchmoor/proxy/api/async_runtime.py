@@ -66,8 +66,8 @@ class AsyncOperation:
         return DeferredReply(
             request,
             partial(self._submit, request, request_id),
-            say=lambda error: self._refuse(error, request_id),
-            tell=lambda reply: self.dispatchers.observe_reply(request, request_id, reply),
+            render_error=lambda error: self._refuse(error, request_id),
+            observe=lambda reply: self.dispatchers.observe_reply(request, request_id, reply),
             too_large=body_too_long(),
             max_body_bytes=MAX_BODY_BYTES,
             timeout_s=SUBMIT_TIMEOUT_S,

@@ -24,7 +24,7 @@ class ContainerApi:
         self._pass_through = pass_through
 
     def ping(self, request: Request, request_id: bytes) -> Reply:
-        """Answer 200 while an instance is ready, or none has to be; the body is empty."""
+        """Answer 200 while an instance is ready, or if no instance has to be; the body is empty."""
         endpoints = self._registry.endpoints()
         return _HEALTHY if not endpoints or endpoints[0].can_serve() else _UNHEALTHY
 

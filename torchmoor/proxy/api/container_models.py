@@ -101,10 +101,10 @@ class ContainerModelsApi:
         names = sorted(name for name, model in self._models.items() if model.is_ready)
         begin = bisect_right(names, token)
         page = names[begin : begin + self._settings.page_size]
-        told: dict[str, object] = {"models": [_row(name, self._models[name]) for name in page]}
+        listed: dict[str, object] = {"models": [_row(name, self._models[name]) for name in page]}
         if begin + len(page) < len(names):
-            told["nextPageToken"] = page[-1]
-        return json_reply(200, told)
+            listed["nextPageToken"] = page[-1]
+        return json_reply(200, listed)
 
     def _invoke(self, request: Request, request_id: bytes, name: str) -> Invocation | Reply:
         model = self._get(name)
@@ -159,7 +159,7 @@ class ContainerModelsApi:
                     return
                 except ServiceUnavailable:
                     pass  # no instance is left: the last answer says that there is no memory
-            _tell(order, answer, _row(name, model))
+            _answer(order, answer, _row(name, model))
 
         body: dict[str, object] = {operations.ACTION: operations.LOAD, operations.MODEL: name, operations.URL: url}
         self._start(instance, body, on_done, lambda: self._models.pop(name))
@@ -174,7 +174,7 @@ class ContainerModelsApi:
         def on_done(answer: OperationAnswer | None) -> None:
             if answer is None or answer.status not in (200, 404):
                 model.is_ready = True
-                _tell(order, answer, _row(name, model))
+                _answer(order, answer, _row(name, model))
                 return
             if self._models.get(name) is model:
                 del self._models[name]
@@ -235,7 +235,7 @@ def _read_load(body: bytes) -> tuple[str, str]:
     return name, url
 
 
-def _tell(order: DeferredReply, answer: OperationAnswer | None, row: dict[str, str]) -> None:
+def _answer(order: DeferredReply, answer: OperationAnswer | None, row: dict[str, str]) -> None:
     """Answer a success in the contract's form, anything else as the instance does."""
     if answer is None:
         order.fail(ServiceUnavailable("The instance gave no answer. Try again later."))

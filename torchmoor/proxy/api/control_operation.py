@@ -93,8 +93,8 @@ class ControlApi:
         return DeferredReply(
             request,
             begin,
-            say=lambda error: runtime_error(error, request_id),
-            tell=lambda reply: self._dispatchers.observe_reply(request, request_id, reply),
+            render_error=lambda error: runtime_error(error, request_id),
+            observe=lambda reply: self._dispatchers.observe_reply(request, request_id, reply),
             too_large=BodyTooLarge(self._settings.max_body_bytes),
             max_body_bytes=self._settings.max_body_bytes,
             timeout_s=TIMEOUT_S,

@@ -23,14 +23,14 @@ class DeferredReply:
         request: Request,
         begin: Begin,
         *,
-        say: Callable[[ApiError], Reply],
-        tell: Callable[[Reply], None],
+        render_error: Callable[[ApiError], Reply],
+        observe: Callable[[Reply], None],
         too_large: ValidationError,
         max_body_bytes: int,
         timeout_s: float = 60.0,
         late: str = "The instance has not answered in time.",
     ) -> None:
-        """say: renders an error. tell: called with the reply. too_large: the error for a body above max_body_bytes.
+        """observe: called with the reply. too_large: the error for a body above max_body_bytes.
 
         timeout_s: longer than the operation's own time-out, which is reported first. late: the message after it.
         """
@@ -39,8 +39,8 @@ class DeferredReply:
         self.wait_ends_at = request.received_at + timeout_s
         self._request = request
         self._begin = begin
-        self._say = say
-        self._tell = tell
+        self._render_error = render_error
+        self._observe = observe
         self._too_large = too_large
         self._late = late
         self.source = ""  # the client's address, once the operation begins
@@ -55,9 +55,9 @@ class DeferredReply:
                 self._request.body_check.verify(body)
             self._begin(self, body)
         except ApiError as error:
-            return self._told(self._say(error))
+            return self._deliver(self._render_error(error))
         if self._reply is not None:
-            return self._told(self._reply)
+            return self._deliver(self._reply)
         self._waiter = waiter
         return WAIT
 
@@ -65,28 +65,29 @@ class DeferredReply:
         self._reply = reply
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
-            waiter.resume(self._told(reply))
+            waiter.resume(self._deliver(reply))
 
     def fail(self, error: ApiError) -> None:
-        self.end(self._say(error))
+        self.end(self._render_error(error))
 
     def on_wait_over(self) -> Reply:
         """Answer if the operation's own time-out has failed to end it."""
         self._waiter = None
-        return self._told(self._say(ServiceUnavailable(self._late)))
+        return self._deliver(self._render_error(ServiceUnavailable(self._late)))
 
     def on_body_too_large(self) -> Reply:
-        return self._told(self._say(self._too_large))
+        return self._deliver(self._render_error(self._too_large))
 
     def on_body_dropped(self) -> Reply:
-        return self._told(self._say(unavailable.body_dropped()))
+        return self._deliver(self._render_error(unavailable.body_dropped()))
 
     def on_body_growth(self, num_bytes: int) -> Reply | None:
-        """Accept more: no instance is to hold it."""
+        """Accept more: no instance will hold the body."""
         return None
 
-    def _told(self, reply: Reply) -> Reply:
-        self._tell(reply)
+    def _deliver(self, reply: Reply) -> Reply:
+        """Observe the reply; the client gets it without a body if it sent HEAD."""
+        self._observe(reply)
         return Reply(reply.status, reply.headers) if self._request.method == b"HEAD" else reply
 
     def finish(self, outcome: Outcome) -> None:

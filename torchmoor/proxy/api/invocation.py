@@ -122,7 +122,7 @@ class Invocation:
         )
 
     def _num_prefix_bytes(self) -> int:
-        """How much of the body's beginning the strategy looks at: none if another rule chooses the instance."""
+        """How many of the body's first bytes the strategy reads: none if another rule chooses the instance."""
         assignment = self.assignment
         is_strategy_asked = assignment.session is None and assignment.model is None
         return assignment.dispatcher.chooser.strategy.num_prefix_bytes if is_strategy_asked else 0
@@ -252,11 +252,11 @@ class Invocation:
         self._dispatchers.cancellations.send(self.chosen.instance, path, self.request_id.decode())
 
     def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Judgement:
-        """Deliver the answer, or go elsewhere if the instance could not take the request."""
+        """Deliver the answer, or send the request to another instance if this one could not take it."""
         assignment = self.assignment
         if assignment.model is not None:
             assignment.model.on_answer(head, self.chosen.instance.name, self._sent_at)
-        if can_replay and head.status >= 400 and self._try_abler(head):
+        if can_replay and head.status >= 400 and self._reassign_refused(head):
             return self._place()
         if assignment.expected is not None:
             self._read_receipt(assignment.expected, head)
@@ -281,7 +281,7 @@ class Invocation:
     def _fail_with(self, explain: Explain, head: AnswerHead, body: bytes) -> Reply:
         return self.fail(explain(head, body))
 
-    def _try_abler(self, head: AnswerHead) -> bool:
+    def _reassign_refused(self, head: AnswerHead) -> bool:
         """Assign another instance if this one's refusal says that it cannot serve the request now.
 
         A session's turn leaves its instance only if that has no worker, not because the instance is busy.
@@ -315,7 +315,7 @@ class Invocation:
             )
 
     def on_lost(self, loss: Loss, *, can_replay: bool) -> NextStep:
-        """Go elsewhere if that cannot do the work twice, else report the loss."""
+        """Send the request to another instance if that cannot repeat its work, else report the loss."""
         assignment, instance = self.assignment, self.chosen.instance
         if loss is Loss.SHORTAGE:
             assignment.has_failed = True  # the reply shows nothing about the instance

@@ -192,7 +192,7 @@ class OpenAIApi:
         """Make the call that the body's beginning asks for."""
         self._check_length(request)
 
-        def say(error: ApiError) -> Reply:
+        def render_error(error: ApiError) -> Reply:
             reply = openai_error(error, request_id)
             self._dispatchers.observe_reply(request, request_id, reply)
             return reply
@@ -203,7 +203,7 @@ class OpenAIApi:
             max_body_bytes=self._max_body_bytes,
             deadlines=self._deadlines,
             make=make,
-            say=say,
+            render_error=render_error,
         )
 
     def _find_endpoint(self, name: str | None, body: bytes, num_read: int) -> Endpoint:

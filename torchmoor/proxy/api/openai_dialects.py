@@ -105,8 +105,8 @@ class _HandlerRefusal(ApiError):
         self.param: Any = None
         message = "The instance refused the request."
         try:
-            told = json.loads(body)["error"]
-            message, self.code, self.param = str(told["message"]), str(told["code"]), told.get("param")
+            given = json.loads(body)["error"]
+            message, self.code, self.param = str(given["message"]), str(given["code"]), given.get("param")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
         super().__init__(message)

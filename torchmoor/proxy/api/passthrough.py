@@ -50,8 +50,8 @@ def defer(
     return DeferredReply(
         request,
         begin,
-        say=lambda error: container_error(error, request_id),
-        tell=lambda reply: dispatchers.observe_reply(request, request_id, reply),
+        render_error=lambda error: container_error(error, request_id),
+        observe=lambda reply: dispatchers.observe_reply(request, request_id, reply),
         too_large=too_large,
         max_body_bytes=MAX_OPERATION_BYTES,
         timeout_s=timeout_s + GRACE_S,

@@ -16,7 +16,7 @@ from torchmoor.config.health import RecoverySettings
 from torchmoor.config.launcher import DEFAULT_INFLIGHT_BODY_BYTES, MAX_BODY_EXTRA_BYTES, counted_body_bytes
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
-from torchmoor.proxy.instances.reported_status import ReportedStatus
+from torchmoor.proxy.routing.reported_status import ReportedStatus
 
 
 class InstanceState(Enum):

@@ -13,9 +13,9 @@ from torchmoor.config.routing import EndpointSettings, MultiModelSettings, Varia
 from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance, UnknownVariant
 from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.reported_status import ReportedStatus
 from torchmoor.proxy.routing.model_placement import ModelPlacement
 from torchmoor.proxy.routing.pool import Pool
+from torchmoor.proxy.routing.reported_status import ReportedStatus
 from torchmoor.proxy.routing.strategies import STRATEGIES
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ million pairs of about 100 bytes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from enum import IntEnum
+from collections.abc import Callable
 from hashlib import blake2b
 from itertools import islice
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from torchmoor.proxy.routing.reasons import (
     MODEL_RESIDENT,
     MODEL_UNPACKED,
 )
+from torchmoor.proxy.routing.reported_status import ModelReport, ReportedTier
 from torchmoor.proxy.routing.strategy import Pick
 
 MAX_NOTES = 4096  # per instance; the oldest is forgotten
@@ -36,27 +36,9 @@ MANY_HOLDERS = 8  # above it they are compared only if the least busy instance i
 FREE_PARTS = 8  # free memory is compared in eighths of the whole
 
 
-class ReportedTier(IntEnum):
-    """Where an instance has a model; a lower value is better."""
-
-    DEVICE = 0
-    HOST = 1
-    LOADING = 2
-    DISK = 3
-    BROKEN = 4  # the instance could not load it
-
-
 _IN_MEMORY = frozenset((ReportedTier.DEVICE, ReportedTier.HOST))
 # How much busier than others, in doublings of load, an instance may be and still get a model that it has on disk.
 _WORTH = {ReportedTier.DISK: 2, ReportedTier.BROKEN: 1}
-
-
-class ModelReport(NamedTuple):
-    """An instance's models. used_bytes, max_bytes: of its device's budget; 0 if it does not report them."""
-
-    models: Mapping[str, ReportedTier]
-    used_bytes: int = 0
-    max_bytes: int = 0
 
 
 class _Memory(NamedTuple):

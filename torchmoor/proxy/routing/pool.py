@@ -19,6 +19,8 @@ from hashlib import blake2b
 from random import Random
 from typing import Generic, Protocol, TypeVar
 
+from torchmoor.proxy.routing.reported_status import ReportedStatus
+
 POINTS_PER_INSTANCE = 128  # on the ring: shares of the keys differ by about 1 / sqrt(128)
 MAX_RANDOM_TRIES = 4
 
@@ -26,13 +28,15 @@ MAX_RANDOM_TRIES = 4
 class Candidate(Protocol):
     """An instance as routing sees it.
 
-    share: of the usual work; below 1.0 for an instance that has just come back.
+    share: of the usual work; below 1.0 for an instance that has just come back. reported: its handler's last status,
+    without its models.
     """
 
     name: str
     capacity: int
     outstanding: int
     share: float
+    reported: ReportedStatus
 
     @property
     def session_room(self) -> int | None:

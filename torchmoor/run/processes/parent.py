@@ -21,7 +21,7 @@ from torchmoor.proxy.dispatch.decisions import DecisionQuery, join_decisions
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.instances.reported_status import ReportedStatus
+from torchmoor.proxy.routing.reported_status import ReportedStatus
 from torchmoor.run.async_parts import make_async_inference
 from torchmoor.run.processes.child_process import ChildProcess
 from torchmoor.run.processes.limits import divide, part_of_body_bytes

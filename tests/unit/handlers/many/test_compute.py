@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,12 +44,12 @@ def compute() -> Iterator[Compute]:
     made.stop()
 
 
-def rows(values: Sequence[Any], told: dict[int, Any], size: int = 3, kind: Any = None) -> list[TaskRow]:
+def rows(values: Sequence[Any], told: dict[int, Any], size: int = 3, kind: Any = None, line: str = "") -> list[TaskRow]:
     first = len(told)
     made = []
     for i, value in enumerate(values, first):
         told[i] = None
-        made.append(TaskRow(value, size, kind, lambda: True, lambda outcome, i=i: told.__setitem__(i, outcome)))
+        made.append(TaskRow(value, size, kind, lambda: True, partial(told.__setitem__, i), line))
     return made
 
 
@@ -152,3 +153,24 @@ def test_closing_a_queue_waits_for_what_runs_and_refuses_the_rest(compute: Compu
     assert isinstance(told[1], Overloaded)
     with pytest.raises(Overloaded):
         model.put(rows("c", told))
+
+
+def test_callers_take_turns_and_share_the_queue(compute: Compute) -> None:
+    """Another caller's row is in the next batch; one caller may have half of the queue, callers without a name all."""
+    log: list[Any] = []
+    told: dict[int, Any] = {}
+    model = Model(compute, log)
+    model.gate.clear()
+    compute.start()
+    model.put(rows("x", told, line=""))
+    wait_until(lambda: not model.queue.waiting, "the first batch runs")
+
+    model.put(rows("abcdef", told, line="alice"))
+    model.put(rows("gh", told, line="bob"))
+    with pytest.raises(Overloaded, match="6 of your inputs wait"):
+        model.put(rows("ijklm", told, line="alice"))
+    model.put(rows("nopqrstuvwxy", told, line=""))
+    model.gate.set()
+    wait_until(lambda: not model.queue.is_scheduled, "all have run")
+
+    assert log[1:3] == [("m", ["a", "g", "n", "b"]), ("m", ["c", "h", "o", "d"])]

@@ -10,8 +10,10 @@ import pytest
 from handlers.errors import InvalidRequest
 from handlers.many.openai_bodies import read_task_request
 from handlers.many.request import TaskRequest
+from handlers.many_settings import TaskSettings
 from handlers.requests import Incoming
 
+MAX_VALUES = TaskSettings().max_json_values
 EMBEDDINGS, CLASSIFICATION = "sentence-embeddings", "text-classification"
 VECTORS = [[3.0, 4.0, 0.0], [0.0, 0.0, 2.0]]
 RERANK = {"query": "a cat", "documents": ["dogs", {"text": "cats"}, "birds"]}
@@ -19,7 +21,7 @@ RERANK = {"query": "a cat", "documents": ["dogs", {"text": "cats"}, "birds"]}
 
 def read(body: Any, task: str = EMBEDDINGS) -> TaskRequest:
     headers = {"content-type": "application/json", "x-amzn-sagemaker-target-model": "mini"}
-    return read_task_request(Incoming(headers, json.dumps(body).encode()), task)
+    return read_task_request(Incoming(headers, json.dumps(body).encode()), MAX_VALUES, task)
 
 
 def answer(body: Any, result: Any, task: str = EMBEDDINGS) -> dict[str, Any]:

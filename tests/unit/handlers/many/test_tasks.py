@@ -305,6 +305,10 @@ def test_pictures_go_through_the_checks_of_chat(tmp_path: Path, load: Load) -> N
         ({"inputs": []}, JSON, "1 to 4 inputs"),
         ({"inputs": ["a"] * 5}, JSON, "1 to 4 inputs"),
         ({"inputs": "x" * 501}, JSON, "may have 500 characters"),
+        ({"inputs": ["x" * 300] * 3}, JSON, "800 characters in all inputs, not 900"),
+        ({"inputs": [{"text": "x" * 300, "text_pair": "y" * 200}] * 2}, JSON, "800 characters in all inputs, not 1000"),
+        ({"query": "x" * 500, "documents": ["y"] * 2, "model": "m"}, JSON, "800 characters in all inputs, not 1002"),
+        (b'{"inputs": [' + b"[]," * 40 + b"[]]}", JSON, "83 JSON values, and it may have 60"),
         ({"inputs": "a " * 100}, JSON, '"truncation": true'),
         ({"inputs": "a", "parameters": []}, JSON, "'parameters' must be"),
         ({"inputs": "a", "parameters": {"nonsense": 1}}, JSON, "there is no parameter 'nonsense'"),
@@ -323,7 +327,7 @@ def test_a_request_that_cannot_be_understood_is_told_why(
 ) -> None:
     """The error has status 400 and says what to send instead."""
     folder = save_checkpoint(tmp_path, "BertForSequenceClassification")
-    model = load(folder, tasks=TaskSettings(max_inputs=4, max_chars=500))
+    model = load(folder, tasks=TaskSettings(max_inputs=4, max_chars=500, max_request_chars=800, max_json_values=60))
 
     status, message = error(model, body, headers)
 

@@ -19,9 +19,11 @@ from handlers.many.tasks.triton import (
     is_triton,
     read_config,
 )
+from handlers.many_settings import TaskSettings
 from handlers.reply import PendingReply
 from handlers.requests import Incoming
 
+MAX_VALUES = TaskSettings().max_json_values
 TARGET = "x-amzn-sagemaker-target-model"
 CPU = torch.device("cpu")
 CONFIG = """
@@ -59,7 +61,7 @@ def tensor(name: str, data: list[Any], **changes: Any) -> dict[str, Any]:
 
 
 def work_of(task: TritonTask, body: dict[str, Any]) -> Any:
-    return task.read(read_inference(Incoming({TARGET: "m"}, body)), PendingReply(lambda: None))
+    return task.read(read_inference(Incoming({TARGET: "m"}, body), MAX_VALUES), PendingReply(lambda: None))
 
 
 def answer(task: TritonTask, *bodies: dict[str, Any]) -> list[Any]:
@@ -266,7 +268,7 @@ def test_raw_values_come_back_as_they_were(dtype: torch.dtype) -> None:
     given = raw_tensor("x", len(raw), shape=[2], datatype=named[dtype])
     wanted = [{"name": "x"}, {"name": "y", "parameters": {"binary_data": False}}]
 
-    request = read_inference(binary([given], raw, outputs=wanted, parameters={"binary_data_output": True}))
+    request = read_inference(binary([given], raw, outputs=wanted, parameters={"binary_data_output": True}), MAX_VALUES)
     _, tensor = read_tensor(request.inputs[0])
     answer = request.parameters["form"].encode("1", [("x", tensor), ("y", torch.tensor([1]))])
 
@@ -292,7 +294,7 @@ def test_raw_values_come_back_as_they_were(dtype: torch.dtype) -> None:
 def test_lengths_must_agree_with_the_body(incoming: Incoming, reason: str) -> None:
     """No byte is read twice or left over."""
     with pytest.raises(BadInput, match=reason):
-        read_inference(incoming)
+        read_inference(incoming, MAX_VALUES)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_lengths_must_agree_with_the_body(incoming: Incoming, reason: str) -> No
 )
 def test_a_raw_tensor_must_fit_its_shape(changes: dict[str, Any], reason: str) -> None:
     """The sizes and values are checked before torch sees them."""
-    request = read_inference(binary([raw_tensor("x", 8, **changes)], b"\x02" * 8))
+    request = read_inference(binary([raw_tensor("x", 8, **changes)], b"\x02" * 8), MAX_VALUES)
 
     with pytest.raises(InvalidRequest, match=reason):
         read_tensor(request.inputs[0])

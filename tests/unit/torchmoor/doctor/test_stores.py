@@ -53,6 +53,14 @@ def test_a_redis_that_is_not_there_is_a_problem(make_plan: MakePlan) -> None:
         assert "does not answer" in finding.found
 
 
+def test_a_redis_address_that_a_journal_refuses_is_a_problem(make_plan: MakePlan) -> None:
+    for url in ("redis://127.0.0.1:9/journal", "redis:///0"):
+        [finding] = examine(make_plan, url)
+
+        assert finding.level is Level.PROBLEM
+        assert "needs a host and a database's number" in finding.found
+
+
 def test_a_server_that_never_answers_is_a_problem_in_a_while(
     make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:

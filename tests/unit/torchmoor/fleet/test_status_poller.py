@@ -18,8 +18,7 @@ from torchmoor.fleet.status_poller import StatusPoller
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.instances.reported_status import ReportedStatus, parse_status
-from torchmoor.proxy.routing.model_placement import ModelReport, ReportedTier
+from torchmoor.proxy.routing.reported_status import ModelReport, ReportedStatus, ReportedTier, parse_status
 
 SETTINGS = HealthSettings(status_interval_s=5, max_status_per_s=1000)
 STATUS = {"sessions": {"open": 3, "max": 10}}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchmoor.proxy.routing.pool import Pool
+from torchmoor.proxy.routing.reported_status import ReportedStatus
 
 
 @dataclass(eq=False)
@@ -16,6 +17,7 @@ class FakeCandidate:
     session_room: int | None = None
     is_ready: bool = True
     share: float = 1.0
+    reported: ReportedStatus = field(default_factory=ReportedStatus)
 
     @property
     def load(self) -> int:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.unit.torchmoor.routing.candidates import FakeCandidate, change, named, pool_of
-from torchmoor.proxy.routing.model_placement import ModelPlacement, ModelReport, ReportedTier
+from torchmoor.proxy.routing.model_placement import ModelPlacement
 from torchmoor.proxy.routing.pool import Pool
 from torchmoor.proxy.routing.reasons import (
     MODEL_COLD,
@@ -17,6 +17,7 @@ from torchmoor.proxy.routing.reasons import (
     MODEL_RESIDENT,
     MODEL_UNPACKED,
 )
+from torchmoor.proxy.routing.reported_status import ModelReport, ReportedTier
 
 HOT = 3
 

@@ -63,7 +63,7 @@ class ChatPage:
         return self._handlers.get(path) if method in LOOKING else None
 
     def _list(self, request: Request, request_id: bytes) -> Reply:
-        """List the endpoints that can chat, what they are known to be able to, and the page's limits.
+        """List the endpoints that can chat, their known capabilities, and the page's limits.
 
         An endpoint with many models needs a TargetModel, and the kinds of its models are unknown here. Instances that
         this proxy has not started may have another maker's handler: they are asked after a session was opened there.

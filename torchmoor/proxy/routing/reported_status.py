@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from enum import IntEnum
+from typing import NamedTuple, TypeVar
 
-from torchmoor.proxy.routing.model_placement import ModelReport, ReportedTier
+
+class ReportedTier(IntEnum):
+    """Where an instance has a model; a lower value is better."""
+
+    DEVICE = 0
+    HOST = 1
+    LOADING = 2
+    DISK = 3
+    BROKEN = 4  # the instance could not load it
+
+
+class ModelReport(NamedTuple):
+    """An instance's models. used_bytes, max_bytes: of its device's budget; 0 if it does not report them."""
+
+    models: Mapping[str, ReportedTier]
+    used_bytes: int = 0
+    max_bytes: int = 0
+
+
+T = TypeVar("T")
 
 _TIERS = {tier.name.lower(): tier for tier in ReportedTier}
 
@@ -25,16 +45,20 @@ class ReportedStatus(NamedTuple):
 
 def parse_status(content: Mapping[str, object]) -> ReportedStatus:
     """Read a status; an answer of another form reports nothing."""
-    sessions = content.get("sessions")
-    most, number = (sessions.get("max"), sessions.get("open")) if isinstance(sessions, dict) else (None, None)
-    capabilities = content.get("capabilities")
-    can_see = capabilities.get("can_see") if isinstance(capabilities, dict) else None
-    if not isinstance(can_see, bool):
-        can_see = None
-    if not isinstance(number, int):
-        return ReportedStatus(models=_parse_models(content), can_see=can_see)
-    room = max(0, most - number) if isinstance(most, int) else None
-    return ReportedStatus(number, room, _parse_models(content), can_see)
+    number, most = _find(content, "sessions", "open", int), _find(content, "sessions", "max", int)
+    return ReportedStatus(
+        open_sessions=number,
+        session_room=None if number is None or most is None else max(0, most - number),
+        models=_parse_models(content),
+        can_see=_find(content, "capabilities", "can_see", bool),
+    )
+
+
+def _find(content: Mapping[str, object], group: str, name: str, kind: type[T]) -> T | None:
+    """Return a value of this type; None if there is none."""
+    values = content.get(group)
+    value = values.get(name) if isinstance(values, dict) else None
+    return value if isinstance(value, kind) else None
 
 
 def _parse_models(content: Mapping[str, object]) -> ModelReport | None:

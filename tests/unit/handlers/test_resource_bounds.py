@@ -1,0 +1,117 @@
+"""Bounds of what one client may send to the chat service and keep there with OpenAI's resources."""
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.journal.directory import DirectoryJournal
+from handlers.settings import JournalSettings
+from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory, draw
+from torchmoor.wire import headers as wire
+
+
+def ask(client: Client, resource: str, body: Any = None) -> Exchange:
+    return client.call(body, {wire.RESOURCE: resource})
+
+
+def say(text: str) -> dict[str, Any]:
+    return {"items": [{"role": "user", "content": text}]}
+
+
+def test_a_conversation_has_a_bound_in_characters(make_client: ServiceFactory) -> None:
+    """Items and metadata are refused once it is full; deleting it, and other conversations, go on."""
+    client = make_client(session={"max_history_chars": 2000})
+    full, other = (ask(client, "POST conversations", {}).json["id"] for _ in range(2))
+
+    assert ask(client, f"POST conversations/{full}/items", say("a" * 1500)).status == 200
+    refused = ask(client, f"POST conversations/{full}/items", say("a" * 500))
+    question = ask(client, "POST responses", {"model": "llava", "input": "a" * 500, "conversation": full})
+    metadata = ask(client, f"POST conversations/{full}", {"metadata": {"a": "b" * 500}})
+
+    for answer in (refused, question, metadata):
+        assert (answer.status, answer.error) == (400, "ContextTooLong")
+        assert "session.max_history_chars" in answer.json["error"]["message"]
+    assert len(ask(client, f"GET conversations/{full}/items").json["data"]) == 1
+    assert ask(client, f"POST conversations/{other}/items", say("a" * 1500)).status == 200
+    assert ask(client, f"DELETE conversations/{full}").status == 200
+
+
+@pytest.mark.parametrize("body", [{"messages": [{}] * 600}, {"inputs": "," * 1200}, {"type": [[]] * 600}])
+def test_a_body_of_many_values_is_refused_before_it_is_parsed(make_client: ServiceFactory, body: Any) -> None:
+    """Each pair of brackets would take many times its bytes of memory; commas within texts count as well."""
+    client = make_client(request={"max_json_values": 1000})
+
+    answer = client.call(json.dumps(body).encode())
+
+    assert (answer.status, answer.error) == (400, "InvalidRequest")
+    assert "it may have 1000" in answer.json["error"]["message"]
+
+
+def png(colour: str) -> bytes:
+    file = io.BytesIO()
+    draw("ellipse", colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def keep(client: Client, colour: str) -> str:
+    answer = ask(client, "POST files", {"file": png(colour), "purpose": b"vision"})
+    assert answer.status == 200, answer.body
+    return str(answer.json["id"])
+
+
+def looking(files: list[str]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "input_image", "file_id": name} for name in files]}]
+
+
+def test_more_files_than_a_conversation_may_have_are_not_read(make_client: ServiceFactory) -> None:
+    """They are counted first; as many as are allowed are answered."""
+    client = make_client(session={"max_images": 2})
+    files = [keep(client, colour) for colour in ("red", "green", "blue")]
+
+    refused = ask(client, "POST responses", {"model": "llava", "input": looking(files)})
+    answered = ask(client, "POST responses", {"model": "llava", "input": looking(files[:2]), "max_output_tokens": 2})
+
+    assert (refused.status, refused.error) == (400, "InvalidRequest")
+    assert "may have 2 images, not 3" in refused.json["error"]["message"]
+    assert answered.status == 200
+
+
+def test_kept_pictures_are_read_when_their_request_has_its_turn(make_client: ServiceFactory, tmp_path: Path) -> None:
+    """A file, a stored response and a compacted conversation: the same picture; a deleted one is not answered about."""
+    client = make_client(journal=DirectoryJournal(tmp_path, JournalSettings()))
+    fields = {"model": "llava", "max_output_tokens": 8}
+    file = keep(client, "red")
+    first = ask(client, "POST responses", {**fields, "input": looking([file])}).json
+    compacted = ask(client, "POST responses/compact", {"model": "llava", "input": looking([file])}).json
+
+    branched = ask(
+        client,
+        "POST responses",
+        {**fields, "input": "What colour?", "previous_response_id": first["id"], "store": False},
+    )
+    resumed = ask(
+        client,
+        "POST responses",
+        {**fields, "input": [*compacted["output"], {"role": "user", "content": "What colour?"}]},
+    )
+    assert ask(client, f"DELETE files/{file}").status == 200
+    late = ask(client, "POST responses", {**fields, "input": looking([file])})
+
+    assert (branched.status, resumed.status, late.status) == (200, 200, 404), (branched.body, resumed.body)
+    assert branched.json["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    assert resumed.json["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+def test_a_conversation_beyond_the_context_is_refused_before_it_is_tokenized(make_client: ServiceFactory) -> None:
+    """Its characters tell: tokenizing takes a second per megabyte, for each question again."""
+    client = make_client()
+    conversation = ask(client, "POST conversations", say("a " * 400_000)).json["id"]
+
+    answer = ask(client, "POST responses", {"model": "llava", "input": "Hello", "conversation": conversation})
+
+    assert (answer.status, answer.error) == (400, "ContextTooLong")
+    assert re.search(r"has 800\d\d\d characters", answer.json["error"]["message"])
