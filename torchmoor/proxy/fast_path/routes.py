@@ -51,7 +51,7 @@ class FastRoutes:
         self._routes.pop(invoke_path(endpoint), None)
 
     def may_take(self, request: Request) -> bool:
-        """Clients such as boto3 send a request's head and its body separately."""
+        """Return True for a short body: clients such as boto3 send head and body separately."""
         return (
             request.path in self._routes
             and request.layout.is_usual
