@@ -58,6 +58,7 @@ from torchmoor.wire import operations
 from torchmoor.wire.session_query import SessionQuery
 
 MAX_LISTED_SESSIONS = 1000
+FINGERPRINT_CHARS = 10  # as long as OpenAI's
 
 
 class ChatService:
@@ -144,6 +145,7 @@ class ChatService:
         with reply.guarded():
             begun = reply.continuation
             reply.received_at = self._wall() if begun is None else begun.start.received_at
+            incoming = replace(incoming, fingerprint=f"fp_{self._model.fingerprint[:FINGERPRINT_CHARS]}")
             self.dispatch(parse(incoming, self._settings.request, lambda: reply.received_at), reply)
 
     def _in_background(self, reply: PendingReply, action: Callable[[], None], line: str | None = None) -> None:

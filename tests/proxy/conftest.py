@@ -35,6 +35,7 @@ from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings
 from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
+from torchmoor.config.websocket import WebSocketSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
@@ -102,6 +103,7 @@ class Stage:
         credentials: Credentials | None = None,
         observe: ObserveSettings | None = None,
         chat_page: ChatPageSettings | None = None,
+        websocket: WebSocketSettings | None = None,
         wall: Callable[[], float] = time.time,
         async_folder: Path | None = None,  # of inputs, results and the queue; None: the endpoints are not asynchronous
         async_settings: Mapping[str, Any] | None = None,  # of AsyncInferenceSettings
@@ -138,6 +140,7 @@ class Stage:
             **({} if async_folder is None else asynchronous(async_folder, async_settings or {})),
             observe=observe or ObserveSettings(),
             chat_page=chat_page or ChatPageSettings(),
+            websocket=websocket or WebSocketSettings(),
         )
         self._path = path
         self._wall = wall
@@ -293,6 +296,8 @@ class Stage:
                 models.check_integrity()
                 assert models.num_outstanding == 0
         assert self.proxy.data.dispatchers.waiting_bytes.used_bytes == 0
+        sockets = self.proxy.data.application.sockets
+        self.until(lambda: sockets.num_open == sockets.held_bytes == 0, "no WebSocket connection left")
         assert self.faults == []
 
     def _extra_tasks(self) -> list[str]:

@@ -20,8 +20,8 @@ from torchmoor.config.access import Credentials
 from torchmoor.config.limits import CallerSettings, TimeoutSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.proxy.http.fast_path import FastClient, FastPath
 from torchmoor.proxy.http.message import Request
-from torchmoor.proxy.http.server import ClientConnection, FastPath
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ class CountingPath:
         self._path: FastPath = path
         stage.proxy.data.server.fast_path = self
 
-    def try_send(self, client: ClientConnection, request: Request, body: bytes) -> bool:
+    def try_send(self, client: FastClient, request: Request, body: bytes) -> bool:
         is_taken = self._path.try_send(client, request, body)
         self.num_taken += is_taken
         return is_taken

@@ -95,6 +95,9 @@ def test_an_endpoint_from_create_model_to_delete_endpoint(plane: Fleet, aws: Any
     create(client, "chat", archive)
     found = client.describe_endpoint(EndpointName="chat")
     assert found["EndpointStatus"] == "Creating"
+    [status] = found["ProductionVariants"][0]["VariantStatus"]
+    assert status["Status"] == "Creating"
+    assert status["StatusMessage"]
     with pytest.raises(ClientError, match="Cannot update in-progress endpoint"):
         client.delete_endpoint(EndpointName="chat")
     with pytest.raises(ClientError, match="Endpoint chat of account 000000000000 not found"):
@@ -124,7 +127,10 @@ def test_an_endpoint_from_create_model_to_delete_endpoint(plane: Fleet, aws: Any
     asking = threading.Thread(target=keep_asking)
     asking.start()
     client.update_endpoint(EndpointName="chat", EndpointConfigName="chat-2")
-    assert client.describe_endpoint(EndpointName="chat")["EndpointStatus"] == "Updating"
+    updating = client.describe_endpoint(EndpointName="chat")
+    assert updating["EndpointStatus"] == "Updating"
+    assert updating["PendingDeploymentSummary"]["EndpointConfigName"] == "chat-2"
+    assert [each["EndpointName"] for each in client.list_endpoints(StatusEquals="Updating")["Endpoints"]] == ["chat"]
     try:
         wait(client, "endpoint_in_service", "chat")
     finally:
@@ -135,6 +141,7 @@ def test_an_endpoint_from_create_model_to_delete_endpoint(plane: Fleet, aws: Any
     found = client.describe_endpoint(EndpointName="chat")
     assert (found["EndpointConfigName"], found["ProductionVariants"][0]["CurrentInstanceCount"]) == ("chat-2", 1)
     assert "FailureReason" not in found
+    assert "PendingDeploymentSummary" not in found
     second = ask_session(runtime, session)
     assert second["x-torchmoor-instance"] != first["x-torchmoor-instance"]
     assert second["text"] == first["text"]

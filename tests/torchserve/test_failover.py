@@ -20,6 +20,7 @@ from botocore.exceptions import ClientError, EventStreamError
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.long_streams import begin_streams, num_continued
+from tests.torchserve.test_cancel import ENDLESS
 from tests.torchserve.test_faults import (
     PATIENTLY,
     ask_until_answered,
@@ -30,6 +31,8 @@ from tests.torchserve.test_faults import (
 )
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
+from torchmoor.wire.headers import INSTANCE
+from torchmoor.wire.response_ids import read_response_id
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
 QUESTION = "What color is the circle?"
@@ -267,6 +270,63 @@ def test_responses_survive_the_death_of_their_instance(three: Three) -> None:
             assert whole.usage is not None
             assert response.usage is not None
             assert whole.usage.input_tokens == response.usage.input_tokens
+
+
+@pytest.mark.slow
+def test_a_chain_of_20_responses_survives_kills(three: Three) -> None:
+    """kill -9 hits the chain's instance between two turns and within streamed ones.
+
+    Every acknowledged response is stored once, and the last answer equals that to the whole conversation.
+    """
+    picture: Any = {"type": "input_image", "image_url": data_url(draw("circle", "red")), "detail": "auto"}
+    said: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}, picture]}]
+    with openai.OpenAI(base_url=f"{three.fleet.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt:
+        raw = gpt.responses.with_raw_response.create(model="llava", input=said)
+        chain, victim = [raw.parse()], raw.headers[INSTANCE]
+        for number in range(1, 21):
+            said.append({"role": "assistant", "content": chain[-1].output_text})
+            said.append({"role": "user", "content": QUESTION if number % 2 else "What shape is it?"})
+            turn: Any = {"model": "llava", "input": said[-1:], "previous_response_id": chain[-1].id}
+            if number in (4, 11):
+                kill(three, victim)
+            if number in (7, 15):
+                chain.append(respond_while_killed(three, gpt, turn))
+            else:
+                raw = gpt.responses.with_raw_response.create(**turn)
+                victim = raw.headers[INSTANCE]
+                chain.append(raw.parse())
+        whole = gpt.responses.create(model="llava", input=said, store=False)
+        stored = [gpt.responses.retrieve(each.id) for each in chain]
+
+    assert stored == chain
+    assert [each.previous_response_id for each in stored] == [None, *(each.id for each in chain[:-1])]
+    places = [read_response_id(each.id) for each in chain]
+    sessions = {place.session_id for place in places if place is not None}
+    assert sum(len(recorded_turns(three.journal, session)) for session in sessions) == len(chain)
+    assert whole.output_text == chain[-1].output_text
+    assert whole.usage is not None
+    assert chain[-1].usage is not None
+    assert whole.usage.input_tokens == chain[-1].usage.input_tokens
+
+
+def respond_while_killed(three: Three, gpt: openai.OpenAI, turn: Any) -> Any:
+    """Stream a response whose instance is killed after the first text. Return it."""
+    long = {"temperature": ENDLESS["temperature"], "max_output_tokens": 200, "extra_body": {"seed": ENDLESS["seed"]}}
+    raw = gpt.responses.with_raw_response.create(**turn, **long, stream=True)
+    event: Any = None
+    is_killed = False
+    for event in raw.parse():
+        if event.type == "response.output_text.delta" and not is_killed:
+            is_killed = True
+            kill(three, raw.headers[INSTANCE])
+    return event.response
+
+
+def kill(three: Three, victim: str) -> None:
+    """Kill an instance's workers, once all instances are there."""
+    wait_until(lambda: len(ready_instances(three.fleet)) == NUM_INSTANCES, "the workers are back", **PATIENTLY)
+    for pid in worker_pids(three.run_dir, victim):
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_killed_and_hanging_instances_lose_nothing(three: Three) -> None:

@@ -10,7 +10,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import requests
@@ -47,7 +46,7 @@ def lengthen_for_good(route: Route) -> None:
     route.continue_(post_data=json.dumps(body) + " " * LimitSettings().max_continued_bytes)
 
 
-def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browser: Browser, tmp_path: Path) -> None:
+def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browser: Browser) -> None:
     """The page recovers from a killed instance, and waits for one where there is none.
 
     After kill -9 during an answer it shows the error and a button that repeats the question; between two questions it
@@ -72,7 +71,6 @@ def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browse
             os.kill(find_jvm(fleet.run_dir, "llava-0"), signal.SIGKILL)
         expect(broken).to_contain_text("The instance was lost in the middle of the answer")
         tab.check_accessibility()
-        tab.save(tmp_path / "lost.png")
         page.unroute(STREAM)
         broken.get_by_role("button", name="Ask again").click()
         expect(broken.locator(".text")).to_have_text(re.compile(r"^The image shows a red circle.*\.$"))
@@ -85,7 +83,6 @@ def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browse
         expect(moved.locator(".receipt")).to_contain_text("the session's own instance is away")
         expect(moved.locator(".receipt")).to_contain_text("from the journal")
         tab.check_accessibility()
-        tab.save(tmp_path / "moved.png")
 
         requests.post(f"{fleet.admin}/instances/llava-0/drain", timeout=60).raise_for_status()  # it is being restarted
         order(fleet, "drain", "llava-1", "draining")
@@ -93,6 +90,5 @@ def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browse
         page.set_input_files("#file", picture("green.png", draw("circle", "green")))
         held = ask(page, "What color is the circle?")
         expect(held).to_contain_text(re.compile("No instance of the endpoint is ready.*Trying again in"))
-        tab.save(tmp_path / "waiting.png")
         order(fleet, "resume", "llava-1", "ready")
         expect(held.locator(".text")).to_have_text("The circle is green.")

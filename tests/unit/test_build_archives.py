@@ -11,7 +11,8 @@ import pytest
 
 from scripts.build_archives import ARCHIVES
 from torchmoor.fleet.archives import ArchiveContents, make_contents, write_archive
-from torchmoor.fleet.launcher import Launch, check_archives
+from torchmoor.fleet.launcher import check_archives
+from torchmoor.fleet.torchserve import Launch
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,7 +20,8 @@ from torchmoor.container.probe_port import ProbePort
 from torchmoor.container.runtime_directory import container_supervision_settings, runtime_directory
 from torchmoor.container.serve import endpoint_name
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.fleet.launcher import Launcher
+from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry

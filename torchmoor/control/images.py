@@ -34,11 +34,12 @@ REPOSITORIES = {
 }
 # An instance here has one device, whatever number of GPUs the image's settings name for SageMaker's machine.
 _ONE_DEVICE = {"TORCHMOOR_HANDLER_MODEL_TENSOR_PARALLEL": "1"}
-# Variables that give an endpoint its container's form of answers, where the model's own do not.
+# Variables that let an endpoint serve and answer as its container does, where the model's own say nothing else.
 _DEFAULTS = {
     Container.TGI: {**_ONE_DEVICE, "TORCHMOOR_HANDLER_REQUEST_INPUTS_FORM": "tgi"},
     Container.LMI: {**_ONE_DEVICE, "OPTION_OUTPUT_FORMATTER": "jsonlines"},
     Container.HUGGING_FACE: _ONE_DEVICE,
+    Container.TRITON: {"TORCHMOOR_HANDLER_MANY_ALLOW_TORCHSCRIPT": "true"},
 }
 _LMI_VERSION = re.compile(r":(\d+)\.(\d+)\.")
 _LMI_LINES = (0, 27)  # the first version whose streams are lines; before, a stream is one object

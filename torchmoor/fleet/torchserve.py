@@ -1,4 +1,4 @@
-"""Folder, configuration, environment and command line of one TorchServe instance. Starts nothing.
+"""An instance to run: its folder, configuration, environment and TorchServe's command line. Starts nothing.
 
 Each instance gets its own sockets, pid file, logs, ports and working directory, on which instances would collide.
 """
@@ -54,24 +54,39 @@ class TorchServeSettings:
     properties: Mapping[str, str] = field(default_factory=dict)  # set by the operator, in config.properties
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceSpec:
-    """One instance to prepare."""
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """An instance to run.
+
+    contents: of its archive, which is then written into the instance's folder; None: a model store has the archive.
+    store: that model store; None: the launcher's. environment: further variables of its handler. properties: lines of
+    its config.properties. start_timeout_s: counts if it is more than the launcher's.
+    """
 
     name: str
     endpoint: str
-    archive: str  # file in the model store, or in the instance's own if it has contents
-    contents: ArchiveContents | None = None
-    store: Path | None = None  # the model store; None: the settings'
-    properties: Mapping[str, str] = field(default_factory=dict)  # of this instance, besides the settings'
-    folder: Path  # its own; the launcher empties it
-    ports: tuple[int, ...]  # inference, management, metrics, and two for gRPC
+    archive: str  # a file in the model store, or in the instance's own if it has contents
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
     variant: str = ALL_TRAFFIC
     generation: int = 0  # of the endpoint
-    host: str = LOOPBACK  # address of the inference port
-    environment: Mapping[str, str]  # from the launcher: session keys, handler settings
-    start_timeout_s: float = 180.0  # until the model is ready
+    host: str = LOOPBACK  # the address of its inference port
+    port: int | None = None  # that port; None: any free one
+    contents: ArchiveContents | None = None
+    store: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSpec(Launch):
+    """One instance to prepare, with what the launcher has chosen for it.
+
+    environment: with the variables of all its instances.
+    """
+
+    folder: Path  # its own; the launcher empties it
+    ports: tuple[int, ...]  # inference, management, metrics, and two for gRPC
 
     @property
     def model(self) -> str:

@@ -32,7 +32,7 @@ from torchmoor.proxy.dispatch.id_operations import IdOperations
 from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
 from torchmoor.proxy.fast_path.routes import FastRoutes
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections
-from torchmoor.proxy.http.means import HttpMeans
+from torchmoor.proxy.http.means import HttpMeans, SocketTimes
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.server import HttpServer
 from torchmoor.proxy.http.subrequest import Subrequests
@@ -116,6 +116,12 @@ class DataPlane:
             header_timeout_s=limits.header_timeout_s,
             body_timeout_s=limits.body_timeout_s,
             keep_alive_timeout_s=limits.keep_alive_timeout_s,
+            socket_times=SocketTimes(
+                ping_interval_s=settings.websocket.ping_interval_s,
+                ping_timeout_s=settings.websocket.ping_timeout_s,
+                idle_timeout_s=settings.websocket.idle_timeout_s,
+                max_lifetime_s=settings.websocket.max_lifetime_s,
+            ),
         )
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = make_tls(listen.tls_certificate, listen.tls_key)

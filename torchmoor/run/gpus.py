@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from torchmoor.fleet.launcher import Launch
+from torchmoor.fleet.torchserve import Launch
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ from torchmoor.config.settings import Configuration
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import Discovery, try_once
 from torchmoor.fleet.draining import Drainer
-from torchmoor.fleet.launcher import Launch, Launcher, check_archives
+from torchmoor.fleet.launcher import Launcher, check_archives
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
+from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.access.credentials import ASYNC_QUEUE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import check_observing

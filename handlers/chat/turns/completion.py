@@ -97,10 +97,10 @@ class Completion:
             )
         return [TextPart(truncate(model, text, limit, is_raw=True)) for text in texts]
 
-    def count_tokens(self) -> int:
-        """Return the number of the prompt's tokens, with its pictures, without answering it. Raises as `compose`."""
+    def tokenize(self) -> Sequence[int]:
+        """Return the prompt's tokens, with those of its pictures, without answering it. Raises as `compose`."""
         try:
-            return len(self.compose(self._reply.raise_if_cancelled).ids)
+            return self.compose(self._reply.raise_if_cancelled).ids
         finally:
             self._parts.receiver.release(self._received, is_kept=True)
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from tests.servers import S3Server
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.test_sdk_clients import require_clients
+from tests.waiting import wait_until
 
 BUCKET = "published"
 CLIENTS = Path(__file__).parent / "clients"
@@ -36,7 +38,7 @@ def plane(archives: Path, s3_server: S3Server, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
-def run_client(plane: Fleet, s3_server: S3Server, tmp_path: Path) -> RunClient:
+def run_client(plane: Fleet, s3_server: S3Server, tmp_path: Path) -> Iterator[RunClient]:
     """Return a function that runs a client, and returns what it prints as its last line of JSON.
 
     Nothing that the client has created may stay.
@@ -66,4 +68,30 @@ def run_client(plane: Fleet, s3_server: S3Server, tmp_path: Path) -> RunClient:
         assert told["left"] == {"endpoints": [], "configs": [], "models": []}
         return told
 
-    return run
+    yield run
+    remove_all(plane)
+
+
+def remove_all(plane: Fleet) -> None:
+    """Delete what a client that failed has left for the next one."""
+    client = boto3.client(
+        "sagemaker",
+        endpoint_url=plane.runtime,
+        region_name="us-east-1",
+        aws_access_key_id="any",
+        aws_secret_access_key="any",
+    )
+    for endpoint in client.list_endpoints()["Endpoints"]:
+        name = endpoint["EndpointName"]
+        wait_until(
+            lambda name=name: client.describe_endpoint(EndpointName=name)["EndpointStatus"] != "Creating",  # type: ignore[misc]
+            "the endpoint can be deleted",
+            deadline_s=120.0,
+        )
+        client.delete_endpoint(EndpointName=name)
+        client.get_waiter("endpoint_deleted").wait(EndpointName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 200})
+    for config in client.list_endpoint_configs()["EndpointConfigs"]:
+        client.delete_endpoint_config(EndpointConfigName=config["EndpointConfigName"])
+    for model in client.list_models()["Models"]:
+        client.delete_model(ModelName=model["ModelName"])
+    client.close()

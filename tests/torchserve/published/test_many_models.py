@@ -8,7 +8,10 @@ import torch
 
 from tests.torchserve.published.conftest import RunClient
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.s3, pytest.mark.slow]
+pytestmark = [
+    *(pytest.mark.torchserve, pytest.mark.s3, pytest.mark.slow),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
 CONFIG = """platform: "pytorch_libtorch"
 max_batch_size: 128
 input [ { name: "INPUT__0" data_type: TYPE_INT32 dims: [ 8 ] },

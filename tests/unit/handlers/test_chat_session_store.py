@@ -743,7 +743,7 @@ class VisitedSession(Session):
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
-@pytest.mark.parametrize("num_sessions", [100, 100_000])
+@pytest.mark.parametrize("num_sessions", [100, 10_000])
 def test_a_full_store_visits_few_sessions(
     new_store: Stores, clock: Any, monkeypatch: pytest.MonkeyPatch, num_sessions: int, is_durable: bool
 ) -> None:

@@ -16,9 +16,9 @@ from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import Target
 from torchmoor.proxy.http.exchange import Exchange
+from torchmoor.proxy.http.fast_path import FastClient
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
-from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.wire.session_ids import SessionId
@@ -64,7 +64,7 @@ class FastRequest:
     def __init__(
         self,
         shared: FastOperation,
-        client: ClientConnection,
+        client: FastClient,
         request: Request,
         body: bytes,
         choice: Choice,

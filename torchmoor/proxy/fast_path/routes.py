@@ -15,9 +15,9 @@ from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.request_sessions import SESSION_KEY
 from torchmoor.proxy.fast_path.request import FastOperation, FastRequest
+from torchmoor.proxy.http.fast_path import FastClient
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Request
-from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT
@@ -29,7 +29,7 @@ MAX_AWAITED_BYTES = 65_536  # a longer body seldom comes in one read
 
 
 class FastRoutes:
-    """The operations that have a fast path, by the path of their requests. Implements FastPath of http/server.py."""
+    """The operations that have a fast path, by the path of their requests. Implements FastPath of http/fast_path.py."""
 
     def __init__(self, means: HttpMeans, dispatchers: Dispatchers, api: RuntimeApi, pages: WebPageGuard) -> None:
         """For a data plane without keys and without limits of callers. api: must have been watching longer."""
@@ -59,7 +59,7 @@ class FastRoutes:
             and self._dispatchers.observer is None
         )
 
-    def try_send(self, client: ClientConnection, request: Request, body: bytes) -> bool:
+    def try_send(self, client: FastClient, request: Request, body: bytes) -> bool:
         route = self._routes.get(request.path)
         if route is None or self._dispatchers.observer is not None:
             return False
@@ -81,7 +81,7 @@ class FastRoute:
         self._chooser = shared.dispatcher.chooser
         self._goes_by_load = isinstance(self._chooser.strategy, LeastOutstanding)
 
-    def try_send(self, client: ClientConnection, request: Request, body: bytes) -> bool:
+    def try_send(self, client: FastClient, request: Request, body: bytes) -> bool:
         layout, length = request.layout, request.content_length
         if not (layout.is_usual and layout.is_sound and length and request.method == _POST):
             return False

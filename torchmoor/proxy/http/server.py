@@ -10,15 +10,17 @@ import asyncio
 import logging
 import ssl
 from time import monotonic
-from typing import Protocol, cast
+from typing import cast
 
-from torchmoor.proxy.http.call import Application, Target
+from torchmoor.proxy.http.call import Application
 from torchmoor.proxy.http.exchange import Exchange
+from torchmoor.proxy.http.fast_path import FastPath, RunningRequest
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
 from torchmoor.proxy.http.timeouts import Sweeper
+from torchmoor.proxy.http.websocket import WebSocketConnection
 
 logger = logging.getLogger(__name__)
 
@@ -29,33 +31,6 @@ MAX_LINGERING_REFUSED = 64  # further refused connections close at once, so that
 PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers to a half-closed client; the last interval repeats
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class RunningRequest(Protocol):
-    """A client's request that is sent on and answered: an Exchange, or the fast path's in its place."""
-
-    is_answered: bool
-
-    @property
-    def is_request_complete(self) -> bool: ...
-    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None: ...
-    def on_client_gone(self) -> None: ...
-    def on_client_write_paused(self, is_paused: bool) -> None: ...
-    def on_target_down(self, target: Target) -> None: ...
-    def expire(self, refusal: Reply) -> None: ...
-    def fault(self, refusal: Reply) -> None: ...
-
-
-class FastPath(Protocol):
-    """Serves some requests in fewer steps, to the same effect (torchmoor/proxy/fast_path)."""
-
-    def try_send(self, client: ClientConnection, request: Request, body: bytes) -> bool:
-        """Send a whole request on as the client's exchange, or change nothing and return False."""
-        ...
-
-    def may_take(self, request: Request) -> bool:
-        """Return True if it is worth waiting for one more read of the request's body."""
-        ...
 
 
 class ClientConnection(asyncio.Protocol):
@@ -74,6 +49,7 @@ class ClientConnection(asyncio.Protocol):
         self._reply: Reply | None = None  # sent at the end of its request
         self._reply_to_head = False
         self.is_reading_paused = self._is_deaf = self._is_lingering = False
+        self._is_upgraded = False
         self._num_ignored = 0
         self._probe_timer: asyncio.TimerHandle | None = None
         self._num_probes = 0
@@ -115,7 +91,10 @@ class ClientConnection(asyncio.Protocol):
         try:
             reader.feed(data)
         except BadMessage as error:
-            self._on_bad_request(error)
+            if self._is_upgraded:  # frames came before the handshake was answered
+                self.transport.abort()
+            else:
+                self._on_bad_request(error)
         except Exception:
             logger.exception("fault in a request")
             if not (self._is_deaf or self.transport.is_closing()):
@@ -184,18 +163,20 @@ class ClientConnection(asyncio.Protocol):
         """Let the application decide, and begin an exchange, or reply once the request has ended."""
         server, reader = self._server, self._reader
         self.keep_alive = reader.keep_alive
+        if request.layout.wants_upgrade:
+            self._upgrade(request)
+            return
         self.is_http10 = reader.is_http10
-        if server.fast_path is not None:
-            if is_complete and server.fast_path.try_send(self, request, piece):
-                return
-            if not is_complete and server.fast_path.may_take(request):
-                self._awaited = request, piece
-                self.deadline = request.received_at  # the next sweep begins it without its body
-                return
-        self._begin(request, piece, is_complete=is_complete)
+        if not is_complete and server.fast_path is not None and server.fast_path.may_take(request):
+            self._awaited = request, piece
+            self.deadline = request.received_at  # the next sweep begins it without its body
+        else:
+            self._begin(request, piece, is_complete=is_complete)
 
     def _begin(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
         server = self._server
+        if is_complete and server.fast_path is not None and server.fast_path.try_send(self, request, piece):
+            return
         decision = server.application.handle(request)
         if isinstance(decision, Reply):
             self._reply = decision
@@ -215,20 +196,30 @@ class ClientConnection(asyncio.Protocol):
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """Pass more of the body to the exchange; a pending reply is sent at its end."""
         if self._awaited is not None:
-            (request, before), self._awaited = self._awaited, None
-            body, fast_path = before + piece, self._server.fast_path
-            if not (is_complete and fast_path is not None and fast_path.try_send(self, request, body)):
-                self._begin(request, body, is_complete=is_complete)
+            self.begin_awaited(piece, is_complete=is_complete)
         elif self.exchange is not None:
             self.exchange.on_request_piece(piece, is_complete=is_complete)
         elif is_complete and self._reply is not None:
             self._send_reply(close=False)
 
-    def begin_awaited(self) -> None:
-        """Begin a request whose body is awaited for the fast path: something else has happened."""
+    def begin_awaited(self, piece: bytes = b"", *, is_complete: bool = False) -> None:
+        """Begin a request whose body is awaited for the fast path, if there is one. piece: more of its body."""
         if self._awaited is not None:
-            (request, piece), self._awaited = self._awaited, None
-            self._begin(request, piece, is_complete=False)
+            (request, before), self._awaited = self._awaited, None
+            self._begin(request, before + piece, is_complete=is_complete)
+
+    def _upgrade(self, request: Request) -> None:
+        """Leave the connection to another protocol, or refuse the request and close."""
+        decision = self._server.application.upgrade(request)
+        if isinstance(decision, Reply):
+            self._reply = decision
+            self.keep_alive = False
+            self._send_reply(close=True)
+        else:
+            self._is_upgraded = True
+            successor = WebSocketConnection(self._server, self.transport, decision)
+            self._server.replace(self, successor)
+            self.transport.set_protocol(successor)
 
     # Replies of the proxy
 
@@ -312,6 +303,12 @@ class ClientConnection(asyncio.Protocol):
             self.resume_reading()
             self.transport.write_eof()
 
+    def stop(self) -> None:
+        """Close, unless a request is being answered."""
+        self.begin_awaited()
+        if self.exchange is None:
+            self.transport.abort()
+
     def expire(self) -> None:
         exchange = self.exchange
         if self._awaited is not None:
@@ -340,8 +337,8 @@ class HttpServer:
         self.means = means
         self.caches = RequestCaches(application.note, application.find_handler)
         self.is_stopping = False
-        self.connections: set[ClientConnection] = set()
-        self._sweeper = sweeper
+        self.connections: set[ClientConnection | WebSocketConnection] = set()
+        self.sweeper = sweeper
         self._server: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
 
@@ -367,9 +364,7 @@ class HttpServer:
         if self._server is not None:
             self._server.close()
         for connection in list(self.connections):
-            connection.begin_awaited()
-            if connection.exchange is None:
-                connection.transport.abort()
+            connection.stop()
         if not self.connections:
             return
         try:
@@ -382,7 +377,7 @@ class HttpServer:
     def try_admit(self, connection: ClientConnection) -> bool:
         """Count a new connection, or refuse it if there are too many."""
         self.connections.add(connection)
-        self._sweeper.watch(connection)
+        self.sweeper.watch(connection)
         return len(self.connections) <= self.means.max_connections
 
     @property
@@ -390,8 +385,16 @@ class HttpServer:
         """Refused connections that are still open."""
         return len(self.connections) - self.means.max_connections
 
-    def forget(self, connection: ClientConnection) -> None:
+    def replace(self, connection: ClientConnection, successor: WebSocketConnection) -> None:
+        """Count a connection whose protocol has changed as its successor."""
         self.connections.discard(connection)
-        self._sweeper.forget(connection)
+        self.sweeper.forget(connection)
+        self.connections.add(successor)
+        self.sweeper.watch(successor)
+
+    def forget(self, connection: ClientConnection | WebSocketConnection) -> None:
+        """Remove a connection that has ended."""
+        self.connections.discard(connection)
+        self.sweeper.forget(connection)
         if self.is_stopping and not self.connections:
             self._all_gone.set()

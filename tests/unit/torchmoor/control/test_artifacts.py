@@ -164,6 +164,15 @@ def test_an_lmi_image_has_the_form_of_its_version(image: str, formatter: str) ->
     assert variables[ONE_DEVICE] == "1"
 
 
+def test_a_triton_image_runs_torchscript_unless_the_environment_forbids_it(fetch: Fetch) -> None:
+    """Its archives are programs, as those of every other image here."""
+    name, image = "TORCHMOOR_HANDLER_MANY_ALLOW_TORCHSCRIPT", f"{REGISTRY}/sagemaker-tritonserver:22.12-py3"
+    models = {"Mode": "MultiModel", "ModelDataUrl": "s3://bucket/models/"}
+
+    assert fetch(image, **models).environment[name] == "true"
+    assert fetch(image, **models, Environment={name: "false"}).environment[name] == "false"
+
+
 def test_the_environment_wins_over_an_images_defaults(fetch: Fetch) -> None:
     served = fetch(LMI, Environment={"HF_MODEL_ID": "owner/name", ONE_DEVICE: "2"})
 

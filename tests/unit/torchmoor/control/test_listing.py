@@ -1,0 +1,51 @@
+"""Pages of the List operations: filters, order and tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torchmoor.control.listing import ListedResource, list_page
+from torchmoor.errors import RequestInvalid
+
+ROWS = [
+    ListedResource(name, created, created + 5, status, {"Name": name})
+    for name, created, status in (("b", 10.0, "InService"), ("A", 20.0, "Failed"), ("ab", 30.0, "InService"))
+]
+
+
+def names(**values: Any) -> list[str]:
+    """Return all names, page by page."""
+    found: list[str] = []
+    while True:
+        page = list_page(ROWS, values, "Rows")
+        found += [each["Name"] for each in page["Rows"]]
+        if "NextToken" not in page:
+            return found
+        values["NextToken"] = page["NextToken"]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, ["ab", "A", "b"]),  # the newest first
+        ({"SortOrder": "Ascending"}, ["b", "A", "ab"]),
+        ({"SortBy": "Name", "SortOrder": "Ascending"}, ["A", "ab", "b"]),
+        ({"SortBy": "Status", "SortOrder": "Ascending"}, ["A", "ab", "b"]),
+        ({"NameContains": "a", "SortBy": "Name"}, ["ab", "A"]),
+        ({"StatusEquals": "InService"}, ["ab", "b"]),
+        ({"CreationTimeAfter": 20.0}, ["ab", "A"]),
+        ({"CreationTimeBefore": 20.0}, ["A", "b"]),
+        ({"LastModifiedTimeAfter": 35.0}, ["ab"]),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_rows_are_chosen_and_ordered_across_pages(values: dict[str, Any], expected: list[str], size: int) -> None:
+    assert names(**values, MaxResults=size) == expected
+
+
+@pytest.mark.parametrize("token", ["x", "W10=", "WyJhIiwgImIiXQ==", "bnVsbA=="])
+def test_a_token_of_elsewhere_is_refused(token: str) -> None:
+    with pytest.raises(RequestInvalid, match="NextToken is not valid"):
+        list_page(ROWS, {"NextToken": token}, "Rows")
