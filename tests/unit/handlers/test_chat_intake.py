@@ -30,6 +30,7 @@ from handlers.errors import (
     OutOfMemory,
     UnsupportedMedia,
 )
+from handlers.reply import PendingReply
 from handlers.settings import IntakeSettings
 from tests.tools import require
 
@@ -474,6 +475,16 @@ def test_compressed_bomb_is_cut_at_the_limit(web: WebServer) -> None:
         intake(max_bytes=100_000).read(web.url("/bomb"))
 
 
+def test_an_image_may_have_as_many_bytes_as_are_allowed(web: WebServer) -> None:
+    """One byte more is refused, whether its length is declared or not."""
+    for head in (b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"):
+        web.routes["/whole"] = lambda connection, head=head: connection.sendall(head + bytes(1000))  # type: ignore[misc]
+
+        assert intake(max_bytes=1000).read(web.url("/whole")) == bytes(1000)
+        with pytest.raises(ImageTooLarge, match="more than 999"):
+            intake(max_bytes=999).read(web.url("/whole"))
+
+
 def drip(head: bytes) -> Callable[[socket.socket], None]:
     """Send the first bytes and then one byte at a time until the peer disconnects."""
 
@@ -505,8 +516,9 @@ def test_slow_answer_ends_at_the_total_timeout(web: WebServer, head: bytes) -> N
     """Single bytes at any point of the response do not extend a fetch beyond total_timeout_s."""
     web.routes["/slow"] = drip(head)
 
-    with pytest.raises(ImageUnreachable, match="in time"):
-        intake(total_timeout_s=0.25, read_timeout_s=5.0).read(web.url("/slow"))
+    for reply in (None, PendingReply(lambda: None)):
+        with pytest.raises(ImageUnreachable, match="in time"):
+            intake(total_timeout_s=0.25, read_timeout_s=5.0).read(web.url("/slow"), reply)
 
 
 def test_silence_ends_at_the_read_timeout(web: WebServer) -> None:
