@@ -30,6 +30,7 @@ from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.id_operations import IdOperations
 from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
+from torchmoor.proxy.fast_path.routes import FastRoutes
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections
 from torchmoor.proxy.http.means import HttpMeans, SocketTimes
 from torchmoor.proxy.http.outgoing import ReplayBudget
@@ -135,6 +136,9 @@ class DataPlane:
             self.async_inference,
         )
         self.server = HttpServer(self.application, means, self.sweeper)
+        if self.gate is None and callers is None:
+            runtime, pages = self.application.runtime, self.application.pages
+            self.server.fast_path = FastRoutes(means, self.dispatchers, runtime, pages)
         self._wakes: list[Callable[[], None]] = []
         self.observer: RequestObserver | None = None
         self._observe = settings.observe

@@ -54,7 +54,7 @@ class DataPlaneApplication:
         self._gate = gate
         pass_through = PassThrough(dispatchers)
         self._openai = OpenAIApi(dispatchers)
-        self._runtime = RuntimeApi(dispatchers, async_inference)
+        self.runtime = RuntimeApi(dispatchers, async_inference)
         self._container = ContainerApi(dispatchers, pass_through)
         self._models = (
             ContainerModelsApi(dispatchers, pass_through, operations)
@@ -74,8 +74,8 @@ class DataPlaneApplication:
                 *OpenInferenceApi.open_paths,
             )
         )
-        self._pages = WebPageGuard(settings.listen.host, settings.listen.allowed_hosts)
-        self._control = ControlApi(dispatchers, control, self._pages, is_guarded=gate is not None)
+        self.pages = WebPageGuard(settings.listen.host, settings.listen.allowed_hosts)
+        self._control = ControlApi(dispatchers, control, self.pages, is_guarded=gate is not None)
         self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
 
     @property
@@ -88,7 +88,7 @@ class DataPlaneApplication:
         if self._openai.serves(path):
             return self._openai.handle
         if path.startswith(runtime.PREFIX):
-            return self._runtime.find_handler(method, path)
+            return self.runtime.find_handler(method, path)
         if path.startswith(torchserve.PREFIX) and method in _INVOKING:
             return self._torchserve.invoke
         if path == container.INVOCATIONS and method == b"POST":
@@ -167,8 +167,8 @@ class DataPlaneApplication:
     def _admit(self, request: Request) -> None:
         """Check where a request comes from and its credentials. Raises ApiError."""
         is_open = request.method in LOOKING and request.path in self._open_paths
-        if self._pages.is_on:
-            self._pages.check(request, is_open=is_open)
+        if self.pages.is_on:
+            self.pages.check(request, is_open=is_open)
         if self._gate is not None and not is_open:
             self._gate.admit(request)
 

@@ -149,15 +149,13 @@ class RequestReader:
     def _read_head(self, data: bytes) -> bytes:
         """Return what follows the head and, if the whole body is there, what follows that."""
         if self._head:
-            data = self._head + data
+            data, self._head = self._head + data, b""
         if data[0] in _LINE_ENDS:  # RFC 9112 2.2: ignored before a request
             data = data.lstrip(_LINE_ENDS)
         end = data.find(_END)
         if end < 0 or end > self._max_header_bytes:
             self._hold(data)
             return b""
-        if self._head:
-            self._head = b""
         line, *lines = data[:end].split(b"\r\n")
         request_line = self._lines[line]
         fields, layout = self._heads.read(lines)
