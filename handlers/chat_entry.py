@@ -17,9 +17,14 @@ class ChatHandler:
         """
         logging.getLogger().setLevel(logging.WARNING)  # to write INFO lines takes longer than an engine step
         logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
-        from handlers.batch_reader import BatchReader  # here, because TorchServe hides an ImportError at import
-        from handlers.metrics import MetricsPublisher
-        from handlers.start import start_chat
+        from torchmoor.wire.imports import (
+            without_collections,  # here, because TorchServe hides an ImportError at import
+        )
+
+        with without_collections():
+            from handlers.batch_reader import BatchReader
+            from handlers.metrics import MetricsPublisher
+            from handlers.start import start_chat
 
         started = time.monotonic()
         BatchReader().install()

@@ -17,9 +17,14 @@ class ManyHandler:
         """
         logging.getLogger().setLevel(logging.WARNING)  # TorchServe's INFO lines cost more than a step
         logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
-        from handlers.batch_reader import BatchReader
-        from handlers.metrics import MANY_METRICS, MetricsPublisher
-        from handlers.start_many import start_many  # TorchServe hides an ImportError of this file
+        from torchmoor.wire.imports import (
+            without_collections,  # here, because TorchServe hides an ImportError of this file
+        )
+
+        with without_collections():
+            from handlers.batch_reader import BatchReader
+            from handlers.metrics import MANY_METRICS, MetricsPublisher
+            from handlers.start_many import start_many
 
         started = time.monotonic()
         BatchReader().install()

@@ -8,18 +8,23 @@ On a laptop without it, tests that need it are skipped; in CI, which installs it
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.tools import require
 
+PICTURES = Path(__file__).parents[1] / "build" / "failed-pages"
+PROGRAM = "chromium-headless-shell"  # a page costs a quarter of the processor time that it costs in a whole Chromium
 TIMEOUT_MS = 60_000
 DESKTOP = (1280, 900)
 PHONE = (390, 844)
@@ -28,10 +33,10 @@ PHONE = (390, 844)
 @contextmanager
 def run_chromium() -> Iterator[Browser]:
     """Run at most for a module: while Playwright runs, this thread cannot run another event loop."""
-    require("chromium")
+    require(PROGRAM)
     expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+        browser = playwright.chromium.launch(executable_path=shutil.which(PROGRAM))
         try:
             yield browser
         finally:
@@ -50,10 +55,6 @@ class Tab:
         results = Axe().run(self.page)
         assert results.violations_count == 0, results.generate_report()
 
-    def save(self, path: Path) -> None:
-        """Save a picture of the whole page."""
-        self.page.screenshot(path=path, full_page=True)
-
     def save_for_docs(self, name: str, first: str = "body", last: str = "body") -> None:
         """Save the page from one element to another as a picture of the documentation, if TORCHMOOR_PICTURES is set."""
         folder = os.environ.get("TORCHMOOR_PICTURES")
@@ -65,7 +66,8 @@ class Tab:
         assert end is not None
         y = max(0, top["y"] - 10)
         clip = {"x": 0, "y": y, "width": DESKTOP[0], "height": end["y"] + end["height"] + 10 - y}
-        self.page.screenshot(path=Path(folder) / name, full_page=True, clip=clip)  # type: ignore[arg-type]
+        taken = self.page.screenshot(full_page=True, clip=clip)  # type: ignore[arg-type]
+        Image.open(BytesIO(taken)).convert("RGB").quantize(256).save(Path(folder) / name, optimize=True)
 
 
 @contextmanager
@@ -79,6 +81,8 @@ def open_tab(
     refusals: tuple[str, ...] = (),
 ) -> Iterator[Tab]:
     """Open a tab with a new profile; fail at the end if the page logged an error or a warning to the console.
+
+    If the block fails, a picture of the whole page is saved, and the error names its file.
 
     refusals: words, one of which occurs in Chromium's message about each request that this test expects to be refused.
     """
@@ -104,6 +108,11 @@ def open_tab(
     try:
         tab.page.goto(url)
         yield tab
+    except Exception as error:
+        picture = PICTURES / f"{secrets.token_hex(4)}.png"
+        tab.page.screenshot(path=picture, full_page=True)
+        error.add_note(f"the page: {picture}")
+        raise
     finally:
         context.close()
     if tab.complaints:

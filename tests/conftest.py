@@ -4,13 +4,14 @@ Each such server starts once per process, when the first test requests it. Slow 
 instances, start in one process only: all tests that use a fleet run there, one after the other.
 """
 
-import gc
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import hypothesis
 import pytest
+from botocore.loaders import create_loader
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -20,6 +21,7 @@ from tests.groups import group_of, place_of
 from tests.servers import RedisServer, S3Server, run_redis, run_s3
 from tests.time_limit import TimeLimit
 from tests.tools import require, summarize_skips
+from torchmoor.wire.imports import without_collections
 
 ROOT = Path(__file__).parents[1]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -28,7 +30,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A property test tries the same examples in each run, however slow the machine is.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("suite")
-collect_ignore = ["clients"]  # for .venv-clients; tests/unit/torchmoor/clients/test_langchain.py runs them
+# For .venv-clients and .venv-vllm: unit/torchmoor/clients/test_langchain.py and torchserve/test_vllm.py run them.
+collect_ignore = ["clients", "vllm"]
 
 
 class Groups(LoadScopeScheduling):
@@ -68,11 +71,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (place_of(item.path), item.get_closest_marker("ends_fleet") is not None))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
     """Exempt all modules and tests from garbage collection, because each full collection would visit them."""
-    gc.collect()
-    gc.freeze()
+    with without_collections():
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -80,6 +83,14 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the records of the run's fleets apart from the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def aws_descriptions() -> Iterator[None]:
+    """Read botocore's description of each API once, not for each client."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.session.create_loader", cache(create_loader))
         yield
 
 

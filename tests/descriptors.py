@@ -1,32 +1,23 @@
-"""A process without a free file descriptor."""
+"""A process that can open no further file descriptor."""
 
 from __future__ import annotations
 
-import os
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+STANDARD_STREAMS = 3
 
 
 @contextmanager
-def without_free_descriptors() -> Iterator[Callable[[], None]]:
-    """Lower this process's limit to its highest descriptor, and use those below it.
+def without_free_descriptors() -> Iterator[None]:
+    """Lower this process's limit so far that each new descriptor exceeds it; open ones can still be used.
 
-    Yields a function that uses those that other threads have freed since then.
+    A descriptor that another thread closes makes no room: the standard streams have all numbers below the limit.
     """
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken: list[int] = []
-
-    def fill() -> None:
-        with suppress(OSError):
-            while True:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (STANDARD_STREAMS, before[1]))
     try:
-        fill()
-        yield fill
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        for descriptor in taken:
-            os.close(descriptor)

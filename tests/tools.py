@@ -16,7 +16,7 @@ import pytest
 
 PACKAGES = {  # the Debian package of each program
     "buildah": "buildah",
-    "chromium": "chromium",
+    "chromium-headless-shell": "chromium-headless-shell",
     "crun": "crun",
     "curl": "curl",
     "dnsmasq": "dnsmasq-base",

@@ -925,7 +925,7 @@ def test_keyboard_is_enough(chat: FakeChat, tab: Tab) -> None:
 @pytest.mark.browser
 @pytest.mark.parametrize(("scheme", "size"), [("light", SMALL_PHONE), ("dark", DESKTOP)])
 def test_any_light_a_small_phone_and_both_directions(
-    chat: FakeChat, browser: Browser, tmp_path: Path, scheme: str, size: tuple[int, int]
+    chat: FakeChat, browser: Browser, scheme: str, size: tuple[int, int]
 ) -> None:
     """Nothing is wider than the screen, receipts are folded on a narrow one, and axe-core reports nothing."""
     with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", scheme=scheme, size=size) as tab:
@@ -943,7 +943,6 @@ def test_any_light_a_small_phone_and_both_directions(
             page.evaluate("(direction) => (document.documentElement.dir = direction)", direction)
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
             tab.check_accessibility()
-            tab.save(tmp_path / f"chat-{scheme}-{size[0]}-{direction}.png")
 
 
 @pytest.mark.browser

@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import requests
@@ -128,7 +127,7 @@ def test_numbers_of_the_last_minutes_as_json(stage: Stage) -> None:
 
 
 @pytest.mark.browser
-def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browser: Browser, tmp_path: Path) -> None:
+def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browser: Browser) -> None:
     """Nothing is wider than the screen, and axe-core finds nothing that keeps people out."""
 
     async def work_on(request: Received, wire: Wire) -> None:
@@ -159,7 +158,6 @@ def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browse
             expect(page.locator(".card").nth(2).get_by_role("button")).to_have_count(0)
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             tab.check_accessibility()
-            tab.save(tmp_path / f"{scheme}-{size[0]}.png")
     connection.close()
 
 
@@ -268,7 +266,7 @@ def test_keyboard_alone_drains_an_instance(stage: Stage, browser: Browser) -> No
 
 
 @pytest.mark.browser
-def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path) -> None:
+def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser: Browser) -> None:
     """Which are where, how large, when used, what goes next; each button asks first, and says what came of it."""
     fleet = FakeFleet({"bert-small", "vit-tiny", "llama-nano"})
     stage = make_stage(multi_model=MultiModelSettings(), prepare=fleet)
@@ -280,7 +278,6 @@ def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser
             expect(tab.page.locator("#models tr").first).to_contain_text("bert-small")
             assert tab.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             tab.check_accessibility()
-            tab.save(tmp_path / f"models-{scheme}.png")
 
     with open_tab(browser, stage.proxy.admin_url) as tab:
         page = tab.page

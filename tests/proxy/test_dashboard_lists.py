@@ -58,7 +58,7 @@ def check_is_text(page: Page, shown: str = HOSTILE) -> None:
 
 
 def test_sessions_are_found_sorted_pinned_and_closed(
-    make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser, tmp_path: Path
+    make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser
 ) -> None:
     """Each after a question that says what happens; what came of it is said, and what to do if nothing did."""
     stage = make_stage(prepare=holders)
@@ -73,7 +73,6 @@ def test_sessions_are_found_sorted_pinned_and_closed(
                 re.compile(r"^evicted: 1.?234 by a; an evicted")
             )
             assert tab.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-            tab.save(tmp_path / f"sessions-{size[0]}.png")
             tab.page.locator("#sessions-instance").select_option("b")
             expect(tab.page.locator("#sessions tr")).to_have_count(2)
             check_is_text(tab.page, HOSTILE[:16])
@@ -171,7 +170,7 @@ def test_hidden_page_asks_for_nothing(make_stage: Callable[..., Stage], browser:
             page.evaluate(hide, False)
 
 
-def test_request_has_a_page_of_its_own(make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path) -> None:
+def test_request_has_a_page_of_its_own(make_stage: Callable[..., Stage], browser: Browser) -> None:
     """Found by its error; it has times as a waterfall, tokens, the model's own code, and no cause for alarm."""
     stage = make_stage()
     client = stage.client()
@@ -208,14 +207,13 @@ def test_request_has_a_page_of_its_own(make_stage: Callable[..., Stage], browser
             assert page.locator("img").count() == 0
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             tab.check_accessibility()
-            tab.save(tmp_path / f"request-{size[0]}.png")
 
     with open_tab(browser, f"{stage.proxy.admin_url}/dashboard/request.html?id=none") as tab:
         expect(tab.page.get_by_role("alert")).to_contain_text("There is no request none")
 
 
 def test_decisions_are_told_in_words_filtered_and_paused(
-    make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser, tmp_path: Path
+    make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser
 ) -> None:
     """With how they ended; a session's hash leads to the session."""
     stage = make_stage(prepare=holders)
@@ -231,7 +229,6 @@ def test_decisions_are_told_in_words_filtered_and_paused(
         expect(rows.first).to_contain_text("it holds this session")
         expect(rows.first).to_contain_text("424")
         tab.check_accessibility()
-        tab.save(tmp_path / "decisions.png")
         page.locator("#decisions-instance").select_option("a")
         expect(rows).to_have_count(3)
         expect(rows.first).to_contain_text("answered")
@@ -286,7 +283,6 @@ def test_asynchronous_requests_are_told_with_their_reasons_and_cancelled(
         )
         check_is_text(page)
         tab.check_accessibility()
-        tab.save(tmp_path / "queue.png")
 
         page.locator("#queue-state").select_option("FAILED")
         expect(page.locator("#queue tr")).to_have_count(1)
@@ -298,7 +294,7 @@ def test_asynchronous_requests_are_told_with_their_reasons_and_cancelled(
 
 
 def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
-    make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path
+    make_stage: Callable[..., Stage], browser: Browser
 ) -> None:
     """By class: turns of sessions for their instance, all else for any; and what needs attention."""
 
@@ -331,12 +327,11 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
         expect(page.locator("#variants")).to_contain_text("Others, for any instance1")
         expect(page.locator("#scaling")).to_contain_text("2 wanted, 2 there")
         tab.check_accessibility()
-        tab.save(tmp_path / "waiting.png")
     for connection in connections:
         connection.close()
 
 
-def test_models_with_hostile_names_are_text(make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path) -> None:
+def test_models_with_hostile_names_are_text(make_stage: Callable[..., Stage], browser: Browser) -> None:
     """In the table, in the question, and in what is said of them."""
     fleet = FakeFleet({HOSTILE})
     stage = make_stage(multi_model=MultiModelSettings(), prepare=fleet)

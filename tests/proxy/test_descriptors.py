@@ -26,12 +26,7 @@ def test_a_shortage_is_the_proxys_own(make_stage: Callable[..., Stage]) -> None:
     with stage.socket() as client:
         client.sendall(PING)
         assert read_answer(client).startswith(b"HTTP/1.1 200")
-        with without_free_descriptors() as fill:
-
-            async def fill_again() -> None:
-                fill()  # in the loop's thread, right before the request: another connection may have been closed
-
-            stage.run(fill_again())
+        with without_free_descriptors():
             client.sendall(POST)
             answer = read_answer(client)
         assert answer.startswith(b"HTTP/1.1 503")
@@ -51,18 +46,12 @@ def test_probes_that_find_no_descriptor_show_nothing(make_stage: Callable[..., S
     stage = make_stage(names=("a",))
     health, instance = stage.proxy.health, stage.instance("a")
 
-    with without_free_descriptors() as fill:
+    async def suspect() -> None:
+        health.suspect(instance)
 
-        async def ask() -> None:
-            fill()
-            await health.ask(instance)
-
-        async def suspect() -> None:
-            fill()  # in the loop's thread, right before the probe: another connection may have been closed
-            health.suspect(instance)
-
+    with without_free_descriptors():
         with pytest.raises(OSError, match="Too many open files"):
-            stage.run(ask())
+            stage.run(health.ask(instance))
         for _ in range(stage.settings.health.unanswered_before_down):
             stage.run(suspect())
             stage.until(lambda: not health.is_probing, "the probe is over")

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,7 +75,7 @@ def lengthen(route: Route) -> None:
     route.continue_(post_data=json.dumps(body))
 
 
-def test_two_sessions_two_pictures_and_streams_that_grow(tab: Tab, tmp_path: Path) -> None:
+def test_two_sessions_two_pictures_and_streams_that_grow(tab: Tab) -> None:
     """Two sessions with pictures stream right answers token by token.
 
     The test follows a user from the first sample to a second picture in another session. The second question computes a
@@ -117,7 +116,6 @@ def test_two_sessions_two_pictures_and_streams_that_grow(tab: Tab, tmp_path: Pat
     expect(turns).to_have_count(3)
     page.mouse.move(0, 0)
     tab.save_for_docs("chat.png")
-    tab.save(tmp_path / "chat.png")
 
 
 def test_a_stopped_answer_stays_in_the_conversation(fleet: Fleet, tab: Tab) -> None:
@@ -163,9 +161,7 @@ def repeat(fleet: Fleet, session: str, talk: list[str]) -> requests.Response:
     return requests.post(url, headers=headers, json={"messages": messages, "max_tokens": 8}, timeout=60)
 
 
-def test_an_expired_session_is_opened_again_on_a_phone_in_the_dark(
-    fleet: Fleet, browser: Browser, tmp_path: Path
-) -> None:
+def test_an_expired_session_is_opened_again_on_a_phone_in_the_dark(fleet: Fleet, browser: Browser) -> None:
     """The page warns before a session expires and reopens it, with its picture, on one press."""
     with open_tab(browser, fleet.runtime, scheme="dark", size=PHONE, refusals=REFUSALS) as tab:
         page = tab.page
@@ -178,12 +174,10 @@ def test_an_expired_session_is_opened_again_on_a_phone_in_the_dark(
         page.clock.fast_forward(30_000)
         expect(page.locator("#log > .notice.warn")).to_contain_text("This session has expired.")
         tab.check_accessibility()
-        tab.save(tmp_path / "expired.png")
 
         page.get_by_role("button", name="Open it again with the same pictures").click()
         expect(page.locator("#log > .notice")).to_contain_text("Opened again.")
         expect(ask(page, "Is there a circle?").locator(".text")).to_have_text("No, there is no circle.")
-        tab.save(tmp_path / "phone.png")
 
 
 def encoded(image: Image.Image) -> bytes:

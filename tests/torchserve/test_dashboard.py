@@ -8,7 +8,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +40,7 @@ def drained(fleet: Fleet) -> Iterator[str]:
     wait_until(lambda: all(i["state"] == "ready" for i in fleet.instances()), "no instance is drained")
 
 
-def test_dashboard_follows_the_fleet_and_drains_an_instance(
-    fleet: Fleet, browser: Browser, drained: str, tmp_path: Path
-) -> None:
+def test_dashboard_follows_the_fleet_and_drains_an_instance(fleet: Fleet, browser: Browser, drained: str) -> None:
     """Sessions, memory, latencies and decisions follow boto3's requests; buttons drain and resume an instance."""
     with open_tab(browser, fleet.admin) as tab:
         page = tab.page
@@ -71,7 +68,6 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(
         assert chat.ask("What color is the circle?")
         tab.check_accessibility()
         page.evaluate("document.getElementById('done').classList.add('visually-hidden')")
-        tab.save(tmp_path / "dashboard.png")
         tab.save_for_docs("dashboard.png", last="section[aria-labelledby=instances-title]")
 
         page.get_by_role("button", name=f"Resume {drained}").click()
@@ -93,7 +89,7 @@ def press(page: Page, button: str, answer: str) -> None:
 
 
 def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
-    fleet: Fleet, browser: Browser, drained: str, tmp_path: Path
+    fleet: Fleet, browser: Browser, drained: str
 ) -> None:
     """The instance and the session's client see the effects that the page reports."""
     settled, chats = fleet.settled(), []
@@ -140,7 +136,6 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
         expect(page.locator("#queue tr", has_text=waiting)).to_contain_text("cancelled")
         expect(page.locator("#attention")).to_contain_text("is drained")
         page.evaluate("document.getElementById('done').classList.add('visually-hidden')")
-        tab.save(tmp_path / "dashboard-lists.png")
         tab.save_for_docs("dashboard-lists.png", first="#sessions-title", last="#queue-section")
 
         press(page, f"Close session {name}", "Close")
@@ -153,7 +148,7 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
         other.close()
 
 
-def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser, tmp_path: Path) -> None:
+def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser) -> None:
     """A prompt that is too long is found by the code of its error; an answered request has its tokens."""
     client = fleet.client()
     streamed = client.invoke_endpoint_with_response_stream(
@@ -175,11 +170,10 @@ def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser,
         expect(page.locator("#tokens")).to_contain_text(re.compile("Prompt, with the conversation[0-9]"))
         expect(page.locator("#tokens")).to_contain_text(re.compile("Generated[1-3]"))
         expect(page.locator("#times")).to_contain_text("Until the first token")
-        tab.save(tmp_path / "request.png")
         tab.save_for_docs("dashboard-request.png")
 
 
-def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser, tmp_path: Path) -> None:
+def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser) -> None:
     """While the next process starts, and afterwards."""
     os.kill(find_jvm(fleet.run_dir, "llava-0"), signal.SIGKILL)
     with open_tab(browser, fleet.admin) as tab:
@@ -192,6 +186,5 @@ def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser, t
         card.get_by_text("History", exact=True).click()
         expect(card.locator(".tile", has_text="Not in service").locator("b")).to_have_text("no")
         tab.check_accessibility()
-        tab.save(tmp_path / "killed.png")
         page.get_by_role("link", name="Chat").click()
         expect(page).to_have_url(f"{fleet.runtime}/chat")

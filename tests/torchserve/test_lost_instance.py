@@ -1,6 +1,6 @@
-"""The chat page while its fleet is drained and one of its instances is killed during an answer.
+"""A worker of the shared fleet dies between two questions of boto3, and an instance during an answer on the chat page.
 
-It leaves the shared fleet with one instance, so it runs last.
+The last test leaves the fleet with one instance, so these run last.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import requests
@@ -18,14 +17,15 @@ from playwright.sync_api import Browser, Route, expect
 
 from tests.browser import run_chromium
 from tests.torchserve.conftest import Fleet
-from tests.torchserve.drawings import draw
+from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_chat_page import STREAM, ask, open_chat, picture
-from tests.torchserve.test_failover import find_jvm
-from tests.torchserve.test_faults import slowed_worker
+from tests.torchserve.test_failover import QUESTION, find_jvm
+from tests.torchserve.test_faults import PATIENTLY, ask_until_answered, ready_instances, slowed_worker, worker_pids
+from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 from torchmoor.config.limits import LimitSettings
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.browser, pytest.mark.ends_fleet]
+pytestmark = [pytest.mark.torchserve, pytest.mark.ends_fleet]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,45 @@ def order(fleet: Fleet, verb: str, name: str, state: str) -> None:
     wait_until(lambda: [i["state"] for i in fleet.instances() if i["name"] == name] == [state], f"{name} {state}")
 
 
+def open_apart(fleet: Fleet) -> list[Chat]:
+    """Open sessions about a red circle until two settled instances hold one each; return these two."""
+    settled = fleet.settled()
+    chats: dict[str, Chat] = {}
+    for _ in range(30):
+        chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
+        (holder,) = fleet.holders(chat.id)
+        if holder in settled:
+            chats.setdefault(holder, chat)
+        if len(chats) == 2:
+            break
+    return list(chats.values())
+
+
+def test_sessions_survive_the_death_of_their_worker(fleet: Fleet) -> None:
+    """After kill -9 of a worker, its session continues on another instance under the same id and with its history.
+
+    The worker restarts under its name and serves the session again.
+    """
+    wait_until(lambda: len(fleet.settled()) == 2, "both instances get all turns of their sessions", **PATIENTLY)
+    names = ready_instances(fleet)
+    client = fleet.client()
+    chats = open_apart(fleet)
+    (victim,), (survivor,) = (fleet.holders(chat.id) for chat in chats)
+    assert victim != survivor
+    chats[0].ask(QUESTION)
+
+    for pid in worker_pids(fleet.run_dir, victim):
+        os.kill(pid, signal.SIGKILL)
+
+    assert "red" in chats[1].ask(QUESTION)
+    assert "red" in ask_until_answered(chats[0], QUESTION)
+    open_session(client, image=data_url(draw("square", "blue"))).close()
+    wait_until(lambda: ready_instances(fleet) == names, "the worker is back", **PATIENTLY)
+    assert "red" in ask_until_answered(chats[0], QUESTION)
+    again = open_session(client, image=data_url(draw("square", "blue")))
+    assert "blue" in again.ask("What color is the square?")
+
+
 def lengthen_for_good(route: Route) -> None:
     """Make the answer long, and the request longer than those whose streams go on at another instance."""
     endless = {"temperature": 1e6, "seed": 11, "max_new_tokens": 1500}
@@ -47,7 +86,8 @@ def lengthen_for_good(route: Route) -> None:
     route.continue_(post_data=json.dumps(body) + " " * LimitSettings().max_continued_bytes)
 
 
-def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browser: Browser, tmp_path: Path) -> None:
+@pytest.mark.browser
+def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browser: Browser) -> None:
     """The page recovers from a killed instance, and waits for one where there is none.
 
     After kill -9 during an answer it shows the error and a button that repeats the question; between two questions it
@@ -72,7 +112,6 @@ def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browse
             os.kill(find_jvm(fleet.run_dir, "llava-0"), signal.SIGKILL)
         expect(broken).to_contain_text("The instance was lost in the middle of the answer")
         tab.check_accessibility()
-        tab.save(tmp_path / "lost.png")
         page.unroute(STREAM)
         broken.get_by_role("button", name="Ask again").click()
         expect(broken.locator(".text")).to_have_text(re.compile(r"^The image shows a red circle.*\.$"))
@@ -85,7 +124,6 @@ def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browse
         expect(moved.locator(".receipt")).to_contain_text("the session's own instance is away")
         expect(moved.locator(".receipt")).to_contain_text("from the journal")
         tab.check_accessibility()
-        tab.save(tmp_path / "moved.png")
 
         requests.post(f"{fleet.admin}/instances/llava-0/drain", timeout=60).raise_for_status()  # it is being restarted
         order(fleet, "drain", "llava-1", "draining")
@@ -93,6 +131,5 @@ def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browse
         page.set_input_files("#file", picture("green.png", draw("circle", "green")))
         held = ask(page, "What color is the circle?")
         expect(held).to_contain_text(re.compile("No instance of the endpoint is ready.*Trying again in"))
-        tab.save(tmp_path / "waiting.png")
         order(fleet, "resume", "llava-1", "ready")
         expect(held.locator(".text")).to_have_text("The circle is green.")

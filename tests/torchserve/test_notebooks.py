@@ -19,7 +19,7 @@ from tests.servers import S3Server
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.test_sdk_clients import require_clients
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.s3]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.s3]
 EXAMPLES = ROOT / "examples"
 BUCKET = "torchmoor-examples"
 # Values that differ between runs: ids, counts under load, times of day, milliseconds.
@@ -106,7 +106,6 @@ def test_a_session_stays_where_its_picture_is(execute: Execute) -> None:
     assert deleted == "[]\n"
 
 
-@pytest.mark.slow
 def test_many_models_are_served_and_one_is_added(execute: Execute) -> None:
     *_, created, asked, added, deleted = execute("many_models.ipynb")
 
@@ -118,7 +117,6 @@ def test_many_models_are_served_and_one_is_added(execute: Execute) -> None:
     assert deleted == "[]\n"
 
 
-@pytest.mark.slow
 def test_tgi_and_lmi_stream_the_same_answer(execute: Execute) -> None:
     *_, created, _, tgi, lmi, deleted = execute("streaming.ipynb")
 
@@ -130,7 +128,6 @@ def test_tgi_and_lmi_stream_the_same_answer(execute: Execute) -> None:
     assert deleted == "[]\n"
 
 
-@pytest.mark.slow
 def test_least_outstanding_finds_idle_instances_more_often_than_random(execute: Execute) -> None:
     *_, by_chance, least, deleted = execute("routing.ipynb")
 
@@ -140,7 +137,6 @@ def test_least_outstanding_finds_idle_instances_more_often_than_random(execute: 
     assert deleted == "[]\n"
 
 
-@pytest.mark.slow
 def test_an_asynchronous_endpoint_scales_to_zero_and_answers_langchain(execute: Execute, tmp_path: Path) -> None:
     """The kernel is that of the environment that has LangChain."""
     kernel = tmp_path / "kernels" / "clients"

@@ -11,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from torchmoor.cli.exit_status import reported_by_exit_status
+from torchmoor.wire.imports import without_collections
 
 # Summaries are here, so that `torchmoor --help` and completion do not import all commands.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -44,7 +45,8 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(f"torchmoor.cli.commands.{module}"), name)
+        with without_collections():
+            command: click.Command = getattr(import_module(f"torchmoor.cli.commands.{module}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

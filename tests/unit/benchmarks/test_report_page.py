@@ -144,7 +144,6 @@ def test_page_is_readable_everywhere(
             )
             assert edges == 0, plot.get_attribute("aria-label")
         assert tab.page.locator("svg.plot:visible").count() * 2 == tab.page.locator("svg.plot").count()
-        tab.save(tmp_path / "page.png")
 
 
 FINE = """

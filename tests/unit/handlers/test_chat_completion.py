@@ -17,7 +17,6 @@ from handlers.errors import ImageUnreachable
 from handlers.models.loader import load_model
 from tests.unit.handlers.test_chat_service import (
     SHORT,
-    Hold,
     data_url,
     features_bytes,
     kv_bytes,
@@ -133,6 +132,17 @@ def test_system_message_takes_part(client: Any, reference: Any) -> None:
     found = said(client.call(chat(system("Be brief."), user(QUESTION))))
 
     assert found == reference([brief, question(QUESTION)], [], NUM)
+
+
+def test_answers_name_the_weights(client: Any) -> None:
+    """The same in every answer and event, so that a client knows when a seed may give another answer."""
+    streamed = client.call(chat(user(QUESTION), stream=True))
+    found = {event["system_fingerprint"] for event in events(streamed.body)}
+    found |= {client.call(body).json["system_fingerprint"] for body in (chat(user(QUESTION)), {"prompt": "a circle"})}
+
+    [name] = found
+    assert name.startswith("fp_")
+    assert len(name) == len("fp_") + 10
 
 
 def test_same_seed_same_answer(client: Any) -> None:
@@ -528,14 +538,14 @@ def test_model_failure_fails_its_completion_only(make_client: Any, endless_llava
 
 def test_completion_that_runs_out_of_time_lets_go(make_client: Any, endless_llava: Any, red: Any) -> None:
     """A completion past its deadline gives 504 and holds nothing."""
-    hold = Hold(endless_llava)
     client = make_client(endless_llava, engine={"turn_timeout_s": 0.2})
-    late = client.send(chat(user("what is it?", red)))
-    hold.wait()
-    threading.Event().wait(0.25)
-    hold.release()
+    endless_llava.before_step = lambda embeds, batch: threading.Event().wait(
+        0.25
+    )  # a step takes longer than the turn may
 
-    assert (late.wait().status, late.error) == (504, "TurnTimedOut")
+    late = client.call(chat(user("what is it?", red)))
+
+    assert (late.status, late.error) == (504, "TurnTimedOut")
     client.service.store.check_integrity()
 
 

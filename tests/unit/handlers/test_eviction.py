@@ -1,5 +1,6 @@
 """Eviction: a full worker with a journal gives up idle sessions and continues them when their clients come back."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def test_sessions_are_evicted_while_their_next_turns_arrive(make_client: Any, jo
 
     def ask(sid: str, text: str) -> Any:
         while (answer := client.ask(sid, text, **SHORT).wait()).error == "Overloaded":
-            pass  # all three sessions were busy at that moment
+            time.sleep(0.01)  # all three sessions were busy at that moment
         return answer
 
     def talk(sid: str) -> list[Any]:

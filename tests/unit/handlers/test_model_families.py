@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers as hf
 
-from handlers.engine.kv_cache import BLOCK
-from handlers.engine.sequence import ImageSpan
+from handlers.engine.builtin.kv_cache import BLOCK
+from handlers.engine.builtin.sequence import ImageSpan
 from handlers.errors import InvalidRequest, SettingsError
 from handlers.models.loader import load_model
 from tests.unit.handlers.tiny_checkpoints import CPU, PLAIN, REFUSED, VOCABULARY, WORKING, generate, save, seeing_config

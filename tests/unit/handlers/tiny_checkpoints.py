@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import transformers as hf
 
-from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import BLOCK, SequenceCache
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner, cache_shape
-from handlers.engine.sampler import SamplingParams
-from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import ImageSpan, Sequence, TokenEvent
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.kv_cache import BLOCK, SequenceCache
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner, cache_shape
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import ImageSpan, Sequence
+from handlers.engine.contract import SamplingParams, TokenEvent
 from handlers.models.text import TextModel
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torchmoor.wire import session_ids
 from torchmoor.wire.session_hash import SESSION_HASH, session_hash
-from torchmoor.wire.session_ids import SessionId, compose, parse_session_keys, verify
+from torchmoor.wire.session_ids import SessionId, compose, find_key, parse_session_keys, verify
 
 KEYS = {"k1": b"first key of sixteen", "k2": b"second key of sixteen"}
 
@@ -123,6 +123,12 @@ def test_every_key_verifies() -> None:
     assert verify(mint(key_id="k2", key=KEYS["k1"]), KEYS, endpoint="llava") is None
     assert verify(mint(key_id="k3"), KEYS, endpoint="llava") is None
     assert verify(mint(), {}, endpoint="llava") is None
+
+
+def test_the_key_that_an_id_names_is_found() -> None:
+    """What else a worker signs for a session has the same key."""
+    assert find_key(mint(key_id="k2", key=KEYS["k2"]), KEYS) == KEYS["k2"]
+    assert find_key(mint(key_id="k3"), KEYS) is None
 
 
 def test_id_belongs_to_one_endpoint_and_principal() -> None:

@@ -25,7 +25,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectTooLarge,
     ObjectUnavailable,
 )
-from torchmoor.async_inference.objects.outbound import Outbound
+from torchmoor.async_inference.objects.outbound import Outbound, resolve
 from torchmoor.async_inference.objects.s3_store import S3Store
 from torchmoor.async_inference.objects.scheme_store import SchemeStore
 from torchmoor.config.objects import ObjectSettings
@@ -347,3 +347,28 @@ def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch
                 await store.open(f"https://wrong.example:{port}/x")
 
     run(certificate, monkeypatch, test, https_hosts=("wrong.example",))
+
+
+def test_a_request_goes_to_the_checked_address_with_its_path_as_it_is(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy of the environment would resolve the name again; a path that is escaped again breaks its signature."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    lines: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines.append((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0])
+        writer.write(head("200 OK", "Content-Length: 1") + b"x")
+        await writer.drain()
+
+    async def test(store: HttpsStore) -> None:
+        async with tls_server(certificate, serve) as port:
+            assert await read_all(store, f"https://{NAME}:{port}/a%7eb%2Fc?x=%7e") == b"x"
+
+    run(certificate, monkeypatch, test)
+    assert lines == [b"GET /a%7eb%2Fc?x=%7e HTTP/1.1"]
+
+
+def test_names_are_resolved_to_each_of_their_addresses_once() -> None:
+    assert {"127.0.0.1", "::1"} >= set(found := asyncio.run(resolve("localhost", 443)))
+    assert len(found) == len(set(found)) > 0

@@ -43,3 +43,12 @@ def test_the_least_recently_used_one_is_forgotten_first() -> None:
         "two": "b",
         "four": "a",
     }
+
+
+def test_an_id_that_is_added_again_takes_no_further_room() -> None:
+    """No other session is forgotten for it."""
+    sessions = ForeignSessions(max_sessions=2)
+    for name in ("one", "two", "two"):
+        sessions.add(name, "a", **MINE)
+
+    assert all(sessions.find(name, **MINE) is not None for name in ("one", "two"))

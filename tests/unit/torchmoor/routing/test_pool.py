@@ -163,3 +163,12 @@ def test_integrity_check_notices_a_pool_that_was_not_told(attribute: str, value:
 
     with pytest.raises(RuntimeError):
         pool.check_integrity()
+
+
+def test_all_proxies_walk_in_the_same_order() -> None:
+    """Proxies of several versions share a fleet, so a key's order must not change; the last one's wraps around."""
+    pool = pool_of(*(FakeCandidate(name) for name in "dcba"))
+
+    orders = ["".join(each.name for each in pool.walk(key)) for key in (0, 1 << 62, 2 << 62, 3 << 62, (1 << 64) - 1)]
+
+    assert orders == ["cbad", "bcad", "adcb", "dbac", "cbad"]
