@@ -41,7 +41,7 @@ from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.turns.completion import Completion
-from handlers.chat.turns.generation import GenerationParts
+from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.turn import Turn
 from handlers.errors import InvalidRequest
 from handlers.reply import PendingReply

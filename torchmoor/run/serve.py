@@ -54,7 +54,7 @@ async def run(
     configuration = read(path, given=given, is_open=is_open)
     settings = configuration.proxy
     registry = make_registry(configuration)
-    launches = plan_scaled(settings.endpoints, usable_gpus(os.environ))
+    launches = plan_scaled(settings.endpoints, usable_gpus(os.environ, configuration.launch))
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -95,7 +95,7 @@ async def run(
     settings = complete(settings, os.environ, is_open=is_open)
     registry = Registry(settings.endpoints)
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
-    gpus = usable_gpus(os.environ)
+    gpus = usable_gpus(os.environ, launch)
     launches = plan(names, options.most_instances, gpus)
     launches = equip(launches, options.launch, checkpoints)
     environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **share_gpus(launches, os.environ)}

@@ -140,6 +140,11 @@ def no_resolver(host: str, port: int) -> list[str]:
 # Addresses
 
 
+@pytest.mark.parametrize(("scheme", "port"), [("http", 80), ("https", 443), ("HTTPS", 443)])
+def test_an_address_without_a_port_has_its_schemes(scheme: str, port: int) -> None:
+    assert strict().check(f"{scheme}://93.184.215.14/x")[1:] == ("93.184.215.14", port)
+
+
 def test_allowed_address_is_fetched(web: WebServer) -> None:
     """A private address that the operator allowed is fetched, with its name in the Host header."""
     loader = intake(lambda host, port: ["127.0.0.1"], allowed_hosts=("images.internal",))
@@ -476,7 +481,11 @@ def test_compressed_bomb_is_cut_at_the_limit(web: WebServer) -> None:
 
 
 def test_an_image_may_have_as_many_bytes_as_are_allowed(web: WebServer) -> None:
-    """One byte more is refused, whether its length is declared or not."""
+    """One byte more is refused, whether its length is declared or not, and also in base64."""
+    text = base64.b64encode(bytes(1000)).decode()
+    assert intake(max_bytes=1000).read(text) == bytes(1000)
+    with pytest.raises(ImageTooLarge):
+        intake(max_bytes=999).read(text)
     for head in (b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"):
         web.routes["/whole"] = lambda connection, head=head: connection.sendall(head + bytes(1000))  # type: ignore[misc]
 
