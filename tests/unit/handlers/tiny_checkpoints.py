@@ -116,6 +116,13 @@ PLAIN: dict[str, Callable[[], Any]] = {
 }
 REFUSED: dict[str, Callable[[], Any]] = {
     "mamba": lambda: hf.MambaConfig(vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=2),
+    "falcon-mamba": lambda: hf.FalconMambaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=2
+    ),
+    "rwkv": lambda: hf.RwkvConfig(vocab_size=VOCABULARY, hidden_size=32, attention_hidden_size=32, num_hidden_layers=2),
+    "recurrent_gemma": lambda: hf.RecurrentGemmaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4
+    ),
     "jamba": lambda: hf.JambaConfig(
         **GQA, num_experts=2, attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False
     ),
