@@ -66,6 +66,7 @@ class Alone:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
         self._llm = self._runner.run(start())
+        self._prompts.max_context = self._llm.model_config.max_model_len
 
     def run(self, questions: list[str], num_new: int, *, is_followup: bool) -> tuple[int, list[float]]:
         if not is_followup:
