@@ -12,7 +12,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(shell for file in benchmarks/*.py; do name=$$(basename $$file .py); grep -q "make bench NAME=$$name" $$file && echo $$name; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients docs demo test test-slow test-all test-repeat mutants test-gpu gpu-report chart fuzz check sbom audit audit-image bench report archives clean
+.PHONY: help setup setup-vllm clients docs demo test test-slow test-all test-repeat mutants test-gpu gpu-report chart fuzz check sbom audit audit-image bench report archives clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -33,6 +33,17 @@ $(VENV)/.ready: $(VENV)/bin/python requirements.txt setup.py
 	  || $(BIN)/pip install --disable-pip-version-check --progress-bar off --index-url $(TORCH_CPU_INDEX) torch==$(TORCH)
 	$(BIN)/pip install -q --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+# vLLM pins other versions of what the handlers use, so it has an environment of its own. Its torch is the same one.
+setup-vllm: .venv-vllm/.ready  ## vLLM for the CPU (3.5 GB), for handler.engine.name: vllm and its tests
+
+.venv-vllm/.ready: requirements-vllm.txt scripts/setup_vllm.py | $(VENV)/bin/python
+	$(BIN)/python -m venv .venv-vllm
+	.venv-vllm/bin/pip install -q --disable-pip-version-check --progress-bar off torch==$(TORCH)+cpu 2>/dev/null \
+	  || .venv-vllm/bin/pip install -q --disable-pip-version-check --progress-bar off --index-url $(TORCH_CPU_INDEX) torch==$(TORCH)
+	.venv-vllm/bin/pip install -q --disable-pip-version-check --progress-bar off --no-deps -r requirements-vllm.txt
+	.venv-vllm/bin/python scripts/setup_vllm.py
 	@touch $@
 
 # A virtual environment of its own, so that no pin of the rest gives way to what these want.
@@ -145,5 +156,5 @@ report: setup $(if $(FROM),,archives)  ## every benchmark, shortened, as one pag
 	@$(BIN)/python -m benchmarks.report_all $(if $(FROM),--from $(FROM))
 
 clean:  ## remove what was built; the set-up too
-	rm -rf $(VENV) .venv-clients .venv-audit model_store/*.mar models/smollm2 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-clients .venv-vllm .venv-audit model_store/*.mar models/smollm2 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,6 +8,7 @@ token, user and system, prompts included, of every process that has a part in it
     served       8 streams through boto3, the proxy and real TorchServe
     manager      transformers' own continuous batching, 8 streams
     vllm         vLLM on the processor in bfloat16, if TORCHMOOR_BENCH_VLLM names the Python of a venv that has it
+                 (make setup-vllm); and in its form for servers, alone and behind our sessions as handler.engine.name
 
 Then follow-up questions on kept KV caches (vLLM: on its prefix cache), and what a prompt of 4,000 tokens does to eight
 running streams. Prototypes needed 3.7 times less than sequential at 8 streams and 5.1 times less at 16.
@@ -33,7 +34,16 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.engine_arms import Answers, Ids, Sequential, Served, TorchmoorEngine, TransformersManager, Vllm
+from benchmarks.engine_arms import (
+    Answers,
+    Ids,
+    Sequential,
+    Served,
+    TorchmoorEngine,
+    TransformersManager,
+    Vllm,
+    VllmChats,
+)
 from benchmarks.fleet import running_fleet
 from benchmarks.report import ROOT, median, parse_options, print_report
 
@@ -43,6 +53,8 @@ NUM_FOLLOWERS = 8
 NEVER_SAID = "<repo_name>"  # a token of the vocabulary that chat never brings up: the end of nothing
 ADDED = "added by serving"
 GAP = "gap beside a long prompt"
+VLLM_CHATS = ("alone", "sessions")
+FIRST_TOKEN = "first token of a follow-up:"
 WORDS = (
     "river mountain paper window garden engine letter summer winter bridge silver copper island harbour market "
     "station forest teacher doctor painter captain kitchen library morning evening table bottle pocket ladder "
@@ -128,8 +140,10 @@ class Benchmark:
             stack.callback(engine.stop)
         self._served = Served(stack.enter_context(running_fleet(checkpoint, MODEL_DTYPE="float32")))
         self._vllm = Vllm(vllm, checkpoint, "bfloat16") if vllm else None
-        if self._vllm:
-            stack.callback(self._vllm.stop)
+        self._chats = {kind: VllmChats(kind, vllm, checkpoint, "bfloat16") for kind in VLLM_CHATS} if vllm else {}
+        for process in [self._vllm, *self._chats.values()]:
+            if process is not None:
+                stack.callback(process.stop)
         self.figures: dict[tuple[str, str, int], list[float]] = defaultdict(list)  # (arm, dtype, streams), a round
         self.num_compared = 0
         self.is_equal = True
@@ -154,6 +168,17 @@ class Benchmark:
             second = [self._prompts.follow_up(p, a) for p, a in zip(ids, first.tokens, strict=False)]
             self._note("vllm", "bfloat16", NUM_FOLLOWERS, first)
             self._note("vllm follow-up", "bfloat16", NUM_FOLLOWERS, self._vllm.generate(second, new, is_fresh=False))
+        for kind, arm in self._chats.items():
+            self._chat(kind, arm)
+
+    def _chat(self, kind: str, arm: VllmChats) -> None:
+        """Eight conversations of two turns; the second one hits what vLLM has kept of the first."""
+        questions, new = self._prompts.questions[:NUM_FOLLOWERS], self._size.new
+        cpu_ms, _ = arm.chat(questions, new, is_followup=False)
+        _, ttft_ms = arm.chat([f"And then? {each[:60]}" for each in questions], new, is_followup=True)
+        self.figures[f"vllm {kind}", "bfloat16", NUM_FOLLOWERS].append(cpu_ms)
+        self.figures[f"{FIRST_TOKEN} vllm {kind}", "bfloat16", NUM_FOLLOWERS].append(ttft_ms)
+        print(f"vllm {kind}: {cpu_ms:.1f} CPU ms a token, follow-up {ttft_ms:.0f} ms", file=sys.stderr)
 
     def _follow_up(self, dtype: str) -> None:
         """Eight conversations of two turns, the caches kept in between."""
@@ -207,6 +232,12 @@ class Benchmark:
         return median(self.figures[arm])
 
 
+def _unit(arm: str) -> str:
+    if arm.startswith(FIRST_TOKEN):
+        return "ms"
+    return "times the usual" if arm.startswith(GAP) else "CPU ms a token"
+
+
 def summarize(found: Benchmark) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Rows and ratios of the report."""
     rows = [
@@ -214,7 +245,7 @@ def summarize(found: Benchmark) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             "arm": arm,
             "dtype": dtype,
             "streams": count,
-            "unit": "times the usual" if arm.startswith(GAP) else "CPU ms a token",
+            "unit": _unit(arm),
             "median": median(values),
             "least": min(values),
             "most": max(values),
@@ -235,6 +266,13 @@ def summarize(found: Benchmark) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         "cpu_token_8_float32_vs_vllm": found.ratio(ours, vllm),
         "cpu_token_followup_8_vs_vllm": found.ratio(
             ("torchmoor follow-up", "bfloat16", NUM_FOLLOWERS), ("vllm follow-up", "bfloat16", NUM_FOLLOWERS)
+        ),
+        "vllm_engine_cpu_token_8_vs_vllm": found.ratio(
+            ("vllm sessions", "bfloat16", NUM_FOLLOWERS), ("vllm alone", "bfloat16", NUM_FOLLOWERS)
+        ),
+        "vllm_engine_followup_vs_prefix_hit": found.ratio(
+            (f"{FIRST_TOKEN} vllm sessions", "bfloat16", NUM_FOLLOWERS),
+            (f"{FIRST_TOKEN} vllm alone", "bfloat16", NUM_FOLLOWERS),
         ),
         "cpu_token_followup_8_vs_sequential": found.ratio(
             ("torchmoor follow-up", "float32", NUM_FOLLOWERS), ("sequential follow-up", "float32", 1)

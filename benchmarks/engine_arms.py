@@ -18,13 +18,14 @@ from botocore.config import Config
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from benchmarks.fleet import Fleet, Spent
-from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import SequenceCache
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner
-from handlers.engine.sampler import SamplingParams
-from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import Sequence, TokenEvent
+from benchmarks.report import ROOT
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.kv_cache import SequenceCache
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import Sequence
+from handlers.engine.contract import SamplingParams, TokenEvent
 from handlers.errors import TurnTimedOut
 from handlers.models.loader import load_model
 from handlers.settings import EngineSettings
@@ -273,13 +274,13 @@ class Served:
         )
 
 
-class Vllm:
-    """vLLM's own engine on the processor, in a process of its own (vllm_arm.py)."""
+class VllmProcess:
+    """A program of the environment that has vLLM: it reads tasks and writes answers, each a line of JSON."""
 
-    def __init__(self, python: Path, checkpoint: Path, dtype: str) -> None:
-        program = Path(__file__).with_name("vllm_arm.py")
+    def __init__(self, python: Path, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            [str(python), str(program), str(checkpoint), dtype],
+            [str(python), "-m", *arguments],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -292,14 +293,11 @@ class Vllm:
         self._process.stdin.close()
         self._process.wait(timeout=60)
 
-    def generate(self, prompts: Items[Ids], num_new: int, *, is_fresh: bool = True) -> Answers:
-        """is_fresh: without what earlier prompts have left in its prefix cache."""
+    def ask(self, task: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
-        task = {"prompts": list(prompts), "num_new": num_new, "is_fresh": is_fresh}
         self._process.stdin.write(json.dumps(task) + "\n")
         self._process.stdin.flush()
-        answer = self._read()
-        return Answers(answer["tokens"], answer["cpu_s"])
+        return self._read()
 
     def _read(self) -> Any:
         assert self._process.stdout is not None
@@ -307,3 +305,29 @@ class Vllm:
         if not line:
             raise SystemExit("vLLM did not start; what it said is above")
         return json.loads(line)
+
+
+class Vllm(VllmProcess):
+    """vLLM's own engine on the processor (vllm_arm.py)."""
+
+    def __init__(self, python: Path, checkpoint: Path, dtype: str) -> None:
+        super().__init__(python, "benchmarks.vllm_arm", str(checkpoint), dtype)
+
+    def generate(self, prompts: Items[Ids], num_new: int, *, is_fresh: bool = True) -> Answers:
+        """is_fresh: without what earlier prompts have left in its prefix cache."""
+        answer = self.ask({"prompts": list(prompts), "num_new": num_new, "is_fresh": is_fresh})
+        return Answers(answer["tokens"], answer["cpu_s"])
+
+
+class VllmChats(VllmProcess):
+    """vLLM in its form for servers, alone or behind our sessions (vllm_engine_arm.py)."""
+
+    def __init__(self, kind: str, python: Path, checkpoint: Path, dtype: str) -> None:
+        super().__init__(python, "benchmarks.vllm_engine_arm", kind, str(checkpoint), dtype)
+
+    def chat(self, questions: Items[str], num_new: int, *, is_followup: bool) -> tuple[float, float]:
+        """Return the processor time of a token, and the median time to the first token, both in ms."""
+        answer = self.ask({"questions": list(questions), "num_new": num_new, "is_followup": is_followup})
+        if answer["tokens"] != num_new * len(questions):
+            raise RuntimeError(f"{answer['tokens']} tokens instead of {num_new * len(questions)}")
+        return answer["cpu_s"] * 1000 / answer["tokens"], median(answer["ttft_s"]) * 1000

@@ -74,7 +74,12 @@ def _none(benchmark: str, ratio: str, means: str) -> Goal:
 
 
 GOALS: tuple[Goal, ...] = (
-    Goal("proxy", "cpu_vs_nginx", "processor time per request, relative to nginx", most=1.5),
+    Goal("proxy", "same_rate_cpu_vs_nginx", "processor time per request at the same rate, relative to nginx", most=1.5),
+    Goal("proxy", "same_rate_cpu_vs_nginx_boto3", "the same with the header lines of boto3", most=1.6),
+    Goal("proxy", "same_rate_cpu_vs_nginx_by_load", "the same without a session", most=1.8),
+    Goal("proxy", "cpu_vs_nginx", "processor time per request in a closed loop, relative to nginx", most=1.8),
+    Goal("proxy", "cpu_vs_nginx_boto3", "the same with the header lines of boto3", most=2.1),
+    Goal("proxy", "cpu_vs_nginx_by_load", "the same without a session", most=2.3),
     Goal("proxy", "cpu_vs_vllm_router", "processor time per request, relative to vllm-router", most=0.45),
     Goal("proxy", "cpu_vs_sglang_router", "processor time per request, relative to sglang-router", most=0.33),
     Goal("proxy", "token_cpu_vs_nginx", "processor time per streamed token, relative to nginx", most=1.25),

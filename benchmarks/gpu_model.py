@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, CLIPVisionConfig, LlamaConfig, LlavaConf
 from transformers.initialization import no_init_weights
 
 from benchmarks.report import ROOT
-from handlers.engine.kv_cache import BLOCK
+from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.models.llava import LlavaModel
 from handlers.models.processor import Processor
 from handlers.models.transformers_check import TransformersCheck

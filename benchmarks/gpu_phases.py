@@ -15,13 +15,13 @@ import transformers
 from benchmarks.gpu_model import Shape, build_model, kv_bytes, kv_token_bytes, weight_bytes
 from benchmarks.report import ROOT
 from handlers.device import driver_version
-from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import SequenceCache
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner
-from handlers.engine.sampler import SamplingParams
-from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import ImageSpan, Sequence, TokenEvent
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.kv_cache import SequenceCache
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import ImageSpan, Sequence
+from handlers.engine.contract import SamplingParams, TokenEvent
 from handlers.models.llava import LlavaModel
 
 ROWS = (1, 8, 64)

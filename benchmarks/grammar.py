@@ -31,14 +31,14 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from benchmarks.engine_arms import CPU, FOR_EVER, KV_BYTES
 from benchmarks.grammar_schemas import SCHEMAS
 from benchmarks.report import ROOT, median, parse_options, print_report
-from handlers.engine.engine import Engine
-from handlers.engine.grammar import Grammar, GrammarCompiler, GrammarText
-from handlers.engine.kv_cache import SequenceCache
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner
-from handlers.engine.sampler import SamplingParams
-from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import FinishReason, Sequence, TokenEvent
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.kv_cache import SequenceCache
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import Sequence
+from handlers.engine.contract import FinishReason, GrammarText, SamplingParams, TokenEvent
+from handlers.engine.grammar import Grammar, GrammarCompiler
 from handlers.grammar_settings import GrammarSettings
 from handlers.models.loader import load_model
 

@@ -3,8 +3,11 @@
 Each proxy runs on a core of its own with one thread or process, load and backends on the other; a figure is processor
 time of the proxy, user and system. In turns, A B A B; medians of the rounds.
 
-    requests    1 KB JSON POST with a session header, keep-alive, 16 connections, 4 backends: us a request
+    requests    1 KB JSON POST with a session header, keep-alive, 4 backends: us a request
                 boto3_us: the same with the header lines that boto3 sends; load_us: without a session, by load
+                in a closed loop on 16 connections, and at the same rate for all arms (same_rate_...) on 32 that wait
+                8 ms between two requests. A closed loop charges a slow proxy for waking the idle core of the load.
+                general path: torchmoor without its fast path
     streams     200 streams of 50 tokens, 20 ms apart: us a token; framed: as InvokeEndpointWithResponseStream
     first byte  ms to the first byte of a stream, alone, beyond what it takes without a proxy
     upload      100 MB: how much the process grows, and MB/s, nginx with request buffering off
@@ -35,6 +38,7 @@ from benchmarks.proxy_arms import (
     Aiohttp,
     Arm,
     Envoy,
+    GeneralPath,
     HAProxy,
     Nginx,
     Process,
@@ -62,6 +66,8 @@ from torchmoor.wire.session_ids import compose
 NUM_BACKENDS = 4
 NUM_SESSIONS = 64
 CONNECTIONS = 16
+SAME_RATE = "same_rate_"
+SAME_RATE_CONNECTIONS, SAME_RATE_PAUSE_MS = 32, 8
 MEGABYTE = 1_000_000
 NGINX = "nginx"
 
@@ -139,20 +145,24 @@ def measure_requests(stage: Stage, arms: Sequence[Arm], *, rounds: int, seconds:
         "load_us": ([""], {}),
     }
     processes = {arm.name: stage.start(arm, upstreams) for arm in arms}
+    script = stage.folder / "load.lua"
     for number in range(rounds + 1):  # the first warms up
         for column, (ids, headers) in kinds.items():
-            for arm in arms:
-                script = stage.folder / "load.lua"
-                write_script(script, target=arm.path, body=body, sessions=ids, headers=headers)
-                process = processes[arm.name]
-                before = process.cpu_s()
-                length_s = seconds if number else 1
-                answered = wrk(arm.name, process.port, script, connections=CONNECTIONS, seconds=length_s)
-                if number:
-                    spent = process.cpu_s() - before
-                    figures[arm.name][column].append(spent / answered * 1e6)
-                    if column == "request_us":
-                        figures[arm.name]["per_s"].append(answered / seconds)
+            for prefix, connections, pause_ms in (
+                ("", CONNECTIONS, 0),
+                (SAME_RATE, SAME_RATE_CONNECTIONS, SAME_RATE_PAUSE_MS),
+            ):
+                for arm in arms:
+                    write_script(script, target=arm.path, body=body, sessions=ids, headers=headers, pause_ms=pause_ms)
+                    process = processes[arm.name]
+                    before = process.cpu_s()
+                    length_s = seconds if number else 1
+                    answered = wrk(arm.name, process.port, script, connections=connections, seconds=length_s)
+                    if number:
+                        spent = process.cpu_s() - before
+                        figures[arm.name][prefix + column].append(spent / answered * 1e6)
+                        if column == "request_us":
+                            figures[arm.name][prefix + "per_s"].append(answered / seconds)
         _say(f"requests: round {number} of {rounds}")
     return figures
 
@@ -222,7 +232,7 @@ def find_arms() -> list[Arm]:
     missing = [arm.name for arm in peers if not arm.is_installed()]
     if missing:
         _say(f"not installed, so not measured: {', '.join(missing)}")
-    return [Nginx(), Torchmoor(), *(arm for arm in peers if arm.is_installed())]
+    return [Nginx(), Torchmoor(), GeneralPath(), *(arm for arm in peers if arm.is_installed())]
 
 
 def run(*, quick: bool, rounds: int) -> Figures:
@@ -250,7 +260,12 @@ def run(*, quick: bool, rounds: int) -> Figures:
     return figures
 
 
-COLUMNS = ("request_us", "boto3_us", "load_us", "per_s", "token_us", "first_byte_ms", "upload_rss_mb", "upload_mbs")
+REQUEST_COLUMNS = ("request_us", "boto3_us", "load_us", "per_s")
+COLUMNS = (
+    *REQUEST_COLUMNS,
+    *(SAME_RATE + column for column in REQUEST_COLUMNS),
+    *("token_us", "first_byte_ms", "upload_rss_mb", "upload_mbs"),
+)
 
 
 def main() -> None:
@@ -277,6 +292,11 @@ def main() -> None:
         "cpu_vs_nginx": ratio("request_us", "torchmoor", NGINX),
         "cpu_vs_nginx_boto3": ratio("boto3_us", "torchmoor", NGINX),
         "cpu_vs_nginx_by_load": ratio("load_us", "torchmoor", NGINX),
+        "same_rate_cpu_vs_nginx": ratio("same_rate_request_us", "torchmoor", NGINX),
+        "same_rate_cpu_vs_nginx_boto3": ratio("same_rate_boto3_us", "torchmoor", NGINX),
+        "same_rate_cpu_vs_nginx_by_load": ratio("same_rate_load_us", "torchmoor", NGINX),
+        "cpu_vs_general_path": ratio("request_us", "torchmoor", GeneralPath.name),
+        "same_rate_cpu_vs_general_path": ratio("same_rate_request_us", "torchmoor", GeneralPath.name),
         "cpu_vs_haproxy": ratio("request_us", "torchmoor", "haproxy"),
         "cpu_vs_envoy": ratio("request_us", "torchmoor", "envoy"),
         "cpu_vs_aiohttp": ratio("request_us", "torchmoor", "aiohttp"),

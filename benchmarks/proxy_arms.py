@@ -92,6 +92,12 @@ class Torchmoor(Arm):
         return [sys.executable, "-m", "benchmarks.proxy_server", self.name, str(port), _joined(upstreams)]
 
 
+class GeneralPath(Torchmoor):
+    """The product without its fast path."""
+
+    name = "general-path"
+
+
 class Aiohttp(Torchmoor):
     """aiohttp on both sides."""
 

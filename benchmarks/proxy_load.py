@@ -37,10 +37,13 @@ request = function()
   return requests[next]
 end
 """
+PAUSE = """function delay() return {pause_ms} end
+"""
 
 
 def wrk(name: str, port: int, script: Path, *, connections: int, seconds: int) -> int:
-    """Load a proxy in a closed loop; returns the number of answered requests. All of them must be 200.
+    """Load a proxy as fast as the script lets each connection go on; returns the number of answered
+    requests. All of them must be 200.
 
     A busy machine may suspend a proxy for seconds: that does not count as an error and costs no processor time.
     """
@@ -55,10 +58,14 @@ def wrk(name: str, port: int, script: Path, *, connections: int, seconds: int) -
     return int(requests[1])
 
 
-def write_script(path: Path, *, target: str, body: bytes, sessions: list[str], headers: dict[str, str]) -> Path:
-    """A wrk script that goes round the sessions; "" sends none."""
+def write_script(
+    path: Path, *, target: str, body: bytes, sessions: list[str], headers: dict[str, str], pause_ms: int = 0
+) -> Path:
+    """A wrk script that goes round the sessions; "" sends none. pause_ms: of a connection between two requests."""
+    pause = PAUSE.format(pause_ms=pause_ms) if pause_ms else ""
     path.write_text(
-        SCRIPT.format(
+        pause
+        + SCRIPT.format(
             sessions=", ".join(f'"{session}"' for session in sessions),
             headers="".join(f', ["{name}"] = "{value}"' for name, value in headers.items()),
             path=target,

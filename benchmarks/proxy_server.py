@@ -1,9 +1,10 @@
 """The proxies of benchmarks/proxy.py that are written in Python.
 
-    python -m benchmarks.proxy_server torchmoor|aiohttp PORT UPSTREAM_PORT[,UPSTREAM_PORT...]
+    python -m benchmarks.proxy_server torchmoor|general-path|aiohttp PORT UPSTREAM_PORT[,UPSTREAM_PORT...]
 
-torchmoor: the product's own Proxy with everything it does by default; aiohttp: what a careful short proxy costs that is
-made of aiohttp's server and client, least outstanding, streaming, nothing else.
+torchmoor: the product's own Proxy with everything it does by default; general-path: the same without its fast path;
+aiohttp: what a careful short proxy costs that is made of aiohttp's server and client, least outstanding, streaming,
+nothing else.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
+from torchmoor.run.data_plane import DataPlane
 
 ENDPOINT = "llava"
 KEY_ID, KEY = "k1", b"0123456789abcdef0123456789abcdef"
@@ -60,6 +62,14 @@ async def serve_torchmoor(port: int, upstreams: list[int]) -> None:
         await asyncio.Event().wait()
 
 
+async def serve_general_path(port: int, upstreams: list[int]) -> None:
+    settings = settings_of(port)
+    async with Proxy(settings, registry_of(settings, upstreams)) as proxy:
+        assert isinstance(proxy.data, DataPlane)
+        proxy.data.server.fast_path = None
+        await asyncio.Event().wait()
+
+
 async def serve_aiohttp(port: int, upstreams: list[int]) -> None:
     outstanding = dict.fromkeys(upstreams, 0)
 
@@ -94,5 +104,5 @@ async def serve_aiohttp(port: int, upstreams: list[int]) -> None:
 
 if __name__ == "__main__":
     kind, listen_port, upstream_ports = sys.argv[1:]
-    serve = {"torchmoor": serve_torchmoor, "aiohttp": serve_aiohttp}[kind]
+    serve = {"torchmoor": serve_torchmoor, "general-path": serve_general_path, "aiohttp": serve_aiohttp}[kind]
     uvloop.run(serve(int(listen_port), [int(number) for number in upstream_ports.split(",")]))

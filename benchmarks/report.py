@@ -7,6 +7,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -72,7 +73,10 @@ def about() -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": commit.stdout.strip(),
         "machine": f"{_processor()}, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
+        "versions": {
+            "python": f"{platform.python_version()}, {_build()}",
+            **{package: version(package) for package in PACKAGES},
+        },
     }
 
 
@@ -82,6 +86,13 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     table = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+
+
+def _build() -> str:
+    """Return how the interpreter was compiled, as far as that makes it faster."""
+    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    pgo = "with PGO" if "--enable-optimizations" in arguments else "without PGO"
+    return pgo + (" and LTO" if "--with-lto" in arguments else "")
 
 
 def _processor() -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from handlers.chat_entry import ChatHandler
-from handlers.engine.runner import ModelRunner, StepResult
-from handlers.engine.scheduler import StepShare
+from handlers.engine.builtin.runner import ModelRunner, StepResult
+from handlers.engine.builtin.scheduler import StepShare
 
 TABLE = [50 + (17 * number) % 400 for number in range(400)]  # token ids, one after the other
 LOGITS = torch.nn.functional.one_hot(torch.tensor(TABLE), 480).float() * 10

@@ -28,10 +28,14 @@ MAX_ATTRIBUTES = 1024  # characters; SageMaker's own limit
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request with its header names in lower case and its body as TorchServe parsed it."""
+    """A request with its header names in lower case and its body as TorchServe parsed it.
+
+    fingerprint: of the model that answers, for answers that name it.
+    """
 
     headers: Mapping[str, str]
     body: bytes | str | dict[str, Any] | list[Any] | None
+    fingerprint: str | None = None
 
     def accepts(self, media_type: str) -> bool:
         """Return True if the Accept header names this media type literally."""

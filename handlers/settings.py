@@ -7,7 +7,7 @@ settings once, in `initialize`, and passes each part its own group.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from handlers.errors import SettingsError
 from handlers.grammar_settings import GrammarSettings
@@ -24,10 +24,18 @@ from handlers.settings_group import (
     nested_groups,
     refusal,
 )
+from handlers.vllm_settings import VllmSettings
 
 ENV_PREFIX = "TORCHMOOR_HANDLER_"
 MIB = 1 << 20
 GIB = 1 << 30
+# What the engine vllm does not have, with the value that asks for nothing.
+OF_BUILTIN = (
+    ("model", "attention", "auto"),
+    ("model", "compile", "off"),
+    ("session", "kv_tokens", 0),
+    ("journal", "max_kv_bytes", 0),
+)
 MAX_CHAR_BYTES = 6  # of a character in JSON, as in \u0001
 
 
@@ -52,8 +60,8 @@ class ModelSettings(HandlerGroup, title="model"):
     compile: Literal["off", "layers"] = Field(
         "off", description="`layers`: torch.compile between the attention calls, for GPUs; slower on a CPU."
     )
-    tensor_parallel: Annotated[int, from_text(int)] = Field(
-        1, description="Devices that the model is spread over; only 1 is supported."
+    tensor_parallel: Count = Field(
+        1, description="Devices that each layer is spread over; more than 1 needs the engine vllm."
     )
     cache_dir: str = Field(
         "~/.cache/torchmoor", description="Cache of checkpoints from S3; the hub has its own, HF_HOME."
@@ -65,17 +73,6 @@ class ModelSettings(HandlerGroup, title="model"):
     )
     connect_timeout_s: Positive = Field(10.0, description="Of a download.")
     read_timeout_s: Positive = Field(60.0, description="Between two pieces of a download.")
-
-    @field_validator("tensor_parallel")
-    @classmethod
-    def _check_tensor_parallel(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError(
-                f"is {value}, but a worker serves its model from one device: run one instance per GPU (torchmoor up "
-                "--instances, or an endpoint with more instances); a model that does not fit one device needs a "
-                "larger one, or a checkpoint of a smaller type"
-            )
-        return value
 
 
 class ChatSessionSettings(HandlerGroup, title="session"):
@@ -200,8 +197,11 @@ class RequestSettings(HandlerGroup, title="request"):
 
 
 class EngineSettings(HandlerGroup, title="engine"):
-    """The batch of each step, and the length of prompts and answers."""
+    """The engine, the batch of each step, and the length of prompts and answers."""
 
+    name: Literal["builtin", "vllm"] = Field(
+        "builtin", description="`vllm`: vLLM's engine, in an environment of its own (docs/gpu.md)."
+    )
     max_rows: Count = Field(64, description="Sequences in one step.")
     prefill_chunk: Count = Field(512, description="Prompt tokens in one step, beside the decoding rows.")
     max_stretch: Number = Field(
@@ -310,11 +310,31 @@ class HandlerSettings(HandlerGroup):
     intake: IntakeSettings = IntakeSettings()
     request: RequestSettings = RequestSettings()
     engine: EngineSettings = EngineSettings()
+    vllm: VllmSettings = VllmSettings()
     grammar: GrammarSettings = GrammarSettings()
     pump: PumpSettings = PumpSettings()
     journal: JournalSettings = JournalSettings()
     many: ManySettings = ManySettings()
     tasks: TaskSettings = TaskSettings()
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        """Refuse settings that the chosen engine does not have."""
+        if self.engine.name == "vllm":
+            for group, key, neutral in OF_BUILTIN:
+                if getattr(getattr(self, group), key) != neutral:
+                    raise refusal(f"{group}.{key}", "is not offered by the engine vllm")
+            return self
+        if self.model.tensor_parallel > 1:
+            raise refusal(
+                "model.tensor_parallel",
+                f"is {self.model.tensor_parallel}, but the built-in engine serves its model from one device: set "
+                "handler.engine.name to vllm (docs/gpu.md), or run one instance per GPU (torchmoor up --instances, or "
+                "an endpoint with more instances)",
+            )
+        if self.vllm != VllmSettings():
+            raise refusal("vllm", "needs handler.engine.name: vllm (docs/gpu.md)")
+        return self
 
     @model_validator(mode="after")
     def _check_journal(self) -> Self:

@@ -9,11 +9,12 @@ import torch
 from handlers.adapter import Pump
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.device import choose_device
+from handlers.errors import SettingsError
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import open_registry
 from handlers.many.service import ManyService
 from handlers.process_memory import keep_no_large_blocks
-from handlers.settings import load_settings
+from handlers.settings import HandlerSettings, load_settings
 from handlers.start import check_batch_size
 
 
@@ -27,6 +28,7 @@ def start_many(
     """
     keep_no_large_blocks()
     settings = load_settings(config.get("handler") or {}, environ)
+    check_engine(settings)
     check_batch_size(config, settings.pump)
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.tasks.threads_per_batch)
@@ -35,3 +37,11 @@ def start_many(
     registry = open_registry(settings.many, worker_dir, loader, device)
     service = ManyService(registry, loader, ids.instance, str(device))
     return service, Pump(settings.pump, service.start, service.counters)
+
+
+def check_engine(settings: HandlerSettings) -> None:
+    """Raise SettingsError unless the engine is the built-in one, of which each model has its own."""
+    if settings.engine.name != "builtin":
+        raise SettingsError(
+            f"handler.engine.name is {settings.engine.name}, but a worker of many models has the built-in engine only"
+        )

@@ -6,6 +6,7 @@ TORCHMOOR_HANDLER_*, which settings.py reads. An unsupported setting that would 
 tunes another engine is ignored and logged.
 """
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _DTYPES = {
     **dict.fromkeys(("fp16", "float16", "half"), "float16"),
     **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
 }
+_OFF = ("", "false", "none", "0", "disable")
 _FORMATS = {"json": "lmi-json", "jsonlines": "lmi", "sse": "tgi", "tgi": "tgi"}
 
 
@@ -40,8 +42,23 @@ def _whole(text: str) -> int:
 def _degree(text: str) -> int:
     """Return the number of devices of a model; SageMaker sets 0 without a GPU."""
     if text.lower() in ("max", "all"):
-        raise ValueError("say a number: this worker serves one device, and so must one of 1")
+        raise ValueError("say a number of GPUs")
     return max(1, int(text))
+
+
+def _quantization(text: str) -> str:
+    """Return vLLM's name of the form of the weights, empty if there is none. Its words for bitsandbytes are TGI's."""
+    word = text.lower()
+    if word in _OFF:
+        return ""
+    return "bitsandbytes" if word.startswith("bitsandbytes") else word
+
+
+def _json(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("it must be a JSON object")
+    return value
 
 
 def _checkpoint(text: str) -> str:
@@ -61,7 +78,7 @@ def _one_of(values: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def _off(text: str) -> None:
-    if text.lower() not in ("", "false", "none", "0", "disable"):
+    if text.lower() not in _OFF:
         raise ValueError("it would change what the model answers and is not offered here")
 
 
@@ -91,7 +108,9 @@ FOREIGN = (
     ForeignSetting("session.kv_tokens", _whole, ("MAX_BATCH_TOTAL_TOKENS",)),
     ForeignSetting("pump.max_in_flight", _whole, ("MAX_CONCURRENT_REQUESTS",)),
     ForeignSetting("request.inputs_form", _one_of(_FORMATS), (), ("output_formatter",)),
-    ForeignSetting(None, _off, ("QUANTIZE", "HF_MODEL_QUANTIZE"), ("quantize",)),
+    ForeignSetting("vllm.pipeline_parallel", _whole, (), ("pipeline_parallel_degree",)),
+    ForeignSetting("vllm.quantization", _quantization, ("QUANTIZE", "HF_MODEL_QUANTIZE"), ("quantize",)),
+    ForeignSetting("vllm.speculative", _json, (), ("speculative_config",)),
     ForeignSetting(None, _off, ("TRUST_REMOTE_CODE", "HF_MODEL_TRUST_REMOTE_CODE"), ("trust_remote_code",)),
     ForeignSetting(None, _off, ("LORA_ADAPTERS",), ("enable_lora", "adapters")),
     ForeignSetting(None, _off, ("ROPE_SCALING",), ("rope_scaling",)),
@@ -130,9 +149,15 @@ def understand(
         in_environment = [*variables, *(options[name] for name in foreign.options if name in options)]
         in_file = [properties[name] for name in foreign.options if name in properties]
         found = _agreed(foreign, in_file) or _agreed(foreign, in_environment)
-        if found is not None and foreign.setting is not None:
+        if found is not None and foreign.setting is not None and found.value:
             settings[foreign.setting] = found
     _check_lengths(settings)
+    if _engine(config, environ) != "vllm":
+        for said in (said for setting, said in settings.items() if setting.startswith("vllm.") and said.value != 1):
+            raise SettingsError(
+                f"{said.name} is {said.value!r}, which is not offered by the built-in engine: set "
+                "handler.engine.name to vllm (docs/gpu.md)"
+            )
     merged = {group: dict(values) if isinstance(values, Mapping) else values for group, values in config.items()}
     for setting, said in settings.items():
         group, _, key = setting.partition(".")
@@ -144,6 +169,12 @@ def understand(
         own[key] = said.value
         logger.info("setting taken setting=handler.%s from=%s", setting, said.name)
     return merged
+
+
+def _engine(config: Mapping[str, Any], environ: Mapping[str, str]) -> object:
+    """Return the engine's name, which settings.py checks."""
+    own = config.get("engine")
+    return environ.get("TORCHMOOR_HANDLER_ENGINE_NAME") or (own.get("name") if isinstance(own, Mapping) else None)
 
 
 def _agreed(foreign: ForeignSetting, said: Sequence[_Said]) -> _Said | None:

@@ -207,9 +207,9 @@ def import_libraries(subject: Subject) -> None:
 
 
 def is_noticed(subject: Subject, mutant: Mutant) -> bool:
-    """Return whether a test fails, or none can be imported, or they do not end."""
+    """Return whether a test fails, or one or their conftest.py cannot be imported, or they do not end."""
     status = run_tests(subject.tests, mutant)
-    if status > pytest.ExitCode.INTERRUPTED:
+    if status > pytest.ExitCode.INTERRUPTED and status != pytest.ExitCode.USAGE_ERROR:
         raise SystemExit(f"{mutant}: pytest ended with {status}")
     return status != 0
 

@@ -30,7 +30,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A property test tries the same examples in each run, however slow the machine is.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("suite")
-collect_ignore = ["clients"]  # for .venv-clients; tests/unit/torchmoor/clients/test_langchain.py runs them
+# For .venv-clients and .venv-vllm: unit/torchmoor/clients/test_langchain.py and torchserve/test_vllm.py run them.
+collect_ignore = ["clients", "vllm"]
 
 
 class Groups(LoadScopeScheduling):

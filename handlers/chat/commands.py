@@ -167,6 +167,21 @@ class CountTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenize:
+    """Show the tokens of a prompt that is not answered. has_texts: with the text of each."""
+
+    request: "Generate"
+    has_texts: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detokenize:
+    """Show the text of tokens."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Compact:
     """Keep a conversation for a compaction item that stands for it. created_at: seconds since 1970."""
 
@@ -293,6 +308,8 @@ Resource = (
     | ShowResponse
     | DeleteResponse
     | CountTokens
+    | Tokenize
+    | Detokenize
     | Compact
     | AddItems
     | ShowConversation

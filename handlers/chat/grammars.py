@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from handlers.chat.checks import is_unicode
-from handlers.engine.grammar import GrammarText
+from handlers.engine.contract import GrammarText
 from handlers.errors import InvalidRequest
 
 ANY_OBJECT = '{"type":"object"}'

@@ -1,7 +1,7 @@
 """The generation parameters of a request: one table with names, checks and defaults.
 
 A row of `Parameters` adds a parameter to every dialect. A sampling parameter also needs a field of the same name in the
-SamplingParams of engine/sampler.py.
+SamplingParams of engine/contract.py.
 """
 
 import re
@@ -12,8 +12,7 @@ from typing import Any
 from handlers.chat.checks import is_bool, is_int, is_number, names
 from handlers.chat.grammars import read_tgi_grammar
 from handlers.chat.tools import ToolUse
-from handlers.engine.grammar import Grammar, GrammarText
-from handlers.engine.sampler import SamplingParams
+from handlers.engine.contract import Capabilities, GrammarText, SamplingParams
 from handlers.errors import InvalidRequest
 
 MAX_STOP = 16
@@ -163,11 +162,18 @@ class Parameters:
                     f"logit_bias names token {token}, but the model has {vocabulary} tokens", param="logit_bias"
                 )
 
-    def sampling(self, max_new_tokens: int, grammar: Grammar | None = None) -> SamplingParams:
+    def sampling(self, max_new_tokens: int, grammar: Any = None) -> SamplingParams:
         """Return the engine's parameters. grammar: the compiled one."""
         values = {name: getattr(self, name) for name in _SHARED_WITH_ENGINE}
         chosen = {"max_new_tokens": max_new_tokens, "do_sample": self.is_sampling, "grammar": grammar}
         return SamplingParams(**{**values, **chosen, "temperature": self.temperature or 1.0})
+
+
+def check_supported(params: SamplingParams, capabilities: Capabilities) -> None:
+    """Raise InvalidRequest for a parameter that the engine lacks."""
+    for name in sorted(capabilities.refused):
+        if getattr(params, name) is not None:
+            raise InvalidRequest(f"the engine {capabilities.engine} does not support {name}", param=name)
 
 
 RULES: dict[str, Rule] = {each.name: each.metadata["rule"] for each in fields(Parameters) if "rule" in each.metadata}

@@ -12,6 +12,7 @@ from handlers.chat.commands import (
     DeleteConversation,
     DeleteFile,
     DeleteResponse,
+    Detokenize,
     Generate,
     OpenFile,
     OpenSession,
@@ -22,6 +23,7 @@ from handlers.chat.commands import (
     ShowConversation,
     ShowFile,
     ShowResponse,
+    Tokenize,
     UpdateConversation,
     opening_of,
 )
@@ -31,7 +33,7 @@ from handlers.chat.dialects.responses import generate
 from handlers.chat.dialects.turns import limit_reached
 from handlers.chat.files import Files
 from handlers.chat.items import Item, Referred, images_in
-from handlers.chat.messages import SYSTEM
+from handlers.chat.messages import SYSTEM, first_address, images_of
 from handlers.chat.pictures.fetch_pool import find_line
 from handlers.chat.pictures.receiver import check_num_images
 from handlers.chat.responses import StoredResponse, StoredResponses
@@ -39,8 +41,9 @@ from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.turns.completion import Completion
-from handlers.chat.turns.generation import GenerationParts
+from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.turn import Turn
+from handlers.errors import InvalidRequest
 from handlers.reply import PendingReply
 from torchmoor.wire.response_ids import conversation_id, file_id
 
@@ -96,8 +99,12 @@ class ResourceService:
             case DeleteResponse():
                 return self._responses.delete(command, reply)
             case CountTokens():
-                num_tokens = self._completion(command.request, reply).count_tokens()
+                num_tokens = len(self._completion(command.request, reply).tokenize())
                 return {"object": "response.input_tokens", "input_tokens": num_tokens}
+            case Tokenize():
+                return self._tokenize(command, reply)
+            case Detokenize():
+                return {"prompt": self._detokenize(command)}
             case Compact():
                 return self._compact(command, reply)
             case AddItems():
@@ -155,6 +162,23 @@ class ResourceService:
                 return Completion(self._parts, self._generate_after(found, request.ask), reply)
         return Completion(self._parts, request, reply)
 
+    def _tokenize(self, command: Tokenize, reply: PendingReply) -> dict[str, Any]:
+        ids = list(self._completion(command.request, reply).tokenize())
+        texts = self._parts.model.tokenizer.convert_ids_to_tokens(ids) if command.has_texts else None
+        return {
+            "count": len(ids),
+            "max_model_len": self._parts.limits.max_context,
+            "tokens": ids,
+            "token_strs": texts,
+        }
+
+    def _detokenize(self, command: Detokenize) -> str:
+        model = self._parts.model
+        if any(each >= model.vocabulary for each in command.ids):
+            raise InvalidRequest(f"'tokens' must be below {model.vocabulary}, the vocabulary's size", param="tokens")
+        text: str = model.tokenizer.decode(list(command.ids))
+        return text
+
     def _resolve(self, command: ResolveInput, reply: PendingReply) -> None:
         references, caller = command.references, command.caller
         items = self._responses.read_compacted(caller, references.compaction) if references.compaction else []
@@ -172,7 +196,7 @@ class ResourceService:
         form = request.ask.form if isinstance(request, Respond) else request.form
         assert isinstance(form, ResponseForm)
         items += form.items
-        num_tokens = self._completion(request, reply).count_tokens()
+        num_tokens = len(self._completion(request, reply).tokenize())
         session_id = self._service.open(opening, reply)
         kept = tuple(item for item in items if item.message.role != SYSTEM)
         adding = AddItems(caller=opening.caller, conversation_id="", items=kept, invocation_id=opening.invocation_id)
@@ -195,6 +219,10 @@ def find_fetches(command: Resource) -> str | None:
     match command:
         case AddItems():
             return find_line(command.caller, images_in(command.items))
+        case Tokenize(request=given):
+            parts = [part for message in given.messages for part in message.parts]
+            images = images_of(parts) if given.prompt is None else first_address(given.prompt)
+            return find_line(given.caller, images)
         case CountTokens() | Compact():
             request = command.request
             ask = request.ask if isinstance(request, Respond) else request

@@ -5,9 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from PIL import Image
-from torch import Tensor
-
 from handlers.chat.commands import (
     ActOnSession,
     AddImages,
@@ -41,15 +38,13 @@ from handlers.chat.status import count_everything
 from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.completion import Completion
 from handlers.chat.turns.context_limits import ContextLimits
-from handlers.chat.turns.generation import GenerationParts
+from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.turn import Turn
-from handlers.counters import Counters
-from handlers.engine.engine import Engine
-from handlers.engine.grammar import GrammarCompiler
-from handlers.errors import InvalidRequest, OutOfMemory, SessionLost
+from handlers.engine.contract import ChatEngine
+from handlers.errors import InvalidRequest, SessionLost
 from handlers.fair_threads import FairThreads
 from handlers.journal.journal import Journal
-from handlers.models.text import TextModel
+from handlers.models.prompt_format import PromptFormat
 from handlers.reply import PendingReply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings
@@ -58,6 +53,7 @@ from torchmoor.wire import operations
 from torchmoor.wire.session_query import SessionQuery
 
 MAX_LISTED_SESSIONS = 1000
+FINGERPRINT_CHARS = 10  # as long as OpenAI's
 
 
 class ChatService:
@@ -69,8 +65,8 @@ class ChatService:
     def __init__(
         self,
         settings: HandlerSettings,
-        model: TextModel,
-        engine: Engine,
+        model: PromptFormat,
+        engine: ChatEngine,
         ids: SessionIdMinter,
         loader: ImageLoader,
         wall: Callable[[], float] = time.time,
@@ -82,39 +78,35 @@ class ChatService:
         self._ids = ids
         self._loader = loader
         self._wall = wall
-        self.counters = counters = Counters()
+        self.counters = counters = engine.counters
         self._intake = FairThreads(settings.intake.num_threads, "intake")
         self._fetching = FetchPool(settings.intake)
         self._preparing = FairThreads(settings.engine.prepare_threads, "prepare")
         session = settings.session
         is_durable = journal is not None
-        has_stored_kv = is_durable and settings.journal.max_kv_bytes > 0
+        has_stored_kv = is_durable and settings.journal.max_kv_bytes > 0 and engine.kv_parts is not None
         self.images = ImageStore(
             session.features_bytes,
             session.host_bytes,
             is_durable,
             loader.decoded,
-            self._encode,
+            engine.encode,
             counters,
-            defers=has_stored_kv and model.has_equal_images,
+            defers=has_stored_kv and engine.capabilities.has_equal_pictures,
         )
-        self.store = SessionStore(session, ids, engine.runner.pool, self.images, wall, is_durable=is_durable)
+        self.store = SessionStore(session, ids, engine.pool, self.images, wall, is_durable=is_durable)
         self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays, counters)
         can_see = model.image_token_id is not None
         receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)
         self._sessions = SessionLifecycle(ids, self.store, self.recorder, receiver, counters, self._intake)
         self.stored_kv = None
-        if journal is not None and has_stored_kv:
-            self.stored_kv = StoredKv(journal, engine, ids.keys, settings.journal.kv_idle_s, counters)
+        if journal is not None and engine.kv_parts is not None and has_stored_kv:
+            self.stored_kv = StoredKv(journal, engine.kv_parts, ids.keys, settings.journal.kv_idle_s, counters)
         self.admission = Admission()
-        self._grammars = GrammarCompiler(
-            model.tokenizer, model.eos_token_ids, model.vocabulary, settings.grammar, counters
-        )
         self._parts = GenerationParts(
-            limits=ContextLimits(settings.engine, session, model, engine.runner.pool),
+            limits=ContextLimits(settings.engine, session, engine.capabilities.max_context, engine.pool),
             model=model,
             engine=engine,
-            grammars=self._grammars,
             images=self.images,
             admission=self.admission,
             receiver=receiver,
@@ -135,7 +127,6 @@ class ChatService:
         self._fetching.shutdown()
         self._intake.shutdown()  # before the engine, which encodes the images that are still being loaded
         self._preparing.shutdown()
-        self._grammars.stop()
         self._engine.stop()
 
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
@@ -144,6 +135,7 @@ class ChatService:
         with reply.guarded():
             begun = reply.continuation
             reply.received_at = self._wall() if begun is None else begun.start.received_at
+            incoming = replace(incoming, fingerprint=f"fp_{self._model.fingerprint[:FINGERPRINT_CHARS]}")
             self.dispatch(parse(incoming, self._settings.request, lambda: reply.received_at), reply)
 
     def _in_background(self, reply: PendingReply, action: Callable[[], None], line: str | None = None) -> None:
@@ -251,35 +243,28 @@ class ChatService:
         session_id = self.open(command.opening, reply)
         self._ask(replace(command.ask, session_id=session_id), reply)
 
-    def _encode(self, picture: Image.Image) -> Tensor:
-        """Compute an image's features, on the device. Raises OutOfMemory."""
-        try:
-            pixels = self._model.preprocess(picture)
-        except (MemoryError, RuntimeError) as exc:
-            if isinstance(exc, RuntimeError) and "can't allocate memory" not in str(exc):  # torch has no class for it
-                raise
-            raise OutOfMemory("this machine ran out of memory while reading an image; try again later") from exc
-        return self._engine.encode_image(pixels)
-
     def status(self) -> dict[str, object]:
         """Return what the worker holds and has done."""
         return {
             "instance": self._ids.instance,
-            "device": str(self._model.device),
+            "device": self._engine.capabilities.device,
             "capabilities": self._capabilities(),
             **self.numbers(),
             "session_ids": self.store.session_ids()[:MAX_LISTED_SESSIONS],
         }
 
     def _capabilities(self) -> dict[str, object]:
-        """Describe what the model can do, by the names of docs/instance-protocol.md."""
-        model = self._model
+        """Describe what model and engine can do, by the names of docs/instance-protocol.md."""
+        model, engine = self._model, self._engine.capabilities
         return {
+            "engine": engine.engine,
             "max_context": self._parts.limits.max_context,
             "can_see": model.image_token_id is not None,
-            "has_grammars": self._grammars.is_supported,
+            "can_pin": self._engine.pool.can_pin,
+            "has_grammars": engine.has_grammars,
             "has_tools": model.template.style.call is not None,
-            "is_packed": model.is_packed,
+            "is_packed": engine.is_packed,
+            "refused": sorted(engine.refused),
         }
 
     def numbers(self) -> dict[str, dict[str, int]]:

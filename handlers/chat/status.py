@@ -12,17 +12,17 @@ from handlers.counters import (
     TURN_OUTCOMES,
     Counters,
 )
-from handlers.engine.engine import Engine
+from handlers.engine.contract import ChatEngine
 
 
 def count_everything(
-    counters: Counters, store: SessionStore, recorder: SessionRecorder, loader: ImageLoader, engine: Engine
+    counters: Counters, store: SessionStore, recorder: SessionRecorder, loader: ImageLoader, engine: ChatEngine
 ) -> dict[str, dict[str, int]]:
     """Return the numbers by group and name (docs/instance-protocol.md). Any thread."""
     count = counters.get
     started = count("turns_started")
     ended = counters.get_all(TURN_OUTCOMES, "turns_")
-    pool, images, scheduler = store.pool, store.images, engine.scheduler
+    pool, images, numbers = store.pool, store.images, engine.numbers()
     return {
         "sessions": {
             "open": len(store),
@@ -58,9 +58,9 @@ def count_everything(
         "grammars": counters.get_all(GRAMMAR_EVENTS, "grammars_"),
         "decoding": loader.decoding.describe(),
         "engine": {
-            "steps": engine.num_steps,
-            "rows": len(scheduler.running),
-            "queued": len(scheduler.waiting),
+            "steps": numbers.steps,
+            "rows": numbers.rows,
+            "queued": numbers.queued,
         },
         "pump": {"rounds": count("pump_rounds"), "cpu_ms": count("pump_cpu_us") // 1000},
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.checks import is_bool, is_unicode
-from handlers.engine.grammar import JSON_OPTIONS, GrammarText
+from handlers.engine.contract import JSON_OPTIONS, GrammarText
 from handlers.errors import InvalidRequest
 from handlers.models.answer_style import AnswerStyle
 

@@ -1,1 +1,1 @@
-"""The thread that owns the device: sequences in, tokens out."""
+"""Engines, which compute answers, and the contract between them and chat."""

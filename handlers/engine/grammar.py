@@ -8,12 +8,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerFast
 
 from handlers.counters import Counters
+from handlers.engine.contract import JSON_OPTIONS, GrammarText
 from handlers.errors import InvalidRequest, Overloaded
 from handlers.grammar_settings import GrammarSettings
 from handlers.limited_process import LimitedProcess, WorkTooCostly
@@ -22,27 +22,7 @@ if TYPE_CHECKING:  # it is loaded with the first grammar, which many workers nev
     from llguidance import LLMatcher, LLTokenizer
 
 TOKENIZER_TIMEOUT_S = 60.0  # a vocabulary of 150,000 entries takes 2 s
-WHITESPACE = " ?"  # between the tokens of JSON; without a bound a weak model would write nothing else
-# They win over a schema's own "x-guidance", which could make its keywords void.
-JSON_OPTIONS: Any = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": WHITESPACE,
-    "coerce_one_of": False,
-    "lenient": False,
-}
 MAX_REASON_CHARS = 300
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarText:
-    """A grammar as the client wrote it: a JSON schema, a regular expression or a Lark grammar.
-
-    field: the client's name of it, for errors.
-    """
-
-    kind: Literal["json_schema", "regex", "lark"]
-    text: str
-    field: str
 
 
 class GrammarFailed(Exception):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from handlers.engine.engine import is_device_lost
+from handlers.engine.builtin.engine import is_device_lost
 from handlers.errors import HandlerError, InternalError, OutOfMemory, Overloaded
 from handlers.many_settings import TaskSettings
 

@@ -1,6 +1,5 @@
 """Models of the LLaVA family: a vision tower, a projector, and a language model that reads both."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +7,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from handlers.models.chat_template import ChatTemplate
 from handlers.models.text import TextModel
 
 
@@ -37,23 +35,13 @@ class LlavaModel(TextModel):
     """
 
     def __init__(self, model: Any, processor: Any, *, has_patches: bool = False) -> None:
-        super().__init__(model, processor.tokenizer)
+        super().__init__(model, processor.tokenizer, processor)
         self.processor = processor
         self.has_equal_images = not has_patches
         self._has_patches = has_patches
-        config = model.config
-        self.image_token_id = getattr(config, "image_token_id", None) or config.image_token_index
-        self.image_token: str = processor.image_token
-        self.template = ChatTemplate(processor, processor.tokenizer, config.model_type, self.image_token)
 
     def _find_decoder(self) -> Any:
         return self.model.model.language_model
-
-    def _adds_bos(self) -> bool:
-        return True
-
-    def _as_template_expects(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        return list(messages)
 
     def preprocess(self, image: Image.Image) -> Tensor | Pixels:
         """Return float32 on the CPU, normalised by the checkpoint's preprocessor config.

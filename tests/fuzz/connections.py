@@ -6,11 +6,13 @@ An input is a script: after each 0xFE, a letter names an event, and the bytes th
     e l      it half-closes, leaves   E L      it half-closes, is gone
     p r      it stops, resumes reads  P R      it stops, resumes reads
     t        its deadline passes      x        the next connection to an instance is refused
+    d u      instance a is drained, resumed         D    it is found down
     a        from now on instances answer each request by themselves, with a digest of the body that came
 
 Invariants: no callback raises an exception; instances receive valid HTTP by llhttp; the client receives well-formed
 answers to its requests, in order, and a broken connection may cut the last; an instance's answer reaches only the
-client whose body it digests; at the end no lease, task or kept byte is left.
+client whose body it digests; at the end no lease, task or kept byte is left. Each script is played with the fast path
+and without it, with decisions recorded and without: both sides receive the same bytes, and the same is counted.
 """
 
 from __future__ import annotations
@@ -27,24 +29,44 @@ from typing import Any
 
 import httptools
 
+from tests.decision_limits import leave_out_usual
 from tests.fuzz.llhttp import CUT, Answers, Requests
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
+from torchmoor.proxy.dispatch.decisions import MAX_SHOWN, DecisionQuery
+from torchmoor.proxy.fast_path.request import FastRequest
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
+from torchmoor.wire import headers
 
+KEY_ID, KEY = "k1", b"0123456789abcdef0123456789abcdef"
 SETTINGS = ProxySettings(
     endpoints=(EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),)),),
     listen=ListenSettings(host="0.0.0.0"),  # nothing listens; any Host is served
     limits=LimitSettings(max_header_bytes=1_000, max_body_bytes=600, max_passthrough_body_bytes=800),
+    sessions=SessionIdSettings(keys={KEY_ID: KEY}),
+)
+# Bytes that differ from run to run: the beginning of request ids, the time that is left for a second attempt, and the
+# interim answers to a half-closed client, which are sent at intervals.
+PASSING = re.compile(
+    rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}(?=-[0-9a-f]{12})|(?<=%b: )[0-9]+|HTTP/1\.1 100 Continue\r\n\r\n"
+    % headers.TIMEOUT_MS.encode()
 )
 TOKEN = re.compile(rb"<[0-9a-f]{32}>")
+# Of a decision; the others are times and ids.
+COMPARED = frozenset(
+    (
+        *("method", "path", "caller", "model", "operation", "endpoint", "variant", "instance", "reason", "session"),
+        *("outcome", "status", "error", "bytes_in", "instance_status", "model_error", "receipt", "retries"),
+    )
+)
 OTHER = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nthe other"
 _HEAD = re.compile(
     rb"HTTP/1\.1 ([1-5][0-9][0-9]) [\t\x20-\x7e\x80-\xff]*\r\n((?:[!-9;-~]+:[\t\x20-\x7e\x80-\xff]*\r\n)*)\r\n"
@@ -203,16 +225,39 @@ class Client(ClientConnection):
 class Stage:
     """A proxy that never listens, its two instances, and the clients of a script."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_fast_path: bool = True, keeps_decisions: bool = True) -> None:
+        """keeps_decisions: of usual requests. The general path records them, so few end on the fast path then."""
         self.is_automatic = self.refuses_next = False
         self.ends: list[InstanceEnd] = []
+        self.num_fast = 0  # requests that the fast path has sent
+        self.is_comparable = True  # what happens before a body is there finds fewer connections on the fast path
         self.registry = Registry(SETTINGS.endpoints)
         for name in ("a", "b"):
             self.registry.add(Instance(name=name, endpoint="llava", model="llava", port=1, state=InstanceState.READY))
         self.proxy = Proxy(SETTINGS, self.registry, rng=Random(7))
+        if not has_fast_path:
+            self.proxy.data.server.fast_path = None
+        if not keeps_decisions:
+            leave_out_usual(self.proxy.data.dispatchers.decisions, SETTINGS.observe)
 
     def take_client(self) -> Transport:
         return Transport(Client(self.proxy.data.server))
+
+    def describe(self, *clients: Transport) -> dict[str, Any]:
+        """Return what the script has led to, for comparison: bytes, counts and decisions, but no times."""
+        [dispatcher] = self.proxy.data.dispatchers.all()
+        counts = dispatcher.metrics.snapshot()
+        decisions = self.proxy.data.dispatchers.decisions.describe(DecisionQuery(limit=MAX_SHOWN))
+        return {
+            "clients": [(PASSING.sub(b"", client.written), client.is_aborted) for client in clients],
+            "instances": [(PASSING.sub(b"", end.written), end.is_aborted) for end in self.ends],
+            "counts": {name: sum(n[0]) if isinstance(n, list) else n for name, n in counts.items()},
+            "failures": [instance.breaker.num_failures for instance in self.registry.instances()],
+            "left_out": decisions["left_out"],
+            "decisions": [
+                {name: value for name, value in row.items() if name in COMPARED} for row in decisions["decisions"]
+            ],
+        }
 
     def check_clean(self) -> None:
         """Check that no lease, connection, task or kept byte is left."""
@@ -244,16 +289,19 @@ async def turn(times: int = 4) -> None:
         await asyncio.sleep(0)
 
 
-async def play(data: bytes) -> None:
-    """Play a script, then another client's request, then close everything."""
-    stage = LOOP.stage = Stage()
+async def play(data: bytes, stage: Stage) -> dict[str, Any]:
+    """Play a script, then another client's request, then close everything. Returns what it has led to."""
+    LOOP.stage = stage
     client = stage.take_client()
     for step in data.split(CUT)[1:]:
         what, received = step[:1], step[1:]
         end = stage.ends[-1] if stage.ends else None
+        if what != b"c" and is_in_request(client.protocol):
+            stage.is_comparable = False
         match what:
             case b"c":
                 client.receive(received)
+                stage.num_fast += isinstance(client.protocol.exchange, FastRequest)  # type: ignore[attr-defined]
             case b"e":
                 client.receive_eof()
             case b"l":
@@ -266,6 +314,12 @@ async def play(data: bytes) -> None:
                 stage.refuses_next = True
             case b"a":
                 stage.is_automatic = True
+            case b"d":
+                stage.registry.drain("a")
+            case b"u":
+                stage.registry.resume("a")
+            case b"D":
+                stage.registry.set_state("a", InstanceState.DOWN)
             case b"s" if end is not None:
                 end.num_answered = end.requests.num_complete  # no longer answers by itself
                 end.receive(received)
@@ -293,6 +347,12 @@ async def play(data: bytes) -> None:
     await turn()
     stage.check_clean()
     assert len(asyncio.all_tasks()) == 1
+    return stage.describe(client, other)
+
+
+def is_in_request(client: Any) -> bool:
+    """Return whether part of a request was received that has not begun."""
+    return client.exchange is None and not client.is_idle
 
 
 def check_answers(client: Transport) -> None:
@@ -366,10 +426,20 @@ atexit.register(LOOP.close)
 
 
 def check(data: bytes) -> None:
-    """Play a script and raise logged faults."""
+    """Play a script on both paths and raise logged faults."""
+    for keeps_decisions in (True, False):
+        stage = Stage(keeps_decisions=keeps_decisions)
+        fast = play_alone(data, stage)
+        general = play_alone(data, Stage(has_fast_path=False, keeps_decisions=keeps_decisions))
+        assert fast == general or not stage.is_comparable
+
+
+def play_alone(data: bytes, stage: Stage) -> dict[str, Any]:
+    """Play a script on a new stage and raise logged faults. Returns what it has led to."""
     broken: list[dict[str, Any]] = []
     LOOP.set_exception_handler(lambda loop, context: broken.append(context))
     with faults() as seen:
-        LOOP.run_until_complete(play(data))
+        found = LOOP.run_until_complete(play(data, stage))
 
     assert (seen, broken) == ([], [])
+    return found

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from handlers.device import choose_device
-from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import SequenceCache
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner
-from handlers.engine.sampler import SamplingParams
-from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import ImageSpan, Sequence, TokenEvent
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.kv_cache import SequenceCache
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import ImageSpan, Sequence
+from handlers.engine.builtin.start import choose_kv_bytes
+from handlers.engine.contract import SamplingParams, TokenEvent
 from handlers.errors import OutOfMemory
 from handlers.models.loader import load_model
 from handlers.settings import ChatSessionSettings
-from handlers.start import choose_kv_bytes
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save
 
 pytestmark = [

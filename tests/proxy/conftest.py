@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import os
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ import pytest
 import uvloop
 from botocore.config import Config
 
+from tests.decision_limits import leave_out_usual
 from tests.proxy.fake_instance import FakeInstance
 from tests.waiting import DEADLINE_S
 from torchmoor.config.access import AccessSettings, Credentials
@@ -33,13 +35,16 @@ from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings
 from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
+from torchmoor.config.websocket import WebSocketSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
+from torchmoor.run.data_plane import DataPlane
 from torchmoor.wire.session_ids import compose
 
 T = TypeVar("T")
 
+PATH, GENERAL, FAST = "TORCHMOOR_TEST_PATH", "general", "fast"  # the variable that is a stage's `path`, and its values
 KEY = b"0123456789abcdef0123456789abcdef"
 LISTEN = ListenSettings(allowed_hosts=("x",), port=0, admin_port=0)
 # Probes are off unless a test wants them: the tests check what the proxy notices by itself.
@@ -98,11 +103,14 @@ class Stage:
         credentials: Credentials | None = None,
         observe: ObserveSettings | None = None,
         chat_page: ChatPageSettings | None = None,
+        websocket: WebSocketSettings | None = None,
         wall: Callable[[], float] = time.time,
         async_folder: Path | None = None,  # of inputs, results and the queue; None: the endpoints are not asynchronous
         async_settings: Mapping[str, Any] | None = None,  # of AsyncInferenceSettings
         async_config: AsyncEndpointSettings | None = None,
+        path: str = os.environ.get(PATH, ""),
     ) -> None:
+        """path: GENERAL, without the fast path; FAST, where no decision of a usual request is kept; else as it is."""
         variants = variants or (VariantSettings(model="llava", routing_strategy=strategy),)
         models = {variant.name: variant.model for variant in variants}
         self._endpoints = {name: (endpoints or {}).get(name, "llava") for name in names}
@@ -132,7 +140,9 @@ class Stage:
             **({} if async_folder is None else asynchronous(async_folder, async_settings or {})),
             observe=observe or ObserveSettings(),
             chat_page=chat_page or ChatPageSettings(),
+            websocket=websocket or WebSocketSettings(),
         )
+        self._path = path
         self._wall = wall
         self._clock = ProxyClock()
         self.registry = Registry(self.settings.endpoints)
@@ -201,6 +211,11 @@ class Stage:
                 )
             )
         proxy = Proxy(self.settings, self.registry, rng=Random(7), wall=self._wall, clock=self._clock)
+        if isinstance(proxy.data, DataPlane):
+            if self._path == GENERAL:
+                proxy.data.server.fast_path = None
+            elif self._path == FAST:
+                leave_out_usual(proxy.data.dispatchers.decisions, self.settings.observe)
         async with proxy as self.proxy:
             await asyncio.sleep(0)
             # The first probe, which no setting prevents.
@@ -281,6 +296,8 @@ class Stage:
                 models.check_integrity()
                 assert models.num_outstanding == 0
         assert self.proxy.data.dispatchers.waiting_bytes.used_bytes == 0
+        sockets = self.proxy.data.application.sockets
+        self.until(lambda: sockets.num_open == sockets.held_bytes == 0, "no WebSocket connection left")
         assert self.faults == []
 
     def _extra_tasks(self) -> list[str]:

@@ -308,3 +308,13 @@ def test_response_goes_where_its_session_is(stage: Stage, base: str, instance: s
         assert seen.headers["x-torchmoor-resource"] == f"{method} {path}"
         assert seen.body == (b"" if body is None else json.dumps(body).encode())
     assert len(getattr(stage, instance).received) == len(requests)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize", "/endpoints/llava/openai/v1/tokenize"])
+def test_tokens_are_asked_of_an_instance(stage: Stage, path: str) -> None:
+    behave(stage, answering(body=b"{}"))
+    connection = stage.http()
+    connection.request("POST", path, json.dumps({"prompt": "x"}))
+    assert connection.getresponse().status == 200
+    [seen] = [*stage.a.received, *stage.b.received]
+    assert seen.headers["x-torchmoor-resource"] == "POST tokenize"

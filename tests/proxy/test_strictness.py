@@ -334,3 +334,21 @@ def test_no_bytes_crash_the_proxy_or_cross_requests(shared: Stage, data: bytes, 
     assert other_answer.startswith(b"HTTP/1.1 200")
     assert other_answer.endswith(b'"probe"')
     assert all(seen.body in (b"{}", b"ok", b"") or seen.body in data for seen in shared.a.received + shared.b.received)
+
+
+def test_a_connection_of_http10_ends_with_its_answer(stage: Stage) -> None:
+    """Its client reads to the end of the connection."""
+    with stage.socket() as client:
+        client.sendall(b"GET /ping HTTP/1.0\r\n\r\n")
+
+        answer = read_answer(client, to_end=True)
+
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize(("num_bytes", "status"), [(8192, b"404"), (8193, b"414")])
+def test_a_target_has_at_most_8192_bytes(stage: Stage, num_bytes: int, status: bytes) -> None:
+    answer = stage.raw(b"GET /" + b"a" * (num_bytes - 1) + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+
+    assert answer.split(b" ", 2)[1] == status

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ import requests
 from botocore.config import Config
 
 from tests.torchserve.drawings import draw
+from torchmoor.fleet.archives import with_model, write_archive
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_KV_BYTES = 24 << 20  # 244 blocks of the demo model: twelve turns at once, or the caches of some sixty sessions
 SMALL_IN_FLIGHT = 24
+SCRIPTED_NAME = "scripted-gpt-5"  # llm-comply asks only models of such names to reason
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,26 @@ def run_small(folder: Path, log: str) -> Iterator[Fleet]:
         environment={**environment, "TORCHMOOR_SESSION_KEYS": "k1:" + "5a" * 32},
     ) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Run one instance of the scripted model, whose template marks reasoning."""
+    folder, demo, own = (
+        tmp_path_factory.mktemp("scripted"),
+        ROOT / "models" / "tiny-llava",
+        ROOT / "tests/torchserve/scripted",
+    )
+    template = folder / "chat_template.jinja"
+    template.write_text((demo / "chat_template.jinja").read_text() + "{# <think></think> #}")
+    model = {path.name: path for path in demo.iterdir() if path.is_file()} | {template.name: template}
+    contents = with_model(str(own / "handler.py"), "chat.yaml", model)
+    contents = replace(contents, files={**contents.files, "scripted_model.py": own / "scripted_model.py"})
+    (folder / "store").mkdir()
+    write_archive(contents, SCRIPTED_NAME, folder / "store" / f"{SCRIPTED_NAME}.mar")
+    arguments = ("--model-store", str(folder / "store"), "--endpoint", SCRIPTED_NAME)
+    with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log") as fleet:
+        yield fleet
 
 
 @pytest.fixture

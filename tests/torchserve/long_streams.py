@@ -1,4 +1,7 @@
-"""Long streamed answers in several forms, each read by its own client on a thread of its own."""
+"""Long streamed answers in several forms, each read by its own client on a thread of its own.
+
+A test that acts before they end slows the workers (test_faults.py, slowed_worker).
+"""
 
 import json
 import re
@@ -14,7 +17,8 @@ from tests.torchserve.test_cancel import ENDLESS
 from tests.torchserve.test_sessions import Chat
 from torchmoor.wire.headers import INSTANCE
 
-INPUTS = {"inputs": "hello", "stream": True, "parameters": {**ENDLESS, "details": True}}
+LONG = {**ENDLESS, "max_new_tokens": 300}
+INPUTS = {"inputs": "hello", "stream": True, "parameters": {**LONG, "details": True}}
 LOGPROB = re.compile(r'"log_?prob":-?[0-9.e-]+')  # its last digits depend on how many tokens a step has
 
 
@@ -46,7 +50,7 @@ class LongStream(threading.Thread):
 
 def begin_streams(fleet: Fleet, chat: Chat) -> list[LongStream]:
     """Begin a turn of a session, answers in the forms of TGI and LMI by boto3, and one by OpenAI's client."""
-    turn = {"type": "send_text_prompt", "prompt_text": "hello", "stream": True, "parameters": ENDLESS}
+    turn = {"type": "send_text_prompt", "prompt_text": "hello", "stream": True, "parameters": LONG}
 
     def by_boto3(body: dict[str, Any], **more: str) -> tuple[str, Iterator[str]]:
         answer = fleet.client().invoke_endpoint_with_response_stream(
@@ -62,9 +66,9 @@ def begin_streams(fleet: Fleet, chat: Chat) -> list[LongStream]:
             messages=[{"role": "user", "content": "hello"}],
             stream=True,
             stream_options={"include_usage": True},
-            max_tokens=ENDLESS["max_new_tokens"],
-            temperature=ENDLESS["temperature"],
-            seed=ENDLESS["seed"],
+            max_tokens=LONG["max_new_tokens"],
+            temperature=LONG["temperature"],
+            seed=LONG["seed"],
         )
         return answer.headers[INSTANCE], (str([chunk.choices, chunk.usage]) for chunk in answer.parse())
 

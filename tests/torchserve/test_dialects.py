@@ -350,3 +350,14 @@ def test_an_affinity_key_keeps_a_conversation_on_its_instance(fleet: Fleet) -> N
     logs = [path for path in fleet.run_dir.parent.rglob("*.log*") if path.is_file()]
     assert logs
     assert not any(key.encode() in path.read_bytes() for path in logs)
+
+
+@pytest.mark.parametrize("base", ["", "/v1", "/endpoints/llava/openai/v1"])
+def test_tokens_of_a_prompt_and_their_text(fleet: Fleet, base: str) -> None:
+    """vLLM's own form of both, on its paths and on OpenAI's."""
+    prompt = {"model": "llava", "prompt": "What color is the circle?"}
+    shown = requests.post(f"{fleet.runtime}{base}/tokenize", json=prompt, timeout=60).json()
+    text = requests.post(f"{fleet.runtime}{base}/detokenize", json={"tokens": shown["tokens"]}, timeout=60).json()
+
+    assert shown["count"] == len(shown["tokens"]) > 3
+    assert text["prompt"].endswith("What color is the circle?")

@@ -1,4 +1,4 @@
-"""Run the examples of README.md, docs/runtime-api.md and docs/clients.md unchanged, except for the address.
+"""Run the examples of README.md and of pages in docs/ unchanged, except for the address.
 
 tests/documented/test_readme.py runs all of README.md, with its shell commands.
 """
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.torchserve
 README = ROOT / "README.md"
 RUNTIME_API = ROOT / "docs" / "runtime-api.md"
 CLIENTS = ROOT / "docs" / "clients.md"
+STRUCTURED_OUTPUT = ROOT / "docs" / "structured-output.md"
 OWN_MODEL = ROOT / "docs" / "own-model.md"
 
 
@@ -53,6 +54,14 @@ def test_shell_commands_of_the_api_work(fleet: Fleet) -> None:
     assert chat.endswith("data: [DONE]\n\n")
     assert session.startswith("The circle is red.data:{")
     assert session.count('"generated_text":"The circle is red."') == 2
+
+
+@pytest.mark.needs("curl")
+def test_shell_command_of_structured_output_works(fleet: Fleet) -> None:
+    """The answer is one of the three words that the page's grammar allows."""
+    [block] = blocks(STRUCTURED_OUTPUT, "sh")
+
+    assert re.fullmatch(r'\[\{"generated_text":"(red|green|blue)"\}\]', shell(fleet, block).replace(" ", ""))
 
 
 def test_python_of_the_api_works(fleet: Fleet) -> None:

@@ -20,18 +20,22 @@ from botocore.exceptions import ClientError, EventStreamError
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.long_streams import begin_streams, num_continued
+from tests.torchserve.test_cancel import ENDLESS
 from tests.torchserve.test_faults import (
     PATIENTLY,
     ask_until_answered,
     processes_below,
     ready_instances,
+    slowed_worker,
     stopped_worker,
     worker_pids,
 )
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
+from torchmoor.wire.headers import INSTANCE
+from torchmoor.wire.response_ids import read_response_id
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchserve, pytest.mark.slow, pytest.mark.timeout(240)]
 QUESTION = "What color is the circle?"
 NUM_INSTANCES = 3
 
@@ -144,20 +148,6 @@ def check(talks: list[Talk], journal: Path) -> None:
         assert (talk.failed_before_byte, talk.failed_after_byte, talk.wrong) == ([], [], [])
 
 
-def open_apart(fleet: Fleet) -> list[Chat]:
-    """Open sessions about a red circle until two settled instances hold one each; return these two."""
-    settled = fleet.settled()
-    chats: dict[str, Chat] = {}
-    for _ in range(30):
-        chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
-        (holder,) = fleet.holders(chat.id)
-        if holder in settled:
-            chats.setdefault(holder, chat)
-        if len(chats) == 2:
-            break
-    return list(chats.values())
-
-
 def test_hanging_worker_is_gone_around(three: Three) -> None:
     """A turn that a hanging worker does not answer is answered by another instance; a close then frees both.
 
@@ -182,31 +172,6 @@ def test_hanging_worker_is_gone_around(three: Three) -> None:
     wait_until(lambda: fleet.holders(chat.id) == [], "no instance holds the session")
 
 
-def test_sessions_survive_the_death_of_their_worker(three: Three) -> None:
-    """After kill -9 of a worker, its session continues on another instance under the same id and with its history.
-
-    The worker restarts under its name and serves the session again.
-    """
-    fleet, run_dir = three.fleet, three.run_dir
-    names = ready_instances(fleet)
-    client = fleet.client()
-    chats = open_apart(fleet)
-    (victim,), (survivor,) = (fleet.holders(chat.id) for chat in chats)
-    assert victim != survivor
-    chats[0].ask(QUESTION)
-
-    for pid in worker_pids(run_dir, victim):
-        os.kill(pid, signal.SIGKILL)
-
-    assert "red" in chats[1].ask(QUESTION)
-    assert "red" in ask_until_answered(chats[0], QUESTION)
-    open_session(client, image=data_url(draw("square", "blue"))).close()
-    wait_until(lambda: ready_instances(fleet) == names, "the worker is back", **PATIENTLY)
-    assert "red" in ask_until_answered(chats[0], QUESTION)
-    again = open_session(client, image=data_url(draw("square", "blue")))
-    assert "blue" in again.ask("What color is the square?")
-
-
 def test_streams_go_on_elsewhere_while_their_workers_die(three: Three) -> None:
     """Two of three workers get kill -9 one after the other in the middle of four streams in different forms.
 
@@ -221,15 +186,16 @@ def test_streams_go_on_elsewhere_while_their_workers_die(three: Three) -> None:
     whole = [stream.finish() for stream in begin_streams(fleet, chats[0])]
     before = num_continued(fleet)
 
-    streams = begin_streams(fleet, chats[1])
-    requests.post(f"{fleet.admin}/instances/{spared}/resume", timeout=10).raise_for_status()
     victims = sorted(ready_instances(fleet) - {spared})
-    assert {stream.instance for stream in streams} <= set(victims)
-    for victim in victims:
-        for pid in worker_pids(run_dir, victim):
-            os.kill(pid, signal.SIGKILL)
-        num_lost = sum(stream.instance <= victim for stream in streams)
-        wait_until(partial(has_continued, fleet, before + num_lost), "the streams go on")
+    with slowed_worker(run_dir, victims[0]), slowed_worker(run_dir, victims[1]):
+        streams = begin_streams(fleet, chats[1])
+        requests.post(f"{fleet.admin}/instances/{spared}/resume", timeout=10).raise_for_status()
+        assert {stream.instance for stream in streams} <= set(victims)
+        for victim in victims:
+            for pid in worker_pids(run_dir, victim):
+                os.kill(pid, signal.SIGKILL)
+            num_lost = sum(stream.instance <= victim for stream in streams)
+            wait_until(partial(has_continued, fleet, before + num_lost), "the streams go on")
 
     assert [stream.finish() for stream in streams] == whole
     assert [event["answer"] for event in recorded_turns(three.journal, chats[1].id)] == whole[:1]
@@ -267,6 +233,63 @@ def test_responses_survive_the_death_of_their_instance(three: Three) -> None:
             assert whole.usage is not None
             assert response.usage is not None
             assert whole.usage.input_tokens == response.usage.input_tokens
+
+
+@pytest.mark.slow
+def test_a_chain_of_20_responses_survives_kills(three: Three) -> None:
+    """kill -9 hits the chain's instance between two turns and within streamed ones.
+
+    Every acknowledged response is stored once, and the last answer equals that to the whole conversation.
+    """
+    picture: Any = {"type": "input_image", "image_url": data_url(draw("circle", "red")), "detail": "auto"}
+    said: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}, picture]}]
+    with openai.OpenAI(base_url=f"{three.fleet.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt:
+        raw = gpt.responses.with_raw_response.create(model="llava", input=said)
+        chain, victim = [raw.parse()], raw.headers[INSTANCE]
+        for number in range(1, 21):
+            said.append({"role": "assistant", "content": chain[-1].output_text})
+            said.append({"role": "user", "content": QUESTION if number % 2 else "What shape is it?"})
+            turn: Any = {"model": "llava", "input": said[-1:], "previous_response_id": chain[-1].id}
+            if number in (4, 11):
+                kill(three, victim)
+            if number in (7, 15):
+                chain.append(respond_while_killed(three, gpt, turn))
+            else:
+                raw = gpt.responses.with_raw_response.create(**turn)
+                victim = raw.headers[INSTANCE]
+                chain.append(raw.parse())
+        whole = gpt.responses.create(model="llava", input=said, store=False)
+        stored = [gpt.responses.retrieve(each.id) for each in chain]
+
+    assert stored == chain
+    assert [each.previous_response_id for each in stored] == [None, *(each.id for each in chain[:-1])]
+    places = [read_response_id(each.id) for each in chain]
+    sessions = {place.session_id for place in places if place is not None}
+    assert sum(len(recorded_turns(three.journal, session)) for session in sessions) == len(chain)
+    assert whole.output_text == chain[-1].output_text
+    assert whole.usage is not None
+    assert chain[-1].usage is not None
+    assert whole.usage.input_tokens == chain[-1].usage.input_tokens
+
+
+def respond_while_killed(three: Three, gpt: openai.OpenAI, turn: Any) -> Any:
+    """Stream a response whose instance is killed after the first text. Return it."""
+    long = {"temperature": ENDLESS["temperature"], "max_output_tokens": 200, "extra_body": {"seed": ENDLESS["seed"]}}
+    raw = gpt.responses.with_raw_response.create(**turn, **long, stream=True)
+    event: Any = None
+    is_killed = False
+    for event in raw.parse():
+        if event.type == "response.output_text.delta" and not is_killed:
+            is_killed = True
+            kill(three, raw.headers[INSTANCE])
+    return event.response
+
+
+def kill(three: Three, victim: str) -> None:
+    """Kill an instance's workers, once all instances are there."""
+    wait_until(lambda: len(ready_instances(three.fleet)) == NUM_INSTANCES, "the workers are back", **PATIENTLY)
+    for pid in worker_pids(three.run_dir, victim):
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_killed_and_hanging_instances_lose_nothing(three: Three) -> None:

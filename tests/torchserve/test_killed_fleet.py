@@ -4,11 +4,14 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
+from openai.types.responses import Response
 
 from tests.torchserve.conftest import Fleet, run_small
 from tests.torchserve.drawings import data_url, draw
@@ -32,6 +35,7 @@ class Restarted:
     answers: list[dict[str, Any]]  # to asynchronous requests
     colors: list[str]  # the expected answer of each
     session_id: str
+    responses: list[Response]  # a chain
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,7 @@ def restarted(small: Fleet) -> Iterator[Restarted]:
     rng, folder, answers, colors = random.Random(6), small.run_dir.parent, [], []
     chat = open_session(small.client(), image=data_url(draw("circle", "red")))
     chat.ask(LONG_QUESTION)
+    responses = respond(small)
     wait_until(lambda: small.status("llava-0")["stored_kv"]["written"] > 0, "the session's KV cache is written")
     for _ in range(NUM_REQUESTS):
         colors.append(rng.choice(COLORS))
@@ -56,7 +61,25 @@ def restarted(small: Fleet) -> Iterator[Restarted]:
     small.process.kill()
     small.process.wait(timeout=60)
     with run_small(folder, "second.log") as fleet:
-        yield Restarted(fleet, folder, answers, colors, chat.id)
+        yield Restarted(fleet, folder, answers, colors, chat.id, responses)
+
+
+@contextmanager
+def openai_client(fleet: Fleet) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{fleet.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt:
+        yield gpt
+
+
+def respond(fleet: Fleet) -> list[Response]:
+    """Return a chain of responses about a picture."""
+    picture = {"type": "input_image", "image_url": data_url(draw("circle", "red")), "detail": "auto"}
+    asked: Any = [{"role": "user", "content": [{"type": "input_text", "text": "What color is it?"}, picture]}]
+    with openai_client(fleet) as gpt:
+        chain = [gpt.responses.create(model="llava", input=asked)]
+        for _ in range(3):
+            last = chain[-1].id
+            chain.append(gpt.responses.create(model="llava", input="What shape is it?", previous_response_id=last))
+    return chain
 
 
 def wait_until_some(answers: list[dict[str, Any]], fraction: float) -> None:
@@ -100,6 +123,19 @@ def test_sessions_survive_a_restart_of_the_whole_fleet(restarted: Restarted) -> 
     again.close()
     left = {path.name.partition(".")[0] for path in (restarted.folder / "journal" / again.id).iterdir()}
     assert left == {"closed", "owner"}
+
+
+def test_every_response_survives_a_restart_of_the_whole_fleet(restarted: Restarted) -> None:
+    """With the picture, so that the chain goes on."""
+    with openai_client(restarted.fleet) as gpt:
+        assert [gpt.responses.retrieve(each.id) for each in restarted.responses] == restarted.responses
+        last = restarted.responses[-1].id
+        assert (
+            "red"
+            in gpt.responses.create(
+                model="llava", input="What color is the circle?", previous_response_id=last
+            ).output_text
+        )
 
 
 def test_up_killed_with_9_takes_its_instances_along(restarted: Restarted) -> None:

@@ -5,21 +5,16 @@ and is not asked in a stream: llm-comply 0.5.0 knows the events of streamed reas
 and OpenAI's client. The cases of reasoning run for a model whose name has gpt-5 in it.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 
-from tests.torchserve.conftest import ROOT, Fleet, run_fleet
+from tests.torchserve.conftest import SCRIPTED_NAME as NAME
+from tests.torchserve.conftest import Fleet
 from tests.torchserve.test_sdk_clients import run
-from torchmoor.fleet.archives import with_model, write_archive
 
 pytestmark = pytest.mark.torchserve
-SCRIPTED = ROOT / "tests" / "torchserve" / "scripted"
-DEMO = ROOT / "models" / "tiny-llava"
-NAME = "scripted-gpt-5"
 THOUGHT, ANSWER = "Ten times 37, and half of that.", "The circle is red."
 WEATHER: Any = {
     "type": "function",
@@ -27,22 +22,6 @@ WEATHER: Any = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     "strict": False,
 }
-
-
-@pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Run one instance of the scripted model, whose template marks reasoning."""
-    folder = tmp_path_factory.mktemp("scripted")
-    template = folder / "chat_template.jinja"
-    template.write_text((DEMO / "chat_template.jinja").read_text() + "{# <think></think> #}")
-    model = {path.name: path for path in DEMO.iterdir() if path.is_file()} | {template.name: template}
-    contents = with_model(str(SCRIPTED / "handler.py"), "chat.yaml", model)
-    contents = replace(contents, files={**contents.files, "scripted_model.py": SCRIPTED / "scripted_model.py"})
-    (folder / "store").mkdir()
-    write_archive(contents, NAME, folder / "store" / f"{NAME}.mar")
-    arguments = ("--model-store", str(folder / "store"), "--endpoint", NAME)
-    with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log") as fleet:
-        yield fleet
 
 
 @pytest.mark.parametrize(("kind", "num_cases"), [("open-responses", 13), ("openai-chat", 9)])

@@ -1,6 +1,6 @@
-"""The chat page while its fleet is drained and one of its instances is killed during an answer.
+"""A worker of the shared fleet dies between two questions of boto3, and an instance during an answer on the chat page.
 
-It leaves the shared fleet with one instance, so it runs last.
+The last test leaves the fleet with one instance, so these run last.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from playwright.sync_api import Browser, Route, expect
 
 from tests.browser import run_chromium
 from tests.torchserve.conftest import Fleet
-from tests.torchserve.drawings import draw
+from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_chat_page import STREAM, ask, open_chat, picture
-from tests.torchserve.test_failover import find_jvm
-from tests.torchserve.test_faults import slowed_worker
+from tests.torchserve.test_failover import QUESTION, find_jvm
+from tests.torchserve.test_faults import PATIENTLY, ask_until_answered, ready_instances, slowed_worker, worker_pids
+from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 from torchmoor.config.limits import LimitSettings
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.browser, pytest.mark.ends_fleet]
+pytestmark = [pytest.mark.torchserve, pytest.mark.ends_fleet]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,45 @@ def order(fleet: Fleet, verb: str, name: str, state: str) -> None:
     wait_until(lambda: [i["state"] for i in fleet.instances() if i["name"] == name] == [state], f"{name} {state}")
 
 
+def open_apart(fleet: Fleet) -> list[Chat]:
+    """Open sessions about a red circle until two settled instances hold one each; return these two."""
+    settled = fleet.settled()
+    chats: dict[str, Chat] = {}
+    for _ in range(30):
+        chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
+        (holder,) = fleet.holders(chat.id)
+        if holder in settled:
+            chats.setdefault(holder, chat)
+        if len(chats) == 2:
+            break
+    return list(chats.values())
+
+
+def test_sessions_survive_the_death_of_their_worker(fleet: Fleet) -> None:
+    """After kill -9 of a worker, its session continues on another instance under the same id and with its history.
+
+    The worker restarts under its name and serves the session again.
+    """
+    wait_until(lambda: len(fleet.settled()) == 2, "both instances get all turns of their sessions", **PATIENTLY)
+    names = ready_instances(fleet)
+    client = fleet.client()
+    chats = open_apart(fleet)
+    (victim,), (survivor,) = (fleet.holders(chat.id) for chat in chats)
+    assert victim != survivor
+    chats[0].ask(QUESTION)
+
+    for pid in worker_pids(fleet.run_dir, victim):
+        os.kill(pid, signal.SIGKILL)
+
+    assert "red" in chats[1].ask(QUESTION)
+    assert "red" in ask_until_answered(chats[0], QUESTION)
+    open_session(client, image=data_url(draw("square", "blue"))).close()
+    wait_until(lambda: ready_instances(fleet) == names, "the worker is back", **PATIENTLY)
+    assert "red" in ask_until_answered(chats[0], QUESTION)
+    again = open_session(client, image=data_url(draw("square", "blue")))
+    assert "blue" in again.ask("What color is the square?")
+
+
 def lengthen_for_good(route: Route) -> None:
     """Make the answer long, and the request longer than those whose streams go on at another instance."""
     endless = {"temperature": 1e6, "seed": 11, "max_new_tokens": 1500}
@@ -46,6 +86,7 @@ def lengthen_for_good(route: Route) -> None:
     route.continue_(post_data=json.dumps(body) + " " * LimitSettings().max_continued_bytes)
 
 
+@pytest.mark.browser
 def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browser: Browser) -> None:
     """The page recovers from a killed instance, and waits for one where there is none.
 

@@ -1,13 +1,16 @@
 """`torchmoor up` with several proxy processes and a journal in Valkey, so that no disk is shared."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.exceptions import BotoCoreError
+from websockets.sync.client import connect
 
 from tests.servers import RedisServer
 from tests.torchserve.conftest import Fleet, run_fleet
@@ -78,6 +81,36 @@ def test_session_outlives_the_process_that_it_was_opened_through(two: Fleet) -> 
 
     assert ready_instances(two) == {"llava-0", "llava-1"}
     assert set(processes_below(two.run_dir)) == before
+
+
+def test_unstored_responses_continue_on_their_connections(two: Fleet) -> None:
+    """Each connection belongs to one process; a stored response continues through every other."""
+    picture = {"type": "input_image", "image_url": data_url(draw("circle", "red"))}
+    text = {"type": "input_text", "text": "What color is the circle?"}
+    with ExitStack() as stack:
+        address = two.runtime.replace("http", "ws", 1) + "/v1/responses"
+        sockets = [stack.enter_context(connect(address, open_timeout=60)) for _ in range(6)]
+
+        def send(number: int, **fields: Any) -> Any:
+            sockets[number].send(json.dumps({"type": "response.create", "model": "llava", **fields}))
+            while True:
+                event = json.loads(sockets[number].recv(timeout=60))
+                if event["type"] in ("response.completed", "error"):
+                    return event
+
+        asked = [{"role": "user", "content": [text, picture]}]
+        ids = [send(number, input=asked, store=False)["response"]["id"] for number in range(6)]
+        for number, each in enumerate(ids):
+            elsewhere = send((number + 1) % 6, input="And its shape?", previous_response_id=each, store=False)
+            assert elsewhere["error"]["code"] == "previous_response_not_found"
+        stored = [
+            send(number, input="What color is the circle?", previous_response_id=each)["response"]
+            for number, each in enumerate(ids)
+        ]
+        for number, each in enumerate(stored):
+            again = send((number + 1) % 6, input="What color is the circle?", previous_response_id=each["id"])
+            assert again["response"]["output"][0]["content"] == each["output"][0]["content"]
+            assert "red" in str(each["output"])
 
 
 def test_forgotten_sessions_can_be_asked_again_through_another_proxy(two: Fleet) -> None:

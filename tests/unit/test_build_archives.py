@@ -11,7 +11,8 @@ import pytest
 
 from scripts.build_archives import ARCHIVES
 from torchmoor.fleet.archives import ArchiveContents, make_contents, write_archive
-from torchmoor.fleet.launcher import Launch, check_archives
+from torchmoor.fleet.launcher import check_archives
+from torchmoor.fleet.torchserve import Launch
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,7 +125,7 @@ def test_an_archive_is_the_same_each_time(tmp_path: Path) -> None:
     assert manifest["model"]["handler"] == "chat_entry.py"
 
 
-@pytest.mark.parametrize("name", ["handlers/engine/engine.py", "handlers/absent.py", "torchmoor/wire/headers.py"])
+@pytest.mark.parametrize("name", ["handlers/engine/contract.py", "handlers/absent.py", "torchmoor/wire/headers.py"])
 def test_an_archive_with_other_handlers_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:

@@ -18,7 +18,7 @@ ONLY = {
     "torchmoor/errors.py": (),
     "torchmoor/wire": ("torchmoor.wire",),
     "torchmoor/proxy/routing": ("torchmoor.proxy.routing", "torchmoor.wire"),
-    "torchmoor/proxy/http": ("torchmoor.proxy.http", "torchmoor.wire", "uvloop"),
+    "torchmoor/proxy/http": ("torchmoor.proxy.http", "torchmoor.wire", "uvloop", "websockets"),
 }
 # Names of other libraries that begin with an underscore, and that the tests read or replace.
 FOREIGN = {

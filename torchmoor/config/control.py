@@ -25,6 +25,9 @@ class ControlSettings(SettingsGroup, title="control"):
         (), description="A further repository name of this project's own image, as Image may name it. Repeatable."
     )
     max_resources: Count = Field(1000, description="Models, endpoint configurations and endpoints, of each at most.")
+    max_resource_bytes: Count = Field(
+        8 * MIB, description="All of them with their tags, which are written at each change; then none are added."
+    )
     max_instances: Count = Field(8, description="Instances of all created endpoints, those that leave included.")
     max_model_bytes: Count = Field(64 * GIB, description="Largest model that is downloaded.")
     max_body_bytes: Count = Field(MIB, description="Longest request.")

@@ -52,6 +52,12 @@ class LaunchSettings(SettingsGroup, title="launcher"):
     run_dir: str = Field(
         "", description="The instances' folders and logs while they run; empty: a temporary directory."
     )
+    python: str = Field(
+        "",
+        description="The Python whose TorchServe and libraries the instances use, such as one with vLLM; empty: the "
+        "proxy's own.",
+    )
+    gpus_per_instance: Count = Field(1, description="GPUs of each instance; more than 1 for a model that vLLM spreads.")
     capacity: Count = Field(DEFAULT_CAPACITY, description="Requests that an instance is sent at a time.")
     start_timeout_s: Positive = Field(
         180.0,

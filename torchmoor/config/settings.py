@@ -22,6 +22,7 @@ from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.websocket import WebSocketSettings
 
 
 class ProxySettings(SettingsGroup):
@@ -32,6 +33,7 @@ class ProxySettings(SettingsGroup):
     limits: LimitSettings = LimitSettings()
     callers: CallerSettings = CallerSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
+    websocket: WebSocketSettings = WebSocketSettings()
     health: HealthSettings = HealthSettings()
     recovery: RecoverySettings = RecoverySettings()
     sessions: SessionIdSettings = SessionIdSettings()

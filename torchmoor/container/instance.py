@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 
 from torchmoor.config.health import HealthSettings
+from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import find_model
@@ -20,7 +21,8 @@ from torchmoor.container.probe_port import ProbePort
 from torchmoor.container.runtime_directory import container_supervision_settings, runtime_directory
 from torchmoor.container.serve import endpoint_name
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.fleet.launcher import Launcher
+from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
@@ -31,6 +33,7 @@ from torchmoor.wire.operations import IN_FLIGHT, NUM_IN_FLIGHT
 
 logger = logging.getLogger(__name__)
 
+ENGINE_NAME = "TORCHMOOR_HANDLER_ENGINE_NAME"  # vllm spreads a model over several GPUs
 POLL_S = 0.25
 IDLE_S = 1.0  # a proxy that has not noticed the stop yet may send its next request after a single check
 ASK_TIMEOUT_S = 2.0
@@ -46,7 +49,8 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         found = find_model(variables, work, os.environ)
         name = endpoint_name(found.name)
         registry = Registry((EndpointSettings(name=name, variants=(VariantSettings(model=found.name),)),))
-        gpu = next(iter(usable_gpus(os.environ)), None)
+        gpus = usable_gpus(os.environ, LaunchSettings())
+        gpu = ",".join(gpus if os.environ.get(ENGINE_NAME) == "vllm" else gpus[:1]) or None
         launch = Launch(
             variables.instance_name, name, found.archive, gpu, host="0.0.0.0", port=variables.inference_port
         )

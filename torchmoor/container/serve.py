@@ -14,7 +14,7 @@ from collections.abc import Callable
 from torchmoor.config.access import AccessSettings
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.group import MIB
-from torchmoor.config.launcher import DEFAULT_BODY_MIB
+from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
@@ -24,10 +24,11 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel, find_model
 from torchmoor.container.runtime_directory import container_supervision_settings, make_session_keys, runtime_directory
-from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.many import MANY, many_environment, many_settings
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
+from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.access.credentials import KEYS_FILE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
@@ -47,7 +48,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         keys = make_session_keys(os.environ)
         settings = make_settings(variables, found, keys)
         registry = Registry(settings.endpoints)
-        launches = plan(variables, found, settings.endpoints[0].name, usable_gpus(os.environ))
+        launches = plan(variables, found, settings.endpoints[0].name, usable_gpus(os.environ, LaunchSettings()))
         environment = {
             SESSION_KEYS: keys,
             JOURNAL_URL: os.environ.get(JOURNAL_URL) or (work / "run" / JOURNAL_FOLDER).as_uri(),

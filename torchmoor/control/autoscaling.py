@@ -186,6 +186,8 @@ class ScalableTargets:
     ) -> None:
         """Keep or drop a target or policy, and scale its variant by the result; nothing changes if that is refused."""
         async with self._applying:
+            if value is not None:
+                self._resources.check_room(value.values)
             before = kept.pop(key, None)
             if value is not None:
                 kept[key] = value

@@ -129,6 +129,7 @@ class CloudWatch:
         if name not in alarms and len(alarms) >= self._settings.max_resources:
             raise LimitExceeded("There are as many alarms as control.max_resources allows.")
         self._read_alarm(values)
+        self._resources.check_room(values)
         alarms[name] = Resource({key: value for key, value in values.items() if key != "Tags"}, time.time())
         await self._resources.save()
         return {}

@@ -16,6 +16,7 @@ from torchmoor.control.resources import Resource, Resources
 from torchmoor.errors import ConfigError, LimitExceeded, RequestInvalid
 
 START_TIMEOUT = "ContainerStartupHealthCheckTimeoutInSeconds"  # of a variant
+MAX_ENVIRONMENT = 100  # as at AWS
 _UNSERVED_OF_MODEL = ("InferenceExecutionConfig",)
 _UNSERVED_OF_CONTAINER = ("ModelPackageName", "InferenceSpecificationName", "AdditionalModelDataSources")
 
@@ -150,6 +151,8 @@ def primary_container(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(containers) != 1 or ("PrimaryContainer" in values and "Containers" in values):
         raise RequestInvalid("A model has one container here: give PrimaryContainer alone.")
     container: Mapping[str, Any] = containers[0]
+    if len(container.get("Environment", ())) > MAX_ENVIRONMENT:
+        raise RequestInvalid(f"PrimaryContainer.Environment has {MAX_ENVIRONMENT} entries at most.")
     for key in _UNSERVED_OF_CONTAINER:
         if key in container:
             raise RequestInvalid(f"PrimaryContainer.{key} is not supported here: leave it out.")

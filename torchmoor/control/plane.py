@@ -69,7 +69,7 @@ class LaunchingPlane:
         remove_folder(folder / MODELS)  # of an earlier run
         self._registry, self._launcher = registry, launcher
         self._are_journaled = settings.sessions.are_journaled
-        self.resources = resources = Resources(folder)
+        self.resources = resources = Resources(folder, control.max_resource_bytes)
         artifacts = Artifacts(control, settings.objects, model_store, reserved)
         deployments = Deployments(control, registry, launcher, artifacts, gpus, folder / MODELS)
         targets = ScalableTargets(control, resources, names, deployments)

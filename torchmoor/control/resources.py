@@ -6,11 +6,11 @@ import asyncio
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torchmoor.errors import ConfigError
+from torchmoor.errors import ConfigError, LimitExceeded
 
 FILE = "resources.json"
 VERSION = 1
@@ -67,8 +67,11 @@ _KINDS: dict[str, type[Resource | EndpointResource]] = {
 class Resources:
     """All resources by their names, and tags by their resource's ARN."""
 
-    def __init__(self, folder: Path) -> None:
-        """folder: of the file. Raises ConfigError if the file cannot be read."""
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """folder: of the file, which is written whole. max_bytes: of it, beyond which nothing is added.
+
+        Raises ConfigError if the file cannot be read.
+        """
         self.models: dict[str, Resource] = {}
         self.configs: dict[str, Resource] = {}
         self.endpoints: dict[str, EndpointResource] = {}
@@ -78,6 +81,8 @@ class Resources:
         self.alarms: dict[str, Resource] = {}
         self.num_serials = 0
         self._path = folder / FILE
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._saving = asyncio.Lock()
         if self._path.is_file():
             self._load()
@@ -87,7 +92,8 @@ class Resources:
 
     def _load(self) -> None:
         try:
-            content = json.loads(self._path.read_bytes())
+            text = self._path.read_bytes()
+            content, self._num_bytes = json.loads(text), len(text)
             if content["version"] != VERSION:
                 raise ValueError(f"version {content['version']}")
             for kind, make in _KINDS.items():
@@ -108,7 +114,8 @@ class Resources:
     async def add(
         self, among: dict[str, T], name: str, resource: T, arn: str, tags: Iterable[Mapping[str, Any]] = ()
     ) -> None:
-        """Keep a new resource with its tags. Raises OSError without keeping it if it cannot be saved."""
+        """Keep a new resource with its tags. Raises LimitExceeded; OSError without keeping it if it cannot be saved."""
+        self.check_room(_values(resource))
         among[name] = resource
         self.tags[arn] = {tag["Key"]: tag["Value"] for tag in tags}
         try:
@@ -116,6 +123,14 @@ class Resources:
         except OSError:
             self.forget(among, name, arn)
             raise
+
+    def check_room(self, values: Any) -> None:
+        """Raise LimitExceeded if there is no room for these values, too."""
+        if self._num_bytes + len(json.dumps(values)) > self._max_bytes:
+            raise LimitExceeded(
+                f"All resources take {self._num_bytes} bytes, and control.max_resource_bytes allows {self._max_bytes}: "
+                "delete some."
+            )
 
     def forget(self, among: dict[str, T], name: str, arn: str) -> None:
         """Remove a resource and its tags; `save` writes the change to the file."""
@@ -137,11 +152,13 @@ class Resources:
         async with self._saving:
             content = {
                 "version": VERSION,
-                **{kind: {name: asdict(each) for name, each in getattr(self, kind).items()} for kind in _KINDS},
+                **{kind: {name: _values(each) for name, each in getattr(self, kind).items()} for kind in _KINDS},
                 "tags": self.tags,
                 "num_serials": self.num_serials,
             }
-            await asyncio.to_thread(self._write, json.dumps(content).encode())
+            text = json.dumps(content).encode()
+            await asyncio.to_thread(self._write, text)
+            self._num_bytes = len(text)
 
     def _write(self, content: bytes) -> None:
         """Write a file that only its owner may read, because a model's Environment may have secrets."""
@@ -153,3 +170,7 @@ class Resources:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
+
+
+def _values(resource: Resource | EndpointResource) -> dict[str, Any]:
+    return {each.name: getattr(resource, each.name) for each in fields(resource)}

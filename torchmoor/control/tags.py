@@ -30,6 +30,7 @@ class Tags:
         tags = {**self._resources.tags.get(arn, {}), **{tag["Key"]: tag["Value"] for tag in values["Tags"]}}
         if len(tags) > MAX_TAGS:
             raise RequestInvalid(f"A resource has {MAX_TAGS} tags at most, and these would be {len(tags)}.")
+        self._resources.check_room(tags)
         self._resources.tags[arn] = tags
         await self._resources.save()
         return {"Tags": _listed(tags)}

@@ -109,7 +109,7 @@ def check_torch(plan: FleetPlan) -> Iterator[Finding]:
     if not plan.num_instances:
         return
     try:
-        find_torchserve()
+        find_torchserve(Path(sys.executable))
     except LaunchError as error:
         yield problem("torchserve", str(error), INSTALL)
     try:

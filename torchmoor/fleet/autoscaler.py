@@ -26,8 +26,9 @@ from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import LaunchError, TorchmoorError
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
-from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaling import Scaling, decide, explain
+from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry, ScalingDecision, Variant

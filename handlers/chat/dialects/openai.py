@@ -61,6 +61,7 @@ def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: Re
         id=make_answer_id("chatcmpl", incoming),
         created=int(now),
         model=read_model(given, incoming),
+        fingerprint=incoming.fingerprint,
         has_usage=read_include_usage(given, is_streaming),
         has_logprobs=read_flag(given, "logprobs"),
     )
@@ -181,6 +182,7 @@ class OpenAIForm:
     id: str
     created: int
     model: str
+    fingerprint: str | None = None
     has_usage: bool = False
     has_logprobs: bool = False
 
@@ -219,7 +221,13 @@ class OpenAIForm:
         return encode({**self._head("chat.completion"), "choices": [choice], "usage": write_usage(summary)})
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
     def _chunk(self, delta: Mapping[str, Any], *, finish_reason: str | None = None, logprobs: Any = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -27,6 +27,7 @@ from handlers.chat.commands import (
     identify,
 )
 from handlers.chat.dialects.responses import missing_field, parse_response, read_metadata, unknown_field
+from handlers.chat.dialects.tokens import parse_detokenize, parse_tokenize
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.items import NOTHING, Referred, find_references, parse_input
 from handlers.errors import InvalidRequest, ResponseUnknown
@@ -90,6 +91,10 @@ def parse_resource(
         return ShowFile(caller=caller, file_id=ids[0], has_content=bool(ids[1]))
     if has(f"DELETE files/{_ID}"):
         return DeleteFile(caller=caller, file_id=ids[0], invocation_id=incoming.invocation_id)
+    if has("POST tokenize"):
+        return parse_tokenize(incoming, read_body(), settings, now)
+    if has("POST detokenize"):
+        return parse_detokenize(read_body())
     method, _, path = target.partition(" ")
     raise ResponseUnknown(f"Invalid URL ({method} /v1/{path[:100]})", api_code="unknown_url")
 

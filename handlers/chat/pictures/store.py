@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from PIL import Image as Pillow
-from torch import Tensor
 
 from handlers.counters import Counters
+from handlers.engine.contract import PictureFeatures
 from handlers.errors import OutOfMemory
 from handlers.journal.event import image_hash
 
@@ -55,7 +55,7 @@ class ImageTier(Enum):
 @dataclass(slots=True, eq=False)
 class _Entry:
     key: int
-    features: Tensor | None = None
+    features: PictureFeatures | None = None
     num_tokens: int = 0
     num_bytes: int = 0  # of its features, wherever they are
     encoded: bytes | None = None
@@ -80,7 +80,7 @@ class ImageStore:
         max_host_bytes: int,
         is_durable: bool,
         decoded: Callable[[bytes, Callable[[], None]], AbstractContextManager[Pillow.Image]],
-        encode: Callable[[Pillow.Image], Tensor],
+        encode: Callable[[Pillow.Image], PictureFeatures],
         counters: Counters,
         *,
         defers: bool = False,
@@ -154,7 +154,7 @@ class ImageStore:
         with self._lock:
             self._let_go(self._entries[image.key], is_kept)
 
-    def pin(self, image: Image, fetch: Callable[[], bytes]) -> tuple[Tensor, ImageTier]:
+    def pin(self, image: Image, fetch: Callable[[], bytes]) -> tuple[PictureFeatures, ImageTier]:
         """Pin the image's features, (tokens, hidden size), on the device until `unpin`; return them and their tier.
 
         fetch: reads its encoded bytes from the journal. Raises OutOfMemory, and what `fetch` raises.
@@ -258,7 +258,7 @@ class ImageStore:
                     return
         self._counters.add("images_shared")
 
-    def _compute(self, entry: _Entry, picture: Pillow.Image) -> Tensor:
+    def _compute(self, entry: _Entry, picture: Pillow.Image) -> PictureFeatures:
         """Compute the image's features and store them; they must fit if they are pinned. Hold `entry.computing`."""
         features = self._encode(picture)
         self._counters.add("images_encoded")
@@ -312,7 +312,7 @@ class ImageStore:
             )
         self._set_encoded(entry, encoded)
 
-    def _set_features(self, entry: _Entry, features: Tensor | None) -> None:
+    def _set_features(self, entry: _Entry, features: PictureFeatures | None) -> None:
         self.features_bytes += _num_bytes(features) - _num_bytes(entry.features)
         entry.features = features
 
@@ -350,5 +350,5 @@ def content_key(scope: str, picture: Pillow.Image) -> int:
     return -1 - int.from_bytes(digest.digest()[:16])
 
 
-def _num_bytes(features: Tensor | None) -> int:
+def _num_bytes(features: PictureFeatures | None) -> int:
     return 0 if features is None else features.nbytes

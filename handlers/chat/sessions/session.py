@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from handlers.chat.pictures.store import Image
-from handlers.engine.kv_cache import SequenceCache
-from handlers.engine.kv_parts import KvPart
+from handlers.engine.contract import KvCache, KvPart
 from handlers.errors import HandlerError, SessionGone
 from handlers.journal.event import Event
 from handlers.journal.journal import owner_key
@@ -44,7 +43,7 @@ class Session:
     id: SessionId
     scope: str
     owner: str
-    cache: SequenceCache
+    cache: KvCache
     opened_at: float
     used_at: float
     images: list[Image] = field(default_factory=list)

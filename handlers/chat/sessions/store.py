@@ -3,7 +3,7 @@
 The contract: a session ends only by close or expiry. With a journal the table is a cache: when it is full, the idle
 session that was used least recently is evicted, and its next request adopts it again. Without a journal, sessions may
 expire after some idle time, too. A session is idle while no request uses it and it is not pinned. While a turn runs,
-the session's KV cache is pinned. Between turns the cache may be evicted (handlers/engine/kv_cache.py) and the features
+the session's KV cache is pinned. Between turns the cache may be evicted (handlers/engine/contract.py) and the features
 of its images may be dropped (handlers/chat/pictures/store.py); then the next turn only takes longer. When a session has
 ended and its last turn is over, it holds nothing.
 
@@ -22,8 +22,9 @@ from handlers.chat.pictures.store import Image, ImageStore, ImageTier
 from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones, lost
 from handlers.chat.sessions.session import QueuedTurn, Session, owner_of
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.engine.kv_cache import BlockPool, SequenceCache
+from handlers.engine.contract import KvPool
 from handlers.errors import (
+    InvalidRequest,
     OutOfMemory,
     Overloaded,
     SessionClosed,
@@ -46,7 +47,7 @@ class SessionStore:
         self,
         settings: ChatSessionSettings,
         ids: SessionIdMinter,
-        pool: BlockPool,
+        pool: KvPool,
         images: ImageStore,
         wall: Callable[[], float],
         *,
@@ -126,7 +127,7 @@ class SessionStore:
         if len(self._sessions) >= self.settings.max_sessions:
             self._make_room()
         now = self._wall()
-        cache = SequenceCache(self.pool, caller.scope)
+        cache = self.pool.open(caller.scope)
         session = Session(sid, caller.scope, owner_of(caller), cache, opened_at=now, used_at=now)
         session.num_holds = 1
         self._sessions[sid.text] = session
@@ -280,7 +281,7 @@ class SessionStore:
             self._idle.pop(session, None)
             if session.turn is None:
                 session.turn = turn
-                self.pool.pin(session.cache)
+                session.cache.pin()
                 return True
             if may_wait and len(session.waiting) >= self.settings.max_waiting_turns:
                 raise Overloaded(f"{len(session.waiting)} questions of this session wait already; wait for an answer")
@@ -310,10 +311,7 @@ class SessionStore:
         if session.is_pinned and not self._can_pin(session):
             session.is_pinned = False
             logger.warning("session unpinned, pinned ones have grown too large session_id=%s", session.id.text[:24])
-        with self.pool.lock:
-            self.pool.unpin(session.cache)
-            if session.is_pinned:
-                self.pool.pin(session.cache)
+        session.cache.unpin(is_kept=session.is_pinned)
 
     def _can_pin(self, session: Session) -> bool:
         pinned = {session, *(other for other in self._sessions.values() if other.is_pinned)}
@@ -324,10 +322,12 @@ class SessionStore:
         """Keep the session's blocks between its turns, until `unpin` or its end.
 
         Raises the session's end if it is over, SessionLost if it was evicted, OutOfMemory if pinned sessions would hold
-        more than they may.
+        more than they may, InvalidRequest if the engine cannot pin.
         """
         with self._lock:
             self._raise_if_gone(session)
+            if not self.pool.can_pin:
+                raise InvalidRequest("this engine chooses by itself what it keeps, so sessions cannot be pinned")
             if not self._can_pin(session):
                 raise OutOfMemory(
                     f"pinned sessions may hold {self.settings.max_pinned_fraction:.0%} of the KV cache; unpin one first"
@@ -335,14 +335,14 @@ class SessionStore:
             session.is_pinned = True
             self._idle.pop(session, None)
             if session.turn is None:
-                self.pool.pin(session.cache)
+                session.cache.pin()
 
     def unpin(self, session: Session) -> None:
         """Let the session's blocks be evicted between its turns."""
         with self._lock:
             session.is_pinned = False
             if session.turn is None and self._sessions.get(session.id.text) is session:
-                self.pool.unpin(session.cache)
+                session.cache.unpin()
             self._note_use(session)
 
     def add_images(self, session: Session, images: Sequence[Image]) -> None:
@@ -387,7 +387,7 @@ class SessionStore:
         """
         with self._lock:
             for session in self._sessions.values():
-                if session.turn is None and not session.is_pinned and self.pool.is_pinned(session.cache):
+                if session.turn is None and not session.is_pinned and session.cache.is_pinned:
                     raise RuntimeError(f"a cache is pinned that no turn uses: {session!r}")
             busy = (each for each in self._idle if each.turn is not None or each.num_holds or each.is_pinned)
             if next(busy, None) is not None or not all(self._sessions.get(each.id.text) is each for each in self._idle):

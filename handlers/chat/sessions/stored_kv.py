@@ -12,13 +12,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from handlers.chat.pictures.store import Image
 from handlers.chat.sessions.session import Session
 from handlers.counters import Counters
-from handlers.engine.engine import Engine
-from handlers.engine.kv_parts import PART, block_names, find_part, read_part, split_parts, write_part
+from handlers.engine.contract import KvParts
 from handlers.errors import HandlerError, OutOfMemory
 from handlers.journal.event import DamagedRecord
 from handlers.journal.journal import Journal
@@ -37,21 +35,18 @@ class StoredKv:
     def __init__(
         self,
         journal: Journal,
-        engine: Engine,
+        parts: KvParts,
         keys: Mapping[str, bytes],
         idle_s: float,
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._journal = journal
-        self._engine = engine
+        self._parts = parts
         self._codec = KvCodec(keys)
         self._idle_s = idle_s
         self._counters = counters
         self._clock = clock
-        shape, model = engine.runner.pool.shape, engine.runner.model
-        self._shape = shape
-        self._about = f"{model.fingerprint} {shape.num_layers} {shape.num_kv_heads} {shape.head_size} {shape.dtype}"
         self._token_s: float | None = None  # of a token that is read
         self._num_slower = 0
         self._waiting: OrderedDict[Session, float] = OrderedDict()  # by when they are due
@@ -106,12 +101,12 @@ class StoredKv:
         """Write the parts of the session's cache that the journal does not have."""
         if session.turn is not None or session.end is not None:
             return
-        keys = list(session.cache.tokens)
+        keys = self._parts.keys(session.cache)
         digests = {image.key: image.digest for image in session.images}
-        for number, part in enumerate(split_parts(block_names(self._about, keys, digests))):
+        for number, part in enumerate(self._parts.split(self._parts.name(keys, digests))):
             if session.stored_kv[number : number + 1] == [part]:
                 continue
-            content = self._engine.call(partial(read_part, session.cache, keys, part)).result()
+            content = self._parts.read(session.cache, keys, part)
             if content is None:
                 return
             data = self._codec.encode(session.id.text, number, part.name, content)
@@ -134,7 +129,7 @@ class StoredKv:
         """
         if self._is_slower():
             return
-        names = block_names(self._about, keys[: len(keys) - 1], {image.key: image.digest for image in images})
+        names = self._parts.name(keys[: len(keys) - 1], {image.key: image.digest for image in images})
         num_kept, begun_at = session.cache.length, self._clock()
         try:
             self._read(session, keys, names)
@@ -153,7 +148,7 @@ class StoredKv:
 
     def _is_slower(self) -> bool:
         """Return whether computing tokens takes less time than reading them."""
-        computing_s = self._engine.scheduler.pace.token_s
+        computing_s = self._parts.token_s
         if self._token_s is None or computing_s is None or self._token_s <= computing_s:
             return False
         self._num_slower += 1
@@ -161,22 +156,23 @@ class StoredKv:
 
     def _read(self, session: Session, keys: Sequence[int], names: Sequence[bytes]) -> None:
         sid, cache = session.id.text, session.cache
-        first, known = cache.length // PART, split_parts(names)
+        length = self._parts.length
+        first, known = cache.length // length, self._parts.split(names)
         session.stored_kv = known[:first]
         for start in range(first, len(known), PARTS_READ):
             count = min(PARTS_READ, len(known) - start)
-            found = self._journal.read_kv(sid, start, count, HEAD_BYTES + self._shape.num_bytes(PART))
+            found = self._journal.read_kv(sid, start, count, HEAD_BYTES + self._parts.max_bytes)
             for number, data in enumerate(found, start):
                 name, content = self._codec.decode(data, sid, number)
-                part = find_part(names, number, len(content), self._shape)
+                part = self._parts.find(names, number, len(content))
                 if part is None or part.name != name:
                     self._counters.add("stored_kv_stale")
                     return
                 if part.end > cache.length:
-                    self._engine.call(partial(write_part, cache, keys, part, content)).result()
+                    self._parts.write(cache, keys, part, content)
                     self._counters.add("stored_kv_read")
                 session.stored_kv.append(part)
-                if part.end - part.start < PART:
+                if part.end - part.start < length:
                     return
             if len(found) < count:
                 return

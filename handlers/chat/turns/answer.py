@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from handlers.chat.answer_parts import AnswerMessage, AnswerReader
 from handlers.chat.forms import AnswerForm, Summary, Token
+from handlers.chat.turns.detokenizer import Detokenizer
 from handlers.continuation import AnswerStart, Continuation, write_note
-from handlers.engine.detokenizer import Detokenizer
-from handlers.engine.sequence import FinishReason, TokenEvent
+from handlers.engine.contract import FinishReason, TokenEvent
 from handlers.errors import TurnConflict
-from handlers.models.text import TextModel
+from handlers.models.prompt_format import PromptFormat
 from handlers.reply import JSON, PendingReply
 from torchmoor.wire import headers as wire
 
@@ -32,7 +32,7 @@ class AnswerWriter:
         self,
         reply: PendingReply,
         form: AnswerForm,
-        model: TextModel,
+        model: PromptFormat,
         stop: tuple[str, ...],
         reader: AnswerReader | None,
         *,

@@ -14,9 +14,9 @@ from handlers.chat.pictures.fetch_pool import find_line
 from handlers.chat.pictures.receiver import ReceivedImage
 from handlers.chat.pictures.store import Image
 from handlers.chat.turns.context_limits import truncate
-from handlers.chat.turns.generation import Generation, GenerationParts
+from handlers.chat.turns.generation import Generation
+from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.question import Prompt
-from handlers.engine.kv_cache import SequenceCache
 from handlers.errors import InvalidRequest
 from handlers.reply import PendingReply
 
@@ -29,7 +29,7 @@ class Completion:
         self._request = request
         self._reply = reply
         self._scope = request.caller.scope
-        self._cache = SequenceCache(parts.engine.runner.pool, self._scope)
+        self._cache = parts.engine.pool.open(self._scope)
         self._received: list[ReceivedImage] = []
         self._generation = Generation(parts, self, self._cache, request, reply, self._release)
 
@@ -97,10 +97,10 @@ class Completion:
             )
         return [TextPart(truncate(model, text, limit, is_raw=True)) for text in texts]
 
-    def count_tokens(self) -> int:
-        """Return the number of the prompt's tokens, with its pictures, without answering it. Raises as `compose`."""
+    def tokenize(self) -> Sequence[int]:
+        """Return the prompt's tokens, with those of its pictures, without answering it. Raises as `compose`."""
         try:
-            return len(self.compose(self._reply.raise_if_cancelled).ids)
+            return self.compose(self._reply.raise_if_cancelled).ids
         finally:
             self._parts.receiver.release(self._received, is_kept=True)
 
@@ -117,4 +117,4 @@ class Completion:
 
     def _release(self) -> None:
         self._parts.receiver.release(self._received, is_kept=True)
-        self._cache.pool.unpin(self._cache)
+        self._cache.unpin()

@@ -3,25 +3,25 @@
 from dataclasses import dataclass
 
 from handlers.chat.parameters import Parameters
-from handlers.engine.kv_cache import BLOCK, BlockPool
+from handlers.engine.contract import KvPool
 from handlers.errors import ContextTooLong, InvalidRequest
-from handlers.models.text import TextModel
+from handlers.models.prompt_format import PromptFormat
 from handlers.settings import ChatSessionSettings, EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
 class ContextLimits:
-    """The lengths that the model, the settings and the pool of KV blocks allow."""
+    """The lengths that the model, the settings and the memory for keys and values allow."""
 
     engine: EngineSettings
     session: ChatSessionSettings
-    model: TextModel
-    pool: BlockPool
+    max_of_model: int  # tokens
+    pool: KvPool
 
     @property
     def max_context(self) -> int:
         """The most tokens of prompt and answer together."""
-        return min(self.engine.max_context_tokens or self.model.max_context, self.model.max_context)
+        return min(self.engine.max_context_tokens or self.max_of_model, self.max_of_model)
 
     @property
     def max_prompt(self) -> int:
@@ -44,7 +44,7 @@ class ContextLimits:
 
     def max_prompt_beside_answer(self, wanted: int | None) -> int:
         """Return the most tokens of a prompt beside an answer of `wanted` tokens, which gets at most half of all."""
-        room = min(self.max_context, self.max_bytes // self.pool.shape.block_bytes * BLOCK)
+        room = min(self.max_context, self.pool.num_tokens(self.max_bytes))
         return min(self.max_prompt, room - min(wanted or self.engine.max_new_tokens, room // 2))
 
     def max_new_tokens(self, num_prompt_tokens: int, parameters: Parameters) -> int:
@@ -59,10 +59,10 @@ class ContextLimits:
             field = parameters.length_field
             raise InvalidRequest(f"{field} must be at most {longest}, not {wanted}", param=field)
         max_new_tokens = min(wanted, self.max_context - num_prompt_tokens)
-        limit, shape = self.max_bytes, self.pool.shape
+        limit = self.max_bytes
         if parameters.max_new_tokens is None:  # only the default asks for so long an answer
-            max_new_tokens = max(1, min(max_new_tokens, limit // shape.block_bytes * BLOCK - num_prompt_tokens))
-        num_bytes = shape.num_bytes(num_prompt_tokens + max_new_tokens)
+            max_new_tokens = max(1, min(max_new_tokens, self.pool.num_tokens(limit) - num_prompt_tokens))
+        num_bytes = self.pool.num_bytes(num_prompt_tokens + max_new_tokens)
         if num_bytes > limit:
             raise ContextTooLong(
                 f"{num_prompt_tokens} tokens and an answer of {max_new_tokens} take {num_bytes} bytes of device "
@@ -71,7 +71,7 @@ class ContextLimits:
         return max_new_tokens
 
 
-def truncate(model: TextModel, text: str, max_tokens: int | None, *, is_raw: bool = False) -> str:
+def truncate(model: PromptFormat, text: str, max_tokens: int | None, *, is_raw: bool = False) -> str:
     """Return the text's last `max_tokens` tokens. is_raw: keep its special tokens, which have a meaning there."""
     if max_tokens is None:
         return text

@@ -10,31 +10,30 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from handlers.chat.answer_parts import AnswerReader
 from handlers.chat.commands import Ask, Generate
 from handlers.chat.forms import Summary
-from handlers.chat.pictures.fetch_pool import FetchPool
-from handlers.chat.pictures.receiver import ImageReceiver
-from handlers.chat.pictures.store import Image, ImageStore, ImageTier
-from handlers.chat.sessions.stored_kv import StoredKv
+from handlers.chat.parameters import check_supported
 from handlers.chat.tools import constrain
-from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.answer import AnswerWriter
-from handlers.chat.turns.context_limits import ContextLimits
-from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of, name_tier, place_images
+from handlers.chat.turns.generation_parts import GenerationParts
+from handlers.chat.turns.placed_images import PlacedImages, place_images
+from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of
 from handlers.continuation import AnswerStart, Continuation
-from handlers.counters import Counters
-from handlers.engine.engine import Engine
-from handlers.engine.grammar import Grammar, GrammarCompiler
-from handlers.engine.kv_cache import SequenceCache
-from handlers.engine.sampler import SamplingParams
-from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
-from handlers.engine.sequence import Sequence as TokenSequence
+from handlers.engine.contract import (
+    AnswerRequest,
+    Cancel,
+    FinishReason,
+    KvCache,
+    SamplingParams,
+    TokenEvent,
+)
 from handlers.errors import (
     ClientGone,
     HandlerError,
@@ -44,9 +43,7 @@ from handlers.errors import (
     TurnConflict,
     TurnTimedOut,
 )
-from handlers.fair_threads import FairThreads
 from handlers.models.answer_style import AnswerStyle
-from handlers.models.text import TextModel
 from handlers.reply import PendingReply
 from torchmoor.wire import headers as wire
 
@@ -55,24 +52,6 @@ SEED_BITS = 62  # of the seed of an answer whose request has none
 
 Submit = Callable[[Callable[[], None]], Future[None]]
 """Runs an action on another thread. Raises RuntimeError once that is shut down."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationParts:
-    """The parts of a worker that all of its answers use."""
-
-    limits: ContextLimits
-    model: TextModel
-    engine: Engine
-    grammars: GrammarCompiler
-    images: ImageStore
-    admission: Admission
-    receiver: ImageReceiver
-    preparing: FairThreads  # for answers that fetch no images, and for the end of every answer
-    loading: FairThreads  # for answers that decode images or rebuild a session
-    fetching: FetchPool  # for answers that fetch images
-    stored_kv: StoredKv | None  # None unless the journal has KV caches
-    counters: Counters
 
 
 class Generation:
@@ -85,7 +64,7 @@ class Generation:
         self,
         parts: GenerationParts,
         question: Question,
-        cache: SequenceCache,
+        cache: KvCache,
         request: Ask | Generate,
         reply: PendingReply,
         on_over: Callable[[], None],
@@ -109,17 +88,21 @@ class Generation:
         self._session_id = request.session_id if isinstance(request, Ask) else ""
         self._is_marked = request.is_streaming and reply.may_mark
         self._lock = threading.Lock()
-        self._sequence: TokenSequence | None = None
+        self._cancel: Cancel | None = None  # while the engine has the answer
+        self._num_new = 0  # tokens that this worker has generated
         self._preparation: Future[None] | None = None
         self._stopped: HandlerError | None = None
         self._is_over = False
         self._received = time.monotonic()
         self._begun = self._first_token_at = self._received
         self._deadline = reply.shorten_deadline(self._received + parts.limits.engine.turn_timeout_s)
-        self._pinned: list[Image] = []
-        self._grammar: Grammar | None = None
+        self._images = PlacedImages(parts.images)
+        self._grammar: Any = None
         self._prompt: Prompt | None = None
         self._is_admitted = False
+        self._given: Sequence[int] = ()
+        self._num_prompt_tokens = 0
+        self._is_restored = False
         self._kept = 0
         self._ends_early = False
 
@@ -161,9 +144,9 @@ class Generation:
             if self._stopped is not None:
                 return
             self._stopped = error
-            sequence, preparation = self._sequence, self._preparation
-        if sequence is not None:
-            self._parts.engine.cancel(sequence, error)
+            cancel, preparation = self._cancel, self._preparation
+        if cancel is not None:
+            cancel(error)
         elif self._parts.admission.try_remove(self._try_again) or (
             preparation is not None and preparation.cancel()  # it had not begun
         ):
@@ -175,7 +158,7 @@ class Generation:
         Return False if the answer is not the engine's: it is in preparation, waits for memory, or is over.
         """
         with self._lock:
-            self._ends_early = self._sequence is not None and self._stopped is None and not self._is_over
+            self._ends_early = self._cancel is not None and self._stopped is None and not self._is_over
             return self._ends_early
 
     def _raise_if_stopped(self) -> None:
@@ -185,7 +168,7 @@ class Generation:
             raise TurnTimedOut("the answer was not begun before the turn's deadline")
 
     def _prepare(self) -> None:
-        """Compose the prompt and submit the sequence to the engine."""
+        """Compose the prompt and submit it to the engine."""
         try:
             self._raise_if_stopped()
             if self._prompt is None:
@@ -197,15 +180,14 @@ class Generation:
                 if field and self._style.thought is None:
                     raise InvalidRequest(f"this model's chat template marks no reasoning for '{field}'", param=field)
                 source = constrain(self._parameters.tools, self._parameters.grammar, self._style)
-                self._grammar = None if source is None else self._parts.grammars.compile(source)
+                self._grammar = None if source is None else self._parts.engine.compile_grammar(source)
                 self._prompt = self._question.compose(self._raise_if_stopped)
                 self._writer.receipt |= self._prompt.receipt
                 self._raise_if_stopped()
-            sequence = self._make_sequence(self._prompt)
+            request = self._make_request(self._prompt)
             with self._lock:
                 self._raise_if_stopped()
-                self._sequence = sequence
-                self._parts.engine.submit(sequence)
+                self._cancel = self._parts.engine.submit(self._cache, request)
         except AnsweredBefore as answered:
             with self._reply.guarded():
                 self._repeat(answered)
@@ -227,36 +209,33 @@ class Generation:
             raise InvalidRequest("the answer that is to be continued is not this model's")
         self._writer.resume(given)
 
-    def _make_sequence(self, prompt: Prompt) -> TokenSequence:
+    def _make_request(self, prompt: Prompt) -> AnswerRequest:
         """Match the prompt with the cache; pin the features of the images that must be prefilled."""
         self._parameters.check_tokens(self._parts.model.vocabulary)
         keys, starts = place_images(prompt, self._parts.model.image_token_id)
         max_new_tokens = self._parts.limits.max_new_tokens(len(keys), self._parameters)
         num_matched = self._cache.match(keys)
         kept = self._question.restore(keys)
+        self._is_restored = kept > num_matched
         params = self._parameters.sampling(max_new_tokens, self._grammar)
-        if self._is_marked:
+        check_supported(params, self._parts.engine.capabilities)
+        if self._is_marked and (params.is_plain or self._parts.engine.capabilities.can_resume):
             params = self._mark(prompt, params, kept)
         begun = self._reply.continuation
-        given = () if begun is None else begun.tokens
-        if len(given) >= max_new_tokens:
+        self._given = () if begun is None else begun.tokens
+        if len(self._given) >= max_new_tokens:
             raise TurnConflict("the answer that is to be continued is as long as it may be")
-        tiers: set[ImageTier] = set()
-        spans = []
-        for image, start in zip(prompt.images, starts, strict=True):
-            if start + image.num_tokens > kept:
-                features, tier = self._parts.images.pin(image, partial(self._question.fetch, image))
-                self._pinned.append(image)
-                tiers.add(tier)
-                spans.append(ImageSpan(start, features))
-        self._writer.receipt |= {
-            wire.CACHE_TIER: name_tier(kept, tiers, is_restored=kept > num_matched),
-            wire.PREFILL_TOKENS: str(len(keys) + len(given) - kept),
-            wire.CONTEXT_TOKENS: str(len(keys)),
-            wire.QUEUE_MS: f"{(self._begun - self._received) * 1000:.1f}",
-        }
-        self._kept = kept
-        return TokenSequence(keys, spans, self._cache, params, self._deadline, self._on_event, self._reply.wake, given)
+        self._num_prompt_tokens = len(keys)
+        pictures = self._images.pin(prompt, starts, kept, self._question.fetch)
+        return AnswerRequest(
+            prompt=keys,
+            pictures=pictures,
+            params=params,
+            deadline=self._deadline,
+            on_event=self._on_event,
+            wake=self._reply.wake,
+            given=self._given,
+        )
 
     def _mark(self, prompt: Prompt, params: SamplingParams, num_cached: int) -> SamplingParams:
         """Let another worker continue the answer, or check that this one can. Return the parameters with their seed.
@@ -279,41 +258,52 @@ class Generation:
         """Take one more token or an error. Return False to end the sequence."""
         if event.token_id is None:
             error = event.error
-            if isinstance(error, OutOfMemory) and self._sequence is not None and not self._sequence.num_new:
+            if isinstance(error, OutOfMemory) and not self._num_new:
                 self._wait_for_memory(error)
                 return False
             self.fail(error if isinstance(error, HandlerError) else InternalError("the answer could not be computed"))
             return False
-        assert self._sequence is not None
         if self._ends_early and event.finish_reason is None:
             event = replace(event, finish_reason=FinishReason.STOP)
         reason = self._writer.add(event)
-        if self._sequence.num_new == 1:
-            self._first_token_at = time.monotonic()
-            ttft_s = self._first_token_at - self._received
-            self._writer.receipt[wire.TTFT_MS] = f"{ttft_s * 1000:.1f}"
-            self._parts.counters.observe("ttft", ttft_s)
-            num_known = len(self._sequence.prompt) + self._sequence.num_given
-            self._parts.counters.add("tokens_prefilled", num_known - self._kept)
-            self._parts.counters.add("tokens_reused", self._kept)
-            self._sequence.images.clear()  # the prefill has read them
-            self._unpin()
+        self._num_new += 1
+        if self._num_new == 1:
+            self._note_first(event)
         if reason is not None:
-            num_tokens = self._sequence.num_new
-            if num_tokens > 1:
-                gap_s = (time.monotonic() - self._first_token_at) / (num_tokens - 1)
+            if self._num_new > 1:
+                gap_s = (time.monotonic() - self._first_token_at) / (self._num_new - 1)
                 self._parts.counters.observe("inter_token", gap_s)
             self._submit(self._choose_threads(is_slow=False, line=None), partial(self._finish, reason))
             return False
         self._writer.show()
         return True
 
+    def _note_first(self, event: TokenEvent) -> None:
+        """Say what the prompt cost, and let go of its images, which the engine has read."""
+        self._first_token_at = time.monotonic()
+        ttft_s = self._first_token_at - self._received
+        self._kept = kept = event.num_cached
+        num_prefilled = self._num_prompt_tokens + len(self._given) - kept
+        self._writer.receipt |= {
+            wire.CACHE_TIER: self._images.name_tier(kept, is_restored=self._is_restored),
+            wire.PREFILL_TOKENS: str(num_prefilled),
+            wire.CONTEXT_TOKENS: str(self._num_prompt_tokens),
+            wire.QUEUE_MS: f"{(self._begun - self._received) * 1000:.1f}",
+            wire.TTFT_MS: f"{ttft_s * 1000:.1f}",
+        }
+        if self._writer.start is not None and self._reply.continuation is None:
+            self._writer.start = replace(self._writer.start, num_cached=kept)
+        self._parts.counters.observe("ttft", ttft_s)
+        self._parts.counters.add("tokens_prefilled", num_prefilled)
+        self._parts.counters.add("tokens_reused", kept)
+        self._images.release()
+
     def _wait_for_memory(self, error: OutOfMemory) -> None:
         """Free what this answer holds and begin again when another answer is over; fail if no other answer runs."""
-        self._unpin()
+        self._images.release()
         self._cache.drop()
         with self._lock:
-            self._sequence = None
+            self._cancel = None
             self._is_admitted = False
         if not self._parts.admission.try_wait(self._try_again):
             self._is_admitted = True
@@ -326,13 +316,12 @@ class Generation:
         self._submit(self._choose_threads(is_slow=False, line=None), self._prepare)
 
     def _summarise(self, reason: FinishReason) -> Summary:
-        assert self._sequence is not None
         text, tokens = self._writer.read_rest()
         return Summary(
             text=text,
             finish_reason=reason.value,
-            num_tokens=len(self._sequence.output),
-            num_prompt_tokens=len(self._sequence.prompt),
+            num_tokens=len(self._given) + self._num_new,
+            num_prompt_tokens=self._num_prompt_tokens,
             seed=self._parameters.seed,
             tokens=tokens,
             message=self._writer.message,
@@ -388,13 +377,9 @@ class Generation:
                 return
             self._is_over = True
         self._parts.counters.add(outcome)
-        if self._sequence is not None:
-            self._parts.counters.add("tokens_generated", self._sequence.num_new)
-        self._unpin()
+        if self._cancel is not None:
+            self._parts.counters.add("tokens_generated", self._num_new)
+        self._images.release()
         self._on_over()
         if self._is_admitted:
             self._parts.admission.leave()
-
-    def _unpin(self) -> None:
-        while self._pinned:
-            self._parts.images.unpin(self._pinned.pop())

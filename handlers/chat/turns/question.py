@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from handlers.chat.forms import Summary
-from handlers.chat.pictures.store import Image, ImageTier
+from handlers.chat.pictures.store import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +62,3 @@ def digest_of(about: str, prompt: Prompt) -> str:
     for image in prompt.images:
         digest.update(image.digest.encode())
     return digest.hexdigest()
-
-
-def place_images(prompt: Prompt, image_token_id: int | None) -> tuple[list[int], list[int]]:
-    """Return the prompt's keys, in which each position of an image has the image's key, and where each image starts."""
-    keys, starts, start = list(prompt.ids), [], 0
-    for image in prompt.images:
-        assert image_token_id is not None
-        start = keys.index(image_token_id, start)
-        keys[start : start + image.num_tokens] = [image.key] * image.num_tokens
-        starts.append(start)
-    return keys, starts
-
-
-def name_tier(kept: int, tiers: set[ImageTier], *, is_restored: bool) -> str:
-    """Name the slowest tier that the answer's prompt was computed from."""
-    if not tiers:
-        return "stored-kv" if is_restored else "kv" if kept else "none"
-    return max(tiers, key=list(ImageTier).index).value

@@ -20,7 +20,8 @@ from handlers.chat.sessions.recorder import CONFLICT, SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.store import SessionStore
 from handlers.chat.turns.context_limits import truncate
-from handlers.chat.turns.generation import Generation, GenerationParts
+from handlers.chat.turns.generation import Generation
+from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.history import count_turns, read_system, without_oldest
 from handlers.chat.turns.question import AnsweredBefore, Prompt
 from handlers.errors import ContextTooLong, HandlerError, TurnConflict

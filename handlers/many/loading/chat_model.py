@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.engine.engine import make_engine
-from handlers.engine.runner import cache_shape
+from handlers.engine.builtin.chat_engine import make_builtin_engine
+from handlers.engine.builtin.runner import cache_shape
 from handlers.errors import ModelBroken, OutOfMemory, Overloaded, SettingsError
 from handlers.many.loading.tensor_placement import Assembled, PlacedModel
 from handlers.models.loader import load_model, make_text_model
@@ -93,7 +93,7 @@ class ChatModel(PlacedModel):
 
     def _begin(self) -> None:
         kv_bytes = cache_shape(self._text_model).num_bytes(self._settings.tasks.kv_tokens)
-        engine = make_engine(self._text_model, kv_bytes, self._settings.engine)
+        engine = make_builtin_engine(self._text_model, kv_bytes, self._settings.engine, self._settings.grammar)
         self._service = ChatService(self._settings, self._text_model, engine, self._ids, self._intake)
         self._kv_bytes = kv_bytes
         engine.start()

@@ -11,8 +11,8 @@ class ScriptedHandler(ChatHandler):
     def initialize(self, context: Any) -> None:
         from scripted_model import ScriptedModel
 
-        import handlers.start
+        import handlers.engine.builtin.start
 
-        load = handlers.start.load_model
-        handlers.start.load_model = lambda *given, **options: ScriptedModel(load(*given, **options))  # type: ignore[assignment, return-value]
+        load = handlers.engine.builtin.start.load_model
+        handlers.engine.builtin.start.load_model = lambda *given, **options: ScriptedModel(load(*given, **options))  # type: ignore[assignment, return-value]
         super().initialize(context)

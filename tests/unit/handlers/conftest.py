@@ -17,10 +17,11 @@ from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.engine.engine import Engine
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner
-from handlers.engine.scheduler import Scheduler
+from handlers.engine.builtin.chat_engine import BuiltinEngine
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner
+from handlers.engine.builtin.scheduler import Scheduler
 from handlers.errors import InternalError
 from handlers.journal.journal import Journal
 from handlers.models.llava import LlavaModel
@@ -288,8 +289,9 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
         )
         engine = Engine(ModelRunner(model, settings.session.kv_bytes), scheduler, 1)
         ids = SessionIdMinter({"k0": b"k" * 32}, instance)
-        service = ChatService(settings, model, engine, ids, ImageLoader(settings.intake), clock, journal)
-        engine.start()
+        builtin = BuiltinEngine(engine, settings.grammar)
+        service = ChatService(settings, model, builtin, ids, ImageLoader(settings.intake), clock, journal)
+        builtin.start()
         clients.append(Client(service, engine))
         return clients[-1]
 

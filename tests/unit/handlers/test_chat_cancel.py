@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handlers.engine.kv_cache import BLOCK
+from handlers.engine.builtin.kv_cache import BLOCK
 from tests.unit.handlers.test_chat_service import SHORT, Hold, data_url, settled
 from tests.waiting import wait_until
 

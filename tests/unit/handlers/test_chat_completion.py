@@ -134,6 +134,17 @@ def test_system_message_takes_part(client: Any, reference: Any) -> None:
     assert found == reference([brief, question(QUESTION)], [], NUM)
 
 
+def test_answers_name_the_weights(client: Any) -> None:
+    """The same in every answer and event, so that a client knows when a seed may give another answer."""
+    streamed = client.call(chat(user(QUESTION), stream=True))
+    found = {event["system_fingerprint"] for event in events(streamed.body)}
+    found |= {client.call(body).json["system_fingerprint"] for body in (chat(user(QUESTION)), {"prompt": "a circle"})}
+
+    [name] = found
+    assert name.startswith("fp_")
+    assert len(name) == len("fp_") + 10
+
+
 def test_same_seed_same_answer(client: Any) -> None:
     """Sampling settings reach the engine."""
     sampled = {"temperature": 3.0, "seed": 7}

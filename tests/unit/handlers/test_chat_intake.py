@@ -30,6 +30,7 @@ from handlers.errors import (
     OutOfMemory,
     UnsupportedMedia,
 )
+from handlers.reply import PendingReply
 from handlers.settings import IntakeSettings
 from tests.tools import require
 
@@ -137,6 +138,11 @@ def no_resolver(host: str, port: int) -> list[str]:
 
 
 # Addresses
+
+
+@pytest.mark.parametrize(("scheme", "port"), [("http", 80), ("https", 443), ("HTTPS", 443)])
+def test_an_address_without_a_port_has_its_schemes(scheme: str, port: int) -> None:
+    assert strict().check(f"{scheme}://93.184.215.14/x")[1:] == ("93.184.215.14", port)
 
 
 def test_allowed_address_is_fetched(web: WebServer) -> None:
@@ -474,6 +480,20 @@ def test_compressed_bomb_is_cut_at_the_limit(web: WebServer) -> None:
         intake(max_bytes=100_000).read(web.url("/bomb"))
 
 
+def test_an_image_may_have_as_many_bytes_as_are_allowed(web: WebServer) -> None:
+    """One byte more is refused, whether its length is declared or not, and also in base64."""
+    text = base64.b64encode(bytes(1000)).decode()
+    assert intake(max_bytes=1000).read(text) == bytes(1000)
+    with pytest.raises(ImageTooLarge):
+        intake(max_bytes=999).read(text)
+    for head in (b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"):
+        web.routes["/whole"] = lambda connection, head=head: connection.sendall(head + bytes(1000))  # type: ignore[misc]
+
+        assert intake(max_bytes=1000).read(web.url("/whole")) == bytes(1000)
+        with pytest.raises(ImageTooLarge, match="more than 999"):
+            intake(max_bytes=999).read(web.url("/whole"))
+
+
 def drip(head: bytes) -> Callable[[socket.socket], None]:
     """Send the first bytes and then one byte at a time until the peer disconnects."""
 
@@ -505,8 +525,9 @@ def test_slow_answer_ends_at_the_total_timeout(web: WebServer, head: bytes) -> N
     """Single bytes at any point of the response do not extend a fetch beyond total_timeout_s."""
     web.routes["/slow"] = drip(head)
 
-    with pytest.raises(ImageUnreachable, match="in time"):
-        intake(total_timeout_s=0.25, read_timeout_s=5.0).read(web.url("/slow"))
+    for reply in (None, PendingReply(lambda: None)):
+        with pytest.raises(ImageUnreachable, match="in time"):
+            intake(total_timeout_s=0.25, read_timeout_s=5.0).read(web.url("/slow"), reply)
 
 
 def test_silence_ends_at_the_read_timeout(web: WebServer) -> None:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from handlers.chat.pictures.loader import ImageLoader
-from handlers.engine.kv_cache import BLOCK
+from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings import JournalSettings
 from tests.unit.handlers.test_chat_service import (

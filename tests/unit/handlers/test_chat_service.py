@@ -13,8 +13,8 @@ from PIL import Image
 
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.sessions.idempotency import IdempotencyCache
-from handlers.engine.kv_cache import BLOCK
-from handlers.engine.runner import cache_shape
+from handlers.engine.builtin.kv_cache import BLOCK
+from handlers.engine.builtin.runner import cache_shape
 from handlers.errors import ImageUnreachable
 from tests.unit.handlers.conftest import FakeClock
 from tests.waiting import wait_until

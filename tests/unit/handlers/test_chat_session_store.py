@@ -17,7 +17,7 @@ from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
-from handlers.engine.kv_cache import BLOCK, BlockPool, CacheShape
+from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape
 from handlers.errors import (
     HandlerError,
     InvalidRequest,

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import BLOCK, SequenceCache
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner, cache_shape
-from handlers.engine.sampler import SamplingParams
-from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import Sequence, TokenEvent
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.kv_cache import BLOCK, SequenceCache
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner, cache_shape
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import Sequence
+from handlers.engine.contract import SamplingParams, TokenEvent
 from handlers.errors import SettingsError
 from handlers.models.loader import load_model
 

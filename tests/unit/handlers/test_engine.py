@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import BLOCK, SequenceCache
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner, cache_shape
-from handlers.engine.sampler import SamplingParams
-from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import FinishReason, ImageSpan, Sequence, TokenEvent
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.kv_cache import BLOCK, SequenceCache
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner, cache_shape
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import ImageSpan, Sequence
+from handlers.engine.contract import FinishReason, SamplingParams, TokenEvent
 from handlers.errors import HandlerError, InternalError, OutOfMemory, TurnTimedOut
 from handlers.models.attention import PackedBatch, PackedShare, in_place
 from handlers.models.llava import LlavaModel

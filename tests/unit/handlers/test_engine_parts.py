@@ -21,12 +21,13 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from handlers.engine.detokenizer import REPLACEMENT, Detokenizer
-from handlers.engine.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache
-from handlers.engine.pace import MIN_CHUNK, Pace
-from handlers.engine.sampler import Sampler, SamplingParams, choose_tokens
-from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import Sequence
+from handlers.chat.turns.detokenizer import REPLACEMENT, Detokenizer
+from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache
+from handlers.engine.builtin.pace import MIN_CHUNK, Pace
+from handlers.engine.builtin.sampler import Sampler, choose_tokens
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import Sequence
+from handlers.engine.contract import SamplingParams
 
 SHAPE = CacheShape(num_layers=3, num_kv_heads=2, head_size=4, dtype=torch.float16, device=torch.device("cpu"))
 TOKENIZER = AutoTokenizer.from_pretrained(Path(__file__).parents[3] / "models" / "tiny-llava", local_files_only=True)

@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.grammar_schemas import SCHEMAS
-from handlers.engine.engine import Engine
-from handlers.engine.grammar import GrammarCompiler, GrammarFailed, GrammarText
-from handlers.engine.kv_cache import SequenceCache
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner, cache_shape
-from handlers.engine.sampler import SamplingParams
-from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import FinishReason, Sequence, TokenEvent
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.kv_cache import SequenceCache
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner, cache_shape
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import Sequence
+from handlers.engine.contract import FinishReason, GrammarText, SamplingParams, TokenEvent
+from handlers.engine.grammar import GrammarCompiler, GrammarFailed
 from handlers.errors import InvalidRequest, Overloaded
 from handlers.grammar_settings import GrammarSettings
 

@@ -223,6 +223,23 @@ def test_delete_leaves_nothing(store: Store) -> None:
     assert store.journal.read(sid) == []
 
 
+def test_sessions_are_counted_from_their_first_event_on(store: Store) -> None:
+    """Until they are deleted or closed; another measurement finds the same."""
+    before = store.journal.num_sessions
+    first, second = new_id(), new_id()
+    for sid in (first, second):
+        for number in range(3):
+            store.journal.append(sid, number, turn("x"))
+    assert store.journal.num_sessions == before + 2
+
+    store.journal.delete(first)
+    assert store.journal.num_sessions == before + 1
+    store.journal.sweep(int(time.time()))
+    assert store.journal.num_sessions == before + 1
+    store.journal.delete(second)
+    assert store.journal.num_sessions == before
+
+
 def test_what_has_expired_goes(store: Store) -> None:
     """A session and the marker of a closed one are gone when their time is over; others stay."""
     over, closed, open_ = new_id(lives_s=600), new_id(lives_s=600), new_id(lives_s=86_400)

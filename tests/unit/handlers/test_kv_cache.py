@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from handlers.engine.free_blocks import FreeBlocks
-from handlers.engine.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache
+from handlers.engine.builtin.free_blocks import FreeBlocks
+from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache
 from handlers.errors import OutOfMemory
 
 SHAPE = CacheShape(num_layers=3, num_kv_heads=2, head_size=4, dtype=torch.float16, device=torch.device("cpu"))

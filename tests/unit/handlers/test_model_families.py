@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers as hf
 
-from handlers.engine.kv_cache import BLOCK
-from handlers.engine.sequence import ImageSpan
+from handlers.engine.builtin.kv_cache import BLOCK
+from handlers.engine.builtin.sequence import ImageSpan
 from handlers.errors import InvalidRequest, SettingsError
 from handlers.models.loader import load_model
 from tests.unit.handlers.tiny_checkpoints import CPU, PLAIN, REFUSED, VOCABULARY, WORKING, generate, save, seeing_config
@@ -51,8 +51,9 @@ def test_family_that_would_answer_otherwise_is_refused(
     """A model that needs more than keys and values is a SettingsError at load, never a wrong answer."""
     save(REFUSED[family](), tmp_path, checkpoint)
 
-    with pytest.raises(SettingsError, match=r"models .* are not supported"):
+    with pytest.raises(SettingsError, match=r"models .* are not supported") as caught:
         load_model(tmp_path, CPU, "float32")
+    assert "AttributeError" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("family", "limit"), [("phi3-long-rope", 128), ("dynamic-rope", 256), ("mpt", 256)])

@@ -86,9 +86,12 @@ def test_the_load_states_what_it_costs(
     assert "N times as long" in warning
     assert "AttributeError" not in warning
     assert settled(make_client(model))["capabilities"] == {
+        "engine": "builtin",
         "max_context": 256,
         "can_see": False,
+        "can_pin": True,
         "has_grammars": True,
         "has_tools": True,
         "is_packed": False,
+        "refused": [],
     }

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers as hf
 
-from handlers.engine.kv_cache import BLOCK
-from handlers.engine.sequence import ImageSpan
+from handlers.engine.builtin.kv_cache import BLOCK
+from handlers.engine.builtin.sequence import ImageSpan
 from handlers.errors import SettingsError
 from handlers.models.attention import RAGGED
 from handlers.models.llava import Pixels

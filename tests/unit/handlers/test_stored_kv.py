@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from handlers.engine.kv_cache import BLOCK, CacheShape
-from handlers.engine.kv_parts import PART, PART_BLOCKS, KvPart, block_names, find_part, split_parts
+from handlers.engine.builtin.kv_cache import BLOCK, CacheShape
+from handlers.engine.builtin.kv_parts import PART, PART_BLOCKS, block_names, find_part, split_parts
+from handlers.engine.contract import KvPart
 from handlers.journal.event import DamagedRecord
 from handlers.journal.kv_codec import HEAD_BYTES, KvCodec
 from handlers.journal.url import open_journal

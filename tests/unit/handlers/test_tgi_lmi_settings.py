@@ -172,6 +172,27 @@ def test_several_devices_for_one_model_are_refused(environ: dict[str, str]) -> N
         settings(environ)
 
 
+@pytest.mark.parametrize(
+    ("environ", "group", "key", "value"),
+    [
+        ({"SM_NUM_GPUS": "4"}, "model", "tensor_parallel", 4),
+        ({"OPTION_TENSOR_PARALLEL_DEGREE": "8"}, "model", "tensor_parallel", 8),
+        ({"OPTION_PIPELINE_PARALLEL_DEGREE": "2"}, "vllm", "pipeline_parallel", 2),
+        ({"QUANTIZE": "bitsandbytes-nf4"}, "vllm", "quantization", "bitsandbytes"),
+        ({"HF_MODEL_QUANTIZE": "AWQ"}, "vllm", "quantization", "awq"),
+        ({"OPTION_QUANTIZE": "fp8"}, "vllm", "quantization", "fp8"),
+        ({"OPTION_SPECULATIVE_CONFIG": '{"method": "ngram"}'}, "vllm", "speculative", {"method": "ngram"}),
+        ({"MAX_TOTAL_TOKENS": "4096"}, "engine", "max_context_tokens", 4096),
+    ],
+)
+def test_vllm_takes_what_the_built_in_engine_refuses(environ: dict[str, str], group: str, key: str, value: Any) -> None:
+    """The same variables, with the engine vllm, are settings of it."""
+    found = settings({**environ, "TORCHMOOR_HANDLER_ENGINE_NAME": "vllm"})
+
+    assert getattr(getattr(found, group), key) == value
+    assert settings({**environ}, config={"engine": {"name": "vllm"}}).engine.name == "vllm"
+
+
 def test_a_machine_without_gpus_says_zero() -> None:
     """SageMaker sets the number of GPUs to 0 on a CPU instance."""
     assert settings({"SM_NUM_GPUS": "0"}).model.tensor_parallel == 1

@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 
 from handlers.chat.answer_parts import AnswerMessage, AnswerReader
 from handlers.chat.tools import constrain, read_tools
-from handlers.engine.grammar import GrammarCompiler, GrammarFailed, GrammarText
+from handlers.engine.contract import GrammarText
+from handlers.engine.grammar import GrammarCompiler, GrammarFailed
 from handlers.errors import InvalidRequest
 from handlers.grammar_settings import GrammarSettings
 from handlers.journal.directory import DirectoryJournal

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import transformers as hf
 
-from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import BLOCK, SequenceCache
-from handlers.engine.pace import Pace
-from handlers.engine.runner import ModelRunner, cache_shape
-from handlers.engine.sampler import SamplingParams
-from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import ImageSpan, Sequence, TokenEvent
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.kv_cache import BLOCK, SequenceCache
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner, cache_shape
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import ImageSpan, Sequence
+from handlers.engine.contract import SamplingParams, TokenEvent
 from handlers.models.text import TextModel
 
 CPU = torch.device("cpu")
@@ -116,6 +116,13 @@ PLAIN: dict[str, Callable[[], Any]] = {
 }
 REFUSED: dict[str, Callable[[], Any]] = {
     "mamba": lambda: hf.MambaConfig(vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=2),
+    "falcon-mamba": lambda: hf.FalconMambaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=2
+    ),
+    "rwkv": lambda: hf.RwkvConfig(vocab_size=VOCABULARY, hidden_size=32, attention_hidden_size=32, num_hidden_layers=2),
+    "recurrent_gemma": lambda: hf.RecurrentGemmaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4
+    ),
     "jamba": lambda: hf.JambaConfig(
         **GQA, num_experts=2, attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False
     ),

@@ -170,7 +170,7 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         (
             "launcher",
             {"heap_mib": 512},
-            "unknown key 'heap_mib'; known are capacity, model_store, progress_interval_s, ",
+            "unknown key 'heap_mib'; known are capacity, gpus_per_instance, model_store, progress_interval_s, python, ",
         ),
         ("launcher", {"max_body_mib": 64}, "launcher: unknown key 'max_body_mib'"),
         ("notices", {"webhooks": ["a"]}, r"notices.webhooks\[0\] must be keys and values"),

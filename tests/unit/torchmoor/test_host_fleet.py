@@ -7,7 +7,7 @@ import pytest
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.launcher import Launch
+from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.host_fleet import plan_scaled
 

@@ -125,6 +125,21 @@ class Gate:
             self.count(error)
             raise
 
+    def admit_again(self, request: Request) -> None:
+        """Check that a caller who was admitted before still has access. Raises AccessDenied.
+
+        A token is looked up again; a signature covers the first request only, so its key must still be there.
+        """
+        try:
+            authorization = _find_authorization(request)
+            if authorization[: len(BEARER)].lower() == BEARER:
+                self._find_token(authorization[len(BEARER) :].strip())
+            elif request.principal not in self._key_principals.values():
+                raise UnrecognizedClient()
+        except AccessDenied as error:
+            self.count(error)
+            raise
+
     def _find_token(self, token: bytes) -> str:
         principal = self._token_principals.get(sha256(token).digest())
         if principal is not None:

@@ -30,6 +30,10 @@ class WebPageGuard:
         self._own: set[bytes] = set()
         self.is_on = bool(allowed) or is_loopback(host)
 
+    def knows(self, host: bytes) -> bool:
+        """Return whether a Host was found to be right before, and is remembered."""
+        return host in self._own
+
     def check(self, request: Request, *, is_open: bool) -> None:
         """Raise SourceRefused if a page of another site may have sent the request.
 

@@ -23,11 +23,12 @@ from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.api.reference.document import find_handler as find_reference
 from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error
+from torchmoor.proxy.api.response_socket import ResponseSockets
 from torchmoor.proxy.api.runtime import RuntimeApi
 from torchmoor.proxy.api.torchserve import TorchServeApi
 from torchmoor.proxy.api.validation import make_note
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
-from torchmoor.proxy.http.call import Call
+from torchmoor.proxy.http.call import Call, Upgrade
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.registry import Endpoint
@@ -53,7 +54,7 @@ class DataPlaneApplication:
         self._gate = gate
         pass_through = PassThrough(dispatchers)
         self._openai = OpenAIApi(dispatchers)
-        self._runtime = RuntimeApi(dispatchers, async_inference)
+        self.runtime = RuntimeApi(dispatchers, async_inference)
         self._container = ContainerApi(dispatchers, pass_through)
         self._models = (
             ContainerModelsApi(dispatchers, pass_through, operations)
@@ -73,9 +74,13 @@ class DataPlaneApplication:
                 *OpenInferenceApi.open_paths,
             )
         )
-        self._pages = WebPageGuard(settings.listen.host, settings.listen.allowed_hosts)
-        self._control = ControlApi(dispatchers, control, self._pages, is_guarded=gate is not None)
+        self.pages = WebPageGuard(settings.listen.host, settings.listen.allowed_hosts)
+        self._control = ControlApi(dispatchers, control, self.pages, is_guarded=gate is not None)
         self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
+
+    @property
+    def sockets(self) -> ResponseSockets:
+        return self._openai.sockets
 
     note = staticmethod(make_note)
 
@@ -83,7 +88,7 @@ class DataPlaneApplication:
         if self._openai.serves(path):
             return self._openai.handle
         if path.startswith(runtime.PREFIX):
-            return self._runtime.find_handler(method, path)
+            return self.runtime.find_handler(method, path)
         if path.startswith(torchserve.PREFIX) and method in _INVOKING:
             return self._torchserve.invoke
         if path == container.INVOCATIONS and method == b"POST":
@@ -118,26 +123,68 @@ class DataPlaneApplication:
         """Pass the request to its dialect. A fault of the proxy is a 500 that has an id and no details."""
         request_id = self._dispatchers.new_request_id()
         try:
-            is_open = request.method in LOOKING and request.path in self._open_paths
-            if self._pages.is_on:
-                self._pages.check(request, is_open=is_open)
-            if self._gate is not None and not is_open:
-                self._gate.admit(request)
-            handler: Handler = request.line.handler
-            decision = handler(request, request_id)
-            if request.body_check is not None and isinstance(decision, Reply):
-                decision = self._after_verification(request, request_id, decision, request.body_check.max_body_bytes)
+            self._admit(request)
+            decision = self._decide(request, request_id)
         except ApiError as refused:  # by a guard or the gate
             decision = self._error(request, refused, request_id)
         except Exception:
-            if request.body_check is not None:
-                request.body_check.release()
-            logger.exception("fault request_id=%s", request_id.decode())
-            fault = InternalFailure(f"The proxy failed. Request id {request_id.decode()}.")
-            decision = runtime_error(fault, request_id)
+            decision = self._fault(request, request_id)
         if isinstance(decision, Reply):
             self._dispatchers.observe_reply(request, request_id, decision)
         return decision
+
+    def upgrade(self, request: Request) -> Upgrade | Reply:
+        """Open a WebSocket connection for a request that is admitted like every other."""
+        request_id = self._dispatchers.new_request_id()
+        try:
+            self._admit(request)
+            if not self._openai.serves(request.path):
+                raise ValidationError("Upgrade is not supported.")
+            decision: Upgrade | Reply = self._openai.upgrade(request, self._handle_message)
+        except ApiError as refused:
+            decision = self._error(request, refused, request_id)
+        except Exception:
+            decision = self._fault(request, request_id)
+        reply = decision if isinstance(decision, Reply) else Reply(101)
+        self._dispatchers.observe_reply(request, request_id, reply)
+        return decision
+
+    def _handle_message(self, request: Request) -> Call | Reply:
+        """Handle the request of a WebSocket connection's message, whose caller may have lost its access meanwhile."""
+        request_id = self._dispatchers.new_request_id()
+        try:
+            if self._gate is not None:
+                self._gate.admit_again(request)
+            decision = self._openai.handle(request, request_id)
+        except ApiError as refused:
+            decision = self._error(request, refused, request_id)
+        except Exception:
+            decision = self._fault(request, request_id)
+        if isinstance(decision, Reply):
+            self._dispatchers.observe_reply(request, request_id, decision)
+        return decision
+
+    def _admit(self, request: Request) -> None:
+        """Check where a request comes from and its credentials. Raises ApiError."""
+        is_open = request.method in LOOKING and request.path in self._open_paths
+        if self.pages.is_on:
+            self.pages.check(request, is_open=is_open)
+        if self._gate is not None and not is_open:
+            self._gate.admit(request)
+
+    def _decide(self, request: Request, request_id: bytes) -> Call | Reply:
+        handler: Handler = request.line.handler
+        decision = handler(request, request_id)
+        if request.body_check is not None and isinstance(decision, Reply):
+            return self._after_verification(request, request_id, decision, request.body_check.max_body_bytes)
+        return decision
+
+    def _fault(self, request: Request, request_id: bytes) -> Reply:
+        """Log the exception that is being handled, and answer without its details."""
+        if request.body_check is not None:
+            request.body_check.release()
+        logger.exception("fault request_id=%s", request_id.decode())
+        return self._error(request, InternalFailure(f"The proxy failed. Request id {request_id.decode()}."), request_id)
 
     def _after_verification(self, request: Request, request_id: bytes, reply: Reply, max_body_bytes: int) -> Call:
         """Keep a reply to a signed request until its body has arrived and matches the signature."""

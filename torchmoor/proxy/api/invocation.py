@@ -13,7 +13,7 @@ from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.observation import Observation, complete_record
 from torchmoor.proxy.api.operation import Operation, timeout_line
 from torchmoor.proxy.api.stream_continuer import find_continuer
-from torchmoor.proxy.api.validation import INFERENCE_ID, INVOCATION_ID, PREFIX_AWARE_ID, SESSION_ID
+from torchmoor.proxy.api.validation import PREFIX_AWARE_ID, SESSION_ID
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER, Assignment
 from torchmoor.proxy.dispatch.choice import Choice
@@ -38,6 +38,7 @@ from torchmoor.proxy.http.call import (
     Waiter,
 )
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.routing.kv_aware import Expectation
 from torchmoor.wire import error_codes, headers
 from torchmoor.wire.session_hash import session_hash
@@ -48,10 +49,6 @@ TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # TorchServe's answer when a worker dies with the request; or a handler's own that is not ours
 PREFILL_TOKENS = headers.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = headers.CONTEXT_TOKENS.encode()  # of the whole prompt
-_PRINCIPAL_LINE = f"{headers.PRINCIPAL}: ".encode()
-_REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
-_INFERENCE_ID_LINE = f"\r\n{headers.INFERENCE_ID}: ".encode()
-_INVOCATION_ID_LINE = f"{headers.INVOCATION_ID}: ".encode()
 _TRACE_FIELDS = frozenset((TRACEPARENT,))
 # Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
@@ -151,6 +148,13 @@ class Invocation:
             return self.fail(error)
         return self._place()
 
+    def take_over(self, waiter: Waiter, choice: Choice, lease: Lease, sent_at: float) -> Send:
+        """Go on with a request that the fast path has counted, and sent to the instance that it has leased."""
+        self._metrics.invocations -= 1  # counted twice
+        self._waiter, self._sent_at = waiter, sent_at
+        self.assignment.take_over(choice, lease)
+        return Send(choice.instance, self)
+
     def _read_body(self, body: bytes) -> None:
         request = self.request
         if request.body_check is not None:
@@ -193,11 +197,9 @@ class Invocation:
     def finish(self, outcome: Outcome) -> None:
         """Release what is held, then count and record the invocation."""
         now = monotonic()
-        record = self._record(outcome, now)
-        if self._dispatchers.decisions.note(record, now) or self._observation is not None:
-            complete_record(record, self.request, self._waiter, self.assignment, self._answer_head)
-        if self._observation is not None:
-            self._observation.end(record)
+        is_usual = outcome is _ANSWERED and self._status < 400 and not self.assignment.num_retries
+        if self._observation is not None or not (is_usual and self._dispatchers.decisions.try_leave_out(now)):
+            self._record(outcome, now)
         self._waiter = None  # the exchange refers to this: a cycle for the garbage collector
         self.assignment.release()
         if self.request.body_check is not None:
@@ -226,32 +228,22 @@ class Invocation:
     def request_head(self, framing: bytes, time_left_s: float | None, given: frozenset[bytes] = frozenset()) -> bytes:
         """Render the request as the chosen instance gets it. given: names of fields that `framing` has."""
         self._sent_at = self._sent_at if self._status else monotonic()
-        request, request_id, operation, dialect = self.request, self.request_id, self.operation, self._dialect
-        places = request.layout.places
+        request, operation, dialect = self.request, self.operation, self._dialect
         trace_line = b"" if self._observation is None else self._observation.trace_line
         held_back = dialect.held_back | _TRACE_FIELDS if trace_line else dialect.held_back
         if self.chosen.instance.batches_sequences:
             held_back |= SEQUENCE_FIELDS
         if given:
             held_back |= given
-        parts = [
-            dialect.sent_method or request.method,
-            b" ",
+        parts = operation.begin_head(
+            request,
+            self.request_id,
+            self.chosen,
             self._path or self.assignment.dispatcher.path,
-            self.chosen.request_line,
-            framing,
-            request.lines(held_back),
-            operation.endpoint_line,
-            _REQUEST_ID_LINE,
-            request_id,
-            _INFERENCE_ID_LINE,
-            (request.find(INFERENCE_ID) or request_id) if INFERENCE_ID in places else request_id,
-            operation.timeout_line if time_left_s is None else timeout_line(time_left_s),
-        ]
-        if INVOCATION_ID not in places:
-            parts += (_INVOCATION_ID_LINE, request_id, b"\r\n")
-        if request.principal:
-            parts += (_PRINCIPAL_LINE, request.principal.encode(), b"\r\n")
+            framing=framing,
+            held_back=held_back,
+            timeout_line=operation.timeout_line if time_left_s is None else timeout_line(time_left_s),
+        )
         return b"".join((*parts, self.assignment.own_lines, dialect.added_lines(request), trace_line, b"\r\n"))
 
     def on_abandoned(self) -> None:
@@ -370,7 +362,15 @@ class Invocation:
 
     # The record
 
-    def _record(self, outcome: Outcome, now: float) -> RequestRecord:
+    def _record(self, outcome: Outcome, now: float) -> None:
+        """Record the invocation as a decision and for the observer; most do not need it."""
+        record = self._begin_record(outcome, now)
+        if self._dispatchers.decisions.note(record, now) or self._observation is not None:
+            complete_record(record, self.request, self._waiter, self.assignment, self._answer_head)
+        if self._observation is not None:
+            self._observation.end(record)
+
+    def _begin_record(self, outcome: Outcome, now: float) -> RequestRecord:
         record = begin_record(self.request, self.request_id, outcome, now)
         assignment = self.assignment
         variant = assignment.dispatcher.variant

@@ -2,7 +2,8 @@
 
 POST /endpoints/{EndpointName}/openai/v1/chat/completions, POST /v1/chat/completions; completions, embeddings, rerank
 GET  /endpoints/{EndpointName}/openai/v1/models[/{id}],    GET  /v1/models[/{id}]
-*    /endpoints/{EndpointName}/openai/v1/responses[/...],  *    /v1/responses[/...]; conversations, files
+POST /endpoints/{EndpointName}/openai/v1/tokenize, POST /v1/tokenize, POST /tokenize; detokenize
+*    /endpoints/{EndpointName}/openai/v1/responses[/...],  *    /v1/responses[/...]; conversations, files; WebSocket
 
 A model's name is its endpoint's. The proxy reads the body only for that name, where there are several endpoints, and
 for what names an instance. The endpoint is looked up again once the body is there: it may have been changed or deleted
@@ -19,6 +20,7 @@ from torchmoor.errors import (
     BodyTooLarge,
     UnexpectedTargetModel,
     UnknownModel,
+    ValidationError,
     WrongModel,
 )
 from torchmoor.proxy.api.affinity_keys import find_affinity, has_header
@@ -30,7 +32,9 @@ from torchmoor.proxy.api.openai_dialects import (
     INFIX,
     PREFIX,
     TASKS,
+    TOKENS,
     TOO_LARGE,
+    UNPREFIXED,
     OpenAIDialect,
     ResourceDialect,
     openai_error,
@@ -38,18 +42,20 @@ from torchmoor.proxy.api.openai_dialects import (
     with_status,
 )
 from torchmoor.proxy.api.openai_models import find_many, list_models, read_target_model
-from torchmoor.proxy.api.openai_resources import OPENING, needs_body, read_named, read_path
+from torchmoor.proxy.api.openai_resources import OPENING, RESPONSES, needs_body, read_named, read_path
 from torchmoor.proxy.api.operation import Operation, find_target_model
 from torchmoor.proxy.api.replies import LOOKING, unknown_operation
+from torchmoor.proxy.api.response_socket import ResponseSockets
 from torchmoor.proxy.api.validation import SESSION_ID, TARGET_MODEL, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
-from torchmoor.proxy.http.call import Call, Deadlines
+from torchmoor.proxy.http.call import Call, Deadlines, Upgrade
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire.response_ids import Place
 from torchmoor.wire.session_ids import SessionId
 
 _MODELS = b"models"
+_CHOOSING: dict[bytes, OpenAIDialect] = {**COMPLETIONS, **TOKENS}  # whose body names an endpoint, and no resource
 
 
 class OpenAIApi:
@@ -63,6 +69,7 @@ class OpenAIApi:
         self._deadlines = Deadlines(
             timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s
         )
+        self.sockets = ResponseSockets(settings.websocket)
         self._operations: dict[Endpoint, dict[OpenAIDialect, Operation]] = {}
         dispatchers.registry.watch(self._add, on_retired=self._drop)
 
@@ -77,15 +84,15 @@ class OpenAIApi:
 
     @staticmethod
     def serves(path: bytes) -> bool:
-        return path.startswith(PREFIX) or (path.startswith(b"/endpoints/") and INFIX in path)
+        return path.startswith(PREFIX) or path in UNPREFIXED or (path.startswith(b"/endpoints/") and INFIX in path)
 
     def handle(self, request: Request, request_id: bytes) -> Call | Reply:
         """Make the call for a request, or list the models."""
         name, operation = split_path(request.path)
         try:
             endpoints = self._endpoints(name)
-            if operation in COMPLETIONS and request.method == b"POST":
-                return self._choose(request, request_id, name, COMPLETIONS[operation])
+            if operation in _CHOOSING and request.method == b"POST":
+                return self._choose(request, request_id, name, _CHOOSING[operation])
             if request.method in LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
                 wanted = unquote(operation[len(_MODELS) + 1 :].decode("latin-1"))
                 return list_models(endpoints, wanted)
@@ -97,6 +104,14 @@ class OpenAIApi:
             raise unknown_operation(request)
         except ApiError as error:
             return openai_error(error, request_id)
+
+    def upgrade(self, request: Request, handle: Callable[[Request], Call | Reply]) -> Upgrade:
+        """Open a WebSocket connection to the Responses API. Raises ApiError."""
+        name, operation = split_path(request.path)
+        self._endpoints(name)
+        if operation != RESPONSES:
+            raise ValidationError("Upgrade is not supported.")
+        return self.sockets.open(request, handle)
 
     def _endpoints(self, name: str | None) -> Sequence[Endpoint]:
         """Return the endpoint that a path names, or all if it names none. Raises UnknownEndpoint."""

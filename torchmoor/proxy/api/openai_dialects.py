@@ -30,6 +30,7 @@ from torchmoor.wire import headers
 
 PREFIX = b"/v1/"
 INFIX = b"/openai/v1/"
+UNPREFIXED = frozenset((b"/tokenize", b"/detokenize"))  # where vLLM has these, which are not OpenAI's
 TOO_LARGE = 413
 
 _DROPPED_FIELDS = frozenset((b"ts_stream_next", CONTINUABLE, b"x-request-id", ERROR_HEADER))
@@ -41,6 +42,8 @@ _STATUS_SHOWN_AS = {507: 503}
 
 def split_path(path: bytes) -> tuple[str | None, bytes]:
     """Return the endpoint that a path names, if it names one, and the operation."""
+    if path in UNPREFIXED:
+        return None, path[1:]
     if path.startswith(PREFIX):
         return None, path[len(PREFIX) :]
     prefix, _, operation = path.partition(INFIX)
@@ -86,8 +89,9 @@ COMPLETIONS = {
     b"completions": OpenAIDialect("Completions"),
 }
 TASKS = {b"embeddings": OpenAIDialect("Embeddings"), b"rerank": OpenAIDialect("Rerank")}
+TOKENS = {b"tokenize": ResourceDialect("Tokenize"), b"detokenize": ResourceDialect("Detokenize")}
 RESOURCES = dict(zip(OPENING, map(ResourceDialect, ("Responses", "Conversations", "Files")), strict=True))
-DIALECTS: dict[bytes, OpenAIDialect] = {**COMPLETIONS, **TASKS, **RESOURCES}
+DIALECTS: dict[bytes, OpenAIDialect] = {**COMPLETIONS, **TASKS, **TOKENS, **RESOURCES}
 """The dialect of each path below /v1/; of a resource's, by its first part."""
 
 

@@ -16,7 +16,8 @@ from torchmoor.proxy.http.message import Request
 from torchmoor.wire import headers
 from torchmoor.wire.response_ids import Place, read_compaction_id, read_conversation_id, read_file_id, read_response_id
 
-OPENING = (b"responses", b"conversations", b"files")  # a POST to exactly such a path opens a session
+RESPONSES = b"responses"
+OPENING = (RESPONSES, b"conversations", b"files")  # a POST to exactly such a path opens a session
 _FIELDS = frozenset(("previous_response_id", "conversation", "store"))
 _LINE = f"{headers.RESOURCE}: ".encode()
 _COMPACTION = re.compile(rb'"encrypted_content"[ \t\r\n]*:[ \t\r\n]*"(cmp_[a-z0-9-]{1,256})"')

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from torchmoor.proxy.api.dialect import ApiDialect
-from torchmoor.proxy.api.validation import TARGET_MODEL
+from torchmoor.proxy.api.validation import INFERENCE_ID, INVOCATION_ID, TARGET_MODEL
+from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Deadlines
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
 
-_ENDPOINT_LINE = f"{headers.ENDPOINT}: ".encode()
+_IDS_START = f"{headers.ENDPOINT}: %b\r\n{headers.REQUEST_ID}: ".encode()
+_INFERENCE_ID_LINE = f"\r\n{headers.INFERENCE_ID}: ".encode()
+_INVOCATION_ID_LINE = f"{headers.INVOCATION_ID}: ".encode()
+_PRINCIPAL_LINE = f"{headers.PRINCIPAL}: %b\r\n".encode()
 _TIMEOUT_LINE = f"\r\n{headers.TIMEOUT_MS}: ".encode()
 
 
@@ -31,8 +35,43 @@ class Operation:
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
         self.max_session_body_bytes = dispatchers.settings.limits.max_session_body_bytes
-        self.endpoint_line = b"%b%b\r\n" % (_ENDPOINT_LINE, endpoint.name.encode())
         self.timeout_line = timeout_line(deadlines.total_s)
+        self._ids_start = _IDS_START % endpoint.name.encode()
+
+    def begin_head(
+        self,
+        request: Request,
+        request_id: bytes,
+        choice: Choice,
+        path: bytes,
+        *,
+        framing: bytes,
+        held_back: frozenset[bytes],
+        timeout_line: bytes,
+    ) -> list[bytes]:
+        """Render a request's head for an instance, but for the lines that depend on more than these, and its end.
+
+        framing: the lines that frame the body. held_back: names of fields that do not pass.
+        """
+        places = request.layout.places
+        parts = [
+            self.dialect.sent_method or request.method,
+            b" ",
+            path,
+            choice.request_line,
+            framing,
+            request.lines(held_back),
+            self._ids_start,
+            request_id,
+            _INFERENCE_ID_LINE,
+            (request.find(INFERENCE_ID) or request_id) if INFERENCE_ID in places else request_id,
+            timeout_line,
+        ]
+        if INVOCATION_ID not in places:
+            parts += (_INVOCATION_ID_LINE, request_id, b"\r\n")
+        if request.principal:
+            parts.append(_PRINCIPAL_LINE % request.principal.encode())
+        return parts
 
 
 def timeout_line(time_left_s: float) -> bytes:

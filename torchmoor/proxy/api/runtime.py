@@ -59,11 +59,11 @@ _OPERATIONS = (_WHOLE, _STREAMED, _ASYNC)
 DEFAULT_REGION = "us-east-1"  # where access.region accepts any
 _CONTENT_TYPE = b"content-type"
 _REQUEST_ID = b"x-amzn-requestid"
-_DROPPED_FIELDS = frozenset(
+DROPPED_FIELDS = frozenset(
     (b"ts_stream_next", CONTINUABLE, b"x-request-id", _REQUEST_ID, SESSION_ID, NEW_SESSION_ID, ERROR_HEADER)
 )
 _REQUEST_ID_START = _REQUEST_ID + b": "
-_DROPPED_FROM_STREAM = _DROPPED_FIELDS | {_CONTENT_TYPE}
+_DROPPED_FROM_STREAM = DROPPED_FIELDS | {_CONTENT_TYPE}
 _OK = status_line(200)
 _STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
 
@@ -102,6 +102,11 @@ class RuntimeApi:
     def _drop(self, endpoint: Endpoint) -> None:
         for operation in _OPERATIONS:
             self._operations.pop(_path_of(endpoint) + operation, None)
+
+    def find_invoke(self, endpoint: Endpoint) -> RuntimeOperation | None:
+        """Return the InvokeEndpoint of an endpoint that is served."""
+        operation = self._operations.get(invoke_path(endpoint))
+        return operation if isinstance(operation, RuntimeOperation) else None
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
         if method in LOOKING and b"/" not in path[len(PREFIX) :]:
@@ -146,6 +151,11 @@ class RuntimeApi:
 
 def _path_of(endpoint: Endpoint) -> bytes:
     return b"%b%b/" % (PREFIX, endpoint.name.encode())
+
+
+def invoke_path(endpoint: Endpoint) -> bytes:
+    """Return the path of an endpoint's InvokeEndpoint."""
+    return _path_of(endpoint) + _WHOLE
 
 
 class RuntimeOperation(Operation):
@@ -196,7 +206,7 @@ class RuntimeDialect(ApiDialect):
         if head.status >= 300:
             return _explain
         is_text_stream = head.layout.length is None and _is_text(head)
-        lines = _answer_lines(head.line.client_line, head, _DROPPED_FIELDS, request_id)
+        lines = answer_lines(head.line.client_line, head, DROPPED_FIELDS, request_id)
         return Answer(lines, TextPassEncoder() if is_text_stream else None)
 
 
@@ -221,7 +231,7 @@ class StreamDialect(RuntimeDialect):
             return _explain
         content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
         lines = (
-            *_answer_lines(_OK, head, _DROPPED_FROM_STREAM, request_id),
+            *answer_lines(_OK, head, _DROPPED_FROM_STREAM, request_id),
             b"%b%b: %b\r\n" % (_STREAM_TYPE_LINE, SAGEMAKER_CONTENT_TYPE, content_type),
         )
         encoder = TextPartEncoder() if _is_text(head) else PartEncoder()
@@ -235,7 +245,7 @@ def _as_aws_says(error: ApiError, request_id: bytes) -> ApiError:
     return ValidationError(f"Request {request_id.decode()} has oversize body. {error.message}")
 
 
-def _answer_lines(
+def answer_lines(
     status_line: bytes, head: AnswerHead, dropped: frozenset[bytes], request_id: bytes
 ) -> tuple[bytes, ...]:
     """Render the answer's head in this API's form. dropped: names of fields that do not pass."""

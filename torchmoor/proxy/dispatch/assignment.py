@@ -11,6 +11,7 @@ from dataclasses import replace
 from time import monotonic
 
 from torchmoor.config.launcher import body_weight
+from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ApiError, BodyTooLarge, CallerLimited, ServiceUnavailable
 from torchmoor.proxy.dispatch.callers import CallerLease, Callers
 from torchmoor.proxy.dispatch.choice import Choice
@@ -43,6 +44,20 @@ MARKING_LINE = f"{headers.CONTINUABLE}: {MARKING}\r\n".encode()
 SOURCE_LINE = f"{headers.SOURCE}: %b\r\n".encode()
 SESSION_LIMIT_REACHED = error_codes.SESSION_LIMIT_REACHED.encode()
 SESSION_ENDED = frozenset(code.encode() for code in error_codes.SESSION_ENDED)
+
+
+def weigh_body(request: Request) -> int:
+    """Return how many bytes each byte of a request's body counts as."""
+    length = request.content_length
+    return body_weight(request.find(CONTENT_TYPE)) if length is None or length > LONG_FORM_BYTES else 1
+
+
+def marking_line(settings: ProxySettings, *, uses_session: bool) -> bytes:
+    """Render the header line that asks for marks in a streamed answer, so that another instance can continue it."""
+    if settings.limits.max_continued_bytes == 0 or (uses_session and not settings.sessions.are_journaled):
+        return b""
+    return MARKING_LINE
+
 
 Resume = Callable[[ApiError | None], None]
 """Called when a wait has changed: the request is assigned, waits again, or (with an error) cannot be assigned."""
@@ -85,9 +100,8 @@ class Assignment:
         self.model = model
         self.target_model = None if model is None else model.name
         self.metrics = dispatcher.metrics
-        length = request.content_length
-        self.body_weight = body_weight(request.find(CONTENT_TYPE)) if length is None or length > LONG_FORM_BYTES else 1
-        self.num_body_bytes = (length or 0) * self.body_weight
+        self.body_weight = weigh_body(request)
+        self.num_body_bytes = (request.content_length or 0) * self.body_weight
         self._dispatchers = dispatchers
 
     # Choosing
@@ -127,6 +141,10 @@ class Assignment:
             self._resume = resume
         else:
             self._take(choice)
+
+    def take_over(self, choice: Choice, lease: Lease) -> None:
+        """Go on with an instance that was chosen, counted and leased already."""
+        self.choice, self._lease = choice, lease
 
     def _follow(self) -> None:
         """Turn to the dispatcher that has replaced this request's, if the endpoint was updated meanwhile."""
@@ -244,12 +262,8 @@ class Assignment:
 
     @property
     def marking_line(self) -> bytes:
-        """The header line that asks for marks in a streamed answer, so that another instance can continue it."""
-        settings = self._dispatchers.settings
         uses_session = self.session is not None or self.opens_session
-        if settings.limits.max_continued_bytes == 0 or (uses_session and not settings.sessions.are_journaled):
-            return b""
-        return MARKING_LINE
+        return marking_line(self._dispatchers.settings, uses_session=uses_session)
 
     def note_failure(self, *, is_dead: bool) -> None:
         """Count a failure of the chosen instance. is_dead: it may be gone or without a worker, so it is probed."""

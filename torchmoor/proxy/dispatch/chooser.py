@@ -81,12 +81,16 @@ class Chooser:
         return None if pick is None else self.choice_of(pick.instance, pick.reason)
 
     def _choose_for_session(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
+        home = None if excluded else self.find_home(session)  # a shortcut: the rest decides the same
+        return self._choose_holder(session, excluded) if home is None else home
+
+    def find_home(self, session: SessionId) -> Choice | None:
+        """Return the Choice of a session's own instance, if that was chosen before and is known to take the turn."""
         home = self._choices.get((session.instance, SESSION))
-        if home is not None and not self._binds_late and not excluded:
-            instance = home.instance
-            if instance.is_ready and instance.share == 1.0:  # a shortcut: the rest decides the same
-                return home
-        return self._choose_holder(session, excluded)
+        if home is None or self._binds_late:
+            return None
+        instance = home.instance
+        return home if instance.is_ready and instance.share == 1.0 else None
 
     def _choose_holder(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
         instance = self.find_holder(session, excluded)

@@ -61,14 +61,23 @@ class Decisions:
         self._num_left = 0
         self._second_ends = self._full_until = 0.0  # in monotonic seconds
 
+    def try_leave_out(self, now: float) -> bool:
+        """Count a usual request as left out, if its second has had too many. now: in monotonic seconds."""
+        if now < self._full_until:
+            self.num_left_out += 1
+            return True
+        return False
+
     def note(self, record: RequestRecord, now: float) -> bool:
         """Keep a finished request, unless its second has had too many. Returns whether it is kept.
 
         now: in monotonic seconds.
         """
+        is_usual = record.outcome == _ANSWERED and (record.status or 0) < 400 and not record.num_retries
+        if is_usual and self.try_leave_out(now):
+            return False
         if now < self._full_until:
-            is_usual = record.outcome == _ANSWERED and (record.status or 0) < 400 and not record.num_retries
-            if is_usual or not self._num_left:
+            if not self._num_left:
                 self.num_left_out += 1
                 return False
         elif now >= self._second_ends:

@@ -40,7 +40,7 @@ class RequestSessions:
         """
         if not raw or raw == NEW_SESSION:
             return None
-        known = self._verified.get((endpoint.name, principal, raw))
+        known = self.find_verified(endpoint, principal, raw)
         if known is not None:
             return known
         SESSION_ID_MEMBER.check(raw)
@@ -55,6 +55,10 @@ class RequestSessions:
             del self._verified[next(iter(self._verified))]
         self._verified[endpoint.name, principal, raw] = session
         return session
+
+    def find_verified(self, endpoint: Endpoint, principal: str, raw: bytes) -> SessionId | None:
+        """Return the session of an id that was verified before, and is remembered."""
+        return self._verified.get((endpoint.name, principal, raw))
 
     def find_in_body(self, endpoint: Endpoint, principal: str, body: bytes) -> SessionId | None:
         """Return the session that a JSON body names, if it belongs to this endpoint and principal.

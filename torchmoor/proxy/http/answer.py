@@ -43,7 +43,9 @@ class ClientSide(Protocol):
     deadline: float
     keep_alive: bool
     is_http10: bool
-    is_write_paused: bool
+
+    @property
+    def is_write_paused(self) -> bool: ...
 
     @property
     def source(self) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from websockets.server import ServerProtocol
+
 from torchmoor.proxy.http.answer import Answer, Loss
 from torchmoor.proxy.http.fields import FieldNote
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
@@ -204,6 +206,53 @@ class Continuer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class MessageRequest:
+    """The request that a WebSocket message stands for, with its whole body, and the verdict on it."""
+
+    request: Request
+    body: bytes
+    decision: Call | Reply
+
+
+class MessageHandler(Protocol):
+    """Makes requests of a WebSocket connection's messages, one at a time, and messages of their answers.
+
+    farewell: the message that precedes the end of a connection that is too old.
+    """
+
+    farewell: bytes
+
+    def hold(self, num_bytes: int) -> bool:
+        """Count what is held of messages that were received. Returns False if all connections hold too much."""
+        ...
+
+    def begin(self, message: bytes) -> MessageRequest | bytes:
+        """Read a message. Returns its request, or the message that refuses it."""
+        ...
+
+    def on_answer(self, status: int, piece: bytes) -> list[bytes]:
+        """Receive a piece of an answer's body. Returns the messages that it completes."""
+        ...
+
+    def on_answer_end(self, *, is_whole: bool) -> list[bytes]:
+        """Receive the end of an answer. Returns the last messages."""
+        ...
+
+    def close(self) -> None:
+        """Release everything. Called once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """Speak WebSocket with the client from now on. accepted: the opening handshake as the client gets it."""
+
+    protocol: ServerProtocol
+    accepted: bytes
+    handler: MessageHandler
+
+
 class Application(Protocol):
     """Decides what each request is."""
 
@@ -217,6 +266,10 @@ class Application(Protocol):
 
     def handle(self, request: Request) -> Call | Reply:
         """Handle a request whose head is complete."""
+        ...
+
+    def upgrade(self, request: Request) -> Upgrade | Reply:
+        """Handle a request for another protocol, which has no body."""
         ...
 
     def refuse(self, status: int, message: str) -> Reply:

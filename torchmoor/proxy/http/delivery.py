@@ -67,6 +67,15 @@ class Delivery:
         if not self._outgoing.is_complete:
             self._client.pause_reading()
 
+    def take_over(self, receiver: AnswerReceiver, target: Target, upstream: UpstreamConnection, sent_at: float) -> None:
+        """Go on with a request that was written whole to this connection, which may be lost by now."""
+        assert isinstance(self._outgoing, WholeRequest)
+        self._outgoing.note_sent()
+        self._target, self._upstream, self._sent_at = target, upstream, sent_at
+        self._is_sent = True
+        if upstream.exchange is not None:
+            upstream.exchange = receiver
+
     async def _connect(self, receiver: AnswerReceiver, target: Target) -> None:
         try:
             upstream = await self._connector.connect(target)

@@ -23,6 +23,7 @@ from torchmoor.proxy.http.marked_answer import MarkedAnswer
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.http.outgoing import SENT_ONCE, OutgoingRequest, WholeRequest
+from torchmoor.proxy.http.upstream import UpstreamConnection
 
 # Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN, _CLIENT_GONE = Outcome.ANSWERED, Outcome.BROKEN, Outcome.CLIENT_GONE
@@ -110,6 +111,11 @@ class Exchange:
             self._is_gathering = True
             self._gather()
 
+    def take_over(self, sending: Send, upstream: UpstreamConnection, sent_at: float) -> None:
+        """Go on with a whole request that was sent to sending.target on this connection, and is not answered."""
+        self._complete_at, self._sending = self.request.received_at, sending
+        self._delivery.take_over(self, sending.target, upstream, sent_at)
+
     def _gather(self) -> None:
         """Place the request once its body is there as far as the call needs it."""
         outgoing = self._outgoing
@@ -165,11 +171,7 @@ class Exchange:
             outgoing.add(piece)
             refusal = self._find_body_refusal()
             if refusal is not None:
-                self._detach()
-                if self.is_answered:
-                    self._abort(_CLIENT_GONE)
-                else:
-                    self._reply(refusal)
+                self.fault(refusal)
                 return
         if is_complete:
             outgoing.end()
@@ -339,12 +341,7 @@ class Exchange:
         elif self._answer is not None and self.is_request_complete and self._due > monotonic():
             self.client.deadline = self._due  # progress itself does not move the deadline
         elif not self.is_request_complete or self.client.is_write_paused:
-            self._detach()
-            if self.is_answered:
-                self._finish(_CLIENT_GONE)
-                self.client.abort()
-            else:
-                self._reply(refusal)
+            self.fault(refusal)
         else:
             self._fail(Loss.TIMEOUT)
 
@@ -354,7 +351,7 @@ class Exchange:
             self._fail(loss)
 
     def fault(self, refusal: Reply) -> None:
-        """Answer a malformed request or a fault of the proxy; abort if the answer has begun."""
+        """Answer a request that cannot be served to its end; abort if the answer has begun."""
         self._detach()
         if self.is_answered:
             self._abort(_CLIENT_GONE)

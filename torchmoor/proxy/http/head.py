@@ -66,6 +66,14 @@ class Layout:
         self.is_usual = self.num_hosts == 1 and not (self.options or self.is_chunked or self.is_expecting)
         self.is_sound = self.repeated is None and self.problem is None
 
+    @property
+    def wants_upgrade(self) -> bool:
+        return self.is_upgrade and b"upgrade" in self.options
+
+    @property
+    def has_body(self) -> bool:
+        return self.is_chunked or self.length is not None
+
     def _place(self, place: int, role: FieldRole) -> None:
         if role.name not in self.places:
             self.places[role.name] = place

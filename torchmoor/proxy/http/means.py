@@ -9,6 +9,16 @@ from torchmoor.proxy.http.upstream import Connector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SocketTimes:
+    """Times of WebSocket connections, in seconds."""
+
+    ping_interval_s: float
+    ping_timeout_s: float
+    idle_timeout_s: float
+    max_lifetime_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpMeans:
     """Lengths in bytes, times in seconds.
 
@@ -25,3 +35,4 @@ class HttpMeans:
     header_timeout_s: float
     body_timeout_s: float
     keep_alive_timeout_s: float
+    socket_times: SocketTimes

@@ -57,6 +57,10 @@ class WholeRequest:
     def begin(self, head: bytes) -> None:
         self._head = head
 
+    def note_sent(self) -> None:
+        """Note that the fast path has written the whole request."""
+        self._has_begun = True
+
     def gathered(self) -> bytes:
         return self._body
 

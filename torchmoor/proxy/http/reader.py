@@ -1,8 +1,8 @@
 """Reads requests from a client's bytes and refuses everything that is not a servable request.
 
 A head ends at its first empty line and its lines are matched whole (see `fields`). What is not explicitly allowed is
-refused: bare line ends, folded lines, both lengths, a second Host, codings other than `chunked`, Upgrade, and a request
-that begins before the one before it is answered. Trailers are dropped.
+refused: bare line ends, folded lines, both lengths, a second Host, codings other than `chunked`, Upgrade of a request
+that has a body or is not a GET, and a request that begins before the one before it is answered. Trailers are dropped.
 """
 
 from __future__ import annotations
@@ -149,15 +149,13 @@ class RequestReader:
     def _read_head(self, data: bytes) -> bytes:
         """Return what follows the head and, if the whole body is there, what follows that."""
         if self._head:
-            data = self._head + data
+            data, self._head = self._head + data, b""
         if data[0] in _LINE_ENDS:  # RFC 9112 2.2: ignored before a request
             data = data.lstrip(_LINE_ENDS)
         end = data.find(_END)
         if end < 0 or end > self._max_header_bytes:
             self._hold(data)
             return b""
-        if self._head:
-            self._head = b""
         line, *lines = data[:end].split(b"\r\n")
         request_line = self._lines[line]
         fields, layout = self._heads.read(lines)
@@ -195,7 +193,7 @@ class RequestReader:
             self.keep_alive = b"close" not in layout.options
             if layout.num_hosts != 1:
                 raise BadMessage(400, "A request needs one Host.")
-        if layout.is_upgrade and b"upgrade" in layout.options:
+        if layout.wants_upgrade and (line.method != b"GET" or line.is_http10 or layout.has_body):
             raise BadMessage(400, "Upgrade is not supported.")
 
     def _hold(self, data: bytes) -> None:

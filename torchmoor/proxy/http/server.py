@@ -14,11 +14,13 @@ from typing import cast
 
 from torchmoor.proxy.http.call import Application
 from torchmoor.proxy.http.exchange import Exchange
+from torchmoor.proxy.http.fast_path import FastPath, RunningRequest
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
 from torchmoor.proxy.http.timeouts import Sweeper
+from torchmoor.proxy.http.websocket import WebSocketConnection
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +41,15 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._reader = RequestReader(self, server.caches, server.means.max_header_bytes)
-        self.exchange: Exchange | None = None
+        self.exchange: RunningRequest | None = None
         self.keep_alive = True
         self.is_http10 = self.is_write_paused = self._is_held_for_client = False
         self._has_begun = False  # part of a head was received
+        self._awaited: tuple[Request, bytes] | None = None  # its body may come with the next read, for the fast path
         self._reply: Reply | None = None  # sent at the end of its request
         self._reply_to_head = False
         self.is_reading_paused = self._is_deaf = self._is_lingering = False
+        self._is_upgraded = False
         self._num_ignored = 0
         self._probe_timer: asyncio.TimerHandle | None = None
         self._num_probes = 0
@@ -70,6 +74,7 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.begin_awaited()
         self._server.forget(self)
         self._stop_probing()
         exchange, self.exchange = self.exchange, None
@@ -86,7 +91,10 @@ class ClientConnection(asyncio.Protocol):
         try:
             reader.feed(data)
         except BadMessage as error:
-            self._on_bad_request(error)
+            if self._is_upgraded:  # frames came before the handshake was answered
+                self.transport.abort()
+            else:
+                self._on_bad_request(error)
         except Exception:
             logger.exception("fault in a request")
             if not (self._is_deaf or self.transport.is_closing()):
@@ -107,6 +115,7 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Find out whether a client that sends no more still reads; TLS ends both ways at once."""
+        self.begin_awaited()
         exchange = self.exchange
         can_be_half_closed = self.transport.can_write_eof() and not self.is_http10
         if exchange is None or not exchange.is_request_complete or not can_be_half_closed:
@@ -154,7 +163,20 @@ class ClientConnection(asyncio.Protocol):
         """Let the application decide, and begin an exchange, or reply once the request has ended."""
         server, reader = self._server, self._reader
         self.keep_alive = reader.keep_alive
+        if request.layout.wants_upgrade:
+            self._upgrade(request)
+            return
         self.is_http10 = reader.is_http10
+        if not is_complete and server.fast_path is not None and server.fast_path.may_take(request):
+            self._awaited = request, piece
+            self.deadline = request.received_at  # the next sweep begins it without its body
+        else:
+            self._begin(request, piece, is_complete=is_complete)
+
+    def _begin(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
+        server = self._server
+        if is_complete and server.fast_path is not None and server.fast_path.try_send(self, request, piece):
+            return
         decision = server.application.handle(request)
         if isinstance(decision, Reply):
             self._reply = decision
@@ -173,10 +195,31 @@ class ClientConnection(asyncio.Protocol):
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """Pass more of the body to the exchange; a pending reply is sent at its end."""
-        if self.exchange is not None:
+        if self._awaited is not None:
+            self.begin_awaited(piece, is_complete=is_complete)
+        elif self.exchange is not None:
             self.exchange.on_request_piece(piece, is_complete=is_complete)
         elif is_complete and self._reply is not None:
             self._send_reply(close=False)
+
+    def begin_awaited(self, piece: bytes = b"", *, is_complete: bool = False) -> None:
+        """Begin a request whose body is awaited for the fast path, if there is one. piece: more of its body."""
+        if self._awaited is not None:
+            (request, before), self._awaited = self._awaited, None
+            self._begin(request, before + piece, is_complete=is_complete)
+
+    def _upgrade(self, request: Request) -> None:
+        """Leave the connection to another protocol, or refuse the request and close."""
+        decision = self._server.application.upgrade(request)
+        if isinstance(decision, Reply):
+            self._reply = decision
+            self.keep_alive = False
+            self._send_reply(close=True)
+        else:
+            self._is_upgraded = True
+            successor = WebSocketConnection(self._server, self.transport, decision)
+            self._server.replace(self, successor)
+            self.transport.set_protocol(successor)
 
     # Replies of the proxy
 
@@ -260,9 +303,17 @@ class ClientConnection(asyncio.Protocol):
             self.resume_reading()
             self.transport.write_eof()
 
+    def stop(self) -> None:
+        """Close, unless a request is being answered."""
+        self.begin_awaited()
+        if self.exchange is None:
+            self.transport.abort()
+
     def expire(self) -> None:
         exchange = self.exchange
-        if self._is_lingering:
+        if self._awaited is not None:
+            self.begin_awaited()
+        elif self._is_lingering:
             self.transport.abort()
         elif exchange is not None:
             exchange.expire(self._server.application.refuse(408, "The request's body did not come in time."))
@@ -277,15 +328,17 @@ class ClientConnection(asyncio.Protocol):
 
 
 class HttpServer:
-    """Listens, and owns the connections that it accepts."""
+    """Listens, and owns the connections that it accepts. fast_path: None if every request takes the general path."""
+
+    fast_path: FastPath | None = None
 
     def __init__(self, application: Application, means: HttpMeans, sweeper: Sweeper) -> None:
         self.application = application
         self.means = means
         self.caches = RequestCaches(application.note, application.find_handler)
         self.is_stopping = False
-        self.connections: set[ClientConnection] = set()
-        self._sweeper = sweeper
+        self.connections: set[ClientConnection | WebSocketConnection] = set()
+        self.sweeper = sweeper
         self._server: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
 
@@ -311,8 +364,7 @@ class HttpServer:
         if self._server is not None:
             self._server.close()
         for connection in list(self.connections):
-            if connection.exchange is None:
-                connection.transport.abort()
+            connection.stop()
         if not self.connections:
             return
         try:
@@ -325,7 +377,7 @@ class HttpServer:
     def try_admit(self, connection: ClientConnection) -> bool:
         """Count a new connection, or refuse it if there are too many."""
         self.connections.add(connection)
-        self._sweeper.watch(connection)
+        self.sweeper.watch(connection)
         return len(self.connections) <= self.means.max_connections
 
     @property
@@ -333,8 +385,16 @@ class HttpServer:
         """Refused connections that are still open."""
         return len(self.connections) - self.means.max_connections
 
-    def forget(self, connection: ClientConnection) -> None:
+    def replace(self, connection: ClientConnection, successor: WebSocketConnection) -> None:
+        """Count a connection whose protocol has changed as its successor."""
         self.connections.discard(connection)
-        self._sweeper.forget(connection)
+        self.sweeper.forget(connection)
+        self.connections.add(successor)
+        self.sweeper.watch(successor)
+
+    def forget(self, connection: ClientConnection | WebSocketConnection) -> None:
+        """Remove a connection that has ended."""
+        self.connections.discard(connection)
+        self.sweeper.forget(connection)
         if self.is_stopping and not self.connections:
             self._all_gone.set()

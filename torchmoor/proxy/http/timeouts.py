@@ -13,7 +13,8 @@ NEVER = float("inf")
 class Expiring(Protocol):
     """Something with a deadline in monotonic seconds."""
 
-    deadline: float
+    @property
+    def deadline(self) -> float: ...
 
     def expire(self) -> None:
         """Handle the passed deadline; called again at the next sweep unless it was moved."""

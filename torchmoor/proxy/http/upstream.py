@@ -169,7 +169,7 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             exchange.on_answer(head, data, is_complete=self._is_complete)
         chunks = self._chunks
-        if chunks is not None and chunks.num_unparsed and self.exchange is exchange:
+        if chunks is not None and chunks.num_unparsed and self.exchange is not None:  # so the body has not ended
             self._judge_chunks(chunks)
 
     def _judge_chunks(self, chunks: ChunkedBody) -> None:
@@ -190,13 +190,12 @@ class UpstreamConnection(asyncio.Protocol):
             line, *lines = data[:end].split(b"\r\n")
             data = data[end + 4 :]
             answer_line = self._lines[line]
+            fields, layout = self._heads.read(lines)
             if not answer_line.is_interim:
                 break
-            _, layout = self._heads.read(lines)
             has_body = layout.is_chunked or layout.length is not None
             if answer_line.is_http10 or has_body:
                 raise BadMessage(502, "Not an interim answer.")
-        fields, layout = self._heads.read(lines)
         head = AnswerHead(answer_line, fields, layout)
         self._can_reuse = not (answer_line.is_http10 or (layout.options and b"close" in layout.options))
         self._is_in_head = False

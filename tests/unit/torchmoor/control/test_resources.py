@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchmoor.control.resources import FILE, Resource, Resources
-from torchmoor.errors import ConfigError
+from torchmoor.errors import ConfigError, LimitExceeded
 
 ARN = "arn:aws:sagemaker:us-east-1:000000000000:model/m"
 TAG = {"Key": "team", "Value": "vision"}
@@ -27,9 +27,9 @@ def block(folder: Path) -> Path:
 
 
 def test_resources_survive_a_restart(tmp_path: Path) -> None:
-    add(Resources(tmp_path))
+    add(Resources(tmp_path, 1 << 20))
 
-    again = Resources(tmp_path)
+    again = Resources(tmp_path, 1 << 20)
 
     assert again.models == {"m": Resource({"ModelName": "m"}, 1.0)}
     assert again.tags == {ARN: {"team": "vision"}}
@@ -37,7 +37,7 @@ def test_resources_survive_a_restart(tmp_path: Path) -> None:
 
 def test_what_cannot_be_saved_has_not_happened(tmp_path: Path) -> None:
     """A resource that could not be added is not there; one that could not be removed still is, with its tags."""
-    resources = Resources(tmp_path)
+    resources = Resources(tmp_path, 1 << 20)
     blocked = block(tmp_path)
     with pytest.raises(IsADirectoryError):
         add(resources)
@@ -54,17 +54,33 @@ def test_what_cannot_be_saved_has_not_happened(tmp_path: Path) -> None:
     blocked.rmdir()
     asyncio.run(resources.remove(resources.models, "m", ARN))
     assert (resources.models, resources.tags) == ({}, {})
-    assert not Resources(tmp_path).models
+    assert not Resources(tmp_path, 1 << 20).models
 
 
 @pytest.mark.parametrize("kind", ["models", "configs", "endpoints", "targets", "policies", "alarms", "tags"])
 def test_a_file_that_lacks_a_part_is_refused(tmp_path: Path, kind: str) -> None:
     """It would be written back without the part."""
-    add(Resources(tmp_path))
+    add(Resources(tmp_path, 1 << 20))
     file = tmp_path / FILE
     content = json.loads(file.read_bytes())
     del content[kind]
     file.write_text(json.dumps(content))
 
     with pytest.raises(ConfigError, match="does not hold the control plane's resources"):
-        Resources(tmp_path)
+        Resources(tmp_path, 1 << 20)
+
+
+def test_resources_have_a_bound_in_bytes(tmp_path: Path) -> None:
+    """The file is written whole at each change; after a deletion, and a restart, there is room again."""
+    resources = Resources(tmp_path, 3000)
+    large = Resource({"PrimaryContainer": {"Environment": {"a": "b" * 2000}}}, 1.0)
+    asyncio.run(resources.add(resources.models, "large", large, ARN))
+
+    again = Resources(tmp_path, 3000)
+    with pytest.raises(LimitExceeded, match=r"control\.max_resource_bytes allows 3000"):
+        asyncio.run(again.add(again.models, "other", large, f"{ARN}2"))
+    assert list(again.models) == ["large"]
+
+    asyncio.run(again.remove(again.models, "large", ARN))
+    asyncio.run(again.add(again.models, "other", large, f"{ARN}2"))
+    assert list(again.models) == ["other"]

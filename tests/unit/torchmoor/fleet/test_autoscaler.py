@@ -18,7 +18,7 @@ from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTrackin
 from torchmoor.errors import LaunchError, QueueUnavailable
 from torchmoor.fleet import autoscaler as autoscaler_module
 from torchmoor.fleet.autoscaler import Autoscaler, Phase, ScaledVariant, read_open_sessions
-from torchmoor.fleet.launcher import Launch
+from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
 from torchmoor.proxy.instances.registry import Registry, Variant

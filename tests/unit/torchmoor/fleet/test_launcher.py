@@ -19,8 +19,8 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.folders import remove_folder
-from torchmoor.fleet.launcher import Launch, Launcher, SupervisionSettings
-from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
+from torchmoor.fleet.launcher import Launcher, SupervisionSettings
+from torchmoor.fleet.torchserve import InstanceSpec, Launch, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
 

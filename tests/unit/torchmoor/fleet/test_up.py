@@ -57,7 +57,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
 
     monkeypatch.setattr(launcher_module, "prepare", stub)
     monkeypatch.setattr(HealthChecker, "ask", ask)
-    monkeypatch.setattr(up, "usable_gpus", lambda environ: [])
+    monkeypatch.setattr(up, "usable_gpus", lambda environ, launch: [])
     monkeypatch.delenv(up.SESSION_KEYS, raising=False)
     return given
 
@@ -266,9 +266,17 @@ def test_a_build_of_torch_for_the_cpu_uses_no_gpu(
     """A worker that got a GPU from TorchServe would refuse to start; the warning says what to install."""
     monkeypatch.setattr("torchmoor.run.gpus.version", lambda name: build)
 
-    assert usable_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == gpus
+    assert usable_gpus({"CUDA_VISIBLE_DEVICES": "0"}, LaunchSettings()) == gpus
 
     assert ("pip install --force-reinstall torch==2.13.0" in caplog.text) == (gpus == [])
+
+
+def test_gpus_are_given_in_groups_to_a_python_of_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its torch is not this one; GPUs that make no whole group are left."""
+    monkeypatch.setattr("torchmoor.run.gpus.version", lambda name: "2.13.0+cpu")
+    launch = LaunchSettings(python="/opt/vllm/bin/python", gpus_per_instance=2)
+
+    assert usable_gpus({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}, launch) == ["0,1", "2,3"]
 
 
 def test_a_tool_without_a_driver_means_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,7 @@ _OPENAI_ROUTES = (
     _post(
         "/responses", "createResponse", "Answer, and keep the answer.", _json(schemas.RESPONSE), answers=(_STREAMED,)
     ),
+    _get("/responses", "connectResponses", "Open a WebSocket connection; the request is an upgrade."),
     _get("/responses/{id}", "getResponse", "A stored response."),
     _delete("/responses/{id}", "deleteResponse", "Delete a response."),
     _get("/responses/{id}/input_items", "listInputItems", "The items that a response's request sent.", query=_PAGE),
@@ -140,6 +141,8 @@ _OPENAI_ROUTES = (
     _get("/files/{id}", "retrieveFile", "A file's description."),
     _get("/files/{id}/content", "downloadFile", "A file's bytes."),
     _delete("/files/{id}", "deleteFile", "Delete a file."),
+    _post("/tokenize", "tokenize", "The tokens of a prompt.", _json(schemas.TOKENIZE)),
+    _post("/detokenize", "detokenize", "The text of tokens.", _json(schemas.DETOKENIZE)),
     _post(
         "/embeddings",
         "createEmbedding",

@@ -100,6 +100,8 @@ RESPONSE = record(
     **_SAMPLING,
     **_AFFINITY,
 )
+TOKENIZE = record(model=TEXT, prompt=TEXT, messages=CHAT["properties"]["messages"], return_token_strs=FLAG)
+DETOKENIZE = record(("tokens",), model=TEXT, tokens={"type": "array", "items": {"type": "integer", "minimum": 0}})
 EMBEDDINGS = record(
     ("input",),
     input=TEXTS,

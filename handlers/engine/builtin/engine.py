@@ -16,17 +16,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from handlers.device import exit_worker, use_device
+from handlers.device import use_device
+from handlers.engine.builtin.kv_cache import BLOCK
+from handlers.engine.builtin.pace import MIN_CHUNK
+from handlers.engine.builtin.runner import ModelRunner, StepResult
+from handlers.engine.builtin.sampler import Sampler, choose_tokens
+from handlers.engine.builtin.scheduler import Scheduler, StepShare
+from handlers.engine.builtin.sequence import Sequence
+from handlers.engine.contract import FinishReason, TokenEvent
 from handlers.engine.grammar import GrammarFailed
-from handlers.engine.kv_cache import BLOCK
-from handlers.engine.pace import MIN_CHUNK, Pace
-from handlers.engine.runner import ModelRunner, StepResult
-from handlers.engine.sampler import Sampler, choose_tokens
-from handlers.engine.scheduler import Scheduler, StepShare
-from handlers.engine.sequence import FinishReason, Sequence, TokenEvent
 from handlers.errors import InternalError, InvalidRequest, OutOfMemory, TurnTimedOut
-from handlers.models.text import TextModel
-from handlers.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -281,7 +280,11 @@ class Engine:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._forget(sequence)
-        if not sequence.on_event(TokenEvent(token, logprob, reason, top=top)):
+        num_cached = 0
+        if sequence.num_new == 1:
+            num_cached = sequence.num_cached
+            sequence.images.clear()  # the prefill has read them
+        if not sequence.on_event(TokenEvent(token, logprob, reason, top=top, num_cached=num_cached)):
             self._forget(sequence)
 
     def admit(self, sequence: Sequence) -> None:
@@ -330,13 +333,6 @@ class Engine:
             return self.call(lambda: self.runner.encode_image(pixels)).result()
         except torch.OutOfMemoryError as exc:
             raise OutOfMemory("the device ran out of memory while encoding this image") from exc
-
-
-def make_engine(model: TextModel, kv_bytes: int, settings: EngineSettings) -> Engine:
-    """Assemble an engine that ends the worker if its device is lost. Raises OutOfMemory."""
-    runner = ModelRunner(model, kv_bytes, settings.max_rows)
-    scheduler = Scheduler(settings.max_rows, Pace(settings.prefill_chunk, settings.max_stretch))
-    return Engine(runner, scheduler, settings.num_threads, on_device_lost=exit_worker)
 
 
 def _too_complex(error: GrammarFailed) -> InvalidRequest:

@@ -13,13 +13,14 @@ failed half way leaves nothing behind.
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from handlers.engine.free_blocks import FreeBlocks
+from handlers.engine.builtin.free_blocks import FreeBlocks
+from handlers.engine.contract import KvCache
 from handlers.errors import OutOfMemory
 
 BLOCK = 16  # positions
@@ -62,6 +63,8 @@ class BlockPool:
     num_spare: blocks behind the others in storage that no cache gets.
     """
 
+    can_pin = True
+
     def __init__(self, shape: CacheShape, max_bytes: int, num_spare: int = 0) -> None:
         self.shape = shape
         self.capacity = max_bytes // shape.block_bytes - num_spare
@@ -94,6 +97,17 @@ class BlockPool:
     def capacity_bytes(self) -> int:
         return self.capacity * self.shape.block_bytes
 
+    def num_bytes(self, num_tokens: int) -> int:
+        """Bytes of the blocks that this many positions take."""
+        return self.shape.num_bytes(num_tokens)
+
+    def num_tokens(self, num_bytes: int) -> int:
+        """How many positions the blocks have that fit into this many bytes."""
+        return num_bytes // self.shape.block_bytes * BLOCK
+
+    def open(self, scope: str) -> "SequenceCache":
+        return SequenceCache(self, scope)
+
     def close(self) -> None:
         """Free the storage's memory although others still refer to the pool. No step may follow."""
         self.storage = self.storage.new_empty(0)
@@ -103,11 +117,11 @@ class BlockPool:
         with self.lock:
             self._idle.pop(cache, None)
 
-    def unpin(self, cache: "SequenceCache") -> None:
-        """The turn is over: give back what holds nothing; the rest may be evicted."""
+    def unpin(self, cache: "SequenceCache", *, is_kept: bool = False) -> None:
+        """The turn is over: give back what holds nothing; the rest may be evicted unless it is kept."""
         with self.lock:
             cache.truncate(cache.length)
-            if cache.table:
+            if cache.table and not is_kept:
                 self._idle[cache] = None
 
     def is_pinned(self, cache: "SequenceCache") -> bool:
@@ -193,11 +207,11 @@ class BlockPool:
         for block in blocks:
             self._blocks[block].num_holders += 1
 
-    def check_integrity(self, caches: Sequence["SequenceCache"]) -> None:
+    def check_integrity(self, caches: Iterable[KvCache]) -> None:
         """Raise RuntimeError unless these caches and the idle ones account for every block that is not free."""
         with self.lock:
             holders = [0] * self.capacity
-            for cache in {*caches, *self._idle}:
+            for cache in {*(each for each in caches if isinstance(each, SequenceCache)), *self._idle}:
                 for block in cache.table:
                     holders[block] += 1
             if holders != [state.num_holders for state in self._blocks]:
@@ -239,6 +253,16 @@ class SequenceCache:
     @property
     def capacity(self) -> int:
         return len(self.table) * BLOCK
+
+    @property
+    def is_pinned(self) -> bool:
+        return self.pool.is_pinned(self)
+
+    def pin(self) -> None:
+        self.pool.pin(self)
+
+    def unpin(self, *, is_kept: bool = False) -> None:
+        self.pool.unpin(self, is_kept=is_kept)
 
     @property
     def num_bytes(self) -> int:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from handlers.engine.decode_steps import BlockTable, DecodeSteps
-from handlers.engine.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache, num_blocks
-from handlers.engine.scheduler import StepShare
+from handlers.engine.builtin.decode_steps import BlockTable, DecodeSteps
+from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache, num_blocks
+from handlers.engine.builtin.scheduler import StepShare
 from handlers.models.attention import DecodingRows, PackedBatch, PackedShare, in_place
 from handlers.models.text import TextModel
 

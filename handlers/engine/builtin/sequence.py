@@ -2,35 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum
 
 from torch import Tensor
 
-from handlers.engine.kv_cache import SequenceCache
-from handlers.engine.sampler import SamplingParams
-
-
-class FinishReason(Enum):
-    """Why generation ended; the values are the words of the TGI protocol."""
-
-    EOS = "eos_token"
-    LENGTH = "length"
-    STOP = "stop_sequence"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """A sequence got one more token, or ended by an error (then `token_id` is None).
-
-    top: the step's likeliest tokens with their log probabilities, the likeliest first, if the parameters ask for them;
-    these and `logprob` are then the model's own, before penalties, temperature and cuts.
-    """
-
-    token_id: int | None
-    logprob: float = 0.0
-    finish_reason: FinishReason | None = None
-    error: Exception | None = None
-    top: tuple[tuple[int, float], ...] = ()
+from handlers.engine.builtin.kv_cache import SequenceCache
+from handlers.engine.contract import SamplingParams, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +30,7 @@ class Sequence:
     on_event: called on the engine thread for each token; it returns False to end the sequence there.
     wake: called on the engine thread after a step's events, once for all sequences with the same one.
     given: the beginning of the answer, which another engine has generated.
+    num_cached: positions of the prompt that were in the cache when the sequence was made.
     """
 
     def __init__(
@@ -68,7 +45,7 @@ class Sequence:
         given: Iterable[int] = (),
     ) -> None:
         self.prompt = prompt
-        self.images = images
+        self.images = list(images)
         self.cache = cache
         self.params = params
         self.deadline = deadline
@@ -76,6 +53,7 @@ class Sequence:
         self.wake = wake
         self.output = list(given)
         self.num_given = len(self.output)
+        self.num_cached = cache.length
         self.arrived = 0  # the scheduler's count when it came, and when its first token was there
         self.began = 0
 

@@ -3,27 +3,15 @@
 import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
-from handlers.engine.kv_cache import BLOCK, CacheShape, SequenceCache
+from handlers.engine.builtin.kv_cache import BLOCK, CacheShape, SequenceCache
+from handlers.engine.contract import KvPart
 
 PART_BLOCKS = 4  # of a part that is not the last one
 PART = PART_BLOCKS * BLOCK  # positions
-
-
-@dataclass(frozen=True, slots=True)
-class KvPart:
-    """A part of a sequence: whole blocks, PART positions unless it is the last part.
-
-    name: 32 bytes, stand for all that precedes the part's end. start, end: positions.
-    """
-
-    name: bytes
-    start: int
-    end: int
 
 
 def block_names(about: str, keys: Sequence[int], digests: Mapping[int, str]) -> list[bytes]:

@@ -9,36 +9,16 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import TypicalLogitsWarper
 
-from handlers.engine.grammar import Grammar
+from handlers.engine.contract import SamplingParams
 
 MIN_TEMPERATURE = 1e-6  # below it logits overflow float32; it is greedy already
 NUM_LIKELIEST = (256, 4096)  # tokens among which top_p looks before it sorts the whole vocabulary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the next token is chosen and when to end. Validated where the request is parsed."""
-
-    max_new_tokens: int
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int | None = None
-    top_n_tokens: int | None = None  # the likeliest tokens that each event has
-    grammar: Grammar | None = None
 
 
 class Cuts(NamedTuple):

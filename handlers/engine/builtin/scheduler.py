@@ -8,8 +8,8 @@ room for its whole answer in the KV cache, so that none that runs can ever run o
 from collections import deque
 from dataclasses import dataclass
 
-from handlers.engine.pace import Pace
-from handlers.engine.sequence import Sequence
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.sequence import Sequence
 from handlers.errors import OutOfMemory
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handlers.engine.kv_cache import BLOCK, BlockPool, SequenceCache
+from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, SequenceCache
 from handlers.errors import OutOfMemory
 from handlers.models.attention import DecodingRows, PackedBatch
 from handlers.models.text import TextModel

@@ -1,0 +1,57 @@
+"""The images of one prompt: where they stand, and their pins until the engine has read them."""
+
+from collections.abc import Callable
+from functools import partial
+
+from handlers.chat.pictures.store import Image, ImageStore, ImageTier
+from handlers.chat.turns.question import Prompt
+from handlers.engine.contract import PlacedPicture
+
+
+class PlacedImages:
+    """Pins images for the engine, and knows from which tiers they came."""
+
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
+        self._pinned: list[Image] = []
+        self._tiers: list[tuple[int, ImageTier]] = []  # of the pinned images, with their ends in the prompt
+
+    def pin(
+        self, prompt: Prompt, starts: list[int], num_cached: int, fetch: Callable[[Image], bytes]
+    ) -> list[PlacedPicture]:
+        """Pin the features of the images that are not cached as a whole. fetch: reads encoded bytes from the journal.
+
+        Raises OutOfMemory, and what `fetch` raises; the images that were pinned before stay so.
+        """
+        self._tiers, pictures = [], []
+        for image, start in zip(prompt.images, starts, strict=True):
+            end = start + image.num_tokens
+            if end > num_cached:
+                features, tier = self._store.pin(image, partial(fetch, image))
+                self._pinned.append(image)
+                self._tiers.append((end, tier))
+                pictures.append(PlacedPicture(start, features))
+        return pictures
+
+    def name_tier(self, num_cached: int, *, is_restored: bool) -> str:
+        """Name the slowest tier that the prompt was computed from. num_cached: positions that were not computed."""
+        tiers = {tier for end, tier in self._tiers if end > num_cached}
+        if not tiers:
+            return "stored-kv" if is_restored else "kv" if num_cached else "none"
+        return max(tiers, key=list(ImageTier).index).value
+
+    def release(self) -> None:
+        """Remove the pins. Any thread; once for each pin."""
+        while self._pinned:
+            self._store.unpin(self._pinned.pop())
+
+
+def place_images(prompt: Prompt, image_token_id: int | None) -> tuple[list[int], list[int]]:
+    """Return the prompt's keys, in which each position of an image has the image's key, and where each image starts."""
+    keys, starts, start = list(prompt.ids), [], 0
+    for image in prompt.images:
+        assert image_token_id is not None
+        start = keys.index(image_token_id, start)
+        keys[start : start + image.num_tokens] = [image.key] * image.num_tokens
+        starts.append(start)
+    return keys, starts

@@ -1,0 +1,1 @@
+"""Our own engine: continuous batching over one model, with a KV cache in blocks."""

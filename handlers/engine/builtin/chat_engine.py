@@ -1,0 +1,148 @@
+"""Our own engine as chat sees it."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from PIL.Image import Image as Picture
+from torch import Tensor
+
+from handlers.counters import Counters
+from handlers.device import exit_worker
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.kv_cache import BlockPool, SequenceCache
+from handlers.engine.builtin.kv_parts import PART, block_names, find_part, read_part, split_parts, write_part
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import ImageSpan
+from handlers.engine.builtin.sequence import Sequence as TokenSequence
+from handlers.engine.contract import (
+    AnswerRequest,
+    Cancel,
+    Capabilities,
+    EngineNumbers,
+    GrammarText,
+    KvCache,
+    KvPart,
+    PictureFeatures,
+)
+from handlers.engine.grammar import Grammar, GrammarCompiler
+from handlers.errors import OutOfMemory
+from handlers.grammar_settings import GrammarSettings
+from handlers.models.text import TextModel
+from handlers.settings import EngineSettings
+
+
+class BuiltinEngine:
+    """Implements `ChatEngine`. A picture's encoded form is its features, (tokens, hidden size), on the device."""
+
+    def __init__(self, engine: Engine, grammar: GrammarSettings) -> None:
+        self._engine = engine
+        self._model = model = engine.runner.model
+        self.counters = Counters()
+        self._grammars = GrammarCompiler(model.tokenizer, model.eos_token_ids, model.vocabulary, grammar, self.counters)
+        self.pool: BlockPool = engine.runner.pool
+        self.kv_parts = BlockParts(engine)
+        self.capabilities = Capabilities(
+            engine="builtin",
+            device=str(model.device),
+            max_context=model.max_context,
+            is_packed=model.is_packed,
+            can_resume=True,
+            has_grammars=self._grammars.is_supported,
+            has_equal_pictures=model.has_equal_images,
+        )
+
+    def start(self) -> None:
+        self._engine.start()
+
+    def stop(self) -> None:
+        self._grammars.stop()
+        self._engine.stop()
+
+    def numbers(self) -> EngineNumbers:
+        scheduler = self._engine.scheduler
+        return EngineNumbers(self._engine.num_steps, len(scheduler.running), len(scheduler.waiting))
+
+    def encode(self, picture: Picture) -> Tensor:
+        try:
+            pixels = self._model.preprocess(picture)
+        except (MemoryError, RuntimeError) as exc:
+            if isinstance(exc, RuntimeError) and "can't allocate memory" not in str(exc):  # torch has no class for it
+                raise
+            raise OutOfMemory("this machine ran out of memory while reading an image; try again later") from exc
+        return self._engine.encode_image(pixels)
+
+    def compile_grammar(self, source: GrammarText) -> Grammar:
+        return self._grammars.compile(source)
+
+    def submit(self, cache: KvCache, request: AnswerRequest) -> Cancel:
+        spans = [ImageSpan(each.start, _own_features(each.features)) for each in request.pictures]
+        sequence = TokenSequence(
+            request.prompt,
+            spans,
+            _own(cache),
+            request.params,
+            request.deadline,
+            request.on_event,
+            request.wake,
+            request.given,
+        )
+        self._engine.submit(sequence)
+        return partial(self._engine.cancel, sequence)
+
+
+class BlockParts:
+    """Implements `KvParts` for whole blocks."""
+
+    length = PART
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._shape = shape = engine.runner.pool.shape
+        fingerprint = engine.runner.model.fingerprint
+        self._about = f"{fingerprint} {shape.num_layers} {shape.num_kv_heads} {shape.head_size} {shape.dtype}"
+        self.max_bytes = shape.num_bytes(PART)
+
+    @property
+    def token_s(self) -> float | None:
+        return self._engine.scheduler.pace.token_s
+
+    def keys(self, cache: KvCache) -> list[int]:
+        return list(_own(cache).tokens)
+
+    def name(self, keys: Sequence[int], digests: Mapping[int, str]) -> list[bytes]:
+        return block_names(self._about, keys, digests)
+
+    def split(self, names: Sequence[bytes]) -> list[KvPart]:
+        return split_parts(names)
+
+    def find(self, names: Sequence[bytes], number: int, num_bytes: int) -> KvPart | None:
+        return find_part(names, number, num_bytes, self._shape)
+
+    def read(self, cache: KvCache, keys: Sequence[int], part: KvPart) -> bytes | None:
+        reading: Future[bytes | None] = self._engine.call(partial(read_part, _own(cache), keys, part))
+        return reading.result()
+
+    def write(self, cache: KvCache, keys: Sequence[int], part: KvPart, content: memoryview) -> None:
+        self._engine.call(partial(write_part, _own(cache), keys, part, content)).result()
+
+
+def make_builtin_engine(
+    model: TextModel, kv_bytes: int, settings: EngineSettings, grammar: GrammarSettings
+) -> BuiltinEngine:
+    """Assemble an engine that ends the worker if its device is lost. Raises OutOfMemory."""
+    runner = ModelRunner(model, kv_bytes, settings.max_rows)
+    scheduler = Scheduler(settings.max_rows, Pace(settings.prefill_chunk, settings.max_stretch))
+    return BuiltinEngine(Engine(runner, scheduler, settings.num_threads, on_device_lost=exit_worker), grammar)
+
+
+def _own(cache: KvCache) -> SequenceCache:
+    assert isinstance(cache, SequenceCache)  # `pool.open` has returned it
+    return cache
+
+
+def _own_features(features: PictureFeatures) -> Tensor:
+    assert isinstance(features, Tensor)  # `encode` has returned them
+    return features

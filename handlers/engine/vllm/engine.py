@@ -1,0 +1,223 @@
+"""vLLM's AsyncLLM as chat sees it.
+
+Requests come from the worker's threads. An event loop on a thread of its own passes them to vLLM, whose scheduler and
+model run in other processes, and its outputs back as events.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from functools import partial
+from itertools import count
+from typing import Any
+
+from PIL.Image import Image as Picture
+from vllm.exceptions import VLLMClientError
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from handlers.counters import Counters
+from handlers.device import exit_worker
+from handlers.engine.contract import (
+    AnswerRequest,
+    Cancel,
+    Capabilities,
+    EngineNumbers,
+    GrammarText,
+    KvCache,
+    KvParts,
+    TokenEvent,
+)
+from handlers.engine.grammar import GrammarCompiler
+from handlers.engine.vllm.event_loop import EventLoopThread
+from handlers.engine.vllm.pictures import VllmPicture, make_prompt
+from handlers.engine.vllm.pool import VllmCache, VllmPool
+from handlers.engine.vllm.sampling import REFUSED, read_output, to_vllm
+from handlers.engine.vllm.step_log import StepLog
+from handlers.errors import BadImage, HandlerError, InternalError, InvalidRequest, TurnTimedOut
+from handlers.models.prompt_format import PromptFormat
+
+logger = logging.getLogger(__name__)
+STOP_TIMEOUT_S = 20.0  # for vLLM's processes to end by themselves
+
+
+class _RunningAnswer:
+    """An answer that vLLM generates. error: why it was cancelled."""
+
+    def __init__(self, request: AnswerRequest, scope: str) -> None:
+        self.request = request
+        self.scope = scope
+        self.task: asyncio.Task[None] | None = None
+        self.error: Exception = InternalError("the worker is stopping")
+
+
+class VllmEngine:
+    """Implements `ChatEngine`. on_dead: called when vLLM's processes have failed for good."""
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        loop: EventLoopThread,
+        prompts: PromptFormat,
+        grammars: GrammarCompiler,
+        counters: Counters,
+        steps: StepLog,
+        on_dead: Callable[[], None] = exit_worker,
+    ) -> None:
+        self._llm = llm
+        self._loop = loop
+        self._prompts = prompts
+        self._grammars = grammars
+        self.counters = counters
+        self._steps = steps
+        self._on_dead = on_dead
+        self._is_stopping = False
+        self._answers: set[_RunningAnswer] = set()
+        self._ids = count()
+        self._wakes: set[Callable[[], None]] = set()
+        self.pool: VllmPool = steps.pool
+        self.kv_parts: KvParts | None = None
+        self.capabilities = Capabilities(
+            engine="vllm",
+            device=str(llm.vllm_config.device_config.device_type),
+            max_context=llm.model_config.max_model_len,
+            is_packed=True,
+            can_resume=False,
+            has_grammars=grammars.is_supported,
+            has_equal_pictures=False,
+            refused=REFUSED,
+        )
+
+    def start(self) -> None:
+        """Watch vLLM's processes; they run already."""
+        self._loop.post(self._watch)
+
+    def _watch(self) -> None:
+        self._llm._run_output_handler()  # vLLM itself begins with the first request
+        assert self._llm.output_handler is not None
+        self._llm.output_handler.add_done_callback(lambda task: self._note_dead())
+
+    def _note_dead(self) -> None:
+        if not self._is_stopping:
+            logger.critical("vLLM has ended, and so does the worker")
+            self._on_dead()
+
+    def stop(self) -> None:
+        self._grammars.stop()
+        self._loop.run(self._stop())
+        self._loop.stop()
+
+    async def _stop(self) -> None:
+        self._is_stopping = True
+        tasks = [answer.task for answer in self._answers if answer.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        processes = multiprocessing.active_children()
+        self._llm.shutdown(timeout=STOP_TIMEOUT_S)
+        for process in processes:  # those that were killed have not ended yet
+            process.join(STOP_TIMEOUT_S)
+
+    def numbers(self) -> EngineNumbers:
+        return self._steps.numbers()
+
+    def encode(self, picture: Picture) -> VllmPicture:
+        """Ask vLLM's processor for the number of positions. The picture is copied, since its memory is lent."""
+        own = picture.copy()
+        prompt: Any = {
+            "prompt_token_ids": [self._prompts.image_token_id],
+            "multi_modal_data": {"image": [own]},
+        }
+        try:
+            rendered = self._loop.run(
+                self._llm.renderer.process_for_engine_async(prompt, time.time(), skip_mm_cache=True)
+            )
+        except (ValueError, VLLMClientError) as exc:
+            raise BadImage(f"the model cannot read this image: {exc}") from exc
+        [placeholder] = rendered["mm_placeholders"]["image"]  # type: ignore[typeddict-item]
+        return VllmPicture(own, placeholder.length)
+
+    def compile_grammar(self, source: GrammarText) -> GrammarText:
+        """Refuse what llguidance refuses, which vLLM uses, too; vLLM compiles the text itself."""
+        self._grammars.compile(source)
+        return source
+
+    def submit(self, cache: KvCache, request: AnswerRequest) -> Cancel:
+        assert isinstance(cache, VllmCache)
+        answer = _RunningAnswer(request, cache.scope)
+        self._loop.post(partial(self._begin, answer))
+        return partial(self._cancel_later, answer)
+
+    def _begin(self, answer: _RunningAnswer) -> None:
+        if self._is_stopping:
+            self._end(answer, answer.error)
+            return
+        self._answers.add(answer)
+        answer.task = asyncio.create_task(self._run(answer))
+
+    def _cancel_later(self, answer: _RunningAnswer, error: Exception) -> None:
+        self._loop.post(partial(self._cancel, answer, error))
+
+    def _cancel(self, answer: _RunningAnswer, error: Exception) -> None:
+        if answer in self._answers and answer.task is not None:
+            answer.error = error
+            answer.task.cancel()
+
+    async def _run(self, answer: _RunningAnswer) -> None:
+        """Generate an answer to its end. The event loop's clock is the monotonic one of deadlines."""
+        error: Exception | None = None
+        try:
+            async with asyncio.timeout_at(answer.request.deadline):
+                await self._generate(answer)
+        except asyncio.CancelledError:
+            error = answer.error
+        except TimeoutError:
+            error = TurnTimedOut("the answer was not finished before the turn's deadline")
+        except EngineDeadError:
+            error = InternalError("vLLM has failed; the worker starts again")
+        except HandlerError as exc:
+            error = exc
+        except VLLMClientError as exc:
+            error = InvalidRequest(str(exc))
+        except Exception:
+            logger.exception("answer failed")
+            error = InternalError("the model failed on this conversation; see the worker's log")
+        self._answers.discard(answer)
+        if error is not None:
+            self._end(answer, error)
+
+    async def _generate(self, answer: _RunningAnswer) -> None:
+        request = answer.request
+        prompt: Any = make_prompt(request.prompt, request.pictures, self._prompts.image_token_id, answer.scope)
+        prompt["prompt_token_ids"] += request.given
+        rendered = await self._llm.renderer.process_for_engine_async(prompt, time.time())
+        params = to_vllm(request.params, len(request.given), self._prompts.eos_token_ids)
+        stream = self._llm.generate(rendered, params, f"answer-{next(self._ids)}")
+        async with aclosing(stream):
+            async for output in stream:
+                for event in read_output(output, request.params, self._prompts.eos_token_ids):
+                    if not request.on_event(event):
+                        return
+                self._wake_later(request.wake)
+
+    def _wake_later(self, wake: Callable[[], None] | None) -> None:
+        """Call `wake` once after all outputs of a step, which arrive in one round of the loop."""
+        if wake is None:
+            return
+        if not self._wakes:
+            asyncio.get_running_loop().call_soon(self._wake)
+        self._wakes.add(wake)
+
+    def _wake(self) -> None:
+        wakes, self._wakes = self._wakes, set()
+        for wake in wakes:
+            wake()
+
+    def _end(self, answer: _RunningAnswer, error: Exception) -> None:
+        try:
+            answer.request.on_event(TokenEvent(None, error=error))
+        except Exception:
+            logger.exception("answer could not be ended")

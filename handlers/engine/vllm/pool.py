@@ -1,0 +1,48 @@
+"""Memory of keys and values that vLLM manages by itself: it keeps and evicts blocks of prompts that it has computed."""
+
+from collections.abc import Iterable, Sequence
+
+from handlers.engine.contract import KvCache
+
+
+class VllmCache:
+    """Implements `KvCache`. vLLM finds known beginnings by their content, so that nothing is kept here."""
+
+    length = 0
+    num_bytes = 0
+    is_pinned = False
+
+    def __init__(self, scope: str) -> None:
+        self.scope = scope
+
+    def match(self, prompt: Sequence[int]) -> int:
+        return 0
+
+    def pin(self) -> None: ...
+
+    def unpin(self, *, is_kept: bool = False) -> None: ...
+
+    def drop(self) -> None: ...
+
+
+class VllmPool:
+    """Implements `KvPool`. token_bytes: of a position's keys and values; used_bytes: as vLLM has reported last."""
+
+    can_pin = False
+    num_evicted = 0
+
+    def __init__(self, num_tokens: int, token_bytes: int) -> None:
+        self.capacity_bytes = num_tokens * token_bytes
+        self.used_bytes = 0
+        self._token_bytes = token_bytes
+
+    def open(self, scope: str) -> VllmCache:
+        return VllmCache(scope)
+
+    def num_bytes(self, num_tokens: int) -> int:
+        return num_tokens * self._token_bytes
+
+    def num_tokens(self, num_bytes: int) -> int:
+        return num_bytes // self._token_bytes
+
+    def check_integrity(self, caches: Iterable[KvCache]) -> None: ...

@@ -1,0 +1,135 @@
+"""The start of vLLM: its variables, its arguments, and its processes."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from handlers.counters import Counters
+from handlers.errors import SettingsError
+from handlers.models.memory import read_headers
+from handlers.models.processor import Processor
+from handlers.models.prompt_format import PromptFormat
+from handlers.settings import HandlerSettings
+
+logger = logging.getLogger(__name__)
+MAX_TOP_TOKENS = 20  # of a request
+
+
+def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -> tuple[PromptFormat, Any]:
+    """Start vLLM on the GPUs that TorchServe assigned, or on the CPU; return the checkpoint's prompts and the engine.
+
+    It takes a minute or more. Raises SettingsError.
+    """
+    prepare_environment(settings, gpu_id, os.environ)
+    try:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ImportError as exc:
+        raise SettingsError(
+            f"handler.engine.name is vllm, but this Python cannot import it ({exc}): run TorchServe by an environment "
+            "that has vLLM, with torchmoor up --python (docs/gpu.md)"
+        ) from exc
+    from handlers.engine.grammar import GrammarCompiler
+    from handlers.engine.vllm.engine import VllmEngine
+    from handlers.engine.vllm.event_loop import EventLoopThread
+    from handlers.engine.vllm.step_log import StepLog
+
+    arguments = make_arguments(settings, checkpoint)
+    unknown = set(arguments) - {each.name for each in fields(AsyncEngineArgs)}
+    if unknown:
+        raise SettingsError(f"handler.vllm.options: this vLLM has no option {', '.join(sorted(unknown))}")
+
+    async def start() -> AsyncLLM:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[StepLog])
+
+    loop = EventLoopThread("vllm")
+    try:
+        prompts = read_prompts(checkpoint, arguments)
+        llm = loop.run(start())
+    except Exception as exc:  # vLLM's errors are of every kind; TorchServe expects one
+        loop.stop()
+        raise SettingsError(f"vLLM cannot serve {checkpoint}: {type(exc).__name__}: {exc}") from exc
+    prompts.max_context = llm.model_config.max_model_len
+    counters = Counters()
+    grammars = GrammarCompiler(prompts.tokenizer, prompts.eos_token_ids, prompts.vocabulary, settings.grammar, counters)
+    assert llm.logger_manager is not None
+    [steps] = (each for each in llm.logger_manager.stat_loggers if isinstance(each, StepLog))
+    return prompts, VllmEngine(llm, loop, prompts, grammars, counters, steps)
+
+
+def prepare_environment(settings: HandlerSettings, gpu_id: int | None, environ: Any) -> None:
+    """Set what vLLM reads from the environment when it is imported; what operators have set stays."""
+    environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would report to its makers
+    environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # the worker has threads already
+    if gpu_id is None:
+        environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        environ["OMP_NUM_THREADS"] = str(settings.engine.num_threads)
+    elif settings.model.tensor_parallel * settings.vllm.pipeline_parallel == 1:
+        visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        environ["CUDA_VISIBLE_DEVICES"] = visible[gpu_id] if visible[gpu_id:] and visible[gpu_id] else str(gpu_id)
+
+
+def make_arguments(settings: HandlerSettings, checkpoint: Path) -> dict[str, Any]:
+    """Return vLLM's engine arguments."""
+    own, engine, session = settings.vllm, settings.engine, settings.session
+    arguments: dict[str, Any] = {
+        "model": str(checkpoint),
+        "dtype": settings.model.dtype,
+        "max_num_seqs": engine.max_rows,
+        "tensor_parallel_size": settings.model.tensor_parallel,
+        "pipeline_parallel_size": own.pipeline_parallel,
+        "enforce_eager": own.enforce_eager,
+        "enable_prefix_caching": True,
+        "gpu_memory_utilization": session.device_fraction,
+        "limit_mm_per_prompt": {"image": session.max_images},
+        "structured_outputs_config": {"backend": "guidance"},
+        "max_logprobs": MAX_TOP_TOKENS,
+        "enable_log_requests": False,
+        "disable_log_stats": True,
+    }
+    if session.kv_bytes:
+        arguments["kv_cache_memory_bytes"] = session.kv_bytes
+    if engine.max_context_tokens:
+        arguments["max_model_len"] = engine.max_context_tokens
+    if own.quantization:
+        arguments["quantization"] = own.quantization
+    if own.kv_offload_bytes:
+        arguments["kv_offloading_size"] = own.kv_offload_bytes / (1 << 30)
+    if own.speculative:
+        arguments["speculative_config"] = dict(own.speculative)
+    taken = own.options.keys() & arguments.keys()
+    if taken:
+        raise SettingsError(f"handler.vllm.options: {', '.join(sorted(taken))} is set by the handler's own settings")
+    return {**arguments, **own.options}
+
+
+def read_prompts(checkpoint: Path, arguments: Mapping[str, Any]) -> PromptFormat:
+    """Read how the checkpoint's prompts are written."""
+    config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+    generation = None
+    if (checkpoint / "generation_config.json").is_file():
+        generation = GenerationConfig.from_pretrained(checkpoint, local_files_only=True)
+    if hasattr(config, "vision_config"):
+        image_token_id = getattr(config, "image_token_id", None) or config.image_token_index
+        processor = Processor.load(checkpoint, image_token_id)
+        prompts = PromptFormat(config, generation, processor.tokenizer, processor)
+    else:
+        prompts = PromptFormat(config, generation, AutoTokenizer.from_pretrained(checkpoint, local_files_only=True))
+    prompts.vocabulary = config.get_text_config().vocab_size
+    prompts.fingerprint = _fingerprint(checkpoint, arguments)
+    return prompts
+
+
+def _fingerprint(checkpoint: Path, arguments: Mapping[str, Any]) -> str:
+    """Name the weights by their files' headers, and what changes their results."""
+    digest = hashlib.blake2b((checkpoint / "config.json").read_bytes(), digest_size=16)
+    digest.update(repr(read_headers(checkpoint)).encode())
+    digest.update(repr([arguments["dtype"], arguments.get("quantization")]).encode())
+    return digest.hexdigest()

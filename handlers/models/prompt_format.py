@@ -1,0 +1,83 @@
+"""How a checkpoint's prompts are written and its answers end: template, tokenizer, special tokens. Needs no weights."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from handlers.errors import ContextTooLong
+from handlers.models.chat_template import ChatTemplate
+
+
+class PromptFormat:
+    """The text of a Hugging Face checkpoint.
+
+    A message is {"role": "user" or another, "content": [{"type": "image"}, {"type": "text", "text": ...}]}.
+    fingerprint: a name that other weights, types of floats or layers change. vocabulary: the number of logits.
+    processor: of a model that reads pictures; a rendered prompt of such a model gets the tokenizer's
+    beginning-of-sequence token, which templates of text models write themselves.
+    """
+
+    fingerprint: str
+    max_context: int
+    vocabulary: int
+
+    def __init__(self, config: Any, generation_config: Any, tokenizer: Any, processor: Any = None) -> None:
+        self.tokenizer = tokenizer
+        self._max_token_chars = max(map(len, tokenizer.get_vocab()))
+        self.image_token_id: int | None = None
+        self.image_token = ""
+        self._can_see = processor is not None
+        if processor is not None:
+            self.image_token_id = getattr(config, "image_token_id", None) or config.image_token_index
+            self.image_token = processor.image_token
+        self.template = ChatTemplate(processor or tokenizer, tokenizer, config.model_type, self.image_token)
+        self.eos_token_ids = self._find_eos(generation_config)
+
+    def _find_eos(self, generation_config: Any) -> frozenset[int]:
+        """Return the ids that end an answer, by the generation config and the tokenizer."""
+        configured = getattr(generation_config, "eos_token_id", None)
+        ids = configured if isinstance(configured, list) else [configured]
+        return frozenset(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
+
+    def render(
+        self, messages: Sequence[dict[str, Any]], image_sizes: Sequence[int], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
+        """Return the token ids of a conversation, up to the beginning of the assistant's next answer.
+
+        image_sizes: the number of tokens of each image, in order; each of its positions holds `image_token_id`.
+        tools: that the answer may call, as OpenAI defines them.
+        Raises InvalidRequest without a template, or if it refuses the messages; ContextTooLong.
+        """
+        text = self.template.render(self._as_template_expects(messages), tools)
+        return self._encode(text, image_sizes, adds_special=self._can_see)
+
+    def encode_prompt(self, pieces: Sequence[str | None], image_sizes: Sequence[int]) -> list[int]:
+        """Return the token ids of a raw prompt, with the tokenizer's prefix unless the prompt has it.
+
+        pieces: its texts in order, None for each image; image_sizes: as for `render`.
+        """
+        text = "".join(self.image_token if piece is None else piece for piece in pieces)
+        return self._encode(text, image_sizes, adds_special=True)
+
+    def _encode(self, text: str, image_sizes: Sequence[int], *, adds_special: bool) -> list[int]:
+        """Tokenize a text, which takes a second per megabyte. Raises ContextTooLong before, if that cannot fit."""
+        if len(text) > self.max_context * self._max_token_chars:
+            raise ContextTooLong(
+                f"the conversation has {len(text)} characters and this model reads at most {self.max_context} tokens; "
+                "shorten it or open a new session"
+            )
+        bos = self.tokenizer.bos_token
+        is_complete = bos is not None and text.startswith(bos)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=adds_special and not is_complete)["input_ids"]
+        if not image_sizes:
+            return ids
+        sizes = iter(image_sizes)
+        expanded: list[int] = []
+        for token in ids:
+            expanded.extend([token] * (next(sizes) if token == self.image_token_id else 1))
+        return expanded
+
+    def _as_template_expects(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Convert messages for the template; those of text models expect plain strings as content."""
+        if self._can_see:
+            return list(messages)
+        return [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]

@@ -1,0 +1,229 @@
+"""The fast path has the effect of the general one, for real clients; tests/fuzz compares the two byte by byte."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from botocore.exceptions import ClientError
+
+from tests.proxy.conftest import FAST, GENERAL, PATH, Stage, make_session_id
+from tests.proxy.fake_instance import answering, refusing, streaming
+from tests.waiting import wait_until
+from torchmoor.config.access import Credentials
+from torchmoor.config.limits import CallerSettings, TimeoutSettings
+from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.proxy.http.fast_path import FastClient, FastPath
+from torchmoor.proxy.http.message import Request
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+
+ROOT = Path(__file__).parents[2]
+SUITE = ("invoke", "faults", "connections", "routing", "moved_sessions", "stream", "strictness", "bodies_in_flight")
+# A sweep begins a request whose body is awaited: a busy machine would then take the general path at times.
+NO_SWEEPS = TimeoutSettings(sweep_interval_s=3600)
+PASSING = ("id", "date", "signature", "authorization", "user-agent", "host", "timeout-ms")  # parts of fields' names
+
+
+class CountingPath:
+    """Counts the requests that the fast path takes."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.num_taken = 0
+        path = stage.proxy.data.server.fast_path
+        assert path is not None
+        self._path: FastPath = path
+        stage.proxy.data.server.fast_path = self
+
+    def try_send(self, client: FastClient, request: Request, body: bytes) -> bool:
+        is_taken = self._path.try_send(client, request, body)
+        self.num_taken += is_taken
+        return is_taken
+
+    def may_take(self, request: Request) -> bool:
+        return self._path.may_take(request)
+
+
+def stable(fields: dict[str, str]) -> dict[str, str]:
+    """Return the fields that are the same in every run."""
+    return {name: value for name, value in fields.items() if not any(part in name.lower() for part in PASSING)}
+
+
+def drive(stage: Stage) -> dict[str, Any]:
+    """Send what clients send; return what both sides have received, and what was counted of it."""
+    client, session = stage.client(), make_session_id("a")
+    answers: list[Any] = []
+
+    def invoke(**given: Any) -> None:
+        try:
+            answer = client.invoke_endpoint(EndpointName="llava", **{"Body": b'{"x": 1}', **given})
+            answers.append((stable(answer["ResponseMetadata"]["HTTPHeaders"]), answer["Body"].read()))
+        except ClientError as error:
+            answers.append((error.response["Error"], error.response["ResponseMetadata"]["HTTPStatusCode"]))
+
+    stage.a.behave = stage.b.behave = answering(200, {"X-Torchmoor-Prompt-Tokens": "5", "ts_stream_next": "false"})
+    for _ in range(4):
+        invoke(SessionId=session, ContentType="application/json", Accept="application/json")
+        invoke(ContentType="text/csv", CustomAttributes="mine", InferenceId="request-7")
+    for behave in (refusing(400, "session-expired", "It expired."), refusing(503, None, "Busy."), answering(500)):
+        stage.a.behave = stage.b.behave = behave
+        invoke(SessionId=session)
+    stage.a.behave = stage.b.behave = streaming([b"one", b"two"])
+    invoke(SessionId=session)
+    invoke(SessionId=session[:-1] + "2")
+    stage.a.behave = stage.b.behave = answering()
+    invoke(SessionId=session, Body=b"x" * 100_000)
+    stage.until(lambda: stage.outstanding() == 0, "all are over")
+    [dispatcher] = stage.proxy.data.dispatchers.all()
+    counts = dispatcher.metrics.snapshot()
+    return {
+        "answers": answers,
+        "requests": [
+            (fake.name, got.method, got.path, stable(got.headers), got.body)
+            for fake in stage.instances.values()
+            for got in fake.received
+        ],
+        "counts": {name: sum(value[0]) if isinstance(value, list) else value for name, value in counts.items()},
+        "left out": stage.proxy.data.dispatchers.decisions.num_left_out,
+    }
+
+
+def test_both_paths_serve_a_real_client_alike(make_stage: Callable[..., Stage]) -> None:
+    """boto3 and the instances see the same requests and answers on both paths, and the same is counted."""
+    fast, general = make_stage(path=FAST, timeouts=NO_SWEEPS), make_stage(path=GENERAL)
+    taken = CountingPath(fast)
+
+    found = drive(fast)
+    assert taken.num_taken >= 6
+    general_data = general.proxy.data.dispatchers
+    general_left_out = general_data.decisions.num_left_out
+    expected = drive(general)
+
+    assert general_left_out == 0
+    del found["left out"], expected["left out"]
+    assert found == expected
+
+
+def test_decisions_are_the_same_on_both_paths(make_stage: Callable[..., Stage]) -> None:
+    """A kept decision has everything that the general path records: receipt, session, times."""
+    rows = []
+    for stage in (make_stage(), make_stage(path=GENERAL)):
+        stage.a.behave = answering(200, {"X-Torchmoor-Prompt-Tokens": "5"})
+        for _ in range(3):
+            stage.client().invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
+        url = f"{stage.proxy.admin_url}/decisions"
+        wait_until(lambda url=url: len(requests.get(url, timeout=10).json()["decisions"]) == 3, "all are recorded")
+        rows.append(requests.get(url, timeout=10).json()["decisions"])
+
+    for fast, general in zip(*rows, strict=True):
+        passing = {name for name in fast if name in ("time", "request_id", "inference_id") or name.endswith("ms")}
+        assert {name: fast[name] for name in fast.keys() - passing} == {
+            name: general[name] for name in general.keys() - passing
+        }
+        assert {name for name in passing if fast[name] is None} == {name for name in passing if general[name] is None}
+
+
+def test_the_time_before_the_instance_has_the_request_is_the_proxys(make_stage: Callable[..., Stage]) -> None:
+    """The model's latency begins when the request is sent to the instance, as on the general path."""
+    stage = make_stage(path=FAST)
+    for _ in range(3):
+        stage.client().invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
+    stage.until(lambda: stage.outstanding() == 0, "all are over")
+
+    [dispatcher] = stage.proxy.data.dispatchers.all()
+    assert sum(dispatcher.metrics.overhead_latency.counts) == sum(dispatcher.metrics.model_latency.counts) == 3
+    assert 0 < dispatcher.metrics.overhead_latency.sum < dispatcher.metrics.model_latency.sum
+
+
+def test_with_keys_every_request_is_checked(make_stage: Callable[..., Stage]) -> None:
+    """A request without credentials is refused, also on a connection whose request before it was admitted."""
+    stage = make_stage(credentials=Credentials(tokens={"app": "a-token-of-an-app"}))
+    assert stage.proxy.data.server.fast_path is None
+
+    url = f"{stage.proxy.runtime_url}/endpoints/llava/invocations"
+    with requests.Session() as client:
+        for _ in range(3):
+            admitted = client.post(url, data=b"{}", headers={"Authorization": "Bearer a-token-of-an-app"}, timeout=10)
+            refused = client.post(url, data=b"{}", timeout=10)
+            assert (admitted.status_code, refused.status_code) == (200, 403)
+
+
+def test_limited_callers_and_observed_requests_take_the_general_path(
+    make_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    """Leases of callers, log lines and traces are the general path's."""
+    limited = make_stage(callers=CallerSettings(limited="always"))
+    assert limited.proxy.data.server.fast_path is None
+
+    observed = make_stage(observe=ObserveSettings(access_log=str(tmp_path / "log")))
+    taken = CountingPath(observed)
+    for _ in range(4):
+        observed.client().invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
+    assert taken.num_taken == 0
+
+
+def test_a_replaced_endpoint_gets_no_further_request(make_stage: Callable[..., Stage]) -> None:
+    """A client's requests go to the endpoint that is served at the moment, and none to one that was retired."""
+    stage = make_stage(path=FAST, timeouts=NO_SWEEPS)
+    taken = CountingPath(stage)
+    client = stage.client()
+    for _ in range(3):
+        client.invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
+    num_before, num_taken = len(stage.a.received), taken.num_taken
+    assert num_taken
+    settings = EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))
+
+    async def replace() -> None:
+        endpoint = stage.registry.stage(settings, 1)
+        stage.registry.add(
+            Instance(
+                name="c", endpoint="llava", model="llava", port=stage.b.port, generation=1, state=InstanceState.READY
+            )
+        )
+        stage.registry.serve(endpoint)
+
+    stage.run(replace())
+    for _ in range(4):
+        client.invoke_endpoint(EndpointName="llava", SessionId=make_session_id("c"), Body=b"{}")
+    assert len(stage.a.received) == num_before
+    assert taken.num_taken > num_taken
+
+    async def retire() -> None:
+        stage.registry.retire(stage.registry.get_endpoint("llava"))
+
+    stage.run(retire())
+    with pytest.raises(ClientError, match="not found"):
+        client.invoke_endpoint(EndpointName="llava", SessionId=make_session_id("c"), Body=b"{}")
+
+
+def test_a_declined_request_leaves_the_order_of_instances(make_stage: Callable[..., Stage]) -> None:
+    """The look at the least loaded instance does not count: equal load still spreads evenly."""
+    stage = make_stage(path=FAST, names=("a", "b", "c"))
+    client = stage.client()
+    for _ in range(30):
+        client.invoke_endpoint(EndpointName="llava", Body=b"{}")  # the first three find no idle connection
+
+    assert [len(fake.received) for fake in stage.instances.values()] == [10, 10, 10]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [FAST, GENERAL])
+def test_the_proxys_tests_pass_on_either_path(path: str) -> None:
+    """What the tests of requests assert holds with as many as possible on the fast path, and with none."""
+    files = [f"tests/proxy/test_{name}.py" for name in SUITE]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        cwd=ROOT,
+        env={**os.environ, PATH: path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]

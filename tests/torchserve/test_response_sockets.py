@@ -1,0 +1,154 @@
+"""OpenAI's Responses API over WebSocket, through OpenAI's own client, on real TorchServe instances."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import pytest
+from openai.resources.responses.responses import ResponsesConnection
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from tests.torchserve.conftest import Fleet
+from tests.torchserve.test_responses import COLOR, FIRST, SHAPE
+
+pytestmark = [
+    pytest.mark.torchserve,
+    pytest.mark.filterwarnings(r"ignore:connect\(\) must be used as a context manager"),  # OpenAI's client does not
+]
+LAST = ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+@pytest.fixture(params=["/v1", "/endpoints/llava/openai/v1"])
+def gpt(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
+    """Return OpenAI's own client, configured with the address only."""
+    with openai.OpenAI(base_url=fleet.runtime + request.param, api_key="any", timeout=90, max_retries=0) as client:
+        yield client
+
+
+@contextmanager
+def connected(gpt: openai.OpenAI) -> Iterator[ResponsesConnection]:
+    """Open a connection of OpenAI's client."""
+    with gpt.responses.connect() as connection:
+        yield connection
+
+
+def events_of(connection: ResponsesConnection, **body: Any) -> list[Any]:
+    """Send a message, and return the events of its answer."""
+    message: Any = {"type": "response.create", "model": "llava", **body}
+    connection.send(message)
+    events: list[Any] = []
+    while not events or events[-1].type not in LAST:
+        events.append(connection.recv())
+    return events
+
+
+def ask(connection: ResponsesConnection, **body: Any) -> Any:
+    """Return the response, or the error, of a message."""
+    last = events_of(connection, **body)[-1]
+    return last.error if last.type == "error" else last.response
+
+
+def test_a_connection_has_the_events_of_http(gpt: openai.OpenAI) -> None:
+    """One response follows the other; each event is what HTTP sends, and nothing follows the last one."""
+    over_http = list(gpt.responses.create(model="llava", input=FIRST, stream=True))
+    with connected(gpt) as connection:
+        first = events_of(connection, input=FIRST)
+        second = events_of(connection, input=SHAPE, previous_response_id=first[-1].response.id)
+
+    assert [event.type for event in first] == [event.type for event in over_http]
+    assert [getattr(event, "delta", None) for event in first] == [getattr(each, "delta", None) for each in over_http]
+    assert [event.sequence_number for event in second] == list(range(len(second)))
+    assert "circle" in second[-1].response.output_text
+    assert second[-1].response.usage.input_tokens_details.cached_tokens > 0
+    assert gpt.responses.retrieve(second[-1].response.id).output_text == second[-1].response.output_text
+
+
+def test_an_unstored_response_continues_on_its_connection_only(gpt: openai.OpenAI) -> None:
+    """Only the new input is sent; the picture of the first turn is seen, and its cache is used."""
+    with connected(gpt) as connection, connected(gpt) as other:
+        first = ask(connection, input=FIRST, store=False)
+        second = ask(connection, input=SHAPE, store=False, previous_response_id=first.id)
+        elsewhere = ask(other, input=SHAPE, store=False, previous_response_id=second.id)
+        fresh = ask(other, input=FIRST, store=False)
+        third = ask(connection, input=COLOR, store=False, previous_response_id=second.id)
+        stored = ask(connection, input=SHAPE, previous_response_id=third.id)
+        with pytest.raises(openai.NotFoundError):
+            gpt.responses.retrieve(third.id)
+
+    assert second.previous_response_id == first.id
+    assert "circle" in second.output_text
+    assert second.usage.input_tokens_details.cached_tokens > 0
+    assert elsewhere.code == "previous_response_not_found"
+    assert "red" in fresh.output_text
+    assert "red" in third.output_text
+    assert "circle" in gpt.responses.retrieve(stored.id).output_text
+    assert "red" in gpt.responses.create(model="llava", input=COLOR, previous_response_id=stored.id).output_text
+
+
+def test_a_failed_continuation_drops_the_response_that_it_named(gpt: openai.OpenAI) -> None:
+    """A stored response stays; an unknown one is not found, and the connection goes on."""
+    wrong: Any = [{"type": "function_call_output", "call_id": "call_x", "output": "1"}]
+    with connected(gpt) as connection:
+        unstored = ask(connection, input=FIRST, store=False)
+        failed = ask(connection, input=wrong, store=False, previous_response_id=unstored.id)
+        gone = ask(connection, input=SHAPE, store=False, previous_response_id=unstored.id)
+        stored = ask(connection, input=FIRST)
+        failed_again = ask(connection, input=wrong, previous_response_id=stored.id)
+        following = ask(connection, input=SHAPE, previous_response_id=stored.id)
+        unknown = ask(connection, input=SHAPE, previous_response_id="resp_unknown")
+
+    assert "No tool call found" in failed.message
+    assert gone.code == "previous_response_not_found"
+    assert "No tool call found" in failed_again.message
+    assert "circle" in following.output_text
+    assert (unknown.code, unknown.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_compaction_is_the_base_of_a_connection(gpt: openai.OpenAI) -> None:
+    """What follows it may be unstored, and continues in its turn."""
+    compacted = gpt.responses.compact(model="llava", input=FIRST)
+    base = [item.to_dict() for item in compacted.output]
+    with connected(gpt) as connection:
+        first = ask(connection, input=[*base, {"role": "user", "content": COLOR}], store=False)
+        second = ask(connection, input=SHAPE, store=False, previous_response_id=first.id)
+
+    assert "red" in first.output_text
+    assert "circle" in second.output_text
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "response.create"),
+        ('{"type": "response.steer", "input": "x", "previous_response_id": "r"}', "response.create"),
+        ('{"type": "response.create", "model": "llava", "input": "x", "background": true}', "'background'"),
+        ('{"type": "response.create", "model": "llava", "input": "x", "stream_id": "a"}', "'stream_id'"),
+        ('{"type": "response.create", "input": "x"}', "'model'"),
+    ],
+)
+def test_refused_message_is_an_error_event(gpt: openai.OpenAI, message: str, told: str) -> None:
+    """The connection goes on."""
+    with connected(gpt) as connection:
+        connection.send_raw(message)
+        refused: Any = connection.recv()
+        answered = ask(connection, input=FIRST, store=False)
+
+    assert refused.type == "error"
+    assert told in refused.error.message
+    assert "red" in answered.output_text
+
+
+def test_pages_of_other_sites_may_not_connect(fleet: Fleet) -> None:
+    """The checks of Host and Origin are those of every request."""
+    address = fleet.runtime.replace("http://", "ws://") + "/v1/responses"
+    foreign: Any = "https://evil.example"
+    with pytest.raises(InvalidStatus) as caught, connect(address, origin=foreign, open_timeout=60):
+        pass
+    assert caught.value.response.status_code == 403
+    own: Any = fleet.runtime
+    with connect(address, origin=own, open_timeout=60) as socket:
+        socket.send("{")
+        assert "not valid JSON" in str(socket.recv(timeout=60))

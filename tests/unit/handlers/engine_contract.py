@@ -1,0 +1,307 @@
+"""What every engine must do: the tests of the contract, which a class for each engine inherits.
+
+They use nothing of an engine but `handlers/engine/contract.py`.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from handlers.engine.contract import (
+    AnswerRequest,
+    Cancel,
+    ChatEngine,
+    FinishReason,
+    GrammarText,
+    PlacedPicture,
+    SamplingParams,
+    TokenEvent,
+)
+from handlers.errors import HandlerError, InternalError, TurnTimedOut
+from handlers.models.prompt_format import PromptFormat
+
+DEADLINE_S = 60.0
+QUESTION = "What do you see in this picture, and where is it? Please say its shape and its colour. " * 4
+
+
+class Asked:
+    """An answer in progress, with its events."""
+
+    def __init__(self, is_enough: Callable[[int], bool]) -> None:
+        self.events: list[TokenEvent] = []
+        self.num_wakes = 0
+        self.cancel: Cancel = lambda error: None
+        self._is_enough = is_enough
+        self._changed = threading.Condition()
+
+    def on_event(self, event: TokenEvent) -> bool:
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+        return not self._is_enough(len(self.events))
+
+    def wake(self) -> None:
+        self.num_wakes += 1
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.token_id for event in self.events if event.token_id is not None]
+
+    @property
+    def is_over(self) -> bool:
+        last = self.events[-1] if self.events else TokenEvent(0)
+        return last.token_id is None or last.finish_reason is not None or self._is_enough(len(self.events))
+
+    def wait(self, num_events: int = 1_000_000) -> "Asked":
+        """Wait for the end, or for this many events."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.is_over or len(self.events) >= num_events, DEADLINE_S)
+        return self
+
+
+@dataclass(slots=True)
+class Contender:
+    """An engine under test. reference: transformers' own model of the same checkpoint, in float32."""
+
+    engine: ChatEngine
+    prompts: PromptFormat
+    reference: Any
+    processor: Any = None
+    _keys: Any = field(default_factory=lambda: count(1))
+
+    def ask(
+        self,
+        text: str,
+        picture: Image.Image | None = None,
+        *,
+        scope: str = "",
+        given: Sequence[int] = (),
+        within_s: float = DEADLINE_S,
+        is_enough: Callable[[int], bool] = lambda number: False,
+        **params: Any,
+    ) -> Asked:
+        """Begin an answer to a question. Scopes that are not named are each the only one of their kind."""
+        cache = self.engine.pool.open(scope or f"scope-{next(self._keys)}")
+        features = None if picture is None else self.engine.encode(picture)
+        sizes = [] if features is None else [len(features)]
+        keys, placed = self.prompts.render(_messages(text, picture), sizes), []
+        if features is not None:
+            assert self.prompts.image_token_id is not None
+            start, key = keys.index(self.prompts.image_token_id), -next(self._keys)
+            keys[start : start + len(features)] = [key] * len(features)
+            placed = [PlacedPicture(start, features)]
+        cache.match(keys)
+        asked = Asked(is_enough)
+        asked.cancel = self.engine.submit(
+            cache,
+            AnswerRequest(
+                prompt=keys,
+                pictures=placed,
+                params=SamplingParams(**{"max_new_tokens": 16, **params}),
+                deadline=time.monotonic() + within_s,
+                on_event=asked.on_event,
+                wake=asked.wake,
+                given=given,
+            ),
+        )
+        return asked
+
+    def answer(self, text: str, picture: Image.Image | None = None, **options: Any) -> list[int]:
+        asked = self.ask(text, picture, **options).wait()
+        assert asked.events[-1].error is None, asked.events[-1].error
+        return asked.tokens
+
+    def generate(self, text: str, picture: Image.Image | None, num: int) -> list[int]:
+        """Return transformers' greedy answer."""
+        inputs = self._inputs(text, picture)
+        with torch.inference_mode():
+            output = self.reference.generate(**inputs, do_sample=False, max_new_tokens=num)
+        return output[0, inputs["input_ids"].shape[1] :].tolist()  # type: ignore[no-any-return]
+
+    def logprobs(self, text: str, picture: Image.Image | None) -> torch.Tensor:
+        """Return transformers' log probabilities of the first token, (vocabulary,)."""
+        with torch.inference_mode():
+            return self.reference(**self._inputs(text, picture)).logits[0, -1].log_softmax(dim=-1)  # type: ignore[no-any-return]
+
+    def _inputs(self, text: str, picture: Image.Image | None) -> Any:
+        if picture is None:
+            ids = torch.tensor([self.prompts.render(_messages(text, None), [])])
+            return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        rendered = self.prompts.template.render(_messages(text, picture), ())
+        return self.processor(text=rendered, images=[picture], return_tensors="pt")
+
+
+def _messages(text: str, picture: Image.Image | None) -> list[dict[str, Any]]:
+    pictures = [] if picture is None else [{"type": "image"}]
+    return [{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}]
+
+
+def draw(shape: str, colour: str) -> Image.Image:
+    """Return a picture of one coloured shape on white."""
+    picture = Image.new("RGB", (96, 96), "white")
+    getattr(ImageDraw.Draw(picture), shape)((24, 24, 72, 72), fill=colour)
+    return picture
+
+
+class EngineContract:
+    """The tests. A subclass has the class-scoped fixture `contender`, and says whether its checkpoint can see."""
+
+    can_see = True
+
+    @pytest.fixture
+    def red(self) -> Image.Image | None:
+        return draw("ellipse", "red") if self.can_see else None
+
+    @pytest.fixture
+    def blue(self) -> Image.Image | None:
+        return draw("rectangle", "blue") if self.can_see else None
+
+    def test_greedy_answers_are_those_of_generate(self, contender: Contender, red: Any, blue: Any) -> None:
+        """Token for token, alone and beside others, with pictures and without."""
+        questions = [("What colour is it?", red), ("Which shape is this?", blue), ("Hello there", None)]
+        expected = [contender.generate(text, picture, 16) for text, picture in questions]
+
+        alone = [contender.answer(text, picture) for text, picture in questions]
+        together = [contender.ask(text, picture) for text, picture in [*questions, *questions]]
+
+        assert alone == expected
+        assert [asked.wait().tokens for asked in together] == [*expected, *expected]
+
+    def test_tokens_arrive_one_by_one_and_the_last_says_why(self, contender: Contender) -> None:
+        """An answer ends at its length or at an end token; the reader is woken."""
+        short = contender.ask("Hello there", max_new_tokens=3).wait()
+        assert [event.finish_reason for event in short.events[:-1]] == [None] * (len(short.events) - 1)
+        assert (len(short.tokens), short.events[-1].finish_reason) == (3, FinishReason.LENGTH)
+
+        eos = min(contender.prompts.eos_token_ids)
+        ended = contender.ask("Hello there", logit_bias=((eos, 100.0),)).wait()
+        assert [(event.token_id, event.finish_reason) for event in ended.events] == [(eos, FinishReason.EOS)]
+        assert ended.num_wakes >= 1 or ended.is_over
+
+    def test_an_answer_ends_where_its_reader_wants(self, contender: Contender) -> None:
+        """As at a stop sequence: no event follows, and the engine has nothing left to do."""
+        asked = contender.ask("Hello there", max_new_tokens=200, is_enough=lambda number: number == 4, **ENDLESS).wait()
+
+        self.settle(contender)
+        assert len(asked.events) == 4
+
+    def test_a_cancelled_answer_ends_within_a_step(self, contender: Contender) -> None:
+        """Its last event has the error; answers beside it go on."""
+        expected = contender.answer("Which shape is this?", max_new_tokens=40)
+        asked = contender.ask("Hello there", max_new_tokens=200, **ENDLESS)
+        beside = contender.ask("Which shape is this?", max_new_tokens=40)
+        asked.wait(num_events=2)
+        error = InternalError("cancelled by the test")
+
+        asked.cancel(error)
+        asked.wait()
+
+        assert asked.events[-1].error is error
+        assert len(asked.tokens) < 100
+        assert beside.wait().tokens == expected
+        asked.cancel(InternalError("too late"))
+        self.settle(contender)
+        assert asked.events[-1].error is error
+
+    def test_a_deadline_ends_an_answer(self, contender: Contender) -> None:
+        asked = contender.ask("Hello there", max_new_tokens=200, within_s=0.0, **ENDLESS).wait()
+
+        assert isinstance(asked.events[-1].error, TurnTimedOut)
+        self.settle(contender)
+
+    def test_log_probabilities_are_the_models(self, contender: Contender, red: Any) -> None:
+        """Of the chosen token, and of the likeliest ones in order."""
+        expected = contender.logprobs("What colour is it?", red)
+        asked = contender.ask("What colour is it?", red, max_new_tokens=2, top_n_tokens=4).wait()
+        first = asked.events[0]
+
+        values, ids = expected.topk(4)
+        assert [token for token, _ in first.top] == ids.tolist()
+        assert [logprob for _, logprob in first.top] == pytest.approx(values.tolist(), abs=2e-3)
+        assert first.logprob == pytest.approx(float(values[0]), abs=2e-3)
+        plain = contender.ask("What colour is it?", red, max_new_tokens=2).wait()
+        assert plain.events[0].top == ()
+        assert plain.events[0].logprob == pytest.approx(float(values[0]), abs=2e-3)
+
+    def test_a_seed_decides_a_sampled_answer(self, contender: Contender) -> None:
+        """Whatever runs beside it; other seeds give other answers."""
+        sampled = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 12, **ENDLESS}
+        first = contender.answer("Hello there", seed=7, **sampled)
+        others = [contender.ask("Which shape is this?", seed=seed, **sampled) for seed in range(3)]
+        again = contender.answer("Hello there", seed=7, **sampled)
+
+        assert again == first
+        assert contender.answer("Hello there", seed=8, **sampled) != first
+        assert len({tuple(asked.wait().tokens) for asked in others}) > 1
+
+    def test_scopes_share_nothing(self, contender: Contender) -> None:
+        """A prompt's beginning is computed once within a scope, and again in another one."""
+        text = QUESTION[: self.max_question]
+        first = contender.ask(text, scope="tenant-a").wait()
+        same = contender.ask(text, scope="tenant-a").wait()
+        other = contender.ask(text, scope="tenant-b").wait()
+
+        assert first.events[0].num_cached == 0
+        assert same.events[0].num_cached > 0
+        assert other.events[0].num_cached == 0
+        assert first.tokens == same.tokens == other.tokens
+
+    max_question = len(QUESTION)
+
+    def test_an_answer_goes_on_from_given_tokens(self, contender: Contender, red: Any) -> None:
+        whole = contender.answer("What colour is it?", red, max_new_tokens=12)
+
+        assert contender.answer("What colour is it?", red, max_new_tokens=12, given=whole[:4]) == whole[4:]
+
+    def test_an_answer_follows_its_grammar(self, contender: Contender) -> None:
+        assert contender.engine.capabilities.has_grammars
+        grammar = contender.engine.compile_grammar(GrammarText("regex", "[a-c]{5}", "grammar"))
+
+        tokens = contender.answer("Hello there", max_new_tokens=30, grammar=grammar)
+
+        text = contender.prompts.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        assert len(text) == 5
+        assert set(text) <= set("abc")
+
+    def test_a_grammar_that_cannot_be_followed_is_refused(self, contender: Contender) -> None:
+        with pytest.raises(HandlerError, match="grammar"):
+            contender.engine.compile_grammar(GrammarText("json_schema", '{"type": "nothing"}', "grammar"))
+
+    def test_numbers_are_those_of_the_work(self, contender: Contender) -> None:
+        """Steps go up; the pool has a capacity, whose parts fit into it."""
+        before = contender.engine.numbers().steps
+        contender.answer("Hello there")
+        pool = contender.engine.pool
+
+        assert contender.engine.numbers().steps > before
+        assert 0 <= pool.used_bytes <= pool.capacity_bytes
+        assert pool.num_tokens(pool.num_bytes(64)) >= 64
+        assert pool.num_tokens(pool.capacity_bytes) >= contender.engine.capabilities.max_context
+
+    def settle(self, contender: Contender) -> None:
+        """Wait until the engine has no answer in its batch; an answer of one token shows the state after it."""
+        limit = time.monotonic() + DEADLINE_S
+        while contender.engine.numbers().rows:
+            assert time.monotonic() < limit
+            contender.answer("Hi", max_new_tokens=1)
+
+    def test_stop_ends_answers_and_refuses_more(self, contender: Contender) -> None:
+        """The last test: running answers end with an error, and none is accepted after that."""
+        asked = contender.ask("Hello there", max_new_tokens=200, **ENDLESS).wait(num_events=1)
+
+        contender.engine.stop()
+
+        assert isinstance(asked.wait().events[-1].error, InternalError)
+        with pytest.raises(InternalError):
+            contender.ask("Hello there")
+
+
+# Without the end token an answer of the tiny checkpoints reaches its length.
+ENDLESS: dict[str, Any] = {"logit_bias": ((2, -100.0),)}

@@ -1,0 +1,50 @@
+"""Tokens of prompts, and texts of tokens, as vLLM shows them."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.handlers.test_chat_completion import QUESTION, chat, raw, user
+
+RESOURCE = "x-torchmoor-resource"
+
+
+def tokenize(client: Any, **body: Any) -> Any:
+    return client.call(body, {RESOURCE: "POST tokenize"})
+
+
+def detokenize(client: Any, tokens: Any, **more: Any) -> Any:
+    return client.call({"tokens": tokens, **more}, {RESOURCE: "POST detokenize"})
+
+
+def test_tokens_are_those_that_an_answer_is_made_from(client: Any, red: Any) -> None:
+    """Messages are rendered by the template, a raw prompt is not; the positions of pictures count."""
+    context = "x-torchmoor-context-tokens"
+    for shown, asked in (
+        (tokenize(client, messages=[user(QUESTION)]), chat(user(QUESTION))),
+        (tokenize(client, messages=[user(QUESTION, red)]), chat(user(QUESTION, red))),
+        (tokenize(client, prompt="a red circle"), raw("a red circle")),
+    ):
+        assert shown.status == 200, shown.body
+        assert shown.json["count"] == len(shown.json["tokens"]) == int(client.call(asked).headers[context])
+        assert shown.json["max_model_len"] >= shown.json["count"]
+        assert shown.json["token_strs"] is None
+
+
+def test_tokens_become_their_text_again(client: Any) -> None:
+    shown = tokenize(client, prompt="a red circle", return_token_strs=True).json
+
+    assert len(shown["token_strs"]) == shown["count"]
+    assert detokenize(client, shown["tokens"], model="llava").json == {"prompt": "a red circle"}
+    assert detokenize(client, []).json == {"prompt": ""}
+
+
+@pytest.mark.parametrize("tokens", [None, "1", [1.5], [-1], [True], [10**9], [[1]]])
+def test_wrong_tokens_are_refused_by_name(client: Any, tokens: Any) -> None:
+    answer = detokenize(client, tokens)
+    assert (answer.status, answer.json["error"]["param"]) == (400, "tokens")
+
+
+def test_other_fields_are_refused_by_name(client: Any) -> None:
+    for answer in (detokenize(client, [1], color="red"), tokenize(client, prompt="a", color="red")):
+        assert (answer.status, answer.json["error"]["param"]) == (400, "color")

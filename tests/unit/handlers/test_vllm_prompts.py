@@ -1,0 +1,139 @@
+"""What the engine vllm gets, without vLLM: prompts with their pictures, and the settings that belong to it."""
+
+import json
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from handlers.engine.contract import PlacedPicture
+from handlers.engine.vllm.pictures import VllmPicture, make_prompt
+from handlers.engine.vllm.start import make_arguments, prepare_environment
+from handlers.errors import SettingsError
+from handlers.settings import HandlerSettings, load_settings
+from handlers.start_many import check_engine
+
+IMAGE = 3
+
+
+def picture(num_tokens: int) -> VllmPicture:
+    return VllmPicture(Image.new("RGB", (8, 4)), num_tokens)
+
+
+def settings(**environ: str) -> HandlerSettings:
+    return load_settings({}, {f"TORCHMOOR_HANDLER_{name}": value for name, value in environ.items()})
+
+
+def test_each_picture_has_one_placeholder_and_its_key() -> None:
+    """Neighbours, the same picture twice, and one at either end."""
+    first, second = picture(3), picture(2)
+    keys = [-7, -7, -7, 11, -9, -9, -7, -7, -7]
+    placed = [PlacedPicture(0, first), PlacedPicture(4, second), PlacedPicture(6, first)]
+
+    prompt = make_prompt(keys, placed, IMAGE, "scope")
+
+    assert prompt["prompt_token_ids"] == [IMAGE, 11, IMAGE, IMAGE]
+    assert prompt["multi_modal_uuids"] == {"image": ["-7", "-9", "-7"]}
+    assert prompt["multi_modal_data"]["image"] == [first.picture, second.picture, first.picture]
+    assert prompt["cache_salt"] == "scope"
+
+
+def test_a_prompt_without_pictures_has_none() -> None:
+    assert make_prompt([5, 6], [], None, "scope") == {"prompt_token_ids": [5, 6], "cache_salt": "scope"}
+
+
+def test_a_pictures_memory_is_that_of_its_pixels() -> None:
+    assert (picture(5).nbytes, len(picture(5))) == (8 * 4 * 3, 5)
+
+
+def test_settings_become_arguments_of_vllm(tmp_path: Any) -> None:
+    found = make_arguments(
+        settings(
+            ENGINE_NAME="vllm",
+            ENGINE_MAX_ROWS="12",
+            ENGINE_MAX_CONTEXT_TOKENS="4096",
+            MODEL_DTYPE="bfloat16",
+            MODEL_TENSOR_PARALLEL="4",
+            SESSION_KV_BYTES=str(1 << 30),
+            SESSION_MAX_IMAGES="3",
+            VLLM_PIPELINE_PARALLEL="2",
+            VLLM_QUANTIZATION="awq",
+            VLLM_KV_OFFLOAD_BYTES=str(4 << 30),
+            VLLM_SPECULATIVE='{"method": "ngram", "num_speculative_tokens": 4}',
+            VLLM_OPTIONS='{"block_size": 32}',
+        ),
+        tmp_path,
+    )
+
+    assert (
+        found
+        | {
+            "model": str(tmp_path),
+            "dtype": "bfloat16",
+            "max_num_seqs": 12,
+            "max_model_len": 4096,
+            "tensor_parallel_size": 4,
+            "pipeline_parallel_size": 2,
+            "quantization": "awq",
+            "kv_cache_memory_bytes": 1 << 30,
+            "kv_offloading_size": 4.0,
+            "limit_mm_per_prompt": {"image": 3},
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 4},
+            "block_size": 32,
+        }
+        == found
+    )
+
+
+def test_an_option_does_not_override_a_setting(tmp_path: Any) -> None:
+    with pytest.raises(SettingsError, match="max_num_seqs"):
+        make_arguments(settings(ENGINE_NAME="vllm", VLLM_OPTIONS='{"max_num_seqs": 1}'), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "key"),
+    [
+        ("SESSION_KV_TOKENS", "100", "session.kv_tokens"),
+        ("JOURNAL_MAX_KV_BYTES", "100", "journal.max_kv_bytes"),
+        ("MODEL_COMPILE", "layers", "model.compile"),
+        ("MODEL_ATTENTION", "eager", "model.attention"),
+    ],
+)
+def test_what_vllm_does_not_have_is_refused(variable: str, value: str, key: str) -> None:
+    with pytest.raises(SettingsError, match=f"handler.{key} is not offered by the engine vllm"):
+        settings(ENGINE_NAME="vllm", **{variable: value})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("VLLM_QUANTIZATION", "awq", "handler.vllm needs"),
+        ("VLLM_OPTIONS", "block_size=32", "handler.vllm.options must be of type dict"),
+        ("MODEL_TENSOR_PARALLEL", "2", "handler.model.tensor_parallel is 2.*set handler.engine.name to vllm"),
+        ("ENGINE_NAME", "sglang", "must be builtin or vllm"),
+    ],
+)
+def test_what_needs_vllm_says_so(variable: str, value: str, named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        settings(**{variable: value})
+
+
+def test_many_models_have_the_built_in_engine() -> None:
+    with pytest.raises(SettingsError, match=r"handler\.engine\.name"):
+        check_engine(settings(ENGINE_NAME="vllm"))
+
+
+def test_a_model_of_one_gpu_sees_the_assigned_one() -> None:
+    """TorchServe counts the GPUs that it can see; a model that is spread sees them all."""
+    environ = {"CUDA_VISIBLE_DEVICES": "4,5"}
+    prepare_environment(settings(ENGINE_NAME="vllm"), 1, environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "5"
+
+    environ = {"CUDA_VISIBLE_DEVICES": "4,5"}
+    prepare_environment(settings(ENGINE_NAME="vllm", MODEL_TENSOR_PARALLEL="2"), 0, environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "4,5"
+
+    environ = {}
+    prepare_environment(settings(ENGINE_NAME="vllm"), 2, environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "2"
+    assert json.loads(environ["VLLM_NO_USAGE_STATS"]) == 1

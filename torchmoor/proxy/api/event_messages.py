@@ -1,0 +1,79 @@
+"""Takes an answer of the Responses API apart: its events become messages, its error the event of an error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MAX_EVENT_BYTES = 64 << 20  # of a longer event, or error, only the end is kept, which is not passed on
+_EVENT_END = b"\n\n"
+_DATA = b"data: "
+_BEGINNING = 256  # bytes of an event with a response that have the field's name
+_BROKEN = {"code": "server_error", "message": "The answer was broken off.", "param": None, "type": "server_error"}
+
+
+def error_message(status: int, error: dict[str, Any]) -> bytes:
+    """Encode the event by which a WebSocket's client sees an error."""
+    return json.dumps({"type": "error", "status": status, "error": error}).encode()
+
+
+class EventMessages:
+    """Reads one answer.
+
+    last: the response of its last event, None before the end. num_bytes: of that event. is_failed: the answer is an
+    error, or ends with one.
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[str, Any] | None = None
+        self.num_bytes = 0
+        self.is_failed = False
+        self._held = b""  # the beginning of an event, or of an error
+
+    def read(self, status: int, piece: bytes, previous: str | None) -> list[bytes]:
+        """Read a piece. previous: the response that the client has continued, if the instance does not know it."""
+        events: list[bytes] = []
+        self._held += piece
+        if status == 200:
+            *events, self._held = self._held.split(_EVENT_END)
+        self._held = self._held[-MAX_EVENT_BYTES:]
+        return [message for event in events if (message := self._read_event(event, previous))]
+
+    def end(self, status: int, *, is_whole: bool) -> list[bytes]:
+        """Read the end. Return the event of an error, unless the client has had the last event."""
+        if (is_whole and self.last is not None) or self.is_failed:
+            return []
+        self.is_failed = True
+        return [error_message(502, _BROKEN) if status == 200 else error_message(status, self._read_error())]
+
+    def _read_event(self, event: bytes, previous: str | None) -> bytes:
+        """Return the data of an event. Only those with a response are decoded, and those without a name."""
+        name, _, data = event.rpartition(b"\n")
+        if not data.startswith(_DATA):
+            return b""
+        data = data[len(_DATA) :]
+        if name and b'"response":' not in data[:_BEGINNING]:
+            return data
+        try:
+            value = json.loads(data)
+            if not name and "error" in value:  # by which the proxy ends a stream that broke off
+                self.is_failed = True
+                return error_message(502, value["error"])
+            response = value["response"]
+            status = response["status"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return data
+        if status not in ("in_progress", "queued"):
+            self.last, self.num_bytes = response, len(data)
+            self.is_failed = status not in ("completed", "incomplete")
+        if previous is None:
+            return data
+        response["previous_response_id"] = previous
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def _read_error(self) -> dict[str, Any]:
+        try:
+            error: dict[str, Any] = json.loads(self._held)["error"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return _BROKEN
+        return error

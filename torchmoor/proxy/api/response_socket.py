@@ -1,0 +1,241 @@
+"""OpenAI's Responses API over a WebSocket connection: each `response.create` message is a streamed request.
+
+A response with `store: false` leaves no trace at an instance. Its connection keeps the items of the last one, and sends
+them again with the input of the response that follows it. See docs/decisions/0047-websockets-resend.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from secrets import token_hex
+from time import monotonic
+from typing import Any
+
+from torchmoor.config.websocket import WebSocketSettings
+from torchmoor.errors import ServiceUnavailable, ValidationError
+from torchmoor.proxy.api.affinity_keys import FIELDS, has_header
+from torchmoor.proxy.api.event_messages import EventMessages, error_message
+from torchmoor.proxy.api.validation import INVOCATION_ID, make_note
+from torchmoor.proxy.http.call import Call, MessageRequest, Upgrade
+from torchmoor.proxy.http.fields import BadMessage, FieldKind
+from torchmoor.proxy.http.head import HeadBook
+from torchmoor.proxy.http.message import Reply, Request, RequestLine
+from torchmoor.proxy.http.outgoing import ReplayBudget
+from torchmoor.proxy.http.websocket import accept
+
+CREATE = "response.create"
+_HANDSHAKE = b"sec-websocket-"
+_OWN_FIELDS = frozenset((b"content-type", b"accept", b"accept-encoding", INVOCATION_ID))
+_TOO_OLD = {
+    "type": "invalid_request_error",
+    "code": "websocket_connection_limit_reached",
+    "message": "The connection has reached its longest time; open a new one.",
+    "param": None,
+}
+
+
+@dataclass(slots=True)
+class Unstored:
+    """A response that only its connection knows. base: fields that name what precedes the items."""
+
+    id: str
+    base: dict[str, Any]
+    items: list[Any]
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The message that is being answered. named: the unstored response that it continues, None for any other."""
+
+    is_stored: bool
+    base: dict[str, Any]
+    items: list[Any]
+    num_bytes: int
+    named: Unstored | None
+    status: int = 0
+    events: EventMessages = field(default_factory=EventMessages)
+
+
+class ResponseSockets:
+    """Opens connections, and limits what they hold together."""
+
+    def __init__(self, settings: WebSocketSettings) -> None:
+        self._settings = settings
+        self._heads = HeadBook(make_note)
+        self._budget = ReplayBudget(max_body_bytes=0, max_total_bytes=settings.max_held_bytes)
+        self.num_open = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return self._budget.used_bytes
+
+    def open(self, request: Request, handle: Callable[[Request], Call | Reply]) -> Upgrade:
+        """Accept a handshake. handle: decides about the request of each message. Raises ApiError."""
+        if self.num_open >= self._settings.max_connections:
+            raise ServiceUnavailable("Too many WebSocket connections. Try again later.")
+        try:
+            protocol, accepted = accept(request, self._settings.max_message_bytes)
+        except BadMessage as bad:
+            error = ValidationError(bad.message)
+            error.status = bad.status
+            raise error from bad
+        self.num_open += 1
+        return Upgrade(protocol, accepted, ResponseSocket(request, handle, self._heads, self._budget, self._close))
+
+    def _close(self) -> None:
+        self.num_open -= 1
+
+
+class ResponseSocket:
+    """One connection's MessageHandler."""
+
+    farewell = error_message(400, _TOO_OLD)
+
+    def __init__(
+        self,
+        upgrade: Request,
+        handle: Callable[[Request], Call | Reply],
+        heads: HeadBook,
+        budget: ReplayBudget,
+        on_close: Callable[[], None],
+    ) -> None:
+        """upgrade: the request that opened the connection, whose fields and access its messages have.
+
+        handle: decides about a message's request. budget: of what is held by all connections.
+        """
+        self._upgrade = upgrade
+        self._handle = handle
+        self._heads = heads
+        self._budget = budget
+        self._on_close = on_close
+        self._num_held = 0
+        self._last: Unstored | None = None
+        self._asked: _Asked | None = None
+        self._line = RequestLine(b"POST", upgrade.path, b"", is_http10=False)
+        self._kept_lines = _kept_lines(upgrade)
+        # Without a session, it is this key that leads to the instance that has the conversation's KV cache.
+        self._key_line = b"x-session-id: ws-%b" % token_hex(16).encode()
+
+    # MessageHandler
+
+    def hold(self, num_bytes: int) -> bool:
+        added = num_bytes - self._num_held
+        if added > 0 and not self._budget.try_take(added):
+            return False
+        if added < 0:
+            self._budget.give_back(-added)
+        self._num_held = num_bytes
+        return True
+
+    def begin(self, message: bytes) -> MessageRequest | bytes:
+        try:
+            body = self._read(message)
+            data = json.dumps(body, separators=(",", ":")).encode()
+        except RecursionError:
+            return _refuse(ValidationError("The message is nested too deeply."))
+        except ValidationError as error:
+            return _refuse(error)
+        has_key = has_header(self._upgrade) or any(body.get(name) for name in FIELDS)
+        request = self._make_request(len(data), () if has_key else (self._key_line,))
+        return MessageRequest(request, data, self._handle(request))
+
+    def on_answer(self, status: int, piece: bytes) -> list[bytes]:
+        asked = self._asked
+        assert asked is not None
+        asked.status = status
+        return asked.events.read(status, piece, None if asked.named is None else asked.named.id)
+
+    def on_answer_end(self, *, is_whole: bool) -> list[bytes]:
+        asked, self._asked = self._asked, None
+        assert asked is not None
+        messages = asked.events.end(asked.status, is_whole=is_whole)
+        if asked.events.is_failed:
+            if asked.named is not None:
+                self._keep(None)
+        elif not asked.is_stored and asked.events.last is not None:
+            last, num_bytes = asked.events.last, asked.num_bytes + asked.events.num_bytes
+            items = [*asked.items, *last.get("output", ())]
+            self._keep(Unstored(last.get("id", ""), asked.base, items, num_bytes))
+        return messages
+
+    def close(self) -> None:
+        self.hold(0)
+        self._keep(None)
+        self._on_close()
+
+    # Messages
+
+    def _read(self, message: bytes) -> dict[str, Any]:
+        """Read a message as the body of its request. Raises ValidationError."""
+        try:
+            body = json.loads(message)
+        except ValueError as error:
+            raise ValidationError("The message is not valid JSON.") from error
+        if not isinstance(body, dict) or body.pop("type", None) != CREATE:
+            raise ValidationError(f"A message must be an object of the type '{CREATE}'; other types are not supported.")
+        if body.get("background"):
+            raise ValidationError("'background' is not supported over WebSocket.")
+        named = self._find_named(body)
+        items, base = _items(body.get("input")), _base(body)
+        num_bytes = len(message)
+        if named is not None:
+            if not items:
+                raise ValidationError("Missing required parameter: 'input', a text or a list of items.")
+            del body["previous_response_id"]
+            items, base = [*named.items, *items], named.base
+            body.update(base, input=items)
+            num_bytes += named.num_bytes
+        self._asked = _Asked(body.get("store") is not False, base, items, num_bytes, named)
+        body["stream"] = True
+        return body
+
+    def _find_named(self, body: dict[str, Any]) -> Unstored | None:
+        """Return the unstored response that a message continues."""
+        last = self._last
+        is_named = last is not None and body.get("previous_response_id") == last.id and not body.get("conversation")
+        return last if is_named else None
+
+    def _make_request(self, length: int, added: tuple[bytes, ...]) -> Request:
+        lines = [*self._kept_lines, *added, b"content-type: application/json", b"content-length: %d" % length]
+        request = Request(self._line, *self._heads.read(lines), monotonic())
+        request.principal = self._upgrade.principal
+        return request
+
+    def _keep(self, response: Unstored | None) -> None:
+        """Keep a response instead of the last one, if there is room for it."""
+        if self._last is not None:
+            self._budget.give_back(self._last.num_bytes)
+        is_kept = response is not None and self._budget.try_take(response.num_bytes)
+        self._last = response if is_kept else None
+
+
+def _kept_lines(upgrade: Request) -> list[bytes]:
+    """Return the header lines of the handshake that every message's request has, too."""
+    return [
+        field.line.removesuffix(b"\r\n")
+        for field in upgrade.fields
+        if field.role.kind in (FieldKind.HOST, FieldKind.PLAIN)
+        and field.name not in upgrade.layout.options
+        and field.name not in _OWN_FIELDS
+        and not field.name.startswith(_HANDSHAKE)
+    ]
+
+
+def _items(given: Any) -> list[Any]:
+    """Return an input as items."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return given if isinstance(given, list) else []
+
+
+def _base(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the field that names what precedes the input."""
+    return {name: value for name, value in body.items() if name == "previous_response_id" and value}
+
+
+def _refuse(error: ValidationError) -> bytes:
+    refused = {"type": "invalid_request_error", "code": error.kind, "message": error.message, "param": None}
+    return error_message(error.status, refused)

@@ -1,0 +1,185 @@
+"""A request on the fast path, from its sending to the end of its answer.
+
+A whole answer without special meaning ends it here. Anything else that happens turns it into an ordinary Exchange with
+the same bytes, lease and choice, which goes on as if there were no fast path.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.api.runtime import DROPPED_FIELDS, RuntimeOperation, answer_lines
+from torchmoor.proxy.api.stream_continuer import CONTINUABLE
+from torchmoor.proxy.dispatch.assignment import CLOSED_SESSION_ID, NEW_SESSION_ID, marking_line
+from torchmoor.proxy.dispatch.choice import Choice
+from torchmoor.proxy.http.answer import Loss
+from torchmoor.proxy.http.call import Target
+from torchmoor.proxy.http.exchange import Exchange
+from torchmoor.proxy.http.fast_path import FastClient
+from torchmoor.proxy.http.means import HttpMeans
+from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+from torchmoor.proxy.http.upstream import UpstreamConnection
+from torchmoor.proxy.instances.instance import Lease
+from torchmoor.wire.session_ids import SessionId
+
+# Fields of an answer that change what the proxy knows, or ask it for more than to pass the answer on.
+_SPECIAL = frozenset((NEW_SESSION_ID, CLOSED_SESSION_ID, CONTINUABLE))
+
+
+class FastOperation:
+    """What all requests of an operation share.
+
+    end_of_turn, end_of_other: of the heads that instances get, with a session and without.
+    """
+
+    def __init__(self, operation: RuntimeOperation, means: HttpMeans) -> None:
+        dispatchers = operation.dispatchers
+        self.operation = operation
+        self.means = means
+        self.budget = means.budget
+        self.dispatchers = dispatchers
+        self.dispatcher = dispatchers.first(operation.endpoint)
+        self.metrics = self.dispatcher.metrics
+        self.end_of_turn = marking_line(dispatchers.settings, uses_session=True) + b"\r\n"
+        self.end_of_other = marking_line(dispatchers.settings, uses_session=False) + b"\r\n"
+
+
+class FastRequest:
+    """The exchange of both connections, as long as nothing unusual happens; see RunningRequest and AnswerReceiver."""
+
+    __slots__ = (
+        *("_shared", "_client", "_request", "_body", "_choice", "_session"),
+        *("_request_id", "_lease", "_upstream", "_sent_at"),
+    )
+
+    is_answered = False
+    is_request_complete = True
+
+    _request_id: bytes
+    _lease: Lease
+    _upstream: UpstreamConnection
+    _sent_at: float
+
+    def __init__(
+        self,
+        shared: FastOperation,
+        client: FastClient,
+        request: Request,
+        body: bytes,
+        choice: Choice,
+        session: SessionId | None,
+    ) -> None:
+        self._shared = shared
+        self._client = client
+        self._request = request
+        self._body = body
+        self._choice = choice
+        self._session = session
+
+    def send(self, num_body_bytes: int) -> None:
+        """Count the request, and write it to an idle connection of the chosen instance.
+
+        num_body_bytes: what the body counts as. The replay budget has its bytes already.
+        """
+        shared, request, choice = self._shared, self._request, self._choice
+        operation, instance = shared.operation, choice.instance
+        shared.metrics.invocations += 1
+        choice.tally.count += 1
+        self._lease = instance.lease(num_body_bytes)
+        self._upstream = upstream = instance.idle.pop()
+        self._request_id = request_id = shared.dispatchers.new_request_id()
+        self._sent_at = monotonic()
+        head = operation.begin_head(
+            request,
+            request_id,
+            choice,
+            shared.dispatcher.path,
+            framing=request.framing_line,
+            held_back=operation.dialect.held_back,
+            timeout_line=operation.timeout_line,
+        )
+        self._client.deadline = request.received_at + operation.deadlines.first_byte_s
+        self._client.exchange = upstream.exchange = self
+        end = shared.end_of_other if self._session is None else shared.end_of_turn
+        upstream.transport.write(b"".join((*head, end, self._body)))
+
+    def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
+        if is_complete and self._try_finish(head, piece):
+            return
+        self._become_exchange().on_answer(head, piece, is_complete=is_complete)
+
+    def _try_finish(self, head: AnswerHead, piece: bytes) -> bool:
+        """Deliver a whole answer and end, or change nothing and return False."""
+        client, shared, choice, layout = self._client, self._shared, self._choice, head.layout
+        if head.status != 200 or layout.length is None or not _SPECIAL.isdisjoint(layout.places):
+            return False
+        if not client.keep_alive or choice.instance.breaker.num_failures or shared.dispatcher.queue is not None:
+            return False
+        now = monotonic()
+        if not shared.dispatchers.decisions.try_leave_out(now):  # else the general path records the decision
+            return False
+        lines = answer_lines(head.line.client_line, head, DROPPED_FIELDS, self._request_id)
+        client.write(b"".join((*lines, choice.runtime_lines, head.fields[layout.length].line, b"\r\n", piece)))
+        shared.budget.give_back(len(self._body))
+        self._upstream.release(can_reuse=True)
+        self._lease.release()
+        sent_at = self._sent_at
+        shared.metrics.observe(now - sent_at, sent_at - self._request.received_at)
+        client.exchange_over(is_request_complete=True)
+        return True
+
+    def _become_exchange(self) -> Exchange:
+        """Let the general path go on from here."""
+        shared, client, request = self._shared, self._client, self._request
+        shared.budget.give_back(len(self._body))  # the exchange takes it again
+        call = Invocation(
+            shared.operation,
+            request,
+            request_id=self._request_id,
+            dispatcher=shared.dispatcher,
+            session=self._session,
+        )
+        exchange = Exchange(client, request, call, shared.means, self._body, True)
+        sending = call.take_over(exchange, self._choice, self._lease, self._sent_at)
+        exchange.take_over(sending, self._upstream, self._sent_at)
+        if client.exchange is self:  # it has not left
+            client.exchange = exchange
+        return exchange
+
+    # All else is the general path's
+
+    def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        self._become_exchange().on_answer_piece(piece, is_complete=is_complete)
+
+    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        self._become_exchange().on_request_piece(piece, is_complete=is_complete)
+
+    def on_lost(self, loss: Loss) -> None:
+        self._become_exchange().on_lost(loss)
+
+    def on_client_gone(self) -> None:
+        self._become_exchange().on_client_gone()
+
+    def on_client_write_paused(self, is_paused: bool) -> None:
+        """Also called while the answer is written, so it must not become an exchange here."""
+        if is_paused:
+            self._upstream.pause_reading()
+        else:
+            self._upstream.resume_reading()
+
+    def on_upstream_write_paused(self, is_paused: bool) -> None:
+        self._become_exchange().on_upstream_write_paused(is_paused)
+
+    def on_target_down(self, target: Target) -> None:
+        if target is self._choice.instance:
+            self._become_exchange().on_target_down(target)
+
+    def expire(self, refusal: Reply) -> None:
+        self._become_exchange().expire(refusal)
+
+    def fault(self, refusal: Reply) -> None:
+        self._become_exchange().fault(refusal)
+
+    def __repr__(self) -> str:
+        return f"<FastRequest {self._request!r} to {self._choice.instance!r}>"

@@ -1,0 +1,116 @@
+"""Decides which requests take the fast path, and sends them: InvokeEndpoint on an endpoint with one plain variant.
+
+The checks stand in `FastRoute.try_send` in the order of their cost. Nothing is changed before the last one holds, so a
+request that fails one of them takes the general path as if it had not been looked at. What the checks leave out is
+listed in docs/decisions/0049-a-fast-path.md.
+"""
+
+from __future__ import annotations
+
+from torchmoor.proxy.access.web_pages import ORIGIN, SITE, WebPageGuard
+from torchmoor.proxy.api.runtime import RuntimeApi, RuntimeOperation, invoke_path
+from torchmoor.proxy.api.validation import NOT_THERE, SESSION_ID, TARGET_MODEL, TARGET_VARIANT
+from torchmoor.proxy.dispatch.assignment import weigh_body
+from torchmoor.proxy.dispatch.choice import Choice
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.dispatch.request_sessions import SESSION_KEY
+from torchmoor.proxy.fast_path.request import FastOperation, FastRequest
+from torchmoor.proxy.http.fast_path import FastClient
+from torchmoor.proxy.http.means import HttpMeans
+from torchmoor.proxy.http.message import Request
+from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
+from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT
+
+# Fields that give a request another meaning; those of WebPageGuard among them.
+_UNUSUAL = frozenset((*NOT_THERE, TARGET_MODEL, TARGET_VARIANT, ORIGIN, SITE))
+_POST = b"POST"
+MAX_AWAITED_BYTES = 65_536  # a longer body seldom comes in one read
+
+
+class FastRoutes:
+    """The operations that have a fast path, by the path of their requests. Implements FastPath of http/fast_path.py."""
+
+    def __init__(self, means: HttpMeans, dispatchers: Dispatchers, api: RuntimeApi, pages: WebPageGuard) -> None:
+        """For a data plane without keys and without limits of callers. api: must have been watching longer."""
+        self._means = means
+        self._dispatchers = dispatchers
+        self._api = api
+        self._pages = pages
+        self._routes: dict[bytes, FastRoute] = {}
+        dispatchers.registry.watch(self._add, on_retired=self._drop)
+
+    def _add(self, endpoint: Endpoint) -> None:
+        settings = endpoint.settings
+        is_plain = len(settings.variants) == 1 and settings.late_binding is None and settings.multi_model is None
+        operation = self._api.find_invoke(endpoint)
+        if is_plain and operation is not None:
+            self._routes[invoke_path(endpoint)] = FastRoute(operation, self._means)
+
+    def _drop(self, endpoint: Endpoint) -> None:
+        self._routes.pop(invoke_path(endpoint), None)
+
+    def may_take(self, request: Request) -> bool:
+        """Return True for a short body: clients such as boto3 send head and body separately."""
+        return (
+            request.path in self._routes
+            and request.layout.is_usual
+            and (request.content_length or 0) <= MAX_AWAITED_BYTES
+            and self._dispatchers.observer is None
+        )
+
+    def try_send(self, client: FastClient, request: Request, body: bytes) -> bool:
+        route = self._routes.get(request.path)
+        if route is None or self._dispatchers.observer is not None:
+            return False
+        if self._pages.is_on and not self._pages.knows(request.host):
+            return False
+        return route.try_send(client, request, body)
+
+
+class FastRoute:
+    """The checks of an operation's requests."""
+
+    def __init__(self, operation: RuntimeOperation, means: HttpMeans) -> None:
+        self._shared = shared = FastOperation(operation, means)
+        self._endpoint = operation.endpoint
+        self._sessions = operation.dispatchers.sessions
+        self._budget = means.budget
+        self._max_body_bytes = min(operation.max_body_bytes, means.budget.max_body_bytes)
+        self._pool = shared.dispatcher.variant.pool
+        self._chooser = shared.dispatcher.chooser
+        self._goes_by_load = isinstance(self._chooser.strategy, LeastOutstanding)
+
+    def try_send(self, client: FastClient, request: Request, body: bytes) -> bool:
+        layout, length = request.layout, request.content_length
+        if not (layout.is_usual and layout.is_sound and length and request.method == _POST):
+            return False
+        places = layout.places
+        if length > self._max_body_bytes or not _UNUSUAL.isdisjoint(places):
+            return False
+        if not client.keep_alive or client.is_write_paused:
+            return False
+        session, place = None, places.get(SESSION_ID)
+        if place is not None:
+            session = self._sessions.find_verified(self._endpoint, "", request.fields[place].value)
+            choice = None if session is None else self._chooser.find_home(session)
+        else:
+            choice = self._choose_by_load(body)
+        if choice is None:
+            return False
+        instance = choice.instance
+        num_body_bytes = length * weigh_body(request)
+        if instance.batches_sequences or not instance.has_body_room(num_body_bytes):
+            return False
+        idle = instance.idle
+        if not idle or idle[-1].transport.is_closing() or not self._budget.try_take(length):
+            return False
+        FastRequest(self._shared, client, request, body, choice, session).send(num_body_bytes)
+        return True
+
+    def _choose_by_load(self, body: bytes) -> Choice | None:
+        """Return the least loaded instance, for a request whose body does not name a session."""
+        if not self._goes_by_load or SESSION_KEY in body:
+            return None
+        pick = self._chooser.strategy.choose(FIRST_ATTEMPT, self._pool)  # has no side effect, so it may be repeated
+        return None if pick is None else self._chooser.choice_of(pick.instance, pick.reason)
