@@ -34,9 +34,9 @@ def test_commands_that_are_called_by_their_path_are_installed_whatever_the_base_
 
 
 def called_by_path() -> set[str]:
-    """Return the programs that our code looks for beside its Python, besides our own command."""
-    sources = [path for folder in ("torchmoor", "scripts") for path in (ROOT / folder).rglob("*.py")]
-    found = {name for path in sources for name in re.findall(r'executable\)\.with_name\("([\w-]+)"', path.read_text())}
+    """Return the programs that the image's code looks for beside a Python, besides our own command."""
+    sources = (ROOT / "torchmoor").rglob("*.py")
+    found = {name for path in sources for name in re.findall(r'\.with_name\("([\w-]+)"\)', path.read_text())}
     return found - {"torchmoor"}
 
 

@@ -40,18 +40,12 @@ def order(fleet: Fleet, verb: str, name: str, state: str) -> None:
     wait_until(lambda: [i["state"] for i in fleet.instances() if i["name"] == name] == [state], f"{name} {state}")
 
 
-def open_apart(fleet: Fleet) -> list[Chat]:
-    """Open sessions about a red circle until two settled instances hold one each; return these two."""
-    settled = fleet.settled()
-    chats: dict[str, Chat] = {}
-    for _ in range(30):
-        chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
-        (holder,) = fleet.holders(chat.id)
-        if holder in settled:
-            chats.setdefault(holder, chat)
-        if len(chats) == 2:
-            break
-    return list(chats.values())
+def open_at(fleet: Fleet, name: str, other: str) -> Chat:
+    """Open a session about a red circle on an instance, while the other one takes none."""
+    order(fleet, "drain", other, "draining")
+    chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
+    order(fleet, "resume", other, "ready")
+    return chat
 
 
 def test_sessions_survive_the_death_of_their_worker(fleet: Fleet) -> None:
@@ -59,12 +53,12 @@ def test_sessions_survive_the_death_of_their_worker(fleet: Fleet) -> None:
 
     The worker restarts under its name and serves the session again.
     """
-    wait_until(lambda: len(fleet.settled()) == 2, "both instances get all turns of their sessions", **PATIENTLY)
     names = ready_instances(fleet)
+    victim, survivor = sorted(names)
     client = fleet.client()
-    chats = open_apart(fleet)
-    (victim,), (survivor,) = (fleet.holders(chat.id) for chat in chats)
-    assert victim != survivor
+    chats = open_at(fleet, victim, survivor), open_at(fleet, survivor, victim)
+    wait_until(lambda: len(fleet.settled()) == 2, "both instances get all turns of their sessions", **PATIENTLY)
+    assert [fleet.holders(chat.id) for chat in chats] == [[victim], [survivor]]
     chats[0].ask(QUESTION)
 
     for pid in worker_pids(fleet.run_dir, victim):
