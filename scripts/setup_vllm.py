@@ -8,6 +8,7 @@ working as it is installed from PyPI:
    torch for the CPU; then torchvision declares the shapes of two operators that do not exist. No code here calls them.
 """
 
+import argparse
 import sys
 import sysconfig
 from importlib.metadata import version
@@ -43,6 +44,8 @@ def declare_operators() -> None:
 
 
 def main() -> None:
+    formatter = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=formatter).parse_args()
     add_metadata()
     declare_operators()
     import vllm  # fails where something is missing
