@@ -67,11 +67,12 @@ demo: setup  ## two TorchServe instances, the proxy, and boto3 talking to a pict
 docs: setup  ## the documentation as a site with a search field, in build/site
 	@$(BIN)/zensical build --strict
 
-check: setup  ## ruff, mypy, import contracts, wording, and every link of the documentation
+check: setup  ## ruff, mypy, import contracts, rules for modules and names, wording, and every link of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -n 0 tests/unit/test_source.py
 	$(BIN)/python scripts/check_prose.py
 	$(BIN)/zensical build --strict
 
@@ -98,10 +99,12 @@ audit: setup .venv-audit/.ready  ## the known vulnerabilities of these packages,
 	  fi; \
 	  echo "build/audit.json is ready" >&2; exit $$status
 
-# Torch has one thread in each: the processes are as many as the cores. Hundreds of processes import the same modules,
-# which takes long if the environment forbids to keep their bytecode.
-PYTEST_WORKERS ?= 2
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+# Torch has one thread in each process. Tests often wait, for a browser or the end of TorchServe, so `test` has one process
+# more than two cores. Hundreds of programs import the same modules, which takes long if the environment forbids to keep
+# their bytecode.
+test: PYTEST_WORKERS ?= 3
+test-slow test-all: PYTEST_WORKERS ?= 2
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 test: setup archives  ## everything a user relies on, in PYTEST_WORKERS processes; 0: in this one
 	$(PYTEST) -m "not slow and not long and not gpu" $(ARGS)
 
@@ -156,5 +159,5 @@ report: setup $(if $(FROM),,archives)  ## every benchmark, shortened, as one pag
 	@$(BIN)/python -m benchmarks.report_all $(if $(FROM),--from $(FROM))
 
 clean:  ## remove what was built; the set-up too
-	rm -rf $(VENV) .venv-clients .venv-vllm .venv-audit model_store/*.mar models/smollm2 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-clients .venv-debian .venv-vllm .venv-audit model_store/*.mar models/smollm2 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -118,7 +118,7 @@ class Up:
 
 
 def _children(pid: int) -> list[int]:
-    """The workers that a JVM has started."""
+    """Return the workers that a JVM has started."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
@@ -256,7 +256,7 @@ def compare_submits(client: Client, folder: Path, number: int) -> float:
 
 
 def _peak_mb(pid: int) -> float:
-    """The largest resident memory so far."""
+    """Return the largest resident memory so far."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 

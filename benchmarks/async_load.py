@@ -1,4 +1,4 @@
-"""Clients of benchmarks/async_inference.py: submit until accepted, and account for what became of each request."""
+"""Clients of benchmarks/async_inference.py: submit until accepted, and count each request's outcome."""
 
 import hashlib
 import http.client

@@ -224,7 +224,7 @@ class Benchmark:
             self.is_equal = False
 
     def ratio(self, arm: tuple[str, str, int], base: tuple[str, str, int]) -> float | None:
-        """The median of the rounds' own ratios; None if one of both was not measured."""
+        """Return the median of the rounds' own ratios; None if one of both was not measured."""
         pairs = list(zip(self.figures.get(arm, ()), self.figures.get(base, ()), strict=False))
         return median([a / b for a, b in pairs]) if pairs else None
 

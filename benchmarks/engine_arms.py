@@ -159,7 +159,7 @@ class TorchmoorEngine:
         return _gaps(streams, begin.wall, end.wall, "wall"), _gaps(streams, begin.wall, end.wall, "cpu")
 
     def _submit(self, prompt: Ids, num_new: int, cache: SequenceCache) -> "_Stream":
-        self._pool.pin(cache)
+        cache.pin()
         cache.match(prompt)
         stream = _Stream(prompt, num_new, cache)
         self._engine.submit(stream.sequence)

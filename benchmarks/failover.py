@@ -6,6 +6,7 @@ journal in a directory. In the middle of each round one instance gets a signal:
     kill      SIGKILL to its JVM: the whole instance is gone, and is started again under its name
     worker    SIGKILL to its Python worker: TorchServe lives, and starts another worker
     hang      SIGSTOP to its JVM: connections stay open and nothing answers; SIGCONT at the round's end
+    twice     kill, and the same to a second instance while the answers of the first go on there and at the third
 
 Three more clients stream long answers without a session, which must all be the same.
 
@@ -33,12 +34,13 @@ from benchmarks.failover_load import Asked, Conversation, LongAnswers, make_conv
 from benchmarks.fleet import Fleet, running_fleet
 from benchmarks.report import ROOT, parse_options, print_report
 
-FAULTS = ("kill", "worker", "hang")
+FAULTS = ("kill", "worker", "hang", "twice")
 NUM_INSTANCES = 3
 NUM_SESSIONS = 18
 NUM_LONG = 3
 BEFORE_S = 4.0
 AFTER_S = 8.0
+SECOND_AFTER_S = 0.5
 RETURN_TIMEOUT_S = 120.0
 POLL_S = 0.02
 
@@ -51,7 +53,7 @@ def main() -> None:
         arguments = ("--journal", journal.as_uri())
         with running_fleet(checkpoint, num_instances=NUM_INSTANCES, arguments=arguments) as fleet:
             rows = [
-                run_round(fleet, journal, fault, f"llava-{(number + shift) % NUM_INSTANCES}")
+                run_round(fleet, journal, fault, number + shift)
                 for number in range(options.rounds)
                 for shift, fault in enumerate(FAULTS)
             ]
@@ -70,12 +72,14 @@ def main() -> None:
     )
 
 
-def run_round(fleet: Fleet, journal: Path, fault: str, victim: str) -> dict[str, Any]:
-    """One fault of one instance under load, and what became of everything."""
+def run_round(fleet: Fleet, journal: Path, fault: str, first: int) -> dict[str, Any]:
+    """One fault of one instance under load, or of two, and the outcomes. first: the victim's number."""
+    victim, second = (f"llava-{(first + shift) % NUM_INSTANCES}" for shift in range(2))
     chats = make_conversations(fleet.runtime, NUM_SESSIONS)
     for chat in chats:
         chat.open()
     jvm, worker = fleet.processes(victim)
+    second_jvm, _ = fleet.processes(second)
     stop = threading.Event()
     whole = LongAnswers(fleet.runtime, b"", stop).read()
     answers = [LongAnswers(fleet.runtime, whole, stop) for _ in range(NUM_LONG)]
@@ -87,6 +91,9 @@ def run_round(fleet: Fleet, journal: Path, fault: str, victim: str) -> dict[str,
     os.kill(worker if fault == "worker" else jvm, signal.SIGSTOP if fault == "hang" else signal.SIGKILL)
     try:
         away_at = wait_for_state(fleet, victim, is_ready=False, until=struck_at + AFTER_S)
+        if fault == "twice":
+            time.sleep(SECOND_AFTER_S)
+            os.kill(second_jvm, signal.SIGKILL)
         time.sleep(max(0.0, struck_at + AFTER_S - time.monotonic()))
         stop.set()
         for thread in threads:
@@ -97,6 +104,7 @@ def run_round(fleet: Fleet, journal: Path, fault: str, victim: str) -> dict[str,
         if fault == "hang":
             os.kill(jvm, signal.SIGCONT)
     back_at = wait_for_state(fleet, victim, is_ready=True, until=time.monotonic() + RETURN_TIMEOUT_S)
+    wait_for_state(fleet, second, is_ready=True, until=time.monotonic() + RETURN_TIMEOUT_S)
     lost += [chat for chat in chats if chat not in lost and not chat.is_alive()]
     row = {
         "fault": fault,
@@ -141,7 +149,7 @@ def _ended(asked: Asked) -> float:
 
 
 def wait_for_state(fleet: Fleet, name: str, *, is_ready: bool, until: float) -> float | None:
-    """When the proxy came to call the instance ready, or not ready; None if it did not."""
+    """Return when the proxy came to call the instance ready, or not ready; None if it did not."""
     while (now := time.monotonic()) < until:
         (instance,) = [instance for instance in fleet.instances() if instance["name"] == name]
         if (instance["state"] == "ready") is is_ready:

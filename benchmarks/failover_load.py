@@ -1,4 +1,4 @@
-"""Conversations about pictures in closed loops, and what became of each of their requests.
+"""Conversations about pictures in closed loops, and the outcome of each of their requests.
 
 Nothing is sent a second time here: what the proxy does not repeat itself counts as failed.
 """
@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,6 +51,7 @@ class Conversation:
     image: str
     questions: list[tuple[str, str]]  # with the right answers
     is_streamed: bool
+    token: str = ""  # of its client
     id: str = ""
     asked: list[Asked] = field(default_factory=list)
 
@@ -63,7 +65,7 @@ class Conversation:
         data = base64.b64encode((SAMPLES / self.image).read_bytes()).decode()
         kind = "jpeg" if self.image.endswith("jpg") else self.image.rpartition(".")[2]
         body = {"type": "start_session", "image": f"data:image/{kind};base64,{data}"}
-        _, status, headers, content = _post(self.runtime, "invocations", "NEW_SESSION", str(uuid4()), body)
+        _, status, headers, content = self.post("NEW_SESSION", str(uuid4()), body)
         if status != 200:
             return f"{status} {content[:300]!r}"
         self.id = headers["x-amzn-sagemaker-new-session-id"].partition(";")[0]
@@ -84,7 +86,27 @@ class Conversation:
 
     def close(self) -> None:
         """End the session."""
-        _post(self.runtime, "invocations", self.id, str(uuid4()), {"type": "close_session"})
+        self.post(self.id, str(uuid4()), {"type": "close_session"})
+
+    def post(self, session: str, invocation_id: str, body: dict[str, Any]) -> tuple[float, int, dict[str, str], bytes]:
+        """Return the moment at which the head came, status, headers, body. Raises OSError, HTTPException."""
+        connection = HTTPConnection(urlsplit(self.runtime).netloc, timeout=TIMEOUT_S)
+        try:
+            fields = self.fields(session, invocation_id)
+            connection.request("POST", "/endpoints/llava/invocations", json.dumps(body), fields)
+            answer = connection.getresponse()
+            head_at = time.monotonic()
+            return head_at, answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def fields(self, session: str, invocation_id: str) -> dict[str, str]:
+        return {
+            "Content-Type": "application/json",
+            "X-Amzn-SageMaker-Session-Id": session,
+            "amz-sdk-invocation-id": invocation_id,
+            **authorization(self.token),
+        }
 
     def is_alive(self) -> bool:
         """Ask about the picture once more: is the answer right, and the conversation longer than ever before?
@@ -151,45 +173,28 @@ class LongAnswers(threading.Thread):
         return b"".join(json.loads(line)["token"]["text"].encode() for line in b"".join(pieces).splitlines())
 
 
-def make_conversations(runtime: str, number: int) -> list[Conversation]:
+def make_conversations(runtime: str, number: int, token: str = "") -> list[Conversation]:
     """Not opened yet; every other one streams."""
     questions: dict[str, list[tuple[str, str]]] = {}
     for sample in json.loads((SAMPLES / "questions.json").read_text()):
         questions.setdefault(sample["image"], []).append((sample["question"], sample["answer"]))
     images = list(questions)
     return [
-        Conversation(runtime, images[i % len(images)], questions[images[i % len(images)]], is_streamed=bool(i % 2))
-        for i in range(number)
+        Conversation(runtime, image, questions[image], is_streamed=bool(i % 2), token=token)
+        for i, image in zip(range(number), cycle(images), strict=False)
     ]
 
 
-def _post(
-    runtime: str, operation: str, session: str, invocation_id: str, body: dict[str, Any]
-) -> tuple[float, int, dict[str, str], bytes]:
-    """The moment at which the head came, status, headers, body. Raises OSError, HTTPException."""
-    connection = HTTPConnection(urlsplit(runtime).netloc, timeout=TIMEOUT_S)
-    try:
-        connection.request("POST", f"/endpoints/llava/{operation}", json.dumps(body), _fields(session, invocation_id))
-        answer = connection.getresponse()
-        head_at = time.monotonic()
-        return head_at, answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
-    finally:
-        connection.close()
-
-
-def _fields(session: str, invocation_id: str) -> dict[str, str]:
-    return {
-        "Content-Type": "application/json",
-        "X-Amzn-SageMaker-Session-Id": session,
-        "amz-sdk-invocation-id": invocation_id,
-    }
+def authorization(token: str) -> dict[str, str]:
+    """Return the field of a token; nothing without one."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _ask_whole(chat: Conversation, question: str) -> Asked:
     invocation_id, began = str(uuid4()), time.monotonic()
     body = {"type": "send_text_prompt", "prompt_text": question}
     try:
-        _, status, headers, content = _post(chat.runtime, "invocations", chat.id, invocation_id, body)
+        _, status, headers, content = chat.post(chat.id, invocation_id, body)
     except (OSError, HTTPException) as error:
         return Asked(invocation_id, began, time.monotonic() - began, failure=repr(error))
     took_s, instance = time.monotonic() - began, headers.get("x-torchmoor-instance", "")
@@ -205,7 +210,7 @@ def _ask_streamed(chat: Conversation, question: str) -> Asked:
     connection = HTTPConnection(urlsplit(chat.runtime).netloc, timeout=TIMEOUT_S)
     instance, num_context, pieces, failure = "", 0, [], ""
     try:
-        fields = _fields(chat.id, invocation_id)
+        fields = chat.fields(chat.id, invocation_id)
         connection.request("POST", "/endpoints/llava/invocations-response-stream", body, fields)
         answer = connection.getresponse()
         instance = answer.getheader("x-torchmoor-instance", "")

@@ -67,12 +67,12 @@ class Fleet:
         return self._process.pid
 
     def instances(self) -> list[dict[str, Any]]:
-        """What the admin plane tells of each instance."""
+        """Return the admin plane's description of each instance."""
         found: list[dict[str, Any]] = _get_json(f"{self.admin}/instances", {})["instances"]
         return found
 
     def processes(self, instance: str) -> tuple[int, int]:
-        """An instance's JVM and its Python worker, by their process ids."""
+        """Return an instance's JVM and its Python worker, by their process ids."""
         mark = f"TORCHMOOR_INSTANCE={instance}\0".encode()
         tree = _process_tree(self._process.pid)
         (jvm,) = [pid for pid in tree if _command(pid) == "java" and mark in _environment(pid)]
@@ -80,7 +80,7 @@ class Fleet:
         return jvm, worker
 
     def status(self, instance: Mapping[str, Any]) -> dict[str, Any]:
-        """What a worker says that it holds, asked past the proxy."""
+        """Return a worker's status, requested without the proxy."""
         url = f"http://{instance['host']}:{instance['port']}/predictions/{instance['model']}"
         return _get_json(url, {"X-Torchmoor-Operation": "status"})
 
@@ -137,7 +137,7 @@ def running_fleet(
 
 
 def cpu_of(pids: Iterable[int]) -> float:
-    """Seconds of processor time that these processes have used since they began, user and system."""
+    """Return the processor time of these processes since they began, in seconds."""
     return sum(_used_s(Path(f"/proc/{pid}")) for pid in pids)
 
 
@@ -177,7 +177,7 @@ def _environment(pid: int) -> bytes:
 
 
 def _used_s(process: Path) -> float:
-    """Seconds of processor time of a process or thread, user and system, by its directory in /proc; 0 if it ended."""
+    """Return the processor time of a process or thread in seconds, by its directory in /proc; 0 if it has ended."""
     try:
         fields = (process / "stat").read_text().rpartition(")")[2].split()
     except OSError:

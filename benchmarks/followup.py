@@ -65,7 +65,7 @@ def question(rng: random.Random) -> str:
 
 
 def photograph(rng: random.Random) -> bytes:
-    """A JPEG of 1024 x 768 with as much detail as one from a camera."""
+    """Return a JPEG of 1024 x 768 with as much detail as one from a camera."""
     noise = Image.frombytes("RGB", (128, 96), rng.randbytes(128 * 96 * 3))
     encoded = io.BytesIO()
     noise.resize((1024, 768), Image.Resampling.BICUBIC).save(encoded, "JPEG", quality=90)
@@ -73,7 +73,7 @@ def photograph(rng: random.Random) -> bytes:
 
 
 def drawing(rng: random.Random) -> bytes:
-    """A PNG for the demo model: one shape somewhere on a background."""
+    """Return a PNG for the demo model: one shape somewhere on a background."""
     canvas = Image.new("RGB", (96, 96), (rng.randrange(200, 256),) * 3)
     x, y = rng.randrange(5, 40), rng.randrange(5, 40)
     draw = ImageDraw.Draw(canvas)
@@ -133,7 +133,7 @@ class Rounds:
         return answer
 
     def _rebuild(self, fleet: Fleet, picture: bytes, first: str, second: str) -> Answer:
-        """The second question, to another instance than the one where the session was opened."""
+        """Return the second question, to another instance than the one where the session was opened."""
         (home, other), caller = fleet.instances(), self._newcomer()
         before = fleet.status(home)["stored_kv"]["written"]
         session = caller.open(home, picture)

@@ -130,7 +130,7 @@ class ResponsesClient:
 
 
 def whole_conversation(picture: bytes, said: list[str]) -> dict[str, Any]:
-    """A stateless client's request. said: its questions, and in turn the answers to all but the last."""
+    """Return a stateless client's request. said: its questions, and in turn the answers to all but the last."""
     messages = _messages(said)
     url = "data:image/jpeg;base64," + base64.b64encode(picture).decode()
     messages[0]["content"].insert(0, {"type": "image_url", "image_url": {"url": url}})
@@ -138,7 +138,7 @@ def whole_conversation(picture: bytes, said: list[str]) -> dict[str, Any]:
 
 
 def next_question(question: str) -> dict[str, Any]:
-    """A request of a session."""
+    """Return a request of a session."""
     return {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": PARAMETERS}
 
 

@@ -129,6 +129,9 @@ GOALS: tuple[Goal, ...] = (
     Goal("soak", "threads_growth", "threads, end relative to start", most=1.02, needs_whole_run=True),
     Goal("soak", "descriptors_left", "the proxy's open files after the clients, relative to calm", most=1.02),
     Goal("soak", "p99_vs_calm", "good clients' P99 beside hostile ones", most=1.5, needs_whole_run=True),
+    Goal(
+        "soak", "p99_vs_sink", "the same, if the hostile ones' own work counts as calm", most=1.5, needs_whole_run=True
+    ),
     Goal("routing", "p99_gap_to_central_queue", "P99 cut: distance from the simulated optimum, worst row", most=0.05),
     Goal("routing", "throughput_gain_20_5", "throughput gain over random, 20 users, 5 instances", least=0.14),
     Goal("routing", "throughput_gain_40_10", "throughput gain over random, 40 users, 10 instances", least=0.14),

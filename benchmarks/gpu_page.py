@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def as_page(results: Sequence[Mapping[str, Any]], shape: str, dtype: str) -> str:
+def as_page(results: Sequence[Mapping[str, Any]], about: str) -> str:
     """Return a heading per phase with its figures as a table."""
-    parts = [f"# GPU report: {shape}, {dtype}\n"]
+    parts = [f"# GPU report: {about}\n"]
     for result in results:
         parts.append(f"## {result['phase']} ({result['seconds']} s)\n")
         figures = {key: value for key, value in result.items() if key not in ("phase", "seconds", "rows")}

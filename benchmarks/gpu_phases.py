@@ -6,108 +6,21 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
 
-from benchmarks.gpu_model import Shape, build_model, kv_bytes, kv_token_bytes, weight_bytes
+from benchmarks.gpu_bench import FOREVER, TESTS_S, Answer, Bench
+from benchmarks.gpu_model import kv_token_bytes, weight_bytes
 from benchmarks.report import ROOT
 from handlers.device import driver_version
 from handlers.engine.builtin.engine import Engine
-from handlers.engine.builtin.kv_cache import SequenceCache
-from handlers.engine.builtin.pace import Pace
-from handlers.engine.builtin.runner import ModelRunner
-from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import ImageSpan, Sequence
-from handlers.engine.contract import SamplingParams, TokenEvent
-from handlers.models.llava import LlavaModel
+from handlers.engine.contract import SamplingParams
+from handlers.errors import TurnTimedOut
 
-ROWS = (1, 8, 64)
 SYNCHRONIZES = "called a synchronizing CUDA operation"  # torch's words
-FOREVER = float("inf")
-
-
-@dataclass(slots=True)
-class Answer:
-    """A sequence's tokens as they come."""
-
-    tokens: list[int] = field(default_factory=list)
-    error: Exception | None = None
-    first_s: float | None = None
-
-    def on_event(self, event: TokenEvent) -> bool:
-        if event.token_id is not None:
-            self.tokens.append(event.token_id)
-            self.first_s = self.first_s or time.perf_counter()
-        self.error = event.error
-        return True
-
-
-class Bench:
-    """A model, an engine without a thread, and conversations of random tokens."""
-
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, *, is_quick: bool) -> None:
-        self.device, self.dtype, self.shape = device, dtype, shape
-        self.context = 64 if is_quick else 1000
-        self.num_steps = 4 if is_quick else 50
-        self.rows = (1, 4) if is_quick else ROWS
-        self.question = 8 if is_quick else 50
-        self.long_context = 512 if is_quick else 8000
-        self.generator = torch.Generator().manual_seed(0)
-        self._model: LlavaModel | None = None
-        self._engine: Engine | None = None
-        self.bandwidth = 0.0  # bytes/s, read and written
-
-    @property
-    def model(self) -> LlavaModel:
-        if self._model is None:
-            self._model = build_model(self.shape, self.device, self.dtype)
-        return self._model
-
-    def engine(self, **options: Any) -> Engine:
-        """Return the engine for this report's rows, or one of its own with other options."""
-        if options:
-            return self._make_engine(**options)
-        if self._engine is None:
-            self._engine = self._make_engine()
-        return self._engine
-
-    def _make_engine(self, num_tokens: int | None = None, chunk: int = 512, **options: Any) -> Engine:
-        max_rows = self.rows[-1]
-        num_tokens = num_tokens or max_rows * (self.context + 512) + self.long_context + 256
-        runner = ModelRunner(self.model, kv_bytes(self.model, num_tokens), max_rows, **options)
-        return Engine(runner, Scheduler(max_rows, Pace(chunk, 1e9)), 1)
-
-    def close(self, engine: Engine) -> None:
-        """Free an engine that had options."""
-        engine.runner.close()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def prompt(self, length: int) -> list[int]:
-        vocabulary = self.shape.vocabulary
-        return torch.randint(300, vocabulary, (length,), generator=self.generator).tolist()
-
-    def submit(
-        self, engine: Engine, prompt: list[int], num_new: int, images: list[ImageSpan] | None = None, **params: Any
-    ) -> tuple[Answer, Sequence]:
-        answer, cache = Answer(), SequenceCache(engine.runner.pool)
-        settings = SamplingParams(max_new_tokens=num_new, **params)
-        sequence = Sequence(prompt, images or [], cache, settings, FOREVER, answer.on_event)
-        engine.admit(sequence)
-        return answer, sequence
-
-    def finish(self, engine: Engine, *caches: SequenceCache) -> None:
-        while engine.scheduler.all():
-            engine.step()
-        for cache in caches:
-            cache.drop()
-
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
 
 def environment(bench: Bench) -> dict[str, Any]:
@@ -146,12 +59,13 @@ def _describe(device: torch.device) -> dict[str, object]:
 def tests(bench: Bench) -> dict[str, Any]:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "--noconftest", "-o", "addopts=", "tests/gpu"]
     command += ["-W", "ignore", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    limit_s = min(TESTS_S, bench.left_s)
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired as exc:
         return {
             "passed": False,
-            "summary": "not done after 400 s",
+            "summary": f"not done after {limit_s:.0f} s",
             "failures": str(exc.stdout or "").splitlines()[-40:],
         }
     lines = done.stdout.strip().splitlines()
@@ -232,7 +146,7 @@ def _count_launches(bench: Bench, engine: Engine) -> dict[str, int | None]:
 
 
 def uneven(bench: Bench) -> dict[str, Any]:
-    """A step of short contexts, and the same with one long context among them."""
+    """Return a step of short contexts, and the same with one long context among them."""
     engine, num_short = bench.engine(), bench.rows[-1] // 2
     found = {}
     for name, lengths in (
@@ -345,8 +259,8 @@ def out_of_memory(bench: Bench) -> dict[str, Any]:
     }
 
 
-def soak(bench: Bench, seconds: float) -> dict[str, Any]:
-    engine = bench.engine()
+def soak(bench: Bench) -> dict[str, Any]:
+    engine, seconds = bench.engine(), bench.soak_s
     end = time.monotonic() + seconds
     live: list[tuple[Answer, Sequence]] = []
     num_done = num_tokens = num_errors = 0
@@ -365,12 +279,13 @@ def soak(bench: Bench, seconds: float) -> dict[str, Any]:
             sequence.cache.drop()
         live = [pair for pair in live if pair[1] in going]
         used.append(torch.cuda.memory_reserved() if bench.device.type == "cuda" else 0)
-    bench.finish(engine, *(sequence.cache for _, sequence in live))
+    for _, sequence in live:
+        engine.finish(sequence, TurnTimedOut("the soak has ended"))
+        sequence.cache.drop()
     engine.check_integrity()
     engine.runner.pool.check_integrity([])
     middle = used[len(used) // 2] or 1
     return {
-        "seconds": seconds,
         "answers": num_done,
         "tokens_per_s": num_tokens / seconds,
         "errors": num_errors,
@@ -395,4 +310,5 @@ PHASES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "ttft": ttft,
     "parked": parked,
     "out_of_memory": out_of_memory,
+    "soak": soak,
 }

@@ -16,12 +16,15 @@ installed torch and transformers, not TorchServe. Without a GPU it runs a tiny m
     make gpu-report [ARGS="--minutes 9 --shape llava-1.5-7b --only decode,ttft"]
     python -m benchmarks.gpu_report --help
 
-Prints one line of JSON per phase. With --out it also writes them and a page to that folder.
+Prints one line of JSON per phase. With --out it also writes them and a page to that folder. A phase that has not ended
+when the time is over is recorded as failed, and ends the program.
 """
 
 import argparse
 import json
+import os
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -29,49 +32,85 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_model import SHAPES
 from benchmarks.gpu_page import as_page
-from benchmarks.gpu_phases import PHASES, Bench, soak
+from benchmarks.gpu_phases import PHASES
 from handlers.device import choose_device
+
+SPARE_S = 10.0  # of the time, for the end of the soak's last step
+
+
+class Report:
+    """The results so far, on standard output and in the folder `out`. about: the page's title."""
+
+    def __init__(self, about: str, out: Path | None) -> None:
+        self._about = about
+        self._out = out
+        self._results: list[dict[str, Any]] = []
+        self._phase, self._begin = "", 0.0
+        self._lock = threading.Lock()
+
+    def begin(self, phase: str) -> None:
+        self._phase, self._begin = phase, time.monotonic()
+
+    def end(self, result: dict[str, Any]) -> None:
+        """Add the result of the phase that has begun."""
+        with self._lock:
+            seconds = round(time.monotonic() - self._begin, 2)
+            self._results.append({"phase": self._phase, "seconds": seconds, **result})
+            print(json.dumps(self._results[-1]), flush=True)
+            if self._out:
+                self._out.mkdir(parents=True, exist_ok=True)
+                (self._out / "gpu-report.json").write_text("".join(json.dumps(each) + "\n" for each in self._results))
+                (self._out / "gpu-report.md").write_text(as_page(self._results, self._about))
+
+    def has_failed(self) -> bool:
+        return any("failed" in each or each.get("passed") is False for each in self._results)
+
+    def give_up(self) -> None:
+        """Record that the phase has not ended, and end the program, also if a call waits for the device forever."""
+        self.end({"failed": "not done when the time was over"})
+        os._exit(1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     has_gpu = torch.cuda.is_available()
-    parser.add_argument("--minutes", type=float, default=9.0 if has_gpu else 0.1, help="for everything; default: 9")
+    parser.add_argument("--minutes", type=float, default=9.0, help="limit of everything; default: 9")
     parser.add_argument("--shape", choices=SHAPES, default="llava-1.5-7b" if has_gpu else "tiny")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--soak", type=float, help="seconds of the soak; default: what is left of the time")
-    parser.add_argument("--only", help=f"phases separated by commas, of {', '.join((*PHASES, 'soak'))}")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="on a GPU")
+    parser.add_argument(
+        "--soak", type=float, default=None if has_gpu else 2.0, help="seconds; default: the rest of the time, CPU: 2"
+    )
+    parser.add_argument("--only", help=f"phases separated by commas, of {', '.join(PHASES)}")
     parser.add_argument("--out", type=Path, help="folder for gpu-report.json and gpu-report.md")
     options = parser.parse_args()
-    chosen = options.only.split(",") if options.only else [*PHASES, "soak"]
-    if unknown := set(chosen) - {*PHASES, "soak"}:
+    chosen = options.only.split(",") if options.only else list(PHASES)
+    if unknown := set(chosen) - set(PHASES):
         parser.error(f"there is no phase {', '.join(sorted(unknown))}")
+    dtype = getattr(torch, options.dtype) if has_gpu else torch.float32
+    report = Report(f"{options.shape}, {str(dtype).removeprefix('torch.')}", options.out)
+    limit = threading.Timer(60 * options.minutes, report.give_up)
+    limit.daemon = True
+    end = time.monotonic() + 60 * options.minutes
+    report.begin(chosen[0])
+    limit.start()
     torch.set_num_threads(1)  # as in a worker
     device = choose_device(0 if has_gpu else None)
-    dtype = torch.float32 if not has_gpu else getattr(torch, options.dtype)
     bench = Bench(SHAPES[options.shape], device, dtype, is_quick=not has_gpu)
-    end = time.monotonic() + 60 * options.minutes
-    found: list[dict[str, Any]] = []
     for name in chosen:
-        begin = time.monotonic()
-        if begin > end and name != "soak":
-            result: dict[str, Any] = {"skipped": "no time is left"}
-        else:
-            try:
-                left = max(1.0, end - begin)
-                result = soak(bench, options.soak or left) if name == "soak" else PHASES[name](bench)
-            except Exception as exc:  # the other phases still have something to say
-                traceback.print_exc()
-                result = {"failed": f"{type(exc).__name__}: {exc}"}
-        found.append({"phase": name, "seconds": round(time.monotonic() - begin, 2), **result})
-        print(json.dumps(found[-1]), flush=True)
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / "gpu-report.json").write_text("".join(json.dumps(each) + "\n" for each in found))
-            (options.out / "gpu-report.md").write_text(as_page(found, options.shape, options.dtype))
-    sys.exit(any("failed" in each or each.get("passed") is False for each in found))
+        report.begin(name)
+        bench.left_s = max(1.0, end - SPARE_S - time.monotonic())
+        bench.soak_s = options.soak or bench.left_s
+        try:
+            result = PHASES[name](bench)
+        except Exception as exc:  # the other phases still have something to say
+            traceback.print_exc()
+            result = {"failed": f"{type(exc).__name__}: {exc}"}
+        report.end(result)
+    limit.cancel()
+    sys.exit(report.has_failed())
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class Bench:
         events: list[list[TokenEvent]] = [[] for _ in params]
         caches = [SequenceCache(pool, scope=str(number).encode()) for number in range(len(params))]
         for own, heard, cache in zip(params, events, caches, strict=True):
-            pool.pin(cache)
+            cache.pin()
             cache.match(self._prompt)
 
             def hear(event: TokenEvent, heard: list[TokenEvent] = heard) -> bool:
@@ -98,7 +98,7 @@ class Bench:
             self._engine.step()
         spent = time.process_time() - begin
         for cache in caches:
-            pool.unpin(cache)
+            cache.unpin()
             cache.drop()
         return [([e.token_id for e in heard if e.token_id is not None], heard[-1]) for heard in events], spent
 
@@ -151,7 +151,7 @@ def draw_schemas(count: int) -> list[Any]:
 
 
 def judge(count: int) -> Iterator[str]:
-    """Yield what became of each schema's answer."""
+    """Yield the outcome of each schema's answer."""
     bench = Bench("tiny-llava")
     rng = random.Random(0)
     drawn = iter(draw_schemas(count))

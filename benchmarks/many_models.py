@@ -250,7 +250,7 @@ def ratio(benchmark: Benchmark, arm: str, base: str) -> float:
 
 
 def _memory(pid: int, *fields: str) -> float:
-    """Bytes of a process, by the kernel's own sums."""
+    """Return the bytes of a process, by the kernel's own sums."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     found = dict(line.split(":", 1) for line in lines)
     return sum(1024.0 * int(found[field].split()[0]) for field in fields)

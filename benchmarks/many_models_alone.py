@@ -31,7 +31,7 @@ class ProcessAModel:
     workers: Sequence[int]
 
     def url(self, number: int) -> str:
-        """Where the model of a checkpoint answers."""
+        """Return where the model of a checkpoint answers."""
         return f"http://127.0.0.1:{self.port}/predictions/alone-{number}"
 
 
@@ -84,7 +84,7 @@ def _build_archive(name: str, checkpoint: Path, store: Path) -> None:
 
 
 def _wait_for_worker(url: str, process: "subprocess.Popen[bytes]") -> int:
-    """The process id of a model's one worker, when it is ready."""
+    """Return the process id of a model's one worker, when it is ready."""
     until = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < until and process.poll() is None:
         workers = _describe(url)

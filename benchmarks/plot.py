@@ -266,7 +266,12 @@ def proxy(result: dict[str, Any]) -> Chart:
     return Chart("Processor time per request", subtitle, bars)
 
 
-FAULTS = {"kill": "SIGKILL of the JVM", "worker": "SIGKILL of the worker", "hang": "SIGSTOP of the JVM"}
+FAULTS = {
+    "kill": "SIGKILL of the JVM",
+    "worker": "SIGKILL of the worker",
+    "hang": "SIGSTOP of the JVM",
+    "twice": "SIGKILL of two JVMs",
+}
 
 
 def failover(result: dict[str, Any]) -> Chart:
@@ -274,6 +279,8 @@ def failover(result: dict[str, Any]) -> Chart:
     bars = []
     for fault, label in FAULTS.items():
         rows = [row for row in result["rows"] if row["fault"] == fault]
+        if not rows:
+            continue
         found = [row["detect_s"] for row in rows if row["detect_s"] is not None]
         if found:
             bars.append(_times(f"{label}: noticed", found, is_ours=True, goal=1.0 if fault == "kill" else None))
@@ -315,6 +322,21 @@ def many_models(result: dict[str, Any]) -> Chart:
     return Chart("Processor time of TorchServe and worker per request", subtitle, bars)
 
 
+def soak(result: dict[str, Any]) -> Chart:
+    """Chart the memory of each process at equal intervals of the run."""
+    settings, bars = result["settings"], []
+    for name, memory in settings["memory_mb"].items():
+        for i in range(0, len(memory), 4):
+            label = f"{name}, {100 * i // len(memory)} %"
+            bars.append(Bar(label, memory[i], memory[i], memory[i], i > 0, f"{memory[i]} MB"))
+    num_minutes = settings["rounds"] * settings["part_s"] * 4 / 60
+    subtitle = (
+        f"at 0 to 100 % of {num_minutes:.0f} minutes with hostile clients in half of the time; sessions lost "
+        f"{result['ratios']['sessions_lost']}, turns lost {result['ratios']['turns_lost']}; {result['date']}"
+    )
+    return Chart("Memory of proxy, JVM and worker beside hostile clients", subtitle, bars)
+
+
 CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "engine": engine,
     "failover": failover,
@@ -322,6 +344,7 @@ CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "many_models": many_models,
     "proxy": proxy,
     "routing": routing,
+    "soak": soak,
 }
 
 

@@ -16,6 +16,9 @@ nginx, HAProxy, Envoy and aiohttp take the same requests; sglang-router and vllm
 no sessions. Envoy and the routers are looked for in the folder that TORCHMOOR_BENCH_PEERS names. Prototypes saw
 nginx 24.9 us per request, a callback proxy in Python 33.9, Envoy 73, aiohttp 162.
 
+TORCHMOOR_BENCH_PYTHON names another Python, with the packages of the proxy: it runs torchmoor in one more arm of
+requests and streams, other-python.
+
     make bench NAME=proxy [QUICK=1]
     python -m benchmarks.proxy [--quick] [--rounds 5] [--save]
 """
@@ -35,12 +38,14 @@ from benchmarks.proxy_arms import (
     LOAD_CORE,
     NGINX_BACKEND,
     PROXY_CORE,
+    PYTHON,
     Aiohttp,
     Arm,
     Envoy,
     GeneralPath,
     HAProxy,
     Nginx,
+    OtherPython,
     Process,
     Router,
     Torchmoor,
@@ -60,7 +65,7 @@ from benchmarks.proxy_load import (
     wrk,
 )
 from benchmarks.proxy_server import ENDPOINT, KEY, KEY_ID
-from benchmarks.report import ROOT, median, parse_options, print_report
+from benchmarks.report import ROOT, describe_python, median, parse_options, print_report
 from torchmoor.wire.session_ids import compose
 
 NUM_BACKENDS = 4
@@ -74,14 +79,22 @@ NGINX = "nginx"
 Figures = dict[str, dict[str, list[float]]]  # by arm, then by column: one value a round
 
 
-def make_sessions() -> list[str]:
-    """Signed ids, spread over the backends."""
+def make_sessions(principal: str = "") -> list[str]:
+    """Signed ids of a principal, spread over the backends."""
     sessions = []
     for number in range(NUM_SESSIONS):
         instance = f"{ENDPOINT}-{number % NUM_BACKENDS}"
         nonce, expiry = f"abcdefghijklmn{number // 8 + 2}{number % 8 + 2}", "7fffffff"
         sessions.append(
-            compose(KEY, endpoint=ENDPOINT, principal="", nonce=nonce, expiry=expiry, instance=instance, key_id=KEY_ID)
+            compose(
+                KEY,
+                endpoint=ENDPOINT,
+                principal=principal,
+                nonce=nonce,
+                expiry=expiry,
+                instance=instance,
+                key_id=KEY_ID,
+            )
         )
     return sessions
 
@@ -172,12 +185,11 @@ async def measure_streams(stage: Stage, *, rounds: int, num_streams: int, num_to
     figures: Figures = defaultdict(lambda: defaultdict(list))
     upstreams = stage.start_stream_backend()
     sessions = make_sessions()
-    arms: list[tuple[str, Process, str]] = []
-    torchmoor, nginx = Torchmoor(), Nginx(buffering="off")
-    processes = {arm.name: stage.start(arm, upstreams) for arm in (torchmoor, nginx)}
-    arms.append((NGINX, processes[NGINX], nginx.path))
-    arms.append(("torchmoor", processes["torchmoor"], torchmoor.path))
-    arms.append(("framed", processes["torchmoor"], f"{torchmoor.path}-response-stream"))
+    nginx = Nginx(buffering="off")
+    started = [arm for arm in (nginx, Torchmoor(), OtherPython()) if arm.is_installed()]
+    processes = {arm.name: stage.start(arm, upstreams) for arm in started}
+    arms = [(arm.name, processes[arm.name], arm.path) for arm in started]
+    arms.append(("framed", processes["torchmoor"], f"{Torchmoor.path}-response-stream"))
     for number in range(rounds + 1):
         for name, process, path in arms:
             clients = await open_streams(process.port, num_streams)
@@ -232,7 +244,10 @@ def find_arms() -> list[Arm]:
     missing = [arm.name for arm in peers if not arm.is_installed()]
     if missing:
         _say(f"not installed, so not measured: {', '.join(missing)}")
-    return [Nginx(), Torchmoor(), GeneralPath(), *(arm for arm in peers if arm.is_installed())]
+    other = OtherPython()
+    if not other.is_installed():
+        _say(f"no other Python is measured: {PYTHON} is not set")
+    return [arm for arm in (Nginx(), Torchmoor(), other, GeneralPath(), *peers) if arm.is_installed()]
 
 
 def run(*, quick: bool, rounds: int) -> Figures:
@@ -267,6 +282,16 @@ COLUMNS = (
     *("token_us", "first_byte_ms", "upload_rss_mb", "upload_mbs"),
 )
 
+RATIOS_TO_NGINX = {
+    "cpu_vs_nginx": "request_us",
+    "cpu_vs_nginx_boto3": "boto3_us",
+    "cpu_vs_nginx_by_load": "load_us",
+    "same_rate_cpu_vs_nginx": "same_rate_request_us",
+    "same_rate_cpu_vs_nginx_boto3": "same_rate_boto3_us",
+    "same_rate_cpu_vs_nginx_by_load": "same_rate_load_us",
+    "token_cpu_vs_nginx": "token_us",
+}
+
 
 def main() -> None:
     options = parse_options(__doc__, quick="short rounds, fewer streams, 20 MB", rounds=5)
@@ -278,7 +303,7 @@ def main() -> None:
         return median(values) if values else None
 
     def ratio(column: str, arm: str, other: str) -> float | None:
-        """The median over the rounds of the ratio within a round."""
+        """Return the median over the rounds of the ratio within a round."""
         ours, theirs = (figures.get(name, {}).get(column) for name in (arm, other))
         return median([a / b for a, b in zip(ours, theirs, strict=True)]) if ours and theirs else None
 
@@ -288,13 +313,10 @@ def main() -> None:
         spent = columns.get("request_us")
         row |= {"least_us": min(spent) if spent else None, "most_us": max(spent) if spent else None}
         rows.append(row)
-    ratios = {
-        "cpu_vs_nginx": ratio("request_us", "torchmoor", NGINX),
-        "cpu_vs_nginx_boto3": ratio("boto3_us", "torchmoor", NGINX),
-        "cpu_vs_nginx_by_load": ratio("load_us", "torchmoor", NGINX),
-        "same_rate_cpu_vs_nginx": ratio("same_rate_request_us", "torchmoor", NGINX),
-        "same_rate_cpu_vs_nginx_boto3": ratio("same_rate_boto3_us", "torchmoor", NGINX),
-        "same_rate_cpu_vs_nginx_by_load": ratio("same_rate_load_us", "torchmoor", NGINX),
+    other = OtherPython()
+    ratios = {name: ratio(column, "torchmoor", NGINX) for name, column in RATIOS_TO_NGINX.items()}
+    ratios |= {f"other_python_{name}": ratio(column, other.name, NGINX) for name, column in RATIOS_TO_NGINX.items()}
+    ratios |= {
         "cpu_vs_general_path": ratio("request_us", "torchmoor", GeneralPath.name),
         "same_rate_cpu_vs_general_path": ratio("same_rate_request_us", "torchmoor", GeneralPath.name),
         "cpu_vs_haproxy": ratio("request_us", "torchmoor", "haproxy"),
@@ -302,7 +324,6 @@ def main() -> None:
         "cpu_vs_aiohttp": ratio("request_us", "torchmoor", "aiohttp"),
         "cpu_vs_vllm_router": ratio("request_us", "torchmoor", "vllm-router"),
         "cpu_vs_sglang_router": ratio("request_us", "torchmoor", "sglang-router"),
-        "token_cpu_vs_nginx": ratio("token_us", "torchmoor", NGINX),
         "framed_token_cpu_vs_plain": ratio("token_us", "framed", "torchmoor"),
         "ttfb_vs_nginx": ratio("first_byte_ms", "torchmoor", NGINX),
         "upload_rss_mb": found("torchmoor", "upload_rss_mb"),
@@ -317,6 +338,7 @@ def main() -> None:
         rounds=options.rounds,
         connections=CONNECTIONS,
         backends=NUM_BACKENDS,
+        other_python=describe_python(other.python) if other.is_installed() else None,
     )
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PEERS = "TORCHMOOR_BENCH_PEERS"  # a folder with envoy, sglang-router or vllm-router, beside the PATH
+PYTHON = "TORCHMOOR_BENCH_PYTHON"  # the Python that runs torchmoor in an arm of its own
 PROXY_CORE, LOAD_CORE = 0, 1
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 START_TIMEOUT_S = 30.0
@@ -76,32 +77,49 @@ class Arm(ABC):
 
     @abstractmethod
     def command(self, port: int, upstreams: Sequence[int], folder: Path) -> list[str]:
-        """How to start it in the foreground."""
+        """Return how to start it in the foreground."""
 
     def is_installed(self) -> bool:
         """False if it cannot be measured here."""
         return True
 
 
-class Torchmoor(Arm):
-    """The product."""
+class PythonArm(Arm):
+    """A proxy of benchmarks/proxy_server.py. kind: its name there."""
 
-    name = "torchmoor"
+    kind: str
+    python = sys.executable
 
     def command(self, port: int, upstreams: Sequence[int], folder: Path) -> list[str]:
-        return [sys.executable, "-m", "benchmarks.proxy_server", self.name, str(port), _joined(upstreams)]
+        return [self.python, "-m", "benchmarks.proxy_server", self.kind, str(port), _joined(upstreams)]
 
 
-class GeneralPath(Torchmoor):
+class Torchmoor(PythonArm):
+    """The product."""
+
+    name = kind = "torchmoor"
+
+
+class OtherPython(Torchmoor):
+    """The product, run by another Python."""
+
+    name = "other-python"
+    python = os.environ.get(PYTHON, "")
+
+    def is_installed(self) -> bool:
+        return bool(self.python)
+
+
+class GeneralPath(PythonArm):
     """The product without its fast path."""
 
-    name = "general-path"
+    name = kind = "general-path"
 
 
-class Aiohttp(Torchmoor):
+class Aiohttp(PythonArm):
     """aiohttp on both sides."""
 
-    name = "aiohttp"
+    name = kind = "aiohttp"
 
 
 class Nginx(Arm):
@@ -180,7 +198,7 @@ class Router(Arm):
 
 
 def find(program: str) -> Path | None:
-    """Where a peer is, or None if it is not installed."""
+    """Return where a peer is, or None if it is not installed."""
     path = os.pathsep.join(filter(None, (os.environ.get(PEERS), os.environ.get("PATH"), "/usr/sbin")))
     found = shutil.which(program, path=path)
     return None if found is None else Path(found)

@@ -91,7 +91,7 @@ class StreamRequest:
     session: str = ""
 
     def render(self) -> bytes:
-        """The bytes on the wire."""
+        """Return the bytes on the wire."""
         body = f'{{"tokens": {self.num_tokens}, "model": "llava", "stream": true}}'.encode()
         session = f"X-Amzn-SageMaker-Session-Id: {self.session}\r\n" if self.session else ""
         head = f"POST {self.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{session}"
@@ -155,7 +155,7 @@ async def stream_all(clients: list[StreamClient], requests: list[StreamRequest])
 
 
 async def first_bytes(client: StreamClient, requests: list[StreamRequest]) -> list[float]:
-    """Seconds to the first byte of streams that come one after another."""
+    """Return the seconds to the first byte of streams that come one after another."""
     return [(await client.ask(request)).first_byte_s for request in requests]
 
 

@@ -8,6 +8,7 @@ arrive, as they are where a proxy waits for its clients; tokens have no `cold_us
 
     session   1 KB POST with a signed session id     boto3   the same with the header lines that boto3 sends
     load      without a session, least outstanding   token   one of a chunked stream's; framed: of an event stream
+    bearer    session, with a bearer token           signed  boto3, with a signature that is verified
 
     make bench NAME=proxy_python [QUICK=1]
     python -m benchmarks.proxy_python [--quick] [--rounds 400] [--save]
@@ -21,17 +22,26 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any, cast
 
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials as BotoCredentials
+
 from benchmarks.proxy import make_body, make_sessions
 from benchmarks.proxy_load import BOTO_HEADERS
 from benchmarks.proxy_server import ENDPOINT, registry_of, settings_of
 from benchmarks.report import median, parse_options, print_report
+from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.proxy.access.gate import principal_of
 from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
 from torchmoor.run.app import Proxy
 
 NUM_CLIENTS = 16
 NUM_TOKENS = 50
-KINDS = ("session", "boto3", "load", "token", "framed")
+KINDS = ("session", "boto3", "load", "token", "framed", "bearer", "signed")
+KEY_ID, SECRET, TOKEN = "AKIAEXAMPLE", "a-secret-of-the-benchmark", "a-token-of-the-benchmark"
+CREDENTIALS = Credentials(keys={KEY_ID: AccessKey(secret=SECRET)}, tokens={"app": TOKEN})
+PRINCIPALS = {"bearer": principal_of("token", "app"), "signed": principal_of("key", KEY_ID)}
 OTHER_THINGS = bytes(3_000_000)  # more than a core's own caches hold
 
 ANSWER = (
@@ -52,19 +62,36 @@ class Sink:
         """Never."""
         return False
 
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        """Return the client's address, for any name."""
+        return ("127.0.0.1", 1)
+
 
 def make_requests(kind: str) -> Iterator[bytes]:
     """The same few requests again and again."""
     body = make_body()
-    suffix = "-response-stream" if kind == "framed" else ""
-    lines = {"Host": "127.0.0.1", "Content-Type": "application/json", **(BOTO_HEADERS if kind == "boto3" else {})}
+    path = f"/endpoints/{ENDPOINT}/invocations" + ("-response-stream" if kind == "framed" else "")
+    lines = {"Host": "127.0.0.1", "Content-Type": "application/json"}
+    if kind in ("boto3", "signed"):
+        lines |= BOTO_HEADERS
+    if kind == "bearer":
+        lines["Authorization"] = f"Bearer {TOKEN}"
     requests = []
-    for session in make_sessions():
+    for session in make_sessions(PRINCIPALS.get(kind, "")):
         if kind != "load":
             lines["X-Amzn-SageMaker-Session-Id"] = session
-        head = "".join(f"{name}: {value}\r\n" for name, value in {**lines, "Content-Length": len(body)}.items())
-        requests.append(f"POST /endpoints/{ENDPOINT}/invocations{suffix} HTTP/1.1\r\n{head}\r\n".encode() + body)
+        own = {**lines, **(sign(path, lines, body) if kind == "signed" else {}), "Content-Length": len(body)}
+        head = "".join(f"{name}: {value}\r\n" for name, value in own.items())
+        requests.append(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
     return itertools.cycle(requests)
+
+
+def sign(path: str, lines: dict[str, str], body: bytes) -> dict[str, str]:
+    """Return the header lines that boto3's signer makes for a request."""
+    signed = [name for name in lines if name not in ("Host", *BOTO_HEADERS)]
+    request = AWSRequest("POST", f"http://127.0.0.1{path}", {name: lines[name] for name in signed}, body)
+    SigV4Auth(BotoCredentials(KEY_ID, SECRET), "sagemaker", "us-east-1").add_auth(request)
+    return {name: request.headers[name] for name in ("X-Amz-Date", "Authorization")}
 
 
 class Stage:
@@ -76,6 +103,8 @@ class Stage:
         self._answer = STREAM if is_stream else (ANSWER,)
         self._requests = make_requests(kind)
         settings = settings_of(port=0)
+        if kind in PRINCIPALS:
+            settings = settings.model_copy(update={"credentials": CREDENTIALS})
         registry = registry_of(settings, [1, 2, 3, 4])
         proxy = Proxy(settings, registry)
         self._clients = [ClientConnection(proxy.data.server) for _ in range(NUM_CLIENTS)]

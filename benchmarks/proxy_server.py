@@ -8,6 +8,7 @@ nothing else.
 """
 
 import asyncio
+import gc
 import sys
 
 import uvloop
@@ -40,7 +41,7 @@ def settings_of(port: int) -> ProxySettings:
 
 
 def registry_of(settings: ProxySettings, upstreams: list[int]) -> Registry:
-    """An instance for each port, ready."""
+    """Return an instance for each port, ready."""
     registry = Registry(settings.endpoints)
     for number, upstream in enumerate(upstreams):
         registry.add(
@@ -105,4 +106,5 @@ async def serve_aiohttp(port: int, upstreams: list[int]) -> None:
 if __name__ == "__main__":
     kind, listen_port, upstream_ports = sys.argv[1:]
     serve = {"torchmoor": serve_torchmoor, "general-path": serve_general_path, "aiohttp": serve_aiohttp}[kind]
+    gc.freeze()  # the imported modules, as torchmoor/cli/main.py does
     uvloop.run(serve(int(listen_port), [int(number) for number in upstream_ports.split(",")]))

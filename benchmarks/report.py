@@ -7,7 +7,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,6 +15,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "benchmarks"  # shown in docs/benchmarks.md; plot.py reads it
+SHOW_BUILD = """import platform, sysconfig
+print(platform.python_version(), "deb_system" in sysconfig.get_scheme_names(), sysconfig.get_config_var("CONFIG_ARGS"))
+"""
 PACKAGES = ("torch", "transformers", "torchserve", "uvloop", "httptools")
 
 
@@ -74,7 +76,7 @@ def about() -> dict[str, Any]:
         "commit": commit.stdout.strip(),
         "machine": f"{_processor()}, {os.cpu_count()} cores",
         "versions": {
-            "python": f"{platform.python_version()}, {_build()}",
+            "python": describe_python(sys.executable),
             **{package: version(package) for package in PACKAGES},
         },
     }
@@ -88,11 +90,17 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
 
 
-def _build() -> str:
-    """Return how the interpreter was compiled, as far as that makes it faster."""
-    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
+def describe_python(python: str) -> str:
+    """Return an interpreter's version, and how it was compiled as far as that makes it faster.
+
+    Debian and Ubuntu build with PGO and LTO by debian/rules, which the arguments of configure do not show.
+    """
+    shown = subprocess.run([python, "-c", SHOW_BUILD], capture_output=True, text=True, check=True, timeout=30)
+    number, is_debian, arguments = shown.stdout.split(" ", 2)
+    if is_debian == "True":
+        return f"{number}, with PGO and LTO (Debian)"
     pgo = "with PGO" if "--enable-optimizations" in arguments else "without PGO"
-    return pgo + (" and LTO" if "--with-lto" in arguments else "")
+    return f"{number}, {pgo}" + (" and LTO" if "--with-lto" in arguments else "")
 
 
 def _processor() -> str:

@@ -157,7 +157,7 @@ def gains_kept(processes: Processes) -> dict[str, float]:
 
 
 def ratios_of(measured: Results, simulated: Simulated) -> dict[str, float]:
-    """The keys of docs/benchmarks.md."""
+    """Return the keys of docs/benchmarks.md."""
     ratios: dict[str, float] = {}
     gaps = []
     for row in PUBLISHED:

@@ -136,8 +136,7 @@ def time_to_choose(instances: int, *, num_choices: int = 20_000) -> dict[str, fl
                 instance.outstanding += 1
                 pool.update(instance)
                 running.append(instance)
-                if isinstance(strategy, KvAware):
-                    strategy.record(prompts[at], instance.name, body_bytes=2048)
+                strategy.note_sent(prompts[at], instance.name, body_bytes=2048)
             if len(running) > 0.7 * instances:
                 ended = running.popleft()
                 ended.outstanding -= 1

@@ -114,7 +114,7 @@ def _micros(number: int, do: Callable[[int], object]) -> float:
 
 
 def bytes_a_session(fleet: Fleet) -> float:
-    """What a proxy's memory grows by for each session whose turn it routes, after it has met every instance."""
+    """Return what a proxy's memory grows by for each session whose turn it routes, after it has met every instance."""
     proxy, step = fleet.proxies[-1], max(2, len(fleet.ids) // 20_000)
     for text in fleet.ids[::step]:
         proxy.choose(text)

@@ -279,7 +279,7 @@ class _Run:
         self.marks = self._marks()
 
     def _marks(self) -> list[tuple[float, str, float]]:
-        """When instances go, when they come back, and their share from then on, the last first."""
+        """Return when instances go, when they come back, and their share from then on, the last first."""
         plan = self.plan
         marks = [(plan.lost_at_s, "lost", 0.0), (plan.back_at_s, "back", 0.0)]
         marks += [(plan.back_at_s + step, "share", float(step)) for step in range(1, int(SLOW_START_S) + 1)]

@@ -1,20 +1,24 @@
 """Does anything grow, and what do good clients notice of hostile ones? `make bench NAME=soak`
 
-Two instances of the demo model with small budgets and workers of many models, behind one proxy with keys off. Good
+Two instances of the demo model with small budgets and workers of many models, behind one proxy with tokens. Good
 clients hold conversations about pictures (whole and streamed), submit asynchronous requests and ask many models, all
 the time:
 
-    warm      a tenth of the run; not judged
-    calm      two fifths: good clients alone
-    hostile   the rest: the kinds of soak_hostile.py at the same time. The JVM of one instance is killed every five
-              minutes, in a quick run once
+    warm      not judged
+    calm      good clients alone
+    sink      beside them, the kinds of soak_hostile.py send the same to soak_sink.py, which refuses everything at once:
+              what good clients notice now is the hostile clients' own use of the processor
+    hostile   the same kinds at the fleet, from another address and with another token
+    kill      the same; the JVM of one instance is killed. Not judged, but for what is lost
 
-    proxy_growth, jvm_growth, worker_growth      memory during the last two thirds of `hostile`, of the instance that is
-                                                 never killed: median of the last twentieth relative to the first
+All but the first are repeated in each round, so that other work on the machine affects them alike.
+
+    proxy_growth, jvm_growth, worker_growth      memory in the last two thirds of all `calm` parts, each but the first
+                                                 after a `hostile` one, of the instance that is never killed: median of
+                                                 the last twentieth relative to the first
     threads_growth                               the same of the three processes' threads, the largest
     descriptors_left    the proxy's open files when all clients have gone, relative to `calm`
-    p99_vs_calm         the good clients' slowest hundredth under hostile ones, relative to `calm`; without the requests
-                        that a kill hit
+    p99_vs_calm, p99_vs_sink    the good clients' slowest hundredth in `hostile`, relative to `calm` and to `sink`
     sessions_lost, turns_lost, async_lost        at the end; an acknowledged turn stands once in the journal
     wrong               answers of many models that are not the model's
     left_over           turns, rows and requests in flight when all clients have gone
@@ -35,10 +39,11 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from benchmarks.async_load import Account, Client
-from benchmarks.failover_load import Conversation, make_conversations
+from benchmarks.failover_load import Conversation, authorization, make_conversations
 from benchmarks.fleet import Fleet, running_fleet
 from benchmarks.report import ROOT, median, parse_options, print_report
-from benchmarks.soak_hostile import KINDS, Mischief
+from benchmarks.soak_hostile import Mischief
+from benchmarks.soak_sink import running_sink
 from scripts.make_minilm import TARGET, make_variants
 
 NUM_CONVERSATIONS = 8
@@ -46,8 +51,9 @@ NUM_MODELS = 4
 TURNS = 12  # of a conversation; the small model is confused by much longer ones
 PAUSE_S = 1.0
 SAMPLE_S = 1.0
-KILL_EVERY_S = 300.0
-AFTER_KILL_S = 15.0  # a request that was in flight then, or began soon after, is the kill's
+PART_S, QUICK_PART_S = 60.0, 35.0  # of a round, which has PARTS
+PARTS = ("calm", "sink", "hostile", "kill")
+JUDGED = ("calm", "sink", "hostile")
 SETTLE_S = 60.0
 # Small, so that they are full after the warm-up and what grows after that is a leak.
 BUDGETS = {
@@ -57,6 +63,7 @@ BUDGETS = {
     "SESSION_HOST_BYTES": str(8 << 20),
 }
 NUM_MOMENTS = 20  # at which the report has the processes' memory
+GOOD_TOKEN, HOSTILE_TOKEN = "good-clients-token", "hostile-clients-token"
 TEXT = b'{"inputs": "A red circle stands to the left of two green squares."}'
 
 
@@ -79,12 +86,26 @@ class Timed:
     failure: str
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a round. fleet_s, hostile_s: processor time of the fleet and of the hostile clients in it."""
+
+    start: float
+    end: float
+    fleet_s: float = 0.0
+    hostile_s: float = 0.0
+
+    def has(self, moment: float) -> bool:
+        return self.start <= moment < self.end
+
+
 @dataclass
 class Good:
     """What the good clients did. All of them write to it."""
 
     timed: list[Timed] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)  # of openings, which are tried again
     num_turns_lost: int = 0
     num_wrong: int = 0
 
@@ -102,17 +123,19 @@ class Watcher(threading.Thread):
             for name, pid in self._pids.items():
                 self.samples[name].append(sample(pid))
 
-    def median_of(self, name: str, column: str, start: float, end: float) -> float:
-        """The median of a column between two moments."""
-        return median([getattr(s, column) for s in self.samples[name] if start <= s.at <= end])
+    def values(self, name: str, column: str, spans: "Sequence[Span]") -> list[float]:
+        """Return the values of a column in these spans."""
+        return [getattr(s, column) for s in self.samples[name] if any(span.has(s.at) for span in spans)]
 
-    def growth(self, name: str, column: str, start: float, end: float) -> float:
-        """The median of a column in the last twentieth of a span, relative to the first."""
-        part = (end - start) / 20
-        return self.median_of(name, column, end - part, end) / self.median_of(name, column, start, start + part)
+    def growth(self, name: str, column: str, spans: "Sequence[Span]") -> float:
+        """Return its median in the last twentieth of the last two thirds of these spans, relative to the first."""
+        values = self.values(name, column, spans)
+        values = values[len(values) // 3 :]
+        part = max(1, len(values) // 20)
+        return median(values[-part:]) / median(values[:part])
 
     def memory_mb(self, name: str) -> list[int]:
-        """The process's memory at equal intervals."""
+        """Return the process's memory at equal intervals."""
         samples = self.samples[name]
         return [each.rss_bytes >> 20 for each in samples[:: max(1, len(samples) // NUM_MOMENTS)]]
 
@@ -128,15 +151,28 @@ def converse(make: "Conversations", good: Good, journal: Path, stop: threading.E
     """Hold one conversation after the other."""
     while not stop.is_set():
         chat = make.next()
-        chat.open()
+        while refusal := chat.try_open():
+            good.refusals.append(refusal)
+            if stop.wait(PAUSE_S):
+                return
         while len(chat.asked) < TURNS and not stop.is_set():
             asked = chat.ask()
             good.timed.append(Timed(asked.began, asked.took_s, asked.failure))
             stop.wait(PAUSE_S)
-        if not chat.is_alive():
+        if not has_survived(chat):
             good.lost.append(chat.id)
         good.num_turns_lost += chat.num_turns_lost(journal)
         chat.close()
+
+
+def has_survived(chat: Conversation) -> bool:
+    """Return whether the session still answers rightly. Without an instance it is asked again, as AWS's clients do."""
+    until = time.monotonic() + SETTLE_S
+    while not chat.is_alive():
+        if not chat.asked[-1].failure.startswith("503") or time.monotonic() > until:
+            return False
+        time.sleep(PAUSE_S)
+    return True
 
 
 class Conversations:
@@ -150,7 +186,7 @@ class Conversations:
     def next(self) -> Conversation:
         with self._lock:
             if not self._ready:
-                self._ready = make_conversations(self._runtime, 2 * NUM_CONVERSATIONS)
+                self._ready = make_conversations(self._runtime, 2 * NUM_CONVERSATIONS, GOOD_TOKEN)
             return self._ready.pop()
 
 
@@ -161,7 +197,11 @@ def ask_many(runtime: str, good: Good, stop: threading.Event) -> None:
     while not stop.wait(PAUSE_S):
         number += 1
         name = f"minilm-{number % NUM_MODELS:03}"
-        fields = {"Content-Type": "application/json", "X-Amzn-SageMaker-Target-Model": name}
+        fields = {
+            "Content-Type": "application/json",
+            "X-Amzn-SageMaker-Target-Model": name,
+            **authorization(GOOD_TOKEN),
+        }
         began, failure, content = time.monotonic(), "", b""
         connection = HTTPConnection(urlsplit(runtime).netloc, timeout=60)
         try:
@@ -181,37 +221,41 @@ def ask_many(runtime: str, good: Good, stop: threading.Event) -> None:
 def submit(runtime: str, account: Account, stop: threading.Event) -> None:
     client = Client(urlsplit(runtime).port or 80, "llava")
     while not stop.wait(PAUSE_S):
-        inference_id, result, failure = client.submit(str(uuid4()))
+        inference_id, result, failure = client.submit(str(uuid4()), **authorization(GOOD_TOKEN))
         account.failures[inference_id], account.results[inference_id] = failure, result
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="three minutes instead of an hour", rounds=1)
+    options = parse_options(__doc__, quick="three minutes instead of an hour", rounds=15)
     if not (TARGET / "config.json").is_file():
         raise SystemExit(f"there is no {TARGET}; scripts/make_minilm.py makes it")
-    total_s = 180.0 if options.quick else 3600.0
-    rows, ratios, memory_mb = run(total_s)
-    print_report("soak", rows, ratios, save=options.save, quick=options.quick, seconds=total_s, memory_mb=memory_mb)
+    part_s = QUICK_PART_S if options.quick else PART_S
+    rows, ratios, memory_mb = run(options.rounds, part_s)
+    settings = {"rounds": options.rounds, "part_s": part_s, "memory_mb": memory_mb}
+    print_report("soak", rows, ratios, save=options.save, quick=options.quick, **settings)
 
 
-def run(total_s: float) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[int]]]:
+def run(rounds: int, part_s: float) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[int]]]:
     """Run the fleet and its clients; return rows, ratios, and each process's memory at equal intervals, in MB."""
     with tempfile.TemporaryDirectory(prefix="tm-soak-") as temporary:
         folder = Path(temporary)
         journal = folder / "journal"
         (folder / "models").mkdir()
         make_variants(TARGET, folder / "models", NUM_MODELS)
+        keys = folder / "keys.txt"
+        keys.touch(mode=0o600)
+        keys.write_text(f"token good {GOOD_TOKEN}\ntoken hostile {HOSTILE_TOKEN}\n")
         arguments = (
             *("--endpoint", "llava", "--endpoint", "many", "--models", str(folder / "models")),
-            *("--journal", journal.as_uri()),
+            *("--journal", journal.as_uri(), "--keys", str(keys)),
         )
         checkpoint = ROOT / "models" / "tiny-llava"
         with running_fleet(checkpoint, num_instances=2, arguments=arguments, **BUDGETS) as fleet:
-            return soak(fleet, journal, total_s)
+            return soak(fleet, journal, rounds, part_s)
 
 
 def soak(
-    fleet: Fleet, journal: Path, total_s: float
+    fleet: Fleet, journal: Path, rounds: int, part_s: float
 ) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[int]]]:
     jvm, worker = fleet.processes("llava-0")
     watched = {"proxy": fleet.pid, "jvm": jvm, "worker": worker}
@@ -224,65 +268,76 @@ def soak(
         threading.Thread(target=submit, args=(fleet.runtime, account, stop)),
     ]
     began = time.monotonic()
-    warm_until, calm_until, end = (began + share * total_s for share in (0.1, 0.5, 1.0))
     for thread in (watcher, *clients):
         thread.start()
-    wait_until(calm_until, "calm")
-    hostile = [Mischief(kind, fleet.runtime, fleet.admin, stop) for kind in KINDS]
-    for thread in hostile:
-        thread.start()
-    kills = kill_until(end, fleet, "llava-1")
+    time.sleep(part_s / 2)
+    with running_sink() as sink:
+        spans = run_rounds(fleet, sink, rounds, part_s)
     stop.set()
-    for thread in (*clients, *hostile):
+    for thread in clients:
         thread.join(timeout=120)
     left_over = wait_for_rest(fleet, account)
     gone_at = time.monotonic()
     time.sleep(5 * SAMPLE_S)
     over.set()
     watcher.join()
-    steady_from = end - (end - calm_until) * 2 / 3
-    calm = [timed for timed in good.timed if warm_until <= timed.began < calm_until]
-    loud = [timed for timed in good.timed if calm_until <= timed.began and not is_hit(timed, kills)]
-    rows = [summarize("calm", calm), summarize("hostile", loud)]
+    rows = [summarize(part, good.timed, spans[part]) for part in JUDGED]
+    calm, aside, loud = (row["p99_s"] for row in rows)
+    files_left = watcher.values("proxy", "num_files", [Span(gone_at, time.monotonic())])
     ratios = {
-        **{f"{name}_growth": watcher.growth(name, "rss_bytes", steady_from, end) for name in watched},
-        "threads_growth": max(watcher.growth(name, "num_threads", steady_from, end) for name in watched),
-        "descriptors_left": watcher.median_of("proxy", "num_files", gone_at, time.monotonic())
-        / watcher.median_of("proxy", "num_files", warm_until, calm_until),
-        "p99_vs_calm": rows[1]["p99_s"] / rows[0]["p99_s"],
+        **{f"{name}_growth": watcher.growth(name, "rss_bytes", spans["calm"]) for name in watched},
+        "threads_growth": max(watcher.growth(name, "num_threads", spans["calm"]) for name in watched),
+        "descriptors_left": median(files_left) / median(watcher.values("proxy", "num_files", spans["calm"])),
+        "p99_vs_calm": loud / calm,
+        "p99_vs_sink": loud / aside,
         "sessions_lost": len(good.lost),
         "turns_lost": good.num_turns_lost,
         "async_lost": account.missing(),
         "wrong": good.num_wrong,
         "left_over": left_over,
     }
-    for each in hostile:
-        print(f"{each.name}: {each.num_runs} times")
+    for refusal in good.refusals:
+        print(f"an opening was refused: {refusal}")
     for timed in (timed for timed in good.timed if timed.failure):
         print(f"{timed.began - began:.0f} s: {timed.failure}")
     return rows, ratios, {name: watcher.memory_mb(name) for name in watched}
 
 
-def wait_until(end: float, phase: str) -> None:
-    print(f"until {phase} is over: {end - time.monotonic():.0f} s", flush=True)
-    time.sleep(max(0.0, end - time.monotonic()))
+def run_rounds(fleet: Fleet, sink: str, rounds: int, part_s: float) -> dict[str, list[Span]]:
+    """Run the parts of all rounds; return when each was."""
+    spans: dict[str, list[Span]] = {part: [] for part in PARTS}
+    for number in range(rounds):
+        spans["calm"].append(run_part(fleet, part_s, None))
+        for part, places in (("sink", (sink, sink)), ("hostile", (fleet.runtime, fleet.admin))):
+            mischief = Mischief(*places, HOSTILE_TOKEN)
+            spans[part].append(run_part(fleet, part_s, mischief))
+            if part == "hostile":
+                os.kill(fleet.processes("llava-1")[0], signal.SIGKILL)
+                spans["kill"].append(run_part(fleet, part_s, mischief))
+            print(f"round {number + 1}, {part}: {mischief.stop()}", flush=True)
+            wait_until_ready(fleet)
+    return spans
 
 
-def kill_until(end: float, fleet: Fleet, victim: str) -> list[float]:
-    """Kill the victim's JVM now and then; return when."""
-    kills: list[float] = []
-    kill_at = time.monotonic() + min(KILL_EVERY_S, (end - time.monotonic()) / 6)
-    while kill_at < end - AFTER_KILL_S:
-        wait_until(kill_at, "the time before a kill")
-        os.kill(fleet.processes(victim)[0], signal.SIGKILL)
-        kills.append(time.monotonic())
-        kill_at += KILL_EVERY_S
-    wait_until(end, "the run")
-    return kills
+def run_part(fleet: Fleet, part_s: float, mischief: Mischief | None) -> Span:
+    start, fleet_s = time.monotonic(), fleet_cpu_s(fleet)
+    hostile_s = mischief.cpu_s() if mischief is not None else 0.0
+    time.sleep(part_s)
+    spent_s = fleet_cpu_s(fleet) - fleet_s
+    return Span(start, time.monotonic(), spent_s, mischief.cpu_s() - hostile_s if mischief is not None else 0.0)
 
 
-def is_hit(timed: Timed, kills: Sequence[float]) -> bool:
-    return any(timed.began < kill + AFTER_KILL_S and timed.began + timed.took_s > kill for kill in kills)
+def fleet_cpu_s(fleet: Fleet) -> float:
+    times = fleet.cpu_times()
+    return times.proxy_s + times.torchserve_s + times.worker_s
+
+
+def wait_until_ready(fleet: Fleet) -> None:
+    """Wait until all instances are ready and idle, as far as good clients leave them idle."""
+    until = time.monotonic() + SETTLE_S
+    while any(each["state"] != "ready" for each in fleet.instances()) and time.monotonic() < until:
+        time.sleep(SAMPLE_S)
+    time.sleep(5 * SAMPLE_S)
 
 
 def wait_for_rest(fleet: Fleet, account: Account) -> int:
@@ -300,14 +355,18 @@ def wait_for_rest(fleet: Fleet, account: Account) -> int:
         time.sleep(1.0)
 
 
-def summarize(phase: str, timed: Sequence[Timed]) -> dict[str, Any]:
-    took = sorted(each.took_s for each in timed if not each.failure)
+def summarize(part: str, timed: Sequence[Timed], spans: Sequence[Span]) -> dict[str, Any]:
+    of_part = [each for each in timed if any(span.has(each.began) for span in spans)]
+    took = sorted(each.took_s for each in of_part if not each.failure)
+    seconds = sum(span.end - span.start for span in spans)
     return {
-        "phase": phase,
-        "requests": len(timed),
-        "failed": sum(bool(each.failure) for each in timed),
+        "part": part,
+        "requests": len(of_part),
+        "failed": sum(bool(each.failure) for each in of_part),
         "p50_s": took[len(took) // 2],
         "p99_s": took[len(took) * 99 // 100],
+        "fleet_cores": sum(span.fleet_s for span in spans) / seconds,
+        "hostile_cores": sum(span.hostile_s for span in spans) / seconds,
     }
 
 

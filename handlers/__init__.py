@@ -1,1 +1,4 @@
-"""What runs inside a TorchServe worker. Packed whole into each archive; knows nothing of the front proxy."""
+"""The code that runs inside a TorchServe worker.
+
+Each archive contains all of it; it does not depend on the front proxy.
+"""

@@ -35,10 +35,10 @@ from torchmoor.wire.operations import MAX_CANCELLED
 
 logger = logging.getLogger(__name__)
 
-MAX_ID = 64  # characters of an id that are kept
+MAX_ID = 64  # characters of an id; longer ones are cut
 MAX_EARLY = 1000  # remembered ids of requests that were cancelled before they arrived
-MAX_PIECES_WAIT_S = 0.1  # how long pieces of streams wait at most, so that bodies are sent again less often
-EARLY_S = 10.0  # how long such an id is remembered: one connection of the proxy may be that much faster than another
+MAX_PIECES_WAIT_S = 0.1  # longest wait of a stream's piece, so that TorchServe resends bodies less often
+EARLY_S = 10.0  # how long such an id is remembered: a cancellation may overtake its request on another connection
 
 
 def _whole(_: Any) -> None:
@@ -56,8 +56,8 @@ def _end(_: Any) -> bool:
 class Pump:
     """Passes requests to a service and answers back. TorchServe's one worker thread only.
 
-    start: begins to answer a request through the PendingReply and returns at once. Operations reach it even if the
-    worker is full.
+    start: begins to answer a request through the PendingReply and returns at once. Operations are passed to it even if
+    the worker is full.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Pump:
         self._used_s = thread_time()
         self._replies: dict[str, PendingReply] = {}  # by TorchServe's id of the row
         self._num_operations = 0  # rows of this step that are operations: each is answered in this step
-        self._early: dict[str, float] = {}  # the proxy's ids, oldest first, and when they are forgotten
+        self._early: dict[str, float] = {}  # the proxy's id and when it is forgotten, oldest first
         self._news = threading.Condition()
-        self._next_pieces_at = 0.0  # when the next pieces of streams may be sent; beginnings and ends do not wait
+        self._next_pieces_at = 0.0  # when next pieces of streams may be sent; first and last ones do not wait
 
     def __repr__(self) -> str:
         return f"<Pump {self.num_in_flight} in flight>"
@@ -233,7 +233,7 @@ class Pump:
 
 
 def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
-    """Read a TorchServe row. The body is bytes, text or parsed JSON; of a form for a resource, its fields.
+    """Read a TorchServe row. The body is bytes, text, parsed JSON, or the fields of a form.
 
     TorchServe adds each form field's headers to the request's as dicts; those are skipped. Raises InvalidRequest if the
     body is compressed.

@@ -13,9 +13,9 @@ class ChatHandler:
     def initialize(self, context: Any) -> None:
         """Load the model on the device that TorchServe assigned to this worker.
 
-        Raises RuntimeError on a wrong setting or a checkpoint that cannot be loaded.
+        Raises RuntimeError if a setting is invalid or the checkpoint cannot be loaded.
         """
-        logging.getLogger().setLevel(logging.WARNING)  # to write INFO lines takes longer than an engine step
+        logging.getLogger().setLevel(logging.WARNING)  # writing INFO lines takes longer than an engine step
         logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
         from torchmoor.wire.imports import (
             without_collections,  # here, because TorchServe hides an ImportError at import
@@ -23,20 +23,28 @@ class ChatHandler:
 
         with without_collections():
             from handlers.batch_reader import BatchReader
-            from handlers.metrics import MetricsPublisher
+            from handlers.chat.metrics import CHAT_METRICS
+            from handlers.many.metrics import ADAPTER_METRICS
+            from handlers.metrics_publisher import MetricsPublisher
             from handlers.start import start_chat
 
         started = time.monotonic()
         BatchReader().install()
-        self.service, self.pump = start_chat(
+        self.service, self.pump, adapters = start_chat(
             Path(context.system_properties["model_dir"]),
             context.system_properties.get("gpu_id"),
             context.model_yaml_config or {},
             os.environ,
         )
         service = self.service
-        self.metrics = MetricsPublisher(context.metrics, context.model_name, service.numbers, service.counters.drain)
+        self.metrics = MetricsPublisher(
+            context.metrics, context.model_name, service.numbers, service.counters.drain, CHAT_METRICS
+        )
         self.metrics.start()
+        if adapters is not None:
+            MetricsPublisher(
+                context.metrics, context.model_name, adapters.numbers, adapters.counters.drain, ADAPTER_METRICS
+            ).start()
         logging.getLogger("handlers").info("handler ready seconds=%.1f", time.monotonic() - started)
 
     def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:

@@ -1,7 +1,7 @@
-"""The continuation of an answer that another worker began and whose instance was lost.
+"""Continues an answer that another worker began, after its instance was lost.
 
-The start and the notes of torchmoor/wire/continuation.py: the start is the JSON of `AnswerStart`; a note has the ids of
-the tokens that became text with the piece, each with a comma, after BEGUN in the note of the first piece.
+Defines the start and the notes of torchmoor/wire/continuation.py. The start is the JSON of `AnswerStart`. A note has
+the ids of the tokens that became text with its piece, each followed by a comma; the first note begins with BEGUN.
 """
 
 import json
@@ -17,11 +17,11 @@ BEGUN = "^"
 
 @dataclass(frozen=True, slots=True)
 class AnswerStart:
-    """What an answer begins with.
+    """The values with which another worker can continue an answer.
 
-    received_at: of the request, in seconds since 1970, as the answer may show it. seed: of the answer's random numbers,
-    which the worker has drawn if the request has none. num_cached: tokens of the prompt that were not computed, for the
-    answer's usage. digest: of all else that the answer follows from, which must be equal where it is continued.
+    received_at: when the request arrived, in seconds since 1970, which the answer may contain. seed: the request's, or
+    the one that the worker has drawn. num_cached: prompt tokens that were found in the cache, for the answer's usage.
+    digest: of everything else that determines the answer; it must be equal at the other worker.
     """
 
     received_at: float
@@ -35,7 +35,7 @@ class AnswerStart:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What the client has of the answer. has_begun: it has what precedes the first token."""
+    """The part of an answer that the client has. has_begun: it includes what precedes the first token."""
 
     start: AnswerStart
     has_begun: bool
@@ -43,12 +43,12 @@ class Continuation:
 
 
 def write_note(tokens: list[int], *, is_first: bool) -> str:
-    """Encode what the client has of the answer with one more piece."""
+    """Encode the tokens of one more piece for a note."""
     return (BEGUN if is_first else "") + "".join(f"{token}," for token in tokens)
 
 
 def read_continuation(incoming: Incoming) -> tuple[Incoming, Continuation | None]:
-    """Return the original request, and what its client has of the answer if that is to be continued.
+    """Return the original request, and the Continuation if its answer is to be continued.
 
     Raises InvalidRequest.
     """

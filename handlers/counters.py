@@ -1,23 +1,41 @@
-"""What a worker has done since it started: counts, and the times that histograms are made of.
+"""What a worker has done since it started, and the form of the tables that make metrics of it.
 
-Parts only write here. The status operation and the metrics (handlers/metrics.py) read.
+Parts only write here. The status operation and the metrics read. The tables are in handlers/chat/metrics.py and
+handlers/many/metrics.py; handlers/metrics_publisher.py publishes them.
 """
 
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
-
-# Counts that the status shows in a group, and the metrics by a label. To add one, name it here and count it.
-SESSION_EVENTS = ("opened", "closed", "adopted", "evicted", "damaged")
-TURN_OUTCOMES = ("finished", "cancelled", "timed_out", "failed", "repeated")
-TOKEN_KINDS = ("prefilled", "reused", "restored", "generated")
-KV_EVENTS = ("written", "read", "stale", "damaged", "refused", "failed")
-GRAMMAR_EVENTS = ("compiled", "refused", "exceeded")
-IMAGE_EVENTS = ("received", "fetched", "encoded", "shared", "demoted")
-MODEL_EVENTS = ("hits", "misses", "loads", "promotions", "demotions", "evictions", "failures")
-MODEL_REQUEST_OUTCOMES = ("answered", "refused", "failed", "cancelled")
+from dataclasses import dataclass
 
 MAX_TIMES = 10_000  # of one name, between two readings; the oldest go first
+
+
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"  # as TorchServe spells them
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A row of a table of metrics.
+
+    name: without the prefix; a counter ends in `_total`, which TorchServe does not add.
+    unit: one of TorchServe's. source: path of the number in the service's status; for a histogram, the name of its
+    series. label: its name and its values, each the last part of a path. The path of a counter is also the name of its
+    count, in parts, unless the status has the number from elsewhere.
+    """
+
+    name: str
+    kind: str
+    unit: str
+    help: str
+    source: tuple[str, ...]
+    label: tuple[str, tuple[str, ...]] | None = None
+
+    @property
+    def paths(self) -> tuple[tuple[str, ...], ...]:
+        """The paths of its numbers."""
+        return (self.source,) if self.label is None else tuple((*self.source, value) for value in self.label[1])
 
 
 class Counters:
@@ -35,9 +53,14 @@ class Counters:
     def get(self, name: str) -> int:
         return self._counts[name]
 
-    def get_all(self, names: Iterable[str], prefix: str = "") -> dict[str, int]:
-        """Return counts by their names without the prefix."""
-        return {name: self.get(prefix + name) for name in names}
+    def read(self, table: Iterable[Metric]) -> dict[str, dict[str, int]]:
+        """Return the counts of a table's counters, by group and name."""
+        found: dict[str, dict[str, int]] = {}
+        for metric in table:
+            if metric.kind == COUNTER:
+                for group, name in metric.paths:
+                    found.setdefault(group, {})[name] = self.get(f"{group}_{name}")
+        return found
 
     def observe(self, name: str, seconds: float) -> None:
         """Add a value to a histogram. Call this per turn, not per token."""
@@ -45,7 +68,7 @@ class Counters:
             self._times[name].append(seconds)
 
     def drain(self, name: str) -> list[float]:
-        """The values since the last call, oldest first."""
+        """Return the values since the last call, oldest first."""
         with self._lock:
             times = list(self._times[name])
             self._times[name].clear()

@@ -14,7 +14,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def choose_device(gpu_id: int | None) -> torch.device:
     """Return the GPU that TorchServe assigned, or the CPU if it assigned none.
 
-    Raises SettingsError if torch cannot use that GPU: a model for a GPU would else be served by the CPU, unnoticed.
+    Raises SettingsError if torch cannot use that GPU, so that a GPU's model is not silently served by the CPU.
     """
     if gpu_id is None:
         return torch.device("cpu")

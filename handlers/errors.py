@@ -25,14 +25,15 @@ from torchmoor.wire import headers
 
 
 class HandlerError(Exception):
-    """Base of all errors that are answered to a client. The message is for the client."""
+    """Base of all errors that are answered to a client. The message is for the client; `text` is its default."""
 
     status = 500
+    text = ""
     retry_after_s: int | None = None
 
     def __init__(self, message: str = "", *, param: str | None = None, api_code: str = "") -> None:
         """param: the field of the request that caused the error, if any. api_code: OpenAI's code, where it has one."""
-        super().__init__(message)
+        super().__init__(message or self.text)
         self.param = param
         self.api_code = api_code
 
@@ -146,24 +147,37 @@ class SessionUnknown(SessionGone):
     """No session of this id was opened, or it ended so long ago that it is forgotten."""
 
     status = 404
+    text = "no session of this id is known; open one with a start_session request"
 
 
 class SessionExpired(SessionGone):
     """The session's time to live is over."""
 
+    text = "this session has expired; open a new one"
+
 
 class SessionClosed(SessionGone):
     """The session was closed by its client."""
 
+    text = "this session was closed; open a new one"
+
 
 class SessionLost(SessionGone):
     """The session has not ended, but its memory is gone, because its worker was restarted or replaced."""
+
+    text = "this session's memory is gone, because its worker was restarted or replaced; open a new one"
 
 
 class ResponseUnknown(HandlerError):
     """The caller has no response or conversation of this id that is stored: it never had, or it has ended."""
 
     status = 404
+
+
+class ResponseCancelled(HandlerError):
+    """The response in the background has ended without an answer, mostly because a client has cancelled it."""
+
+    status = 409
 
 
 class SessionLimitReached(HandlerError):

@@ -1,6 +1,6 @@
-"""Threads whose work waits in lines, one for each caller, so that one with much work delays its own only.
+"""A thread pool with a queue (line) per caller, so that a caller with much work delays only its own.
 
-the lines take turns; within a line the order is that of arrival
+Free threads serve the lines in turn; within a line the order is that of arrival.
 """
 
 import threading
@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class FairThreads:
-    """Runs actions. Any thread. max_per_line: threads that one line may have at a time; 0: all of them."""
+    """Runs actions on threads. Any thread. max_per_line: threads that one line may use at a time; 0: all."""
 
     def __init__(self, num_threads: int, name: str, max_per_line: int = 0) -> None:
         self._num_threads = num_threads
@@ -22,7 +22,7 @@ class FairThreads:
         self._is_stopped = False
 
     def submit(self, line: str, action: Callable[[], None]) -> Future[None]:
-        """Run an action when its line has its turn, unless it is cancelled before. Raises RuntimeError after the end.
+        """Run an action when its line has its turn, unless it is cancelled first. Raises RuntimeError after `shutdown`.
 
         line: "" for work that belongs to no caller.
         """

@@ -10,16 +10,17 @@ MIB = 1 << 20
 class GrammarSettings(HandlerGroup, title="grammar"):
     """Schemas, regular expressions and grammars that answers must follow (docs/structured-output.md)."""
 
-    max_chars: Count = Field(65_536, description="Of a schema as JSON, a regular expression or a grammar.")
+    max_chars: Count = Field(65_536, description="Characters of a schema as JSON, a regular expression or a grammar.")
     max_symbols: Count = Field(
-        100_000, description="Of a grammar after it is expanded; 5,000 values of an enum take 12 ms to compile."
+        100_000, description="Symbols of an expanded grammar; 5,000 values of an enum take 12 ms to compile."
     )
     max_states: Count = Field(
-        20_000, description="Of the automaton of one answer, about 2 kB each; with more, the answer ends with an error."
+        20_000, description="States of one answer's automaton, about 2 kB each; above it the answer ends with an error."
     )
     max_cpu_s: Positive = Field(
         2.0,
-        description="Processor time of one answer's masks, which others wait for; with more, it ends with an error.",
+        description="Processor time for one answer's masks, for which other answers wait; above it the answer ends "
+        "with an error.",
     )
     max_compile_cpu_s: Positive = Field(
         1.0, description="Processor time to compile a grammar; one that needs more is refused."
@@ -27,6 +28,8 @@ class GrammarSettings(HandlerGroup, title="grammar"):
     max_compile_bytes: Count = Field(
         64 * MIB, description="Memory to compile a grammar; one that needs more is refused."
     )
-    compile_timeout_s: Positive = Field(5.0, description="Until a grammar is compiled, with its wait for others.")
-    max_cached: Count = Field(128, description="Compiled grammars that are kept for later requests.")
-    max_cached_bytes: Count = Field(256 * MIB, description="Memory of the compiled grammars that are kept.")
+    compile_timeout_s: Positive = Field(
+        5.0, description="Longest time until a grammar is compiled, including its wait for others."
+    )
+    max_cached: Count = Field(128, description="Compiled grammars that are cached.")
+    max_cached_bytes: Count = Field(256 * MIB, description="Memory of the cached grammars.")

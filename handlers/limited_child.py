@@ -1,4 +1,4 @@
-"""The program of a process that works within limits.
+"""The program of a limited process: renders chat templates or compiles grammars.
 
 Started as a script by `handlers.limited_process`, with the kind of work and both limits as arguments. Each line of
 standard input is a request and each line of standard output its answer, both as JSON. Beyond a limit it just ends.
@@ -22,7 +22,7 @@ def main() -> None:
     """Answer requests until standard input ends."""
     work, cpu_s, memory_bytes = WORK[sys.argv[1]], float(sys.argv[2]), int(sys.argv[3])
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what a library prints
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that a library's prints do not become answers
     answer = work()
     limit_memory(memory_bytes)
     for line in sys.stdin.buffer:
@@ -82,7 +82,7 @@ def try_grammars() -> Callable[[Answer], Answer]:
 
 
 def used_bytes() -> int:
-    """Return the process's resident memory without what the heap has free; 0 where the system does not tell it."""
+    """Return the process's resident memory without what the heap has free; 0 where the system does not report it."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
@@ -90,7 +90,7 @@ def used_bytes() -> int:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Let the process take this much more memory than now. Does nothing where the system does not tell its size."""
+    """Let the process take this much more memory than now. Does nothing where the system does not report its size."""
     if STATISTICS.is_file():
         size = int(STATISTICS.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + num_bytes
         resource.setrlimit(resource.RLIMIT_AS, (size, size))

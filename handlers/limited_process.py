@@ -1,7 +1,7 @@
-"""A process in which work that clients or checkpoints decide about is done within limits of time and memory.
+"""A process that does untrusted work (chat templates, grammars) within limits of time and memory.
 
 A chat template or a grammar can compute forever or fill the memory, even within a single operation. A thread cannot be
-ended then, but a process can, and the next request gets a new one.
+ended then, but a process can; the next request gets a new process.
 """
 
 import atexit
@@ -19,7 +19,7 @@ ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL"
 
 
 class WorkTooCostly(Exception):
-    """The work needs more time or memory than it may have; the message has the limits."""
+    """Raised if the work exceeds its limit of time or memory; the message has the limits."""
 
 
 class LimitedProcess:

@@ -23,7 +23,8 @@ class ManyHandler:
 
         with without_collections():
             from handlers.batch_reader import BatchReader
-            from handlers.metrics import MANY_METRICS, MetricsPublisher
+            from handlers.many.metrics import MANY_METRICS
+            from handlers.metrics_publisher import MetricsPublisher
             from handlers.start_many import start_many
 
         started = time.monotonic()

@@ -14,75 +14,93 @@ class ManySettings(HandlerGroup, title="many"):
 
     source: str = Field(
         "models",
-        description='A directory, absolute or relative to the archive, or s3://bucket/prefix; "": only models loaded '
-        "by name and url.",
+        description='Where models are: a directory, absolute or relative to the archive, or s3://bucket/prefix; "": '
+        "models are only loaded by name and URL.",
     )
     cache_dir: str = Field(
-        "~/.cache/torchmoor/many", description="Unpacked archives; each worker of a host uses a folder of its own."
+        "~/.cache/torchmoor/many",
+        description="Directory for unpacked archives; each worker of a host uses a folder of its own.",
     )
     url_roots: Texts = Field(
-        ("/opt/ml/models",), description="Models loaded by name and url must be below one of these."
+        ("/opt/ml/models",), description="Directories below which models may be loaded by name and URL."
     )
     cache: Literal["enabled", "disabled"] = Field(
-        "enabled", description="disabled: a model is dropped when the requests that wait for it are answered."
+        "enabled",
+        description="`enabled`, or `disabled`: a model is dropped when the requests that wait for it are answered.",
     )
     device_bytes: Size = Field(
-        0, description="Models on the device; 0: 0.8 of a GPU's memory, half of the host's on a CPU."
+        0, description="Memory for models on the device; 0: 0.8 of a GPU's memory, or half of the host's on a CPU."
     )
     host_bytes: Size = Field(
-        4 * GIB, description="Models moved from a GPU to the host; unused on a CPU, where the device is the host."
+        4 * GIB, description="Memory for models that were moved from a GPU to the host; unused on a CPU."
     )
-    disk_bytes: Count = Field(50 * GIB, description="Unpacked archives.")
+    disk_bytes: Count = Field(50 * GIB, description="Disk space for unpacked archives.")
     count_mapped: Switch = Field(
         True, description="Count mapped weights like private memory, although the kernel may drop their pages."
     )
     pinned: Texts = Field((), description="Models that are loaded at the start and never evicted.")
-    prewarmed: Texts = Field((), description="Models that are loaded at the start.")
-    refresh_s: Positive = Field(10.0, description="How often models in memory are compared with their source.")
-    broken_s: Number = Field(60.0, ge=0, description="How long a broken model is remembered, unless it is replaced.")
+    prewarmed: Texts = Field((), description="Models that are loaded at the start and may be evicted.")
+    refresh_s: Positive = Field(10.0, description="Interval at which models in memory are compared with their source.")
+    broken_s: Number = Field(
+        60.0, ge=0, description="How long a model that failed to load is refused, unless it is replaced."
+    )
     hold_s: Positive = Field(
         55.0, description="How long a request waits for its model; then it gets 429, and the load goes on."
     )
     load_timeout_s: Positive = Field(
-        360.0, description="Of a model's download with its unpacking, and again of its loading."
+        360.0, description="Time-out of a model's download and unpacking together, and again of its loading."
     )
-    room_timeout_s: Positive = Field(30.0, description="How long a load waits for memory that requests are using.")
+    room_timeout_s: Positive = Field(30.0, description="How long a load waits for memory that running requests hold.")
     num_loaders: Count = Field(2, description="Models loaded at a time.")
     num_downloads: Count = Field(4, description="Models looked up, downloaded and unpacked at a time.")
-    max_waiting: Annotated[int, from_text(int)] = Field(1024, gt=0, description="Requests that wait for models.")
-    max_loading: Count = Field(256, description="Models that are being loaded or wait for it.")
-    max_archive_bytes: Count = Field(20 * GIB, description="Of one archive, as it is stored.")
-    max_unpacked_bytes: Count = Field(40 * GIB, description="Of one model's files.")
-    max_files: Count = Field(2000, description="Of one model.")
-    max_ratio: Positive = Field(200.0, description="Of an archive's unpacked size to its stored size.")
-    connect_timeout_s: Positive = Field(5.0, description="To S3.")
-    read_timeout_s: Positive = Field(30.0, description="Between two pieces.")
+    max_waiting: Annotated[int, from_text(int)] = Field(1024, gt=0, description="Requests that may wait for models.")
+    max_loading: Count = Field(256, description="Models that may be loading or waiting for it.")
+    max_archive_bytes: Count = Field(20 * GIB, description="Size limit of an archive.")
+    max_unpacked_bytes: Count = Field(40 * GIB, description="Size limit of an unpacked model.")
+    max_files: Count = Field(2000, description="Files of one model.")
+    max_ratio: Positive = Field(200.0, description="Limit of an archive's unpacked size relative to its packed size.")
+    connect_timeout_s: Positive = Field(5.0, description="Time-out of a connection to S3.")
+    read_timeout_s: Positive = Field(30.0, description="Longest time without a byte during a download.")
     allow_torchscript: Switch = Field(
-        False, description="TorchScript models can run any code: only for archives that you trust."
+        False, description="Load TorchScript models, which can run any code: only for archives that you trust."
     )
-    allow_pickle: Switch = Field(False, description="So can pickled weights.")
+    allow_pickle: Switch = Field(
+        False, description="Load pickled weights, which can run any code: only for archives that you trust."
+    )
+
+
+class AdapterSettings(HandlerGroup, title="adapters"):
+    """LoRA adapters of a chat model (docs/adapters.md). How they are found, read and kept is in the group many."""
+
+    source: str = Field(
+        "",
+        description="Where PEFT's folders are: a directory, absolute or relative to the archive, file:// or "
+        's3://bucket/prefix; "": the model has no adapters.',
+    )
+    max_bytes: Count = Field(GIB, description="Adapters in the device's memory; the least recently used leaves first.")
+    max_rank: Count = Field(64, description="Of an adapter's matrices.")
 
 
 class TaskSettings(HandlerGroup, title="tasks"):
     """What the models of many.mar do with requests: classify, embed, answer, generate (docs/many-models.md)."""
 
-    num_threads: Count = Field(1, description="Batches of all models that are computed at a time.")
+    num_threads: Count = Field(1, description="Threads that compute batches, for all models together.")
     threads_per_batch: Count = Field(1, description="Threads of torch for one batch on a CPU.")
-    prepare_threads: Count = Field(2, description="Requests read and tokenized at a time.")
+    prepare_threads: Count = Field(2, description="Threads that read and tokenize requests.")
     max_rows: Count = Field(32, description="Inputs in one batch.")
     max_tokens: Count = Field(16_384, description="Tokens in one batch, padding included.")
     max_inputs: Count = Field(256, description="Inputs in one request.")
-    max_chars: Count = Field(500_000, description="Of one input, checked before it is tokenized.")
+    max_chars: Count = Field(500_000, description="Characters of one input, checked before it is tokenized.")
     max_request_chars: Count = Field(
         2_000_000,
-        description="Of all inputs of a request, which take a second per megabyte to tokenize; a rerank's query counts "
-        "once for each document.",
+        description="Characters of all inputs of a request, which take a second per megabyte to tokenize; a rerank's "
+        "query counts once per document.",
     )
     max_json_values: Count = Field(
-        4_000_000, description="Of a body, such as a tensor's numbers, counted before it is parsed."
+        4_000_000, description="JSON values in a body, such as a tensor's numbers, counted before it is parsed."
     )
-    max_waiting: Count = Field(4096, description="Inputs that wait for one model.")
+    max_waiting: Count = Field(4096, description="Inputs that may wait for one model.")
     max_shared: Count = Field(
-        64, description="Templates, tokenizers and image processors that are kept for other models."
+        64, description="Templates, tokenizers and image processors that are cached for other models."
     )
     kv_tokens: Count = Field(8192, description="Positions in the KV cache of each model that generates text.")

@@ -2,6 +2,9 @@
 
 import ctypes
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -9,7 +12,13 @@ import torch
 GPU_FRACTION = 0.8  # of a GPU's memory: the rest is for the computation of requests
 CPU_FRACTION = 0.5
 LARGE_BYTES = 8 << 20
+FREED_BYTES = 16 << 20  # that the heap may keep; a trim walks the whole heap, so it is not worth it for less
+CHECK_S = 2.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_MALLINFO = (  # the fields of its struct mallinfo2
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -32,16 +41,59 @@ def release_memory(device: torch.device) -> None:
     trim_heap()
 
 
-def keep_no_large_blocks() -> None:
-    """Return freed blocks of LARGE_BYTES or more to the system at once. Call once, when the worker starts.
+def bound_freed_memory() -> None:
+    """Return freed memory to the system, blocks of LARGE_BYTES or more at once. Call once, when the worker starts.
 
     By default glibc adapts to what is freed and keeps up to 64 MiB for each of its arenas, which `trim_heap` cannot
-    release.
+    release. It also keeps smaller blocks below one that is in use, such as the bodies of requests. A thread trims the
+    heap when this is more than FREED_BYTES. It needs glibc 2.33.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
         libc.mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)
+    if hasattr(libc, "mallinfo2"):
+        threading.Thread(target=_trim_always, name="heap", daemon=True).start()
+
+
+def _trim_always() -> None:
+    trimmer = HeapTrimmer()
+    while True:
+        time.sleep(CHECK_S)
+        trimmer.check()
+
+
+class HeapTrimmer:
+    """Trims the heap when it has kept FREED_BYTES more of freed memory than after the last trim. One thread only.
+
+    count_freed: returns the heap's free bytes, which a trim returns to the system but not to this count.
+    """
+
+    def __init__(self, count_freed: Callable[[], int] | None = None, trim: Callable[[], None] | None = None) -> None:
+        self._count_freed = count_freed or count_freed_bytes
+        self._trim = trim or trim_heap
+        self._least = self._count_freed()
+
+    def check(self) -> None:
+        """Trim the heap if it is due."""
+        freed = self._count_freed()
+        self._least = min(self._least, freed)
+        if freed - self._least >= FREED_BYTES:
+            self._trim()
+            self._least = self._count_freed()
+
+
+class _Mallinfo(ctypes.Structure):
+    """The struct mallinfo2 of malloc.h."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO]
+
+
+def count_freed_bytes() -> int:
+    """Return the free bytes of all heaps. Needs glibc 2.33."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Mallinfo
+    return int(mallinfo().fordblks)
 
 
 def trim_heap() -> None:

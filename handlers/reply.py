@@ -57,6 +57,7 @@ class PendingReply:
 
     request_id: the proxy's id, by which it cancels; inference_id: the client's id. Each is empty if the request has
     none. line: in which the request's work waits, its caller's. error: why the request failed, if it did.
+    adapter: that the request names (see `Incoming`).
     fetches_end_at: when its fetches of images are cut, in monotonic seconds. received_at: in seconds since 1970.
     may_mark: a stream's pieces may be marked, so that another worker can continue it. continuation: what the client has
     of the answer already.
@@ -66,6 +67,7 @@ class PendingReply:
         self.request_id = ""
         self.inference_id = ""
         self.line = ""
+        self.adapter: str | None = None
         self.error: HandlerError | None = None
         self.receipts: dict[str, str] = {}  # headers that are added to the writer's
         self.session_stamps: dict[str, str] = {}  # headers of a session that the request has opened, unless it fails

@@ -54,6 +54,12 @@ class Incoming:
         return Caller(headers.get(wire.ENDPOINT, ""), headers.get(wire.PRINCIPAL, ""), headers.get(wire.SOURCE, ""))
 
     @property
+    def adapter(self) -> str | None:
+        """The adapter that is to answer: empty if the request names the base model, None if it names neither."""
+        name = self.headers.get(wire.TARGET_MODEL)
+        return "" if name is not None and name == self.caller.endpoint else name
+
+    @property
     def invocation_id(self) -> str:
         """The client's id of the request, the same on a retry; empty if the client sent none."""
         return self.headers.get(wire.INVOCATION_ID, "")[:MAX_INVOCATION_ID]

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from handlers.errors import SettingsError
 from handlers.grammar_settings import GrammarSettings
-from handlers.many_settings import ManySettings, TaskSettings
+from handlers.many_settings import AdapterSettings, ManySettings, TaskSettings
 from handlers.settings_group import (
     Count,
     HandlerGroup,
@@ -25,6 +25,7 @@ from handlers.settings_group import (
     refusal,
 )
 from handlers.vllm_settings import VllmSettings
+from torchmoor.wire.store_urls import JOURNAL_URLS
 
 ENV_PREFIX = "TORCHMOOR_HANDLER_"
 MIB = 1 << 20
@@ -48,83 +49,82 @@ class ModelSettings(HandlerGroup, title="model"):
         description="A Hugging Face checkpoint: a directory, absolute or relative to the archive; s3://bucket/prefix; "
         "hf://owner/name or hf://owner/name@revision.",
     )
-    revision: str = Field(
-        "", description="Of a checkpoint on the hub: a branch, tag or commit; the path may contain it instead."
-    )
+    revision: str = Field("", description="Branch, tag or commit on the hub; the path may contain it instead.")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         "auto", description="`auto`: float32 on a CPU, the checkpoint's own type on a GPU."
     )
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = Field(
-        "auto", description="Attention of the vision tower."
+        "auto", description="Attention implementation of the vision tower."
     )
     compile: Literal["off", "layers"] = Field(
         "off", description="`layers`: torch.compile between the attention calls, for GPUs; slower on a CPU."
     )
     tensor_parallel: Count = Field(
-        1, description="Devices that each layer is spread over; more than 1 needs the engine vllm."
+        1, description="Devices over which each layer is spread; more than 1 needs the engine vllm."
     )
     cache_dir: str = Field(
-        "~/.cache/torchmoor", description="Cache of checkpoints from S3; the hub has its own, HF_HOME."
+        "~/.cache/torchmoor", description="Directory for checkpoints from S3; checkpoints from the hub are in HF_HOME."
     )
-    max_download_bytes: Count = 500 * GIB
-    max_config_bytes: Count = Field(4 * MIB, description="Of each configuration file and chat template.")
-    max_tokenizer_bytes: Count = Field(
-        64 * MIB, description="Of each file of a tokenizer, and of the index of the weights."
-    )
-    connect_timeout_s: Positive = Field(10.0, description="Of a download.")
-    read_timeout_s: Positive = Field(60.0, description="Between two pieces of a download.")
+    max_download_bytes: Count = Field(500 * GIB, description="Size limit of a downloaded checkpoint.")
+    max_config_bytes: Count = Field(4 * MIB, description="Size limit of each configuration file and chat template.")
+    max_tokenizer_bytes: Count = Field(64 * MIB, description="Size limit of each tokenizer file and weight index.")
+    connect_timeout_s: Positive = Field(10.0, description="Time-out of a connection to S3 or the hub.")
+    read_timeout_s: Positive = Field(60.0, description="Longest time without a byte during a download.")
 
 
 class ChatSessionSettings(HandlerGroup, title="session"):
     """Sessions: their memory, their number and their time to live."""
 
     kv_bytes: Size = Field(
-        0, description="Device memory for keys and values, allocated at the start; 0: by kv_tokens or device_fraction."
+        0,
+        description="Device memory for keys and values, allocated at the start. 0: from kv_tokens or device_fraction.",
     )
-    kv_tokens: Size = Field(0, description="The same in positions; 0: by device_fraction.")
+    kv_tokens: Size = Field(0, description="The same as a number of positions. 0: from device_fraction.")
     device_fraction: Number = Field(
         0.85,
         gt=0,
         lt=1,
-        description="Part of a GPU's memory for this worker: weights, features, what a step needs, and the rest for "
-        "keys and values. On a CPU they get 1 GiB instead.",
+        description="Fraction of a GPU's memory for this worker: weights, features, working memory, and keys and "
+        "values in the rest. On a CPU keys and values get 1 GiB instead.",
     )
-    features_bytes: Count = Field(512 * MIB, description="Device memory for the features of images.")
+    features_bytes: Count = Field(512 * MIB, description="Device memory for features of images.")
     host_bytes: Count = Field(GIB, description="Host memory for encoded images.")
     max_sessions: Count = Field(
         1024,
-        description="Sessions in a worker's memory. With a journal, a new one evicts the idle one that was used least "
-        "recently; without, it is refused.",
+        description="Sessions in a worker's memory. With a journal, a new one evicts the least recently used idle "
+        "one; without, it is refused.",
     )
     max_session_bytes: Size = Field(
-        0, description="Device memory of one session, its running answer included; 0: no limit of its own."
+        0, description="Device memory of one session, its running answer included; 0: no limit per session."
     )
     ttl_s: Count = Field(
         3600,
-        description="From opening to expiry, unless the client asks for another time. Turns do not prolong it: "
-        "the session's id has its end.",
+        description="Time from a session's opening to its expiry, unless the client asks for another time. Turns do "
+        "not prolong it, because the session's id contains its expiry.",
     )
     idle_ttl_s: Size = Field(
         0,
-        description="Without a journal: a session that is not used for this time expires; 0: off. With a journal, "
-        "sessions that are not used are evicted instead.",
+        description="Without a journal, a session that is not used for this time expires; 0: off. With a journal, "
+        "unused sessions are evicted instead.",
     )
-    max_ttl_s: Annotated[int, from_text(int)] = Field(86_400, description="The longest time a client may ask for.")
-    max_images: Count = Field(8, description="Images of a session, or of a request without one.")
-    max_history_chars: Count = Field(
-        2_000_000, description="Of all texts of a session; the next question or item beyond it is refused."
+    max_ttl_s: Annotated[int, from_text(int)] = Field(86_400, description="Longest time to live a client may ask for.")
+    max_images: Count = Field(8, description="Images per session, or per request without one.")
+    max_history_chars: Count = Field(2_000_000, description="Characters of all texts of a session.")
+    max_total_history_chars: Count = Field(
+        200_000_000, description="Characters of all sessions in a worker's memory; idle ones are evicted for it."
     )
-    max_waiting_turns: Size = Field(4, description="Turns of one session that wait for the running one.")
-    max_pinned_fraction: Number = Field(
-        0.5, ge=0, lt=1, description="Part of the KV cache for sessions that operators pin."
-    )
+    max_waiting_turns: Size = Field(4, description="Turns of one session that may wait for the running one.")
+    max_pinned_fraction: Number = Field(0.5, ge=0, lt=1, description="Fraction of the KV cache for pinned sessions.")
     overflow: Literal["error", "drop_oldest"] = Field(
         "error",
-        description="A question that exceeds the model's context: refuse it, or drop the oldest turns and keep the "
-        "images.",
+        description="When a question exceeds the model's context: `error` refuses it, `drop_oldest` drops the oldest "
+        "turns and keeps their images.",
     )
-    tombstone_s: Count = Field(3600, description="How long a closed or expired id is remembered as such.")
-    max_tombstones: Size = 100_000
+    tombstone_s: Count = Field(
+        3600,
+        description="How long a closed or expired session is answered as such.",
+    )
+    max_tombstones: Size = Field(100_000, description="Closed and expired sessions that a worker remembers.")
 
     @model_validator(mode="after")
     def _check_times(self) -> Self:
@@ -136,63 +136,69 @@ class ChatSessionSettings(HandlerGroup, title="session"):
 class IntakeSettings(HandlerGroup, title="intake"):
     """Images: where they may come from, and how large they may be."""
 
-    max_bytes: Count = Field(20 * MIB, description="Of an encoded image.")
-    max_pixels: Count = Field(50_000_000, description="Of an image, checked before it is decoded.")
+    max_bytes: Count = Field(20 * MIB, description="Size limit of an encoded image.")
+    max_pixels: Count = Field(50_000_000, description="Pixels of an image, checked before it is decoded.")
     max_aspect_ratio: Positive = Field(
-        100.0, description="The preprocessor scales the shorter side up, and the longer one with it."
+        100.0,
+        description="Longest side relative to the shortest, which the preprocessor scales up to a fixed size.",
     )
-    allowed_hosts: Texts = Field((), description="Host names, addresses or CIDR blocks that may be private.")
-    allow_urls: Switch = True
-    connect_timeout_s: Positive = 3.0
-    read_timeout_s: Positive = Field(10.0, description="Between two pieces.")
-    total_timeout_s: Positive = 20.0
-    max_redirects: Size = 3
-    num_threads: Count = Field(8, description="Requests at a time that decode images, rebuild or close sessions.")
+    allowed_hosts: Texts = Field(
+        (), description="Private host names, addresses or CIDR blocks from which images may be downloaded."
+    )
+    allow_urls: Switch = Field(
+        True, description="Download images from addresses that clients send; false: they must send the image itself."
+    )
+    connect_timeout_s: Positive = Field(3.0, description="Time-out of a connection to an image's address.")
+    read_timeout_s: Positive = Field(10.0, description="Longest time without a byte during a download.")
+    total_timeout_s: Positive = Field(20.0, description="Longest time of one download.")
+    max_redirects: Size = Field(3, description="Redirects that a download follows.")
+    num_threads: Count = Field(8, description="Threads that decode images and rebuild or close sessions.")
     fetch_threads: Count = Field(
-        16, description="Requests at a time whose images are fetched; one caller has at most half of them."
+        16, description="Requests that download images at a time; one caller has at most half of them."
     )
     fetching_timeout_s: Positive = Field(
         40.0,
-        description="From a request's arrival to the end of its fetches, and at most two thirds of its time; below "
-        "the proxy's timeouts.model_timeout_s.",
+        description="Time from a request's arrival to the end of its downloads, at most two thirds of the request's "
+        "own time. Keep it below the proxy's timeouts.model_timeout_s.",
     )
     decoding_bytes: Count = Field(
         2 * GIB,
-        description="Memory of a worker for images that are decoded and scaled, 14 to 18 bytes per pixel; an "
-        "image that needs more is refused.",
+        description="Memory per worker for images that are decoded and scaled, 14 to 18 bytes per pixel; an image "
+        "that needs more is refused.",
     )
     decoding_timeout_s: Positive = Field(
-        10.0, description="How long an image waits for its part of decoding_bytes; then it is refused with 507."
+        10.0, description="How long an image waits for its share of decoding_bytes; then it is refused with 507."
     )
-    allowed_buckets: Texts = Field((), description="Bucket or bucket/prefix of s3:// addresses that clients may name.")
+    allowed_buckets: Texts = Field(
+        (), description="Buckets, as bucket or bucket/prefix, from which clients may name images as s3:// addresses."
+    )
     large_bytes: Count = Field(
-        GIB, description="Of an image from S3. Above max_bytes it is scaled down on arrival, one at a time."
+        GIB, description="Size limit of an image from S3. One above max_bytes is scaled down on arrival, one at a time."
     )
     large_pixels: Count = Field(
         400_000_000,
-        description="Of such an image when it is decoded: 4 bytes of memory per pixel, 8 with transparency, within "
-        "decoding_bytes.",
+        description="Pixels of such an image when it is decoded: 4 bytes of memory per pixel, 8 with transparency, "
+        "within decoding_bytes.",
     )
     scaled_pixels: Count = Field(
-        6_000_000, description="Of such an image after scaling, within max_pixels and max_bytes."
+        6_000_000, description="Pixels to which such an image is scaled, within max_pixels and max_bytes."
     )
-    s3_timeout_s: Positive = Field(300.0, description="For the whole of an image from S3.")
+    s3_timeout_s: Positive = Field(300.0, description="Time-out for downloading and scaling an image from S3.")
 
 
 class RequestSettings(HandlerGroup, title="request"):
     """The bodies of requests, and what every request must state."""
 
-    max_messages: Count = Field(512, description="Of an OpenAI body.")
-    max_json_values: Count = Field(
-        500_000, description="Of a body, counted by its commas and brackets before it is parsed."
-    )
+    max_messages: Count = Field(512, description="Messages in an OpenAI body.")
+    max_choices: Count = Field(8, description="Answers to one request of OpenAI's completions, which asks for `n`.")
+    max_json_values: Count = Field(500_000, description="JSON values in a body, estimated before it is parsed.")
     inputs_form: Literal["tgi", "lmi", "lmi-json", "lmi-outputs"] = Field(
         "tgi",
-        description="Form of the answers to `inputs` unless Accept says another; lmi-json and lmi-outputs: those of "
-        "LMI 0.25.",
+        description="Form of answers to `inputs`, unless Accept requests another; lmi-json and lmi-outputs are those "
+        "of LMI 0.25.",
     )
     requires_eula: Switch = Field(
-        False, description="Refuse requests whose CustomAttributes do not have accept_eula=true."
+        False, description="Refuse requests whose CustomAttributes do not contain accept_eula=true."
     )
 
 
@@ -200,25 +206,32 @@ class EngineSettings(HandlerGroup, title="engine"):
     """The engine, the batch of each step, and the length of prompts and answers."""
 
     name: Literal["builtin", "vllm"] = Field(
-        "builtin", description="`vllm`: vLLM's engine, in an environment of its own (docs/gpu.md)."
+        "builtin", description="`builtin`, or `vllm`: vLLM's engine, in an environment of its own (docs/gpu.md)."
     )
-    max_rows: Count = Field(64, description="Sequences in one step.")
+    max_rows: Count = Field(64, description="Sequences in one engine step.")
     prefill_chunk: Count = Field(512, description="Prompt tokens in one step, beside the decoding rows.")
     max_stretch: Number = Field(
-        1.7, gt=1, description="How many times longer a step may take when it carries prompt tokens as well."
+        1.7, gt=1, description="Longest time of a step with prompt tokens, relative to one without."
     )
-    max_prompt_tokens: Size = Field(0, description="Of a conversation with its question; 0: the model's own limit.")
-    max_context_tokens: Size = Field(0, description="The same with the answer; 0: the model's own limit.")
-    max_new_tokens: Count = Field(256, description="Of an answer, unless the client asks for another number.")
+    max_prompt_tokens: Size = Field(
+        0, description="Tokens of a conversation including its question; 0: the model's own limit."
+    )
+    max_context_tokens: Size = Field(
+        0, description="Tokens of a conversation including its answer; 0: the model's own limit."
+    )
+    max_new_tokens: Count = Field(256, description="Tokens of an answer, unless the client asks for another number.")
     max_new_tokens_limit: Annotated[int, from_text(int)] = Field(
-        2048, description="The most that a client may ask for."
+        2048, description="Largest number of tokens that a client may ask for."
     )
     max_question_chars: Count = Field(
-        500_000, description="Checked before a question is tokenized, which takes a second per megabyte."
+        500_000,
+        description="Characters of a question, checked before it is tokenized.",
     )
-    turn_timeout_s: Positive = 300.0
+    turn_timeout_s: Positive = Field(300.0, description="Longest time of a turn, from its arrival to its end.")
     num_threads: Count = Field(1, description="Threads of torch on a CPU.")
-    prepare_threads: Count = Field(4, description="Questions rendered, and answers recorded in the journal, at a time.")
+    prepare_threads: Count = Field(
+        4, description="Threads that render and tokenize questions and record answers in the journal."
+    )
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
@@ -234,23 +247,26 @@ class PumpSettings(HandlerGroup, title="pump"):
     """Requests and answers between TorchServe and the service."""
 
     max_in_flight: Count = Field(
-        112, description="Must stay below the archive's batchSize, or further requests wait unseen in TorchServe."
+        112,
+        description="Requests accepted at a time. Must be below the archive's batchSize, or further requests wait "
+        "unseen in TorchServe.",
     )
     stream_wait_s: Positive = Field(
-        0.2, description="The longest wait for output while a stream is open; output ends the wait."
+        0.2, description="Longest wait for output while a stream is open; output ends the wait."
     )
-    omitted_wait_s: Positive = Field(0.05, description="The same while nothing streams.")
+    omitted_wait_s: Positive = Field(0.05, description="Longest wait for output while no stream is open.")
     stream_interval_s: Number = Field(
         0.02,
         ge=0,
-        description="The shortest time between two parts of a stream; its first token and its end are sent at once. "
-        "0: each token is sent at once.",
+        description="Shortest time between two pieces of a stream; its first token and its end are sent at once. 0: "
+        "each token is sent at once.",
     )
     resend_bytes_per_s: Count = Field(
-        20_000_000, description="How fast TorchServe may resend the bodies of unanswered requests."
+        20_000_000, description="Rate at which TorchServe may resend the bodies of unanswered requests."
     )
     max_response_bytes: Count = Field(
-        6_000_000, description="In one step; more than TorchServe's max_response_size kills the worker."
+        6_000_000,
+        description="Bytes of one reply to TorchServe; more than TorchServe's max_response_size kills the worker.",
     )
 
 
@@ -260,45 +276,52 @@ class JournalSettings(HandlerGroup, title="journal"):
     url: str = Field(
         "off",
         repr=False,  # it may contain a password
-        description="file:///a/directory, redis://host:port/db, s3://bucket/prefix; off: a session ends with its "
-        "worker. It may contain a password, so it is never shown.",
+        description=f"{JOURNAL_URLS}; `off`: a session ends with its worker. Never shown, because it may contain a "
+        "password.",
     )
-    connect_timeout_s: Positive = Field(2.0, description="To the server of Redis or S3.")
+    connect_timeout_s: Positive = Field(2.0, description="Time-out of a connection to Redis or S3.")
     timeout_s: Positive = Field(
-        10.0, description="Of an operation; an image of intake.max_bytes must be transferred in this time."
+        10.0, description="Time-out of one operation, in which an image of intake.max_bytes must be transferred."
     )
     max_in_flight: Count = Field(32, description="Operations at a time, over all of the worker's threads.")
     claim_s: Count = Field(3600, description="How long an opening's outcome is remembered under its invocation id.")
     max_event_bytes: Count = Field(
-        4 * MIB, description="Of a question with its answer as JSON. A larger event is not written and not read."
+        4 * MIB,
+        description="Size limit of a question with its answer as JSON.",
     )
     read_unsigned: bool = Field(
         False,
-        description="Read events that are not signed, as versions before this setting wrote them. For the update of a "
-        "fleet; anybody who may write to the store can then write answers into sessions.",
+        description="Read events without a signature, as versions before this setting wrote them, while a fleet is "
+        "updated. A program with access to the store can then write answers into sessions.",
     )
-    max_image_bytes: Count = Field(64 * MIB, description="Of an image that is read; at least intake.max_bytes.")
+    max_image_bytes: Count = Field(
+        64 * MIB, description="Size limit of an image that is read; at least intake.max_bytes."
+    )
     max_bytes: Count = Field(
-        50 * GIB, description="Of a directory with all its sessions. A new session is refused when it is full."
+        50 * GIB,
+        description="Size limit of a directory with all its sessions. When it is full, new sessions are refused.",
     )
     max_sessions: Size = Field(
-        1_000_000, description="Open ones of an endpoint, beyond which a new one is refused; 0: no limit."
+        1_000_000, description="Open sessions per endpoint; above it new sessions are refused. 0: no limit."
     )
     max_endpoint_bytes: Size = Field(
-        100 * GIB, description="Of an endpoint's sessions, beyond which a new one is refused; 0: no limit."
+        100 * GIB, description="Bytes of one endpoint's sessions; above it new sessions are refused. 0: no limit."
     )
     max_caller_bytes: Size = Field(
-        25 * GIB, description="Of one caller's sessions, beyond which a new one is refused; 0: no limit."
+        25 * GIB, description="Bytes of one caller's sessions; above it new sessions are refused. 0: no limit."
     )
     min_free_bytes: Size = Field(
-        256 * MIB, description="Of a directory's file system. With less, a new session is refused; open ones go on."
+        256 * MIB,
+        description="Free space that must stay on a directory's file system; below it new sessions are refused, and "
+        "turns of open ones are served.",
     )
-    max_replays: Count = Field(16, description="Answers of a session that are kept to be sent again.")
+    max_replays: Count = Field(16, description="Answers per session that are kept for retried requests.")
     max_kv_bytes: Size = Field(
         0,
-        description="Of the store, for the KV caches of idle sessions, which another worker reads instead of computing "
-        "them again; 0: none are written.",
+        description="Bytes in the store for KV caches of idle sessions, which another worker reads instead of "
+        "computing them again; 0: none are written.",
     )
+    max_caller_kv_bytes: Size = Field(0, description="The same of one caller's sessions; 0: half of `max_kv_bytes`.")
     kv_idle_s: Number = Field(5.0, ge=0, description="How long a session must be idle before its KV cache is written.")
 
 
@@ -315,6 +338,7 @@ class HandlerSettings(HandlerGroup):
     pump: PumpSettings = PumpSettings()
     journal: JournalSettings = JournalSettings()
     many: ManySettings = ManySettings()
+    adapters: AdapterSettings = AdapterSettings()
     tasks: TaskSettings = TaskSettings()
 
     @model_validator(mode="after")

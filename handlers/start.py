@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from handlers.adapter import Pump
 from handlers.chat.pictures.loader import ImageLoader
@@ -12,9 +12,10 @@ from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.open_engine import open_engine
 from handlers.errors import SettingsError
 from handlers.journal.url import open_journal
+from handlers.many.adapters import AdapterStore, open_adapters
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.declared_size import check_files
-from handlers.process_memory import keep_no_large_blocks
+from handlers.process_memory import bound_freed_memory
 from handlers.settings import PumpSettings, load_settings
 from handlers.tgi_lmi_settings import SAGEMAKER_MODEL, understand
 from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER
@@ -22,15 +23,23 @@ from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER
 logger = logging.getLogger(__name__)
 
 
+class ChatWorker(NamedTuple):
+    """A worker's running parts. adapters: None if its model has none."""
+
+    service: ChatService
+    pump: Pump
+    adapters: AdapterStore | None
+
+
 def start_chat(
     worker_dir: Path, gpu_id: int | None, config: Mapping[str, Any], environ: Mapping[str, str]
-) -> tuple[ChatService, Pump]:
-    """Start a chat service and the pump that feeds it.
+) -> ChatWorker:
+    """Start a chat service and what feeds it.
 
     worker_dir: where TorchServe has unpacked the worker's archive; config: its model-config.
     Raises RuntimeError (SettingsError) if a setting or the checkpoint is wrong.
     """
-    keep_no_large_blocks()
+    bound_freed_memory()
     groups = understand(config.get("handler") or {}, environ, property_folders(worker_dir, environ))
     settings = load_settings(groups, environ)
     check_batch_size(config, settings.pump)
@@ -39,9 +48,13 @@ def start_chat(
     prompts, engine = open_engine(settings, checkpoint, gpu_id)
     ids = SessionIdMinter.from_environment(environ)
     journal = open_journal(settings.journal, settings.session.tombstone_s, ids.keys)
-    service = ChatService(settings, prompts, engine, ids, ImageLoader(settings.intake), journal=journal)
+    adapters = open_adapters(settings, worker_dir, engine)
+    service = ChatService(
+        settings, prompts, engine, ids, ImageLoader(settings.intake), journal=journal, adapters=adapters
+    )
     engine.start()
-    return service, Pump(settings.pump, service.start, service.counters)
+    start = service.start if adapters is None else adapters.before(service.start)
+    return ChatWorker(service, Pump(settings.pump, start, service.counters), adapters)
 
 
 def property_folders(worker_dir: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:

@@ -13,7 +13,7 @@ from handlers.errors import SettingsError
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import open_registry
 from handlers.many.service import ManyService
-from handlers.process_memory import keep_no_large_blocks
+from handlers.process_memory import bound_freed_memory
 from handlers.settings import HandlerSettings, load_settings
 from handlers.start import check_batch_size
 
@@ -26,7 +26,7 @@ def start_many(
     worker_dir: where TorchServe has unpacked the worker's archive; config: its model-config. Raises RuntimeError
     (SettingsError) for a wrong setting.
     """
-    keep_no_large_blocks()
+    bound_freed_memory()
     settings = load_settings(config.get("handler") or {}, environ)
     check_engine(settings)
     check_batch_size(config, settings.pump)
@@ -40,7 +40,9 @@ def start_many(
 
 
 def check_engine(settings: HandlerSettings) -> None:
-    """Raise SettingsError unless the engine is the built-in one, of which each model has its own."""
+    """Raise SettingsError unless the engine is the built-in one, of which each model has its own, without adapters."""
+    if settings.adapters.source:
+        raise SettingsError("handler.adapters.source is for a chat archive, whose one model has the adapters")
     if settings.engine.name != "builtin":
         raise SettingsError(
             f"handler.engine.name is {settings.engine.name}, but a worker of many models has the built-in engine only"

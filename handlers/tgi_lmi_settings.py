@@ -82,6 +82,12 @@ def _off(text: str) -> None:
         raise ValueError("it would change what the model answers and is not offered here")
 
 
+def _off_without_source(text: str) -> None:
+    """Refuse to switch adapters on. With a source they are on, and this is not asked."""
+    if text.lower() not in _OFF:
+        raise ValueError("name the adapters' folder in TORCHMOOR_HANDLER_ADAPTERS_SOURCE (docs/adapters.md)")
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignSetting:
     """One setting of these containers: its names, the handler's setting that it becomes, and how to parse it."""
@@ -112,7 +118,10 @@ FOREIGN = (
     ForeignSetting("vllm.quantization", _quantization, ("QUANTIZE", "HF_MODEL_QUANTIZE"), ("quantize",)),
     ForeignSetting("vllm.speculative", _json, (), ("speculative_config",)),
     ForeignSetting(None, _off, ("TRUST_REMOTE_CODE", "HF_MODEL_TRUST_REMOTE_CODE"), ("trust_remote_code",)),
-    ForeignSetting(None, _off, ("LORA_ADAPTERS",), ("enable_lora", "adapters")),
+    ForeignSetting("adapters.source", _off_without_source, (), ("enable_lora",)),
+    ForeignSetting("adapters.max_rank", _whole, (), ("max_lora_rank",)),
+    ForeignSetting("vllm.max_loras", _whole, (), ("max_loras",)),
+    ForeignSetting(None, _off, ("LORA_ADAPTERS",), ("adapters",)),
     ForeignSetting(None, _off, ("ROPE_SCALING",), ("rope_scaling",)),
 )
 
@@ -153,6 +162,7 @@ def understand(
             settings[foreign.setting] = found
     _check_lengths(settings)
     if _engine(config, environ) != "vllm":
+        settings.pop("vllm.max_loras", None)  # the built-in engine has no such limit
         for said in (said for setting, said in settings.items() if setting.startswith("vllm.") and said.value != 1):
             raise SettingsError(
                 f"{said.name} is {said.value!r}, which is not offered by the built-in engine: set "

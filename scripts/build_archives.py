@@ -37,7 +37,7 @@ ARCHIVES = (
 
 
 def is_current(contents: ArchiveContents, target: Path) -> bool:
-    """Whether the archive has exactly these files and none of them, nor the code that writes it, has changed since."""
+    """Return whether the archive has exactly these files, and neither they nor this module have changed since."""
     files = contents.names()
     try:
         built = target.stat().st_mtime

@@ -34,10 +34,14 @@ HABITS = {
     r"brought": "sends, contains, or carries",
     r"g[ai]ven?\s+up(?!\s+to)": "aborted, or abandoned",
     r"so\s+many": "at most",
-    rf"(?:\d[\d.,]*|once|twice|times|(?<=\d\s)\w+)\s+an?\s+(?:{UNITS})": "N per second, once per second",
+    rf"(?:\d[\d.,]*|once|twice|times|(?<![A-Za-z]\d\s)(?<=\d\s)\w+)\s+an?\s+(?:{UNITS})": "N per second or hour",
     r"as\s+any": "like other",
     r"anew": "again",
     r"any\s+more\s+than": "say it without a comparison",
+    r"any\s+more(?=[.,;:)]|$)": "no longer",
+    r"for\s+ever": "forever, or without a limit",
+    r"what\s+bec[ao]mes?\s+of": "the outcome, the verdict, or the result",
+    r"(?:another|other)\s+makers?": "third-party, or not torchmoor's",
 }
 PATTERN = re.compile("|".join(rf"\b(?P<h{i}>{habit})\b" for i, habit in enumerate(HABITS)), re.IGNORECASE)
 ADVICE = list(HABITS.values())

@@ -62,7 +62,7 @@ class Conversation:
         return text, float(receipt["x-torchmoor-ttft-ms"])
 
     def stream(self, question: str) -> tuple[str, float]:
-        """The answer, shown as it comes, and the milliseconds to its first byte."""
+        """Return the answer, shown as it comes, and the milliseconds to its first byte."""
         began, first_ms, text = time.monotonic(), 0.0, ""
         answer = self._client.invoke_endpoint_with_response_stream(
             EndpointName=ENDPOINT,

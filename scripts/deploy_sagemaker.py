@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace, watch: Watch, connect: Callable[..., Accou
 
 
 def _shown(call: Call) -> dict[str, Any]:
-    """A request's parameters without the secrets of the container's environment."""
+    """Return a request's parameters without the secrets of the container's environment."""
     container = call.parameters.get("PrimaryContainer", {})
     if "Environment" not in container:
         return call.parameters
@@ -115,7 +115,7 @@ def _secrets(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _overlay(values: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """The file's groups with the flags that were given laid over them. Raises SettingsError."""
+    """Return the file's groups with the flags that were given laid over them. Raises SettingsError."""
     values = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
     for path, value in (
         ("EndpointName", options.endpoint),

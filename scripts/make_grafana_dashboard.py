@@ -123,6 +123,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (
                     ("rate(process_cpu_seconds_total{job=~'torchmoor.*'}[$__rate_interval])", "CPU cores"),
                     ("process_open_fds{job=~'torchmoor.*'}", "open files"),
+                    ("WebSocketConnections{job=~'torchmoor.*'}", "WebSocket connections"),
                 ),
             ),
         ),

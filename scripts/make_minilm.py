@@ -88,7 +88,7 @@ def make_variants(checkpoint: Path, folder: Path, number: int) -> list[Path]:
 
 
 def scale_of(variant: int) -> float:
-    """What a variant's tensor is multiplied by."""
+    """Return what a variant's tensor is multiplied by."""
     return 1.0 + 0.01 * variant
 
 

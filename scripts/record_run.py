@@ -23,7 +23,7 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def record(command: list[str]) -> list[tuple[float, str]]:
-    """The command's lines, each with the seconds from the start. Raises SystemExit if it fails."""
+    """Return the command's lines, each with the seconds from the start. Raises SystemExit if it fails."""
     master, slave = pty.openpty()
     began = time.monotonic()
     process = subprocess.Popen(command, stdout=slave, stderr=slave, stdin=subprocess.DEVNULL, close_fds=True)
@@ -46,13 +46,13 @@ def record(command: list[str]) -> list[tuple[float, str]]:
 
 
 def _clean(line: bytes) -> str:
-    """A line as a terminal shows it: what a carriage return has overwritten is gone; cut at the right edge."""
+    """Return a line as a terminal shows it: what a carriage return has overwritten is gone; cut at the right edge."""
     text = _ESCAPE.sub("", line.decode(errors="replace")).rstrip("\r").rpartition("\r")[2].expandtabs()
     return text if len(text) <= COLUMNS else text[: COLUMNS - 3] + "..."
 
 
 def draw(lines: list[tuple[float, str]], *, title: str, max_wait_s: float) -> str:
-    """The SVG."""
+    """Return the SVG."""
     shown_at, before, now = [], 0.0, 0.4
     for at, _ in lines:
         now += min(at - before, max_wait_s)

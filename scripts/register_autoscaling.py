@@ -54,7 +54,7 @@ class Call:
 
 
 def register(endpoint: str, variant: str, settings: ScalingSettings) -> Iterator[Call]:
-    """The requests that register a variant's limits and policies, in order; the alarm acts on the policy before it."""
+    """Return the requests that register a variant's limits and policies, in order: a policy before its alarm."""
     names = {
         "ServiceNamespace": NAMESPACE,
         "ResourceId": resource_of(endpoint, variant),
@@ -103,7 +103,7 @@ def register(endpoint: str, variant: str, settings: ScalingSettings) -> Iterator
 
 
 def delete(endpoint: str, variant: str) -> Iterator[Call]:
-    """The requests that undo `register`, in the opposite order."""
+    """Return the requests that undo `register`, in the opposite order."""
     names = {
         "ServiceNamespace": NAMESPACE,
         "ResourceId": resource_of(endpoint, variant),
@@ -154,7 +154,7 @@ def send(calls: Iterable[Call], client_of: Callable[[str], Any], *, skips_missin
 
 
 def read_file(path: Path) -> dict[tuple[str, str], ScalingSettings]:
-    """The entries of a configuration file's group Autoscaling. Raises ConfigError."""
+    """Return the entries of a configuration file's group Autoscaling. Raises ConfigError."""
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:

@@ -1,12 +1,14 @@
 """Run `make test` several times beside busy processes, and count the failures of each test.
 
-make test-repeat [N=10] runs it. It exits with 1 if any run had a failure.
+make test-repeat [N=10] runs it. It exits with 1 if any run had a failure. After each run it prints how long the others
+will take.
 """
 
 import argparse
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
@@ -27,11 +29,16 @@ def main() -> int:
     num_failed_runs = 0
     with busy_processes(), tempfile.TemporaryDirectory() as folder:
         for number in range(1, options.runs + 1):
-            report = Path(folder) / f"{number}.xml"
+            report, started = Path(folder) / f"{number}.xml", time.monotonic()
             failed = run_tests(report, options.arguments)
             num_failed_runs += bool(failed)
             failures.update(failed)
-            print(f"run {number} of {options.runs}: {', '.join(failed) or 'no failure'}", flush=True)
+            minutes, num_left = (time.monotonic() - started) / 60, options.runs - number
+            rest = f"; the other {num_left} take about {num_left * minutes:.0f} min" if num_left else ""
+            print(
+                f"run {number} of {options.runs}: {', '.join(failed) or 'no failure'}, {minutes:.1f} min{rest}",
+                flush=True,
+            )
     print(f"{num_failed_runs} of {options.runs} runs had failures")
     for test, count in failures.most_common():
         print(f"{count:4} {test}")

@@ -21,7 +21,7 @@ from tempfile import TemporaryFile
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT_S = 120  # for the tests of one mutant; a mutant that loops for ever is noticed by that
+LIMIT_S = 120  # for the tests of one mutant; it ends mutants that loop without end
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A property test tries the same examples in each run, however slow the machine is.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("suite")
-# For .venv-clients and .venv-vllm: unit/torchmoor/clients/test_langchain.py and torchserve/test_vllm.py run them.
-collect_ignore = ["clients", "vllm"]
+# For .venv-clients and .venv-vllm: unit/torchmoor/clients/test_langchain.py, torchserve/test_langchain_openai.py and
+# torchserve/test_vllm.py run them.
+collect_ignore = ["clients", "vllm", "torchserve/clients"]
 
 
 class Groups(LoadScopeScheduling):

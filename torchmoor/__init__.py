@@ -1,3 +1,3 @@
-"""The front proxy of torchmoor and its command line. It knows nothing of torch or of TorchServe's Python side."""
+"""The front proxy of torchmoor and its command line. It imports neither torch nor TorchServe's Python code."""
 
 __version__ = "0.1.0"

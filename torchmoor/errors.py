@@ -50,11 +50,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MAX_NAMES_SHOWN = 20  # in one message
+MAX_NAMES_SHOWN = 20  # endpoint names in one message
 
 # Seconds of Retry-After.
-BUSY_RETRY_S = 1  # an instance that is busy takes one
-START_RETRY_S = 5  # an instance that is restarted, or a model that is loaded, takes some
+BUSY_RETRY_S = 1  # one for a busy instance
+START_RETRY_S = 5  # more for an instance that restarts, or a model that is being loaded
 QUEUE_RETRY_S = 30
 
 
@@ -198,7 +198,7 @@ class AccessDenied(ApiError):
 
 
 class SourceRefused(ApiError):
-    """A web page of another site may have sent the request, or it calls the server by a name that it does not have."""
+    """A web page of another site may have sent the request, or its Host is not a name of the server."""
 
     status = 403
     kind = "AccessDeniedException"
@@ -261,7 +261,7 @@ class ModelNotReady(ApiError):
 
 
 class Throttled(ApiError):
-    """The caller uses as much as one caller may."""
+    """The caller has reached a limit for one caller."""
 
     status = 429
     kind = "ThrottlingException"  # AWS's name; boto3 tries again in each of its retry modes
@@ -272,7 +272,7 @@ class Throttled(ApiError):
 
 
 class CallerLimited(Throttled):
-    """The proxy counts what the caller uses. setting: of the group `callers`."""
+    """The caller has reached a limit that the proxy counts. setting: of the group `callers`."""
 
     def __init__(
         self, used: str, setting: str, limit: int, *, retry_after_s: int = BUSY_RETRY_S, remedy: str = ""
@@ -287,7 +287,7 @@ class CallerLimited(Throttled):
 
 
 class InternalFailure(ApiError):
-    """A fault of the proxy; the message has no details but the request id."""
+    """The proxy itself failed; the message has only the request id, no details."""
 
 
 class ServiceUnavailable(ApiError):

@@ -56,7 +56,7 @@ class WrittenCall:
 
 @dataclass(slots=True)
 class AnswerMessage:
-    """A whole answer by its parts. num_reasoning_tokens: pieces of text that had reasoning, or its marks."""
+    """A whole answer by its parts. num_reasoning_tokens: tokens of reasoning and its marks."""
 
     content: str = ""
     reasoning: str = ""
@@ -78,9 +78,10 @@ class AnswerMessage:
 class AnswerReader:
     """Splits an answer's text into parts, piece by piece.
 
-    What may become a mark, and white space before one, is held back until the next piece decides. A call that is not
-    JSON stays content. Reasoning is at an answer's beginning only. has_tools: the answer may call.
-    name: of the answer. The ids of its calls come from it, so that they are the same where the answer is continued.
+    Text that may be the beginning of a mark, and white space before a mark, is held back until the next piece decides.
+    A call that is not JSON stays content. Reasoning stands only at an answer's beginning. has_tools: the answer may
+    contain calls. name: the answer's; ids of calls are made from it, so that another instance that continues the answer
+    makes the same ids.
     """
 
     def __init__(self, style: AnswerStyle, *, has_tools: bool, name: str) -> None:
@@ -97,7 +98,7 @@ class AnswerReader:
         self._new: list[AnswerPart] = []
 
     def read(self, text: str) -> list[AnswerPart]:
-        """Return the parts that one more piece of text makes certain."""
+        """Add a piece of text. Return the parts that are now certain."""
         self._buffer += text
         was_thought, num_chars = self._read == self._read_thought, len(self.message.reasoning)
         while self._read():
@@ -107,7 +108,7 @@ class AnswerReader:
         return self._take()
 
     def finish(self) -> list[AnswerPart]:
-        """Return what was held back."""
+        """Return the text that was held back, as parts."""
         if self._read == self._read_thought:
             self._add(Reasoning(self._buffer))
         elif self._read in (self._read_content, self._read_beginning, self._read_gap):
@@ -132,7 +133,7 @@ class AnswerReader:
         found, self._buffer = self._buffer[: end - num_skipped], self._buffer[end:]
         return found
 
-    # One step each: True if it has to be followed by another.
+    # Each method does one step and returns True if another step must follow.
 
     def _read_beginning(self) -> bool:
         """Find out whether the answer begins with reasoning."""
@@ -212,7 +213,7 @@ class AnswerReader:
         self._add(CallStart(index, f"call_{own_id}", name))
 
     def _read_arguments(self) -> bool:
-        """Pass an object on until its last brace."""
+        """Return the object's text piece by piece, up to its last brace."""
         end, is_escaped = 0, False
         for char in self._buffer:
             end += 1

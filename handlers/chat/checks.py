@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from heapq import nsmallest
 from typing import Any
 
+from handlers.errors import InvalidRequest
+
 
 def is_bool(value: Any) -> bool:
     return isinstance(value, bool)
@@ -18,12 +20,18 @@ def is_number(value: Any) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """Return False for lone surrogates, which JSON can escape and UTF-8 cannot encode."""
+    """Return False if the text has lone surrogates, which JSON can escape but UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return True
+
+
+def check_unicode(text: str, where: str, param: str | None) -> None:
+    """Raise InvalidRequest unless the text is valid Unicode. where: names it in the message; param: its field."""
+    if not is_unicode(text):
+        raise InvalidRequest(f"{where} must be valid Unicode: it has one half of a surrogate pair", param=param)
 
 
 def names(given: Iterable[object]) -> str:

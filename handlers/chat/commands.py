@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from handlers.chat.feed import AnswerFeed
 from handlers.chat.forms import AnswerForm, ResponseDraft
 from handlers.chat.items import Item, References, Referred
 from handlers.chat.messages import ImageReference, Message
@@ -14,14 +15,14 @@ from torchmoor.wire.session_query import SessionQuery
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """Open a session. question: identifies what else the request says, such as its first question."""
+    """Open a session. question: identifies the rest of the request, such as its first question, for retries."""
 
     caller: Caller
     images: tuple[ImageReference, ...]
     ttl_s: int | None
     invocation_id: str
     question: str = ""
-    resource: str = ""  # the fields of the OpenAI conversation or file that it is, as JSON
+    resource: str = ""  # as JSON, if the session is an OpenAI conversation or file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +37,9 @@ class AddImages:
 class Ask:
     """Ask a question in a session.
 
-    history: the messages before the question that the client repeats, with which the session's own must agree.
-    are_results: prompt_text has the results of tools, as `write_results` encodes them.
-    draft: of a turn of the Responses API, in the place of prompt_text and history.
+    history: the messages before the question that the client repeats; they must equal the session's. are_results:
+    prompt_text has the results of tools, as `write_results` encodes them. draft: a turn of the Responses API, instead
+    of prompt_text and history. feed: of a response in the background.
     """
 
     caller: Caller
@@ -52,11 +53,12 @@ class Ask:
     history: tuple[Message, ...] = ()
     are_results: bool = False
     draft: ResponseDraft | None = None
+    feed: AnswerFeed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAnswer:
-    """End the session's running answer with its next token; what it has by then becomes the turn's answer."""
+    """End the session's running answer with its next token; the text up to there becomes the turn's answer."""
 
     caller: Caller
     session_id: str
@@ -93,8 +95,39 @@ class Respond:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueResponse:
+    """Accept a response in the background, after a stored one if `previous` is its id.
+
+    ask: the question, whose reply gets the response's object or its stream. request: the other fields, as
+    `resume_response` reads them.
+    """
+
+    ask: Ask
+    previous: str
+    request: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResponse:
+    """Generate a response in the background, for the proxy's queue."""
+
+    caller: Caller
+    response_id: str
+    invocation_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndResponse:
+    """End a response in the background without an answer. ended: fields of its object."""
+
+    caller: Caller
+    response_id: str
+    ended: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ItemQuery:
-    """A page of items. after: the id of the one before its first; empty from the beginning on."""
+    """A page of items. after: the id of the item before the page; empty for the first page."""
 
     after: str = ""
     limit: int = 20
@@ -103,9 +136,9 @@ class ItemQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowResponse:
-    """Show a stored response, or the items of its input if there is a query for them.
+    """Show a stored response, or the items of its input if there is an ItemQuery.
 
-    stream_after: repeat its stream instead, after the event of this sequence number.
+    stream_after: repeat the response's stream instead, from after the event with this sequence number.
     """
 
     caller: Caller
@@ -123,7 +156,7 @@ class DeleteResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddItems:
-    """Add items to a conversation, or to the one that `opening` opens."""
+    """Add items to a conversation, which is opened first if there is an `opening`."""
 
     caller: Caller
     conversation_id: str
@@ -168,7 +201,7 @@ class CountTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenize:
-    """Show the tokens of a prompt that is not answered. has_texts: with the text of each."""
+    """Show the tokens of a prompt that is not answered. has_texts: include each token's text."""
 
     request: "Generate"
     has_texts: bool
@@ -183,7 +216,7 @@ class Detokenize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compact:
-    """Keep a conversation for a compaction item that stands for it. created_at: seconds since 1970."""
+    """Store a conversation and answer with a compaction item that refers to it. created_at: seconds since 1970."""
 
     request: "Generate | Respond"
     opening: OpenSession
@@ -192,7 +225,7 @@ class Compact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolveInput:
-    """Read what an input refers to. resume: makes the request's command with it."""
+    """Read the stored objects that an input refers to. resume: makes the request's command from them."""
 
     caller: Caller
     references: References
@@ -201,7 +234,7 @@ class ResolveInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFile:
-    """Keep a picture as a file."""
+    """Store a picture as a file."""
 
     opening: OpenSession
 
@@ -213,6 +246,15 @@ class ShowFile:
     caller: Caller
     file_id: str
     has_content: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListFiles:
+    """Show a page of the caller's files. purpose: of all of them; empty for any."""
+
+    caller: Caller
+    page: ItemQuery
+    purpose: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +273,7 @@ class OpenAndAsk:
 
 
 def opening_of(ask: Ask) -> OpenSession:
-    """Return the opening of a session whose first question this is."""
+    """Return the command that opens a session for this first question."""
     items = () if ask.draft is None else ask.draft.items
     return OpenSession(
         caller=ask.caller,
@@ -243,7 +285,7 @@ def opening_of(ask: Ask) -> OpenSession:
 
 
 def identify(*parts: object) -> str:
-    """Return a text that is equal for equal parts of a request's content only."""
+    """Return a text that identifies parts of a request's content: equal only for equal parts."""
     content = hashlib.sha256()
     for part in parts:
         content.update(repr(part).encode())
@@ -252,10 +294,11 @@ def identify(*parts: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate:
-    """Answer without a session: a raw prompt, or a conversation that the request carries whole.
+    """Answer without a session: a raw prompt, or a conversation that the request contains whole.
 
     prompt: passed to the tokenizer unchanged; a model with vision finds its images with `split_images`. None if
-    there are `messages`, which the model's chat template renders.
+    there are `messages`, which the model's chat template renders. num_choices: answers that are generated; for several,
+    the form is a `ChoicesForm`.
     """
 
     caller: Caller
@@ -265,6 +308,7 @@ class Generate:
     invocation_id: str
     form: AnswerForm
     is_streaming: bool
+    num_choices: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +333,7 @@ class ActOnSession:
 
 @dataclass(frozen=True, slots=True)
 class CloseInJournal:
-    """Close a session that perhaps only the journal has, for an operator. session: its hash."""
+    """Close a session that may exist only in the journal, for an operator. session: its hash."""
 
     session: str
 
@@ -304,6 +348,9 @@ class EndClosed:
 Resource = (
     Respond
     | RespondInConversation
+    | QueueResponse
+    | RunResponse
+    | EndResponse
     | ResolveInput
     | ShowResponse
     | DeleteResponse
@@ -317,6 +364,7 @@ Resource = (
     | DeleteConversation
     | OpenFile
     | ShowFile
+    | ListFiles
     | DeleteFile
 )
 """Requests for OpenAI's resources."""

@@ -31,7 +31,10 @@ class Conversations:
 
     @contextmanager
     def found(self, caller: Caller, text: str) -> Iterator[Session]:
-        """Hold the session of a conversation. Raises ResponseUnknown, also for other callers', JournalUnavailable."""
+        """Hold the session of a conversation.
+
+        Raises JournalUnavailable, and ResponseUnknown, also if another caller owns it.
+        """
         unknown = ResponseUnknown(f"Conversation with id '{text[:256]}' not found.", api_code="not_found")
         with self._sessions.hold_resource(read_conversation_id(text), caller, unknown, CONVERSATION) as session:
             yield session
@@ -46,7 +49,7 @@ class Conversations:
             return show_conversation(session)
 
     def add(self, command: AddItems, reply: PendingReply) -> dict[str, Any]:
-        """Add items, once even if the client sends the request again. Return them."""
+        """Add items, only once if the client retries the request. Return them."""
         with self.found(command.caller, command.conversation_id) as session:
             number = self.add_items(session, command, reply)
             shown = show_items(command.items, session.id.text, number)

@@ -1,16 +1,18 @@
-"""OpenAI's files for pictures: each is a session with one picture, which any later input may name."""
+"""OpenAI's files, pictures only: each is a session with one picture, which later inputs can refer to."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from handlers.chat.commands import DeleteFile, ShowFile
+from handlers.chat.commands import DeleteFile, ListFiles, ShowFile
+from handlers.chat.dialects.response_form import show_list
 from handlers.chat.messages import KeptImage
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
-from handlers.errors import ResponseUnknown
+from handlers.errors import InvalidRequest, ResponseUnknown, SessionLost
+from handlers.journal.journal import expiry
 from handlers.reply import PendingReply
 from handlers.requests import Caller
 from torchmoor.wire.response_ids import file_id, read_file_id
@@ -27,15 +29,47 @@ class Files:
 
     @contextmanager
     def found(self, caller: Caller, text: str) -> Iterator[Session]:
-        """Hold the session of a file. Raises ResponseUnknown, also for other callers' files, JournalUnavailable."""
+        """Hold the session of a file.
+
+        Raises JournalUnavailable, and ResponseUnknown, also if another caller owns the file.
+        """
         unknown = ResponseUnknown(f"No such File object: {text[:256]}", param="id", api_code="not_found")
         with self._sessions.hold_resource(read_file_id(text), caller, unknown, FILE) as session:
             yield session
 
     def show(self, command: ShowFile) -> dict[str, Any]:
         with self.found(command.caller, command.file_id) as session:
-            fields = session.resource or {}
-            return {"id": file_id(session.id.text), **fields, "expires_at": session.id.expires_at}
+            return _show(session.id.text, session.id.expires_at, session.resource or {})
+
+    def list(self, command: ListFiles) -> dict[str, Any]:
+        """Return a page of the caller's files in the order of their expiry, and so of their age.
+
+        Raises InvalidRequest if `after` is not a file of the caller's; it may have been deleted. JournalUnavailable.
+        """
+        page, caller = command.page, command.caller
+        last = _read_after(page.after)
+        listed = sorted(self._recorder.list_owned(caller), reverse=not page.is_ascending)
+        shown: list[dict[str, Any]] = []
+        for entry in listed:
+            place = (entry.expires_at, entry.session_id)
+            is_before = last is not None and (place <= last if page.is_ascending else place >= last)
+            if is_before or command.purpose not in ("", entry.label):
+                continue
+            fields = self._read(entry.session_id, caller)
+            if fields is not None and len(shown) == page.limit:
+                return show_list(shown, has_more=True)
+            if fields is not None:
+                shown.append(_show(entry.session_id, entry.expires_at, fields))
+        return show_list(shown)
+
+    def _read(self, session_id: str, caller: Caller) -> dict[str, Any] | None:
+        """Return a file's fields; None if it has ended, is damaged, or is in a list by mistake."""
+        if not self._sessions.is_own(session_id, caller):
+            return None
+        try:
+            return self._recorder.read_resource(session_id)
+        except (SessionLost, InvalidRequest):
+            return None
 
     def find_picture(self, caller: Caller, text: str) -> KeptImage:
         """Return a file's picture, whose bytes are read later."""
@@ -51,3 +85,20 @@ class Files:
         with self.found(command.caller, command.file_id) as session:
             self._sessions.end(session, command.invocation_id, reply)
         return {"id": command.file_id, "object": FILE, "deleted": True}
+
+
+def _show(session_id: str, expires_at: int, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"id": file_id(session_id), **fields, "expires_at": expires_at}
+
+
+def _read_after(text: str) -> tuple[int, str] | None:
+    """Return the place of a file in a list, from its id; None for no id. Raises InvalidRequest."""
+    if not text:
+        return None
+    place = read_file_id(text)
+    try:
+        if place is None:
+            raise ValueError
+        return expiry(place.session_id), place.session_id
+    except ValueError:
+        raise InvalidRequest("'after' must be the id of a file", param="after") from None

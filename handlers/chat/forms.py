@@ -1,7 +1,7 @@
 """Forms of answers: the protocol that each dialect implements for streams and for whole answers.
 
-A form is made for one request and knows the options of that request. The turn gives it tokens and a summary and does
-not depend on the dialect.
+A form is created for one request with that request's options. The turn passes it tokens and a summary, and does not
+depend on the dialect.
 """
 
 import json
@@ -14,16 +14,16 @@ from handlers.chat.items import Item
 from handlers.chat.messages import Message
 from handlers.errors import HandlerError
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps would make one for each token
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps would make one per token
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a stream. `text` is the text that is certain since the last token, often the token's own.
+    """One token of a stream. `text` is the text that has become certain with this token, often the token's own.
 
-    parts: what has become certain of the answer's parts; None if the answer has content only, which is the text.
-    top: the likeliest tokens at its place, if the request asks for them; their texts are the tokens' own. offset: how
-    many characters the answer has before it.
+    parts: the parts of the answer that have become certain; None if the answer has only content, which is `text`. top:
+    the likeliest tokens at this position, with their own texts, if the request asks for them. offset: number of
+    characters of the answer before this token.
     """
 
     id: int
@@ -49,7 +49,7 @@ class Summary:
     seed: int | None
     tokens: Sequence[Token] = ()
     message: AnswerMessage | None = None
-    num_cached_tokens: int = 0  # of the prompt, which the KV cache had
+    num_cached_tokens: int = 0  # tokens of the prompt that were in the KV cache
 
     def details(self) -> dict[str, object]:
         return {
@@ -69,7 +69,7 @@ class AnswerForm(Protocol):
         ...
 
     def begin(self) -> bytes:
-        """Encode what precedes the first token."""
+        """Return the bytes that precede the first token."""
         ...
 
     def token(self, token: Token, summary: Summary | None) -> bytes: ...
@@ -83,20 +83,36 @@ class AnswerForm(Protocol):
         ...
 
 
+class ChoicesForm(AnswerForm, Protocol):
+    """Encodes several answers to one request, each with its index."""
+
+    def part(self, token: Token, summary: Summary | None) -> bytes:
+        """Encode one more token of the answer of this index. The last one comes with the summary."""
+        ...
+
+    def end(self, summaries: Sequence[Summary]) -> bytes:
+        """Encode the end of the stream, behind the last tokens of all answers."""
+        ...
+
+    def whole_of(self, summaries: Sequence[Summary]) -> bytes:
+        """Encode all answers as JSON."""
+        ...
+
+
 class ResponseDraft(Protocol):
-    """What a turn of the Responses API says, and how it is kept. Made for one request, like its form."""
+    """The input of a turn of the Responses API, and its record in the journal. Made for one request, like its form."""
 
     @property
     def items(self) -> tuple[Item, ...]: ...
 
     @property
     def instructions(self) -> tuple[Message, ...]:
-        """What precedes the conversation in this turn's prompt, and in no other."""
+        """Text that precedes the conversation in this turn's prompt only."""
         ...
 
     @property
     def after(self) -> int | None:
-        """The number of the session's entries that the turn follows; None for all that there are."""
+        """The number of the session's first entries that this turn follows; None for all entries."""
         ...
 
     @property
@@ -105,15 +121,15 @@ class ResponseDraft(Protocol):
         ...
 
     def place(self, session_id: str, number: int) -> None:
-        """Receive the session, and the turn's number in it."""
+        """Set the session, and the turn's number in it."""
         ...
 
     def record(self, summary: Summary) -> tuple[str, str]:
-        """Return the answer and the response as the journal keeps them."""
+        """Return the answer and the response for the journal."""
         ...
 
     def restore(self, answer: str, response: str) -> str:
-        """Answer with what `record` returned when the request came first. Return the text."""
+        """Take the answer that `record` returned for the first attempt of this request. Return its text."""
         ...
 
 

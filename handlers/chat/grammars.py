@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from handlers.chat.checks import is_unicode
+from handlers.chat.checks import check_unicode
 from handlers.engine.contract import GrammarText
 from handlers.errors import InvalidRequest
 
@@ -82,8 +82,7 @@ def _read_text(kind: str) -> Callable[[Any, str], GrammarText]:
 
 
 def _grammar(kind: Any, text: str, field: str) -> GrammarText:
-    if not is_unicode(text):
-        raise InvalidRequest(f"{field} must be valid Unicode: it has one half of a surrogate pair", param=field)
+    check_unicode(text, field, field)
     return GrammarText(kind, text, field)
 
 

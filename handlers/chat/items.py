@@ -1,11 +1,11 @@
-"""Items of OpenAI's Responses API: what a client says and a model answers, as they are kept, shown and rendered."""
+"""Items of OpenAI's Responses API: a client's input and a model's output, as stored, as shown and as rendered."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from handlers.chat.checks import is_unicode, names
+from handlers.chat.checks import check_unicode, names
 from handlers.chat.messages import (
     ASSISTANT,
     TOOL,
@@ -28,12 +28,12 @@ _COMPACTIONS = ("compaction", "compaction_summary")
 _PHASES = ("commentary", "final_answer")
 _DETAILS = ("auto", "low", "high", "original")
 _FIELDS = {"type", "id", "role", "status", "content", "phase"}
-_MAX_URL_CHARS = 2048  # of a picture's address that is kept
+_MAX_URL_CHARS = 2048  # characters of a picture's address; longer ones are cut
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """value: the item as it is kept and shown, without its id. message: as the model reads it."""
+    """An item. value: as it is stored and shown, without its id. message: for the chat template."""
 
     value: dict[str, Any]
     message: Message
@@ -41,7 +41,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What an input refers to by id: a compacted conversation, and files."""
+    """The stored objects that an input refers to by id: a compacted conversation, and files."""
 
     compaction: str = ""
     files: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class Referred:
-    """What an input's references stand for: the compacted items, and the picture of each file."""
+    """The contents of an input's References: the compacted items, and the picture of each file."""
 
     items: Sequence[Item] = ()
     files: Mapping[str, KeptImage] = field(default_factory=dict)
@@ -59,11 +59,11 @@ NOTHING = Referred()
 
 
 def find_references(given: Any) -> References | None:
-    """Return what an `input` refers to; None if that is nothing. Raises InvalidRequest."""
+    """Return the stored objects that an `input` refers to, or None. Raises InvalidRequest."""
     items = [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
     found: list[Any] = [item.get("encrypted_content") for item in items if item.get("type") in _COMPACTIONS]
     if len(found) > 1:
-        raise InvalidRequest("'input' may have one compaction item: the last one has the others", param="input")
+        raise InvalidRequest("'input' may have one compaction item: send only the last one", param="input")
     if found and not isinstance(found[0], str):
         raise InvalidRequest("a compaction item needs its encrypted_content", param="input")
     contents = [item.get("content") for item in items]
@@ -76,7 +76,7 @@ def find_references(given: Any) -> References | None:
 def parse_input(given: Any, max_items: int, field: str = "input", referred: Referred = NOTHING) -> tuple[Item, ...]:
     """Read the `input` of a request: a text or a list of items. Raises InvalidRequest, ContextTooLong.
 
-    referred: what its references stand for.
+    referred: the contents of its references.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -94,7 +94,7 @@ def parse_input(given: Any, max_items: int, field: str = "input", referred: Refe
 
 
 def read_items(text: str) -> tuple[Item, ...]:
-    """Read items that `write_items` has written; their pictures have no references. Raises InvalidRequest."""
+    """Read items that `write_items` has written; their pictures have no addresses. Raises InvalidRequest."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
@@ -111,7 +111,7 @@ def write_items(items: Sequence[Item]) -> str:
 def messages_of(items: Sequence[Item], num_images: int) -> list[dict[str, Any]]:
     """Make the messages for the chat template.
 
-    num_images: of the turn. Those that no item has were added before it: they precede the first question.
+    num_images: of the turn. Images that no item contains were added before the turn: they precede the first question.
     """
     messages = [message.for_template() for message in joined([item.message for item in items])]
     num_added = num_images - sum(part["type"] == "image" for each in messages for part in each["content"])
@@ -130,12 +130,15 @@ def images_in(items: Sequence[Item]) -> tuple[ImageReference, ...]:
 
 
 def text_of(items: Sequence[Item]) -> str:
-    """Return the texts of the items, without what is between them."""
+    """Return the texts of the items, joined."""
     return "".join(part.text for item in items for part in item.message.parts if isinstance(part, TextPart))
 
 
 def _item(given: Any, where: str, files: Mapping[str, KeptImage] | None) -> Item:
-    """Read an item. files: that it may name; None for an item that was kept, whose pictures have no references."""
+    """Read an item.
+
+    files: pictures by the id of their file; None for a stored item, whose pictures have no addresses.
+    """
     if not isinstance(given, dict):
         raise InvalidRequest(f"{where} must be an object", param=where, api_code="invalid_type")
     given = {name: value for name, value in given.items() if value is not None}
@@ -209,7 +212,7 @@ def _result(given: dict[str, Any], where: str) -> Item:
 
 
 def _reasoning(given: dict[str, Any], where: str) -> Item:
-    """Read reasoning: its text, or the summary if it has no other."""
+    """Read reasoning: its text, or its summary if there is no text."""
     _check_fields(given, {"type", "id", "summary", "content", "encrypted_content", "status"}, where)
     shown: dict[str, Any] = {"type": "reasoning", "status": _read_status(given, where)}
     for name, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
@@ -227,7 +230,7 @@ _OTHERS = {"function_call": _call, "function_call_output": _result, "reasoning":
 
 
 def check_results(items: Sequence[Item], earlier: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InvalidRequest if one of the items is the result of a call that nothing before it makes.
+    """Raise InvalidRequest if an item is the result of a call that no earlier item or message makes.
 
     earlier: messages for the chat template.
     """
@@ -240,7 +243,7 @@ def check_results(items: Sequence[Item], earlier: Sequence[Mapping[str, Any]]) -
 
 
 def _part(given: Any, role: str, where: str, files: Mapping[str, KeptImage] | None) -> tuple[Part, dict[str, Any]]:
-    """Return a part of a message, and as it is shown."""
+    """Return a message's part, and the form in which it is shown."""
     if not isinstance(given, dict):
         raise InvalidRequest(f"{where} must be an object", param=where)
     kind = given.get("type")
@@ -288,6 +291,5 @@ def _image(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] | N
 def _text(given: Any, where: str) -> str:
     if not isinstance(given, str):
         raise InvalidRequest(f"{where} must be a text", param=where, api_code="invalid_type")
-    if not is_unicode(given):
-        raise InvalidRequest(f"{where} must be valid Unicode: it has one half of a surrogate pair", param=where)
+    check_unicode(given, where, where)
     return given

@@ -50,13 +50,13 @@ class Delta:
 
 
 class OutputItems:
-    """All items of an answer. A text behind a call is an item of its own; reasoning is shown as its own summary."""
+    """All items of an answer. Text after a call is a new item; reasoning is shown as a summary."""
 
     def __init__(self) -> None:
         self.items: list[OutputItem] = []
 
     def add(self, parts: Sequence[AnswerPart]) -> list[Delta]:
-        """Add the parts of one more token. Return one delta for each item that has more text, or is new."""
+        """Add a token's parts. Return one delta for each item that is new or has more text."""
         deltas: list[Delta] = []
         for part in parts:
             delta = self._add(part)
@@ -84,7 +84,7 @@ class OutputItems:
         return Delta(len(self.items) - 1, part.text, is_new)
 
     def ensure_one(self) -> list[Delta]:
-        """Add an empty message to an answer that has nothing else. Return its beginning."""
+        """Add an empty message if the answer has no items. Return its first delta."""
         return [] if self.items else self.add((Content(""),))
 
 

@@ -24,7 +24,7 @@ TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The check of one parameter. wanted: the valid values, for an error's message. openai: its names in OpenAI's API.
+    """The check of one parameter. wanted: describes valid values, for an error. openai: its names in OpenAI's API.
 
     convert: applied to a valid value.
     """
@@ -33,7 +33,7 @@ class Rule:
     wanted: str
     convert: Callable[[Any], Any]
     openai: tuple[str, ...]
-    starts_sampling: bool  # a request with this parameter is sampled unless it says otherwise
+    starts_sampling: bool  # a request with this parameter is sampled unless do_sample is false
 
 
 def _row(
@@ -109,10 +109,10 @@ class Parameters:
     )
     frequency_penalty: float | None = _row(
         _is_penalty, _PENALTY, convert=float, openai=("frequency_penalty",)
-    )  # for each time that the answer has a token
+    )  # per occurrence of a token in the answer
     presence_penalty: float | None = _row(
         _is_penalty, _PENALTY, convert=float, openai=("presence_penalty",)
-    )  # for a token that the answer has
+    )  # once for each token that occurs in the answer
     logit_bias: tuple[tuple[int, float], ...] = _row(  # added to the logits of these tokens
         lambda v: _is_bias(v),
         f"an object of at most {MAX_BIASED} token ids, each with a number from -100 to 100",
@@ -123,7 +123,7 @@ class Parameters:
     seed: int | None = _row(
         lambda v: is_int(v) and 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1", openai=("seed",)
     )
-    top_n_tokens: int | None = _row(  # the likeliest tokens beside each chosen one
+    top_n_tokens: int | None = _row(  # number of likeliest tokens to report with each chosen one
         lambda v: is_int(v) and 0 <= v <= MAX_TOP_TOKENS,
         f"a whole number from 0 to {MAX_TOP_TOKENS}",
         openai=("top_logprobs",),
@@ -142,8 +142,8 @@ class Parameters:
     grammar: GrammarText | None = _row(  # noqa: RUF009 -- frozen, too
         lambda v: isinstance(v, Mapping), "an object with a type and a value", convert=read_tgi_grammar
     )
-    tools: ToolUse | None = None  # that the answer may call; each dialect has fields of its own for them
-    reasoning_field: str = ""  # in which the client asks for reasoning, for errors; empty if it does not
+    tools: ToolUse | None = None  # tools that the answer may call; each dialect has its own fields for them
+    reasoning_field: str = ""  # the field that requests reasoning, for errors; empty without one
     length_field: str = "parameters.max_new_tokens"  # the client's name of max_new_tokens, for errors
 
     @property
@@ -155,7 +155,7 @@ class Parameters:
         return any(getattr(self, name) is not None for name, rule in RULES.items() if rule.starts_sampling)
 
     def check_tokens(self, vocabulary: int) -> None:
-        """Raise InvalidRequest if the bias names a token that the model does not have."""
+        """Raise InvalidRequest if logit_bias has a token that the model does not have."""
         for token, _ in self.logit_bias:
             if token >= vocabulary:
                 raise InvalidRequest(
@@ -171,8 +171,9 @@ class Parameters:
 
 def check_supported(params: SamplingParams, capabilities: Capabilities) -> None:
     """Raise InvalidRequest for a parameter that the engine lacks."""
-    for name in sorted(capabilities.refused):
-        if getattr(params, name) is not None:
+    for each in fields(params):
+        if each.name in capabilities.refused and getattr(params, each.name) != each.default:
+            name = each.name
             raise InvalidRequest(f"the engine {capabilities.engine} does not support {name}", param=name)
 
 
@@ -207,7 +208,7 @@ def parse_parameters(given: Any) -> Parameters:
 
 
 def check_parameter(name: str, value: Any, called: str) -> Any:
-    """Check and convert the value of a field of Parameters. called: the client's name of it.
+    """Check and convert the value of a field of Parameters. called: the client's name for it.
 
     Raises InvalidRequest.
     """
@@ -223,6 +224,6 @@ _ALIASES = {"stop_sequences": "stop"}  # LMI's name
 _NEUTRAL: dict[str, tuple[Any, str]] = {
     "watermark": (lambda v: v is False, "false: answers are not watermarked here"),
     "best_of": (lambda v: v == 1, "1: one answer is generated"),
-    "decoder_input_details": (lambda v: v is False, "false: nothing is told of the prompt's tokens"),  # prose: allow
-    "adapter_id": (lambda v: False, "absent: there are no adapters"),
+    "decoder_input_details": (lambda v: v is False, "false: details of the prompt's tokens are not returned"),
+    "adapter_id": (lambda v: False, "absent: the target model names the adapter"),
 }

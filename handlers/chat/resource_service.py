@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any, Protocol
 
+from handlers.chat.background import BackgroundResponses
 from handlers.chat.commands import (
     AddItems,
     Ask,
@@ -13,13 +14,17 @@ from handlers.chat.commands import (
     DeleteFile,
     DeleteResponse,
     Detokenize,
+    EndResponse,
     Generate,
+    ListFiles,
     OpenFile,
     OpenSession,
+    QueueResponse,
     ResolveInput,
     Resource,
     Respond,
     RespondInConversation,
+    RunResponse,
     ShowConversation,
     ShowFile,
     ShowResponse,
@@ -49,7 +54,7 @@ from torchmoor.wire.response_ids import conversation_id, file_id
 
 
 class SessionService(Protocol):
-    """What resources need of the chat service, which they are a part of."""
+    """The methods of the chat service that resources need."""
 
     def dispatch(self, command: Command, reply: PendingReply) -> None: ...
 
@@ -72,6 +77,7 @@ class ResourceService:
         self._sessions = sessions
         self._service = service
         self._responses = StoredResponses(sessions, recorder)
+        self._background = BackgroundResponses(sessions, recorder, parts.receiver, self._responses, service)
         self._conversations = Conversations(sessions, recorder, parts.receiver)
         self._files = Files(sessions, recorder)
 
@@ -84,8 +90,12 @@ class ResourceService:
                 self._respond_in_conversation(command, reply)
             case ResolveInput():
                 self._resolve(command, reply)
+            case QueueResponse():
+                self._background.queue(command, reply)
+            case RunResponse():
+                self._background.run(command, reply)
             case ShowResponse(stream_after=int()):
-                self._responses.stream(command, reply)
+                self._background.stream(command, reply)
             case ShowFile(has_content=True):
                 content = self._files.read(command.caller, command.file_id)
                 reply.finish({"Content-Type": "application/octet-stream"}, content)
@@ -98,6 +108,8 @@ class ResourceService:
                 return self._responses.show(command)
             case DeleteResponse():
                 return self._responses.delete(command, reply)
+            case EndResponse():
+                return self._background.end(command)
             case CountTokens():
                 num_tokens = len(self._completion(command.request, reply).tokenize())
                 return {"object": "response.input_tokens", "input_tokens": num_tokens}
@@ -120,13 +132,15 @@ class ResourceService:
                 return self._files.show(ShowFile(caller=command.opening.caller, file_id=text))
             case ShowFile():
                 return self._files.show(command)
+            case ListFiles():
+                return self._files.list(command)
             case DeleteFile():
                 return self._files.delete(command, reply)
             case _:
                 raise AssertionError(f"{command!r} is not a resource")
 
     def _respond(self, command: Respond, reply: PendingReply) -> None:
-        """Continue after a stored response: in its session, if that has no other turn yet, or else in a branch."""
+        """Continue after a stored response: in its session if that has no later turn, else in a branch."""
         ask = command.ask
         with self._responses.found(ask.caller, command.previous, "previous_response_id") as found:
             if not command.is_stored:
@@ -156,7 +170,7 @@ class ResourceService:
         return self._conversations.show(ShowConversation(caller=command.caller, conversation_id=opened.conversation_id))
 
     def _completion(self, request: Generate | Respond, reply: PendingReply) -> Completion:
-        """Make the answer to a request that is not stored, without starting it."""
+        """Return the Completion for a request that is not stored, without starting it."""
         if isinstance(request, Respond):
             with self._responses.found(request.ask.caller, request.previous, "previous_response_id") as found:
                 return Completion(self._parts, self._generate_after(found, request.ask), reply)
@@ -187,7 +201,10 @@ class ResourceService:
         self._service.dispatch(command.resume(Referred(items, files)), reply)
 
     def _compact(self, command: Compact, reply: PendingReply) -> dict[str, Any]:
-        """Keep a conversation in a session of its own; the client keeps system messages, and sends them again."""
+        """Store a conversation, without its system messages, in a new session.
+
+        The client sends system messages again.
+        """
         request, opening = command.request, command.opening
         items: list[Item] = []
         if isinstance(request, Respond):
@@ -206,7 +223,7 @@ class ResourceService:
         return show_compaction(session_id, instructions, num_tokens, command.created_at)
 
     def _complete_after(self, found: StoredResponse, ask: Ask, reply: PendingReply) -> None:
-        """Answer without a trace in the session."""
+        """Answer after a stored response without recording the turn."""
         Completion(self._parts, self._generate_after(found, ask), reply).start()
 
     def _generate_after(self, found: StoredResponse, ask: Ask) -> Generate:
@@ -215,10 +232,12 @@ class ResourceService:
 
 
 def find_fetches(command: Resource) -> str | None:
-    """Return the line in which a command waits for the pictures that it fetches; None if it fetches none now."""
+    """Return the queue in which a command waits for its downloads of pictures; None if it has none."""
     match command:
         case AddItems():
             return find_line(command.caller, images_in(command.items))
+        case QueueResponse():
+            return find_line(command.ask.caller, command.ask.images)
         case Tokenize(request=given):
             parts = [part for message in given.messages for part in message.parts]
             images = images_of(parts) if given.prompt is None else first_address(given.prompt)

@@ -1,4 +1,7 @@
-"""Stored responses: found, shown, deleted and repeated. A chain of responses is a session, each one a turn of it."""
+"""Finds, shows, deletes and repeats stored responses.
+
+A chain of responses is a session, and each response a turn of it.
+"""
 
 import json
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ from handlers.chat.items import Item, read_items
 from handlers.chat.messages import USER, ImagePart, KeptImage, Message
 from handlers.chat.sessions.entries import entries_of
 from handlers.chat.sessions.lifecycle import SessionLifecycle
+from handlers.chat.sessions.queued_response import QueuedResponse
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.errors import InvalidRequest, ResponseUnknown, SessionGone
@@ -27,11 +31,20 @@ OTHER_API = "this conversation has turns of another API and cannot be continued 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response that is stored, and its place: the number of its entry in a session that is held."""
+    """A stored response and its position: the number of its entry in a session, which is held.
+
+    queued: of a response in the background that is not an entry yet, and which `event` describes.
+    """
 
     session: Session
     number: int
     event: Event
+    queued: QueuedResponse | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = json.loads(self.event.response)
+        return fields
 
 
 class StoredResponses:
@@ -45,7 +58,8 @@ class StoredResponses:
     def found(self, caller: Caller, response_id: str, param: str | None = None) -> Iterator[StoredResponse]:
         """Hold the session of a response. param: the field that names it, None for a path.
 
-        Raises ResponseUnknown, also for other callers' responses, JournalUnavailable.
+        A field can name only complete responses. Raises InvalidRequest, JournalUnavailable, and ResponseUnknown, also
+        if another caller owns the response.
         """
         place = find_response(response_id, param)
         try:
@@ -54,9 +68,15 @@ class StoredResponses:
                     if len(session.entries) < place.number:
                         self._recorder.catch_up(session)
                     event = session.entries[place.number - 1] if 0 < place.number <= len(session.entries) else None
-                    if event is None or not event.response or not event.answer or place.number in session.deleted:
+                    queued = session.queued if event is None else None
+                    if queued is not None and queued.number == place.number:
+                        event = queued.shown(is_running=session.turn is not None)
+                    elif event is None or not event.response or not event.answer or place.number in session.deleted:
                         raise unknown_response(response_id, param)
-                yield StoredResponse(session, place.number, event)
+                found = StoredResponse(session, place.number, event, queued)
+                if queued is not None and param is not None:
+                    raise InvalidRequest(f"'{param}' names a response that is {found.fields['status']}", param=param)
+                yield found
         except SessionGone as error:
             raise unknown_response(response_id, param) from error
 
@@ -67,24 +87,25 @@ class StoredResponses:
             asked = read_items(event.question)
             if command.items is not None:
                 return show_page(show_items(asked, session_id, number), command.items)
-            output = [item.value for item in read_items(event.answer)]
-            return show_response(json.loads(event.response), output, session_id, number, len(asked))
+            output = [item.value for item in read_items(event.answer)] if event.answer else []
+            return show_response(found.fields, output, session_id, number, len(asked))
 
-    def stream(self, command: ShowResponse, reply: PendingReply) -> None:
-        """Repeat a response's stream."""
-        with self.found(command.caller, command.response_id) as found:
-            event = found.event
-            form = ResponseForm({}, read_items(event.question))
-            form.place(found.session.id.text, found.number)
-            data = form.repeat(
-                event.answer, event.response, -1 if command.stream_after is None else command.stream_after
-            )
+    def repeat_stream(self, found: StoredResponse, reply: PendingReply, starting_after: int) -> None:
+        """Repeat the stream of a response that is an entry."""
+        event = found.event
+        form = ResponseForm({}, read_items(event.question))
+        form.place(found.session.id.text, found.number)
+        data = form.repeat(event.answer, event.response, starting_after)
         reply.begin({"Content-Type": form.content_type}, form.error)
         reply.write(data, is_end=True)
 
     def delete(self, command: DeleteResponse, reply: PendingReply) -> dict[str, Any]:
         with self.found(command.caller, command.response_id) as found:
-            self._sessions.delete_entry(found.session, found.number, command.invocation_id, reply)
+            if found.queued is not None:
+                self._sessions.end(found.session, command.invocation_id, reply)
+                found.queued.feed.stop(unknown_response(command.response_id))
+            else:
+                self._sessions.delete_entry(found.session, found.number, command.invocation_id, reply)
         return {"id": command.response_id, "object": "response", "deleted": True}
 
     def repeat(self, session: Session, num_entries: int, caller: Caller) -> list[Item]:
@@ -111,14 +132,14 @@ class StoredResponses:
         return KeptImage(digest, read)
 
     def read_compacted(self, caller: Caller, text: str) -> list[Item]:
-        """Return what a compaction item stands for. Raises ResponseUnknown, JournalUnavailable."""
+        """Return the items of a compacted conversation. Raises ResponseUnknown, JournalUnavailable."""
         unknown = ResponseUnknown("This compaction item is not known, or has expired; send the conversation itself.")
         with self._sessions.hold_resource(read_compaction_id(text), caller, unknown) as session:
             return self.repeat(session, len(session.entries), caller)
 
 
 def _with_images(messages: list[Message], images: list[ImagePart]) -> list[Message]:
-    """Put pictures in their places; those that no message has a place for precede the first question."""
+    """Put pictures into the messages; those without a placeholder precede the first question."""
     num_places = sum(isinstance(part, ImagePart) for message in messages for part in message.parts)
     added, following = images[: len(images) - num_places], iter(images[len(images) - num_places :])
     filled = [

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from handlers.chat.adapters import AdapterLease, Adapters
 from handlers.chat.commands import (
     ActOnSession,
     AddImages,
@@ -21,6 +22,7 @@ from handlers.chat.commands import (
     StopAnswer,
 )
 from handlers.chat.dialects.table import parse
+from handlers.chat.metrics import count_everything
 from handlers.chat.pictures.fetch_pool import FetchPool, find_line
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.pictures.receiver import ImageReceiver
@@ -34,8 +36,8 @@ from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
 from handlers.chat.sessions.stored_kv import StoredKv
-from handlers.chat.status import count_everything
 from handlers.chat.turns.admission import Admission
+from handlers.chat.turns.choices import Choices
 from handlers.chat.turns.completion import Completion
 from handlers.chat.turns.context_limits import ContextLimits
 from handlers.chat.turns.generation_parts import GenerationParts
@@ -71,6 +73,7 @@ class ChatService:
         loader: ImageLoader,
         wall: Callable[[], float] = time.time,
         journal: Journal | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._settings = settings
         self._model = model
@@ -108,6 +111,7 @@ class ChatService:
             model=model,
             engine=engine,
             images=self.images,
+            adapters=adapters,
             admission=self.admission,
             receiver=receiver,
             preparing=self._preparing,
@@ -132,6 +136,8 @@ class ChatService:
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         """Answer a request; every outcome, errors included, goes through `reply`."""
         reply.line = incoming.caller.line
+        if self._parts.adapters is not None:
+            reply.adapter = incoming.adapter
         with reply.guarded():
             begun = reply.continuation
             reply.received_at = self._wall() if begun is None else begun.start.received_at
@@ -139,7 +145,7 @@ class ChatService:
             self.dispatch(parse(incoming, self._settings.request, lambda: reply.received_at), reply)
 
     def _in_background(self, reply: PendingReply, action: Callable[[], None], line: str | None = None) -> None:
-        """Run an action on another thread. line: of its fetches; None if it has none."""
+        """Run an action on another thread. line: the queue for its downloads; None if there are none."""
 
         def run() -> None:
             with reply.guarded():
@@ -159,13 +165,16 @@ class ChatService:
                 reply.finish_json(list_sessions(self.store, command))
             case Ask():
                 self._ask(command, reply)
+            case Generate() if command.num_choices > 1:
+                Choices(self._parts, command, reply).start()
             case Generate():
                 Completion(self._parts, command, reply).start()
             case OpenAndAsk():
                 self._in_background(reply, lambda: self._open_and_ask(command, reply))
+            case OpenSession() if reply.adapter and self._parts.adapters is not None:
+                self._open_with_adapter(command, reply.adapter, self._parts.adapters, reply)
             case OpenSession() | AddImages():
-                line = find_line(command.caller, command.images)
-                self._in_background(reply, lambda: self._change_session(command, reply), line)
+                self._change_in_background(command, reply)
             case StopAnswer():
                 reply.finish_json({"success": True, "stopped": self._end_answer(command)})
             case BranchSession() | CloseSession() | ActOnSession() | CloseInJournal() | EndClosed():
@@ -176,7 +185,7 @@ class ChatService:
     def _ask(self, command: Ask, reply: PendingReply) -> None:
         try:
             self._start_turn(self.store.get(command.session_id, command.caller), command, reply)
-        except SessionLost:  # perhaps its journal is here, which takes time to read
+        except SessionLost:  # the session may be in the journal, which takes time to read
             self._in_background(reply, lambda: self._adopt_and_ask(command, reply))
 
     def _adopt_and_ask(self, command: Ask, reply: PendingReply) -> None:
@@ -188,6 +197,20 @@ class ChatService:
 
     def make_turn(self, session: Session, command: Ask, reply: PendingReply) -> Turn:
         return Turn(self._parts, self.store, self.recorder, session, command, reply)
+
+    def _change_in_background(self, command: OpenSession | AddImages, reply: PendingReply) -> None:
+        line = find_line(command.caller, command.images)
+        self._in_background(reply, lambda: self._change_session(command, reply), line)
+
+    def _open_with_adapter(self, command: OpenSession, name: str, adapters: Adapters, reply: PendingReply) -> None:
+        """Open a session once its adapter is known to be usable."""
+
+        def ready(lease: AdapterLease) -> None:
+            lease.release()
+            self._change_in_background(command, reply)
+
+        end_wait = adapters.acquire(name, ready, reply.fail)
+        reply.on_cancel(lambda reason: end_wait())
 
     def _change_session(
         self,
@@ -215,7 +238,10 @@ class ChatService:
                 reply.finish_json({operations.NUM_ENDED: self._sessions.end_closed(command)})
 
     def _end_answer(self, command: StopAnswer) -> bool:
-        """End the running answer of a session that is here. Return False without one. Raises the SessionGone family."""
+        """End the running answer of a session of this worker.
+
+        Return False if none runs. Raises the SessionGone family.
+        """
         turn = self.store.get(command.session_id, command.caller).turn
         return turn is not None and turn.end_early()
 
@@ -228,7 +254,7 @@ class ChatService:
             return self.open(command.opening, reply, (source, command.num_turns))
 
     def open(self, command: OpenSession, reply: PendingReply, source: tuple[Session, int] | None = None) -> str:
-        """Open a session, whose id and expiry the answer's headers will have. Return its id. Worker threads only.
+        """Open a session and set the answer's header with its id and expiry. Return the id. Worker threads only.
 
         source: a session that the caller holds, and how many of its entries the new one begins with.
         """
@@ -244,12 +270,13 @@ class ChatService:
         self._ask(replace(command.ask, session_id=session_id), reply)
 
     def status(self) -> dict[str, object]:
-        """Return what the worker holds and has done."""
+        """Return the worker's status: current use and counts since the start."""
         return {
             "instance": self._ids.instance,
             "device": self._engine.capabilities.device,
             "capabilities": self._capabilities(),
             **self.numbers(),
+            **({} if self._parts.adapters is None else self._parts.adapters.status()),
             "session_ids": self.store.session_ids()[:MAX_LISTED_SESSIONS],
         }
 
@@ -268,5 +295,5 @@ class ChatService:
         }
 
     def numbers(self) -> dict[str, dict[str, int]]:
-        """Return the status as numbers alone, for the metrics (handlers/metrics.py). Any thread."""
+        """Return the status as numbers alone, for the metrics. Any thread."""
         return count_everything(self.counters, self.store, self.recorder, self._loader, self._engine)

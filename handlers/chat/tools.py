@@ -1,4 +1,4 @@
-"""Tools that a request offers to the model: read from OpenAI's fields, and a grammar where a call is due."""
+"""Tools that a request offers to the model: reads OpenAI's fields, and makes a grammar if a call is required."""
 
 import json
 import re
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import is_bool, is_unicode
+from handlers.chat.checks import check_unicode, is_bool
 from handlers.engine.contract import JSON_OPTIONS, GrammarText
 from handlers.errors import InvalidRequest
 from handlers.models.answer_style import AnswerStyle
 
 MAX_TOOLS = 128  # OpenAI's limit
-MAX_CALLS = 16  # of one answer that must call: without a bound a weak model would never stop
+MAX_CALLS = 16  # calls of an answer that must call: without a bound a weak model would not stop
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 _THINKING = r"""
@@ -25,9 +25,10 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What an answer may call.
+    """The tools that an answer may call.
 
-    definitions: as OpenAI defines them, for the template. must_call: the answer is a call. is_parallel: or several.
+    definitions: in OpenAI's form, for the template. must_call: the answer must be a call. is_parallel: it may be
+    several.
     """
 
     definitions: tuple[dict[str, Any], ...]
@@ -40,9 +41,9 @@ class ToolUse:
 
 
 def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | None:
-    """Read `tools`, `tool_choice` and `parallel_tool_calls`; None if the answer may call nothing.
+    """Read `tools`, `tool_choice` and `parallel_tool_calls`; None if the answer may call no tool.
 
-    is_flat: as in responses, where a function's fields are not nested in `function`. Raises InvalidRequest.
+    is_flat: a function's fields are not nested in `function`, as in the Responses API. Raises InvalidRequest.
     """
     tools = given.get("tools", [])
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
@@ -58,7 +59,7 @@ def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | 
     if choice == "none" or (choice == "auto" and not definitions):
         return None
     chosen, must_call = _read_choice(choice, list(definitions), is_flat)
-    is_one = isinstance(choice, dict) and choice["type"] == "function"  # a function that is named is called once
+    is_one = isinstance(choice, dict) and choice["type"] == "function"  # a named function is called once
     return ToolUse(tuple(definitions[name] for name in chosen), must_call, is_parallel and not is_one)
 
 
@@ -78,14 +79,13 @@ def _read_tool(given: Any, where: str, is_flat: bool) -> dict[str, Any]:
     schema = function.get("parameters")
     if not isinstance(schema, dict | None):
         raise InvalidRequest(f"{where}.parameters must be a JSON schema", param=f"{where}.parameters")
-    if not is_unicode(json.dumps(function, ensure_ascii=False)):
-        raise InvalidRequest(f"{where} must be valid Unicode: it has one half of a surrogate pair", param=where)
+    check_unicode(json.dumps(function, ensure_ascii=False), where, where)
     known = {"name": name, "description": about or "", "parameters": schema or NO_PARAMETERS}
     return {"type": "function", "function": known}
 
 
 def _member(given: Any, name: str, is_flat: bool) -> dict[str, Any] | None:
-    """Return the object that is nested under this name, or the one that is given itself; None for anything else."""
+    """Return the object nested under this name, or with is_flat the object itself; None if it is not an object."""
     value = given.get(name) if isinstance(given, dict) and not is_flat else given
     return value if isinstance(value, dict) else None
 
@@ -122,8 +122,9 @@ def _named(given: Any, names: Sequence[str], is_flat: bool) -> str:
 def constrain(tools: ToolUse | None, grammar: GrammarText | None, style: AnswerStyle) -> GrammarText | None:
     """Return the grammar of an answer that must call a tool, follow a grammar, or either.
 
-    grammar: if it is a JSON schema, the model may reason before the answer; any other one binds its reasoning, too.
-    Raises InvalidRequest if the model's template has no such calls, or the two cannot be combined.
+    grammar: with a JSON schema, the model may reason before the answer; any other grammar constrains the reasoning,
+    too. Raises InvalidRequest if the model's template has no calls that this server reads, or if the grammar cannot be
+    combined with calls.
     """
     if tools is None and (grammar is None or grammar.kind != "json_schema" or style.thought is None):
         return grammar
@@ -146,7 +147,7 @@ def constrain(tools: ToolUse | None, grammar: GrammarText | None, style: AnswerS
 
 
 def _thought_lark(style: AnswerStyle) -> str:
-    """Return what may precede the answer."""
+    """Return the part of the grammar for reasoning before the answer."""
     if style.thought is None:
         return ""
     return "thinking" if style.begins_in_thought else f"({json.dumps(style.thought[0])} thinking)?"

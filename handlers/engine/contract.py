@@ -1,15 +1,16 @@
-"""What chat needs from an engine, and all that it may use.
+"""The interface between chat and an engine.
 
-    builtin/   our own engine, exact and budgeted in bytes
-    vllm/      vLLM's, for GPUs
+    builtin/   the built-in engine, exact and budgeted in bytes
+    vllm/      vLLM, for GPUs
 
-An engine keeps state only to save work: the journal has every conversation as text and pictures, so that a worker with
-another engine can continue it.
+An engine's state is only a cache: the journal has every conversation as text and pictures, so a worker with another
+engine can continue it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from PIL.Image import Image as Picture
@@ -36,11 +37,11 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A sequence got one more token, or ended by an error (then `token_id` is None).
+    """A new token of a sequence, or the error that ended it (then `token_id` is None).
 
     top: the step's likeliest tokens with their log probabilities, the likeliest first, if the parameters ask for them;
-    these and `logprob` are then the model's own, before penalties, temperature and cuts.
-    num_cached: with the first token: how many positions of prompt and given tokens were not computed.
+    these and `logprob` are then the model's own, before penalties, temperature and cuts. num_cached: with the first
+    token: how many positions of prompt and given tokens were found in the cache.
     """
 
     token_id: int | None
@@ -53,9 +54,9 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class GrammarText:
-    """A grammar as the client wrote it: a JSON schema, a regular expression or a Lark grammar.
+    """A client's grammar as text: a JSON schema, a regular expression or a Lark grammar.
 
-    field: the client's name of it, for errors.
+    field: the request's field that has it, for errors.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
@@ -65,9 +66,9 @@ class GrammarText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is chosen and when to end. Validated where the request is parsed.
+    """Parameters for choosing the next token and for ending. Validated when the request is parsed.
 
-    grammar: what the engine's `compile_grammar` has returned.
+    grammar: a result of the engine's `compile_grammar`.
     """
 
     max_new_tokens: int
@@ -81,7 +82,7 @@ class SamplingParams:
     presence_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
-    top_n_tokens: int | None = None  # the likeliest tokens that each event has
+    top_n_tokens: int | None = None  # number of likeliest tokens in each event
     grammar: Any = None
 
     @property
@@ -92,7 +93,7 @@ class SamplingParams:
 
 
 class PictureFeatures(Protocol):
-    """A picture in the form that the engine reads. Its length is the number of positions that it takes in a prompt.
+    """A picture in the engine's form. Its length is its number of positions in a prompt.
 
     nbytes: memory, counted against the budget for pictures.
     """
@@ -116,12 +117,12 @@ class KvCache(Protocol):
 
     @property
     def length(self) -> int:
-        """Positions that the next answer need not compute, as far as the engine knows before it begins."""
+        """Number of cached positions, as far as the engine knows before an answer begins."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """Device memory; what several conversations share counts for each of them. 0 if the engine cannot tell."""
+        """Device memory in bytes; shared memory counts for each conversation. 0 if the engine does not report it."""
         ...
 
     @property
@@ -129,8 +130,17 @@ class KvCache(Protocol):
         """True if it holds memory that cannot be evicted."""
         ...
 
-    def match(self, prompt: Sequence[int]) -> int:
-        """Begin an answer to this prompt: keep the longest prefix that is stored, and return its length."""
+    @property
+    def variant(self) -> str:
+        """The variant of the last match."""
+        ...
+
+    def match(self, prompt: Sequence[int], variant: str = "") -> int:
+        """Begin an answer to this prompt: keep the longest prefix that is stored, and return its length.
+
+        variant: names what computes the answer beside the model, an adapter's version. Only what the same variant has
+        computed is kept.
+        """
         ...
 
     def pin(self) -> None:
@@ -138,7 +148,7 @@ class KvCache(Protocol):
         ...
 
     def unpin(self, *, is_kept: bool = False) -> None:
-        """An answer is over: free what holds nothing. The rest may be evicted unless it is kept."""
+        """End an answer's use: free unused memory. The rest may be evicted, unless the session is pinned."""
         ...
 
     def drop(self) -> None:
@@ -168,11 +178,11 @@ class KvPool(Protocol):
         ...
 
     def num_bytes(self, num_tokens: int) -> int:
-        """Return the memory that this many positions take."""
+        """Return the bytes of memory for this many positions."""
         ...
 
     def num_tokens(self, num_bytes: int) -> int:
-        """Return how many positions fit into this much memory."""
+        """Return how many positions fit into this many bytes."""
         ...
 
     def check_integrity(self, caches: Iterable[KvCache]) -> None:
@@ -182,9 +192,9 @@ class KvPool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvPart:
-    """A part of a sequence, as long as all others unless it is the last one.
+    """A part of a sequence. All parts have the same length, except the last one.
 
-    name: 32 bytes, stand for all that precedes the part's end. start, end: positions.
+    name: 32 bytes that identify all tokens and pictures up to the part's end. start, end: positions.
     """
 
     name: bytes
@@ -205,15 +215,18 @@ class KvParts(Protocol):
 
     @property
     def token_s(self) -> float | None:
-        """Seconds that it takes to compute a position instead; None before the first prompt."""
+        """Seconds to compute a position; None before the first prompt."""
         ...
 
     def keys(self, cache: KvCache) -> list[int]:
         """Return the keys of the positions that the cache holds (see `AnswerRequest`)."""
         ...
 
-    def name(self, keys: Sequence[int], digests: Mapping[int, str]) -> list[bytes]:
-        """Name the beginnings of a sequence. digests: of the pictures, by their keys; the names end where one lacks."""
+    def name(self, keys: Sequence[int], digests: Mapping[int, str], variant: str) -> list[bytes]:
+        """Name the beginnings of a sequence.
+
+        digests: of the pictures, by key; the names end at a picture without digest. variant: see `KvCache.match`.
+        """
         ...
 
     def split(self, names: Sequence[bytes]) -> list[KvPart]:
@@ -224,8 +237,8 @@ class KvParts(Protocol):
         """Return the part of this number and size, if a sequence with these names is that long."""
         ...
 
-    def read(self, cache: KvCache, keys: Sequence[int], part: KvPart) -> bytes | None:
-        """Return a part's content; None if the cache does not hold it any more."""
+    def read(self, cache: KvCache, keys: Sequence[int], part: KvPart, variant: str) -> bytes | None:
+        """Return a part's content; None if the cache no longer holds it."""
         ...
 
     def write(self, cache: KvCache, keys: Sequence[int], part: KvPart, content: memoryview) -> None:
@@ -233,17 +246,33 @@ class KvParts(Protocol):
         ...
 
 
+class Adapter(Protocol):
+    """A LoRA adapter in the engine's memory: a variant of its model that answers may name. Any thread."""
+
+    @property
+    def version(self) -> str:
+        """A digest of its files."""
+        ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def drop(self) -> None:
+        """Free the memory. No answer may use it then."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRequest:
-    """What an engine generates from.
+    """A request for an answer.
 
-    prompt: one key a position: a token id, or for a picture's position a negative number that names the picture, so
-    that two prompts are equal in a position only if the same token or picture stands there.
-    pictures: in order, those with a position that the conversation's cache does not have.
-    deadline: by the monotonic clock; the answer then ends with TurnTimedOut.
-    on_event: called on the engine's thread for each token; it returns False to end the answer there.
-    wake: called on the engine's thread after events, once for all answers with the same one.
-    given: the beginning of the answer, which another worker has generated.
+    prompt: one key per position: a token id, or a negative number that identifies a picture at all of its positions. So
+    two prompts are equal at a position only if they have the same token or picture there. pictures: in order, those
+    with a position that the conversation's cache does not have. deadline: by the monotonic clock; the answer then ends
+    with TurnTimedOut. on_event: called on the engine's thread for each token; it returns False to end the answer there.
+    wake: called on the engine's thread after events, once for all answers with the same `wake`. given: the beginning of
+    the answer, which another worker has generated. adapter: that computes the answer; the cache has matched the prompt
+    with its version as the variant.
     """
 
     prompt: list[int]
@@ -253,6 +282,7 @@ class AnswerRequest:
     on_event: Callable[[TokenEvent], bool]
     wake: Callable[[], None] | None = None
     given: Sequence[int] = ()
+    adapter: Adapter | None = None
 
 
 Cancel = Callable[[Exception], None]
@@ -263,9 +293,9 @@ Cancel = Callable[[Exception], None]
 class Capabilities:
     """What an engine can do with its model.
 
-    is_packed: a step computes its answers together. can_resume: answers that are not plain (`SamplingParams.is_plain`)
-    go on from `given` as if they had not been interrupted; plain ones always do. has_equal_pictures: every picture
-    takes the same number of positions. refused: names of SamplingParams that the engine lacks.
+    is_packed: a step computes its answers together. can_resume: sampled answers continue from `given` exactly; plain
+    ones (`SamplingParams.is_plain`) always do. has_equal_pictures: all pictures have the same number of positions.
+    refused: names of SamplingParams that the engine lacks.
     """
 
     engine: str
@@ -280,7 +310,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class EngineNumbers:
-    """steps: since the start. rows: answers that are computed; queued: those that wait for room."""
+    """Counts for the status. steps: since the start. rows: running answers. queued: answers that wait for room."""
 
     steps: int
     rows: int
@@ -320,6 +350,13 @@ class ChatEngine(Protocol):
         """Prepare a grammar for `SamplingParams`; takes long. Raises InvalidRequest, Overloaded."""
         ...
 
+    def load_adapter(self, folder: Path) -> Adapter:
+        """Read PEFT's folder; takes long. Raises ModelBroken, OutOfMemory."""
+        ...
+
     def submit(self, cache: KvCache, request: AnswerRequest) -> Cancel:
-        """Begin to generate when there is room. cache: has matched the prompt, and must not begin another answer."""
+        """Queue a request, which begins when there is room.
+
+        cache: has matched the prompt; no other answer may use it.
+        """
         ...

@@ -1,13 +1,13 @@
-"""Grammars that answers follow: compiled off the engine's thread, then asked before each token which ones may come.
+"""Compiles grammars on a thread of their own, and masks the tokens that a grammar forbids, with llguidance.
 
-llguidance parses and masks (docs/decisions/0042-grammars-by-llguidance.md).
+docs/decisions/0042-grammars-by-llguidance.md has the reasons.
 """
 
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerFast
@@ -18,7 +18,7 @@ from handlers.errors import InvalidRequest, Overloaded
 from handlers.grammar_settings import GrammarSettings
 from handlers.limited_process import LimitedProcess, WorkTooCostly
 
-if TYPE_CHECKING:  # it is loaded with the first grammar, which many workers never see
+if TYPE_CHECKING:  # loaded with the first grammar, because many workers need none
     from llguidance import LLMatcher, LLTokenizer
 
 TOKENIZER_TIMEOUT_S = 60.0  # a vocabulary of 150,000 entries takes 2 s
@@ -26,11 +26,11 @@ MAX_REASON_CHARS = 300
 
 
 class GrammarFailed(Exception):
-    """The answer's grammar exceeded its limits, or was given a token that it does not allow."""
+    """Raised if an answer's grammar exceeds its limits or does not allow a token."""
 
 
 class GrammarState:
-    """Where one answer is in its grammar. One thread at a time. max_cpu_s: processor time of all of its masks."""
+    """The state of one answer in its grammar. One thread at a time. max_cpu_s: processor time for all of its masks."""
 
     def __init__(self, matcher: "LLMatcher", max_cpu_s: float) -> None:
         self._matcher = matcher
@@ -48,7 +48,7 @@ class GrammarState:
         return mask
 
     def take(self, token: int) -> None:
-        """Go on by this token. If the grammar does not allow it, `mask` raises from now on."""
+        """Advance by this token. If the grammar does not allow it, later calls of `mask` raise."""
         self._matcher.consume_token(token)
 
     @property
@@ -74,9 +74,9 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model on a thread of its own, and keeps them for later requests.
+    """Compiles grammars for one model on a thread of its own, and caches them.
 
-    The library limits neither the time nor the memory of every grammar, so each is tried in a limited process first.
+    The library does not limit the time and memory of every grammar, so each is first compiled in a limited process.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class GrammarCompiler:
     def compile(self, source: GrammarText) -> Grammar:
         """Return the compiled grammar. Any thread but the engine's.
 
-        Raises InvalidRequest, with the reason, if it is refused; Overloaded if others are being compiled for too long.
+        Raises InvalidRequest, with the reason, if it is refused; Overloaded if it waits too long for other grammars.
         """
         if len(source.text) > self._settings.max_chars:
             raise InvalidRequest(
@@ -135,6 +135,8 @@ class GrammarCompiler:
             return compiling.result(self._settings.compile_timeout_s)
         except ValueError as exc:
             raise InvalidRequest(f"{source.field} is refused: {exc}", param=source.field) from exc
+        except CancelledError:
+            raise Overloaded("other grammars have taken its place; try again later") from None
         except TimeoutError:
             if compiling.running():
                 raise InvalidRequest(
@@ -147,7 +149,7 @@ class GrammarCompiler:
         key = source.kind, source.text
         with self._lock:
             compiling = self._compiled.get(key)
-            if compiling is None or compiling.cancelled():
+            if compiling is None or _must_repeat(compiling):
                 compiling = self._compiled[key] = self._thread.submit(self._compile, source, trie)
             self._compiled.move_to_end(key)
             while len(self._compiled) > self._settings.max_cached:
@@ -201,6 +203,13 @@ class GrammarCompiler:
             raise ValueError("no answer can follow it")
         self._counters.add("grammars_compiled")
         return Grammar(matcher, settings.max_cpu_s, num_bytes)
+
+
+def _must_repeat(compiling: "Future[Grammar]") -> bool:
+    """Return True if a grammar was not compiled for a reason that is not its own."""
+    if not compiling.done() or compiling.cancelled():
+        return compiling.cancelled()
+    return not isinstance(compiling.exception(), ValueError | None)
 
 
 def _has_result(compiling: "Future[Grammar]") -> bool:

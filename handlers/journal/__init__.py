@@ -1,1 +1,1 @@
-"""Records sessions durably: one protocol and its stores. Runs without torch; knows no sessions or models."""
+"""Records sessions durably: one protocol and its stores. Does not import torch, sessions or models."""

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from handlers.journal.event import Event
-from handlers.journal.journal import ANYONE, Journal
+from handlers.journal.journal import ANYONE, Journal, Listed
 
 T = TypeVar("T")
 
@@ -60,8 +60,8 @@ class BoundedJournal:
     def get_image(self, session_id: str, image: str) -> bytes:
         return self._run(partial(self._journal.get_image, session_id, image))
 
-    def put_kv(self, session_id: str, number: int, data: bytes) -> bool:
-        return self._run(partial(self._journal.put_kv, session_id, number, data))
+    def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
+        return self._run(partial(self._journal.put_kv, session_id, number, data, owner))
 
     def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
         return self._run(partial(self._journal.read_kv, session_id, first, count, max_bytes))
@@ -74,6 +74,15 @@ class BoundedJournal:
 
     def claim(self, name: str, value: str) -> str:
         return self._run(partial(self._journal.claim, name, value))
+
+    def enlist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+        self._run(partial(self._journal.enlist, session_id, label, owner))
+
+    def delist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+        self._run(partial(self._journal.delist, session_id, label, owner))
+
+    def list_owned(self, owner: str = ANYONE) -> list[Listed]:
+        return self._run(partial(self._journal.list_owned, owner))
 
     def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
         return self._run(partial(self._journal.list_ids, cursor))

@@ -1,9 +1,10 @@
-"""The budgets of a journal: bytes of all, open sessions and bytes of each endpoint, and bytes of each owner.
+"""The budgets of a journal: total bytes, sessions and bytes of each endpoint, and bytes of each owner.
 
-KV caches have a budget of their own: they never keep a session from being opened.
+KV caches have budgets of their own, so they never prevent the opening of a session: one of all bytes, and one of each
+owner's.
 
-Each worker counts for itself: what it writes and deletes, and with each measurement all that the store has. A session
-and its bytes count until its expiry, whichever worker deletes them then.
+Each worker counts what it writes and deletes itself, and corrects the count with each measurement of the store. A
+session and its bytes count until its expiry, whichever worker deletes them.
 """
 
 import threading
@@ -14,15 +15,15 @@ from heapq import heappop, heappush
 from handlers.journal.journal import REMOVED_WITHIN_S, JournalFull, OwnerFull, endpoint_of, has_name
 from handlers.settings import JournalSettings
 
-NEVER = 1 << 40  # the expiry of bytes that count until they are deleted or measured again
+NEVER = 1 << 40  # expiry of bytes that count until they are deleted or the next measurement
 
 
 class JournalUsage:
-    """What a journal holds. num_bytes, num_sessions (open ones): by owner and expiry. kv_bytes: by expiry."""
+    """What a journal holds, by owner and expiry. kv_bytes: of KV caches, not in num_bytes. num_sessions: open ones."""
 
     def __init__(self) -> None:
         self.num_bytes: Counter[tuple[str, int]] = Counter()
-        self.kv_bytes: Counter[int] = Counter()
+        self.kv_bytes: Counter[tuple[str, int]] = Counter()
         self.num_sessions: Counter[tuple[str, int]] = Counter()
 
     def add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0) -> None:
@@ -72,17 +73,18 @@ class _Account:
 
 
 class _Holding:
-    """Bytes and open sessions. Not thread-safe."""
+    """Bytes, bytes of KV caches, and open sessions. Not thread-safe."""
 
-    __slots__ = ("num_bytes", "num_sessions")
+    __slots__ = ("kv_bytes", "num_bytes", "num_sessions")
 
     def __init__(self) -> None:
         self.num_bytes = _Account()
+        self.kv_bytes = _Account()
         self.num_sessions = _Account()
 
     @property
     def is_empty(self) -> bool:
-        return self.num_bytes.is_empty and self.num_sessions.is_empty
+        return self.num_bytes.is_empty and self.kv_bytes.is_empty and self.num_sessions.is_empty
 
     def add(self, expires_at: int, num_bytes: int, num_sessions: int) -> None:
         self.num_bytes.add(expires_at, num_bytes)
@@ -90,8 +92,8 @@ class _Holding:
             self.num_sessions.add(expires_at, num_sessions)
 
     def expire(self, before: int) -> None:
-        self.num_bytes.expire(before)
-        self.num_sessions.expire(before)
+        for account in (self.num_bytes, self.kv_bytes, self.num_sessions):
+            account.expire(before)
 
 
 class Budget:
@@ -103,13 +105,13 @@ class Budget:
         self._max_owner_bytes = settings.max_caller_bytes
         self._max_bytes = max_bytes
         self._max_kv_bytes = settings.max_kv_bytes
+        self._max_owner_kv_bytes = settings.max_caller_kv_bytes or settings.max_kv_bytes // 2
         self._lock = threading.Lock()
         self._forget()
         self._since: JournalUsage | None = None  # what was added since a measurement began
 
     def _forget(self) -> None:
         self._all = _Holding()
-        self._kv = _Account()
         self._endpoints: dict[str, _Holding] = {}
         self._owners: dict[str, _Holding] = {}
 
@@ -122,7 +124,7 @@ class Budget:
         return self._all.num_sessions.used
 
     def add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0) -> None:
-        """Count bytes of a session that expires at this time, and sessions that open; fewer with negative numbers."""
+        """Add bytes and sessions that expire at this time; negative numbers subtract."""
         with self._lock:
             self._add(owner, expires_at, num_bytes, num_sessions)
             if self._since is not None:
@@ -133,28 +135,36 @@ class Budget:
             holding.add(expires_at, num_bytes, num_sessions)
 
     def _holdings(self, owner: str) -> Iterator[_Holding]:
-        """Yield what the sessions of this owner count with."""
+        """Yield the counters to which this owner's sessions belong."""
         yield self._all
         yield self._endpoints.setdefault(endpoint_of(owner), _Holding())
         if has_name(owner):
             yield self._owners.setdefault(owner, _Holding())
 
-    def add_kv(self, expires_at: int, num_bytes: int) -> None:
-        """Count bytes of the KV cache of a session that expires at this time; fewer with a negative number."""
+    def add_kv(self, owner: str, expires_at: int, num_bytes: int) -> None:
+        """Add bytes of KV caches that expire at this time; a negative number subtracts."""
         with self._lock:
-            self._kv.add(expires_at, num_bytes)
+            self._add_kv(owner, expires_at, num_bytes)
             if self._since is not None:
-                self._since.kv_bytes[expires_at] += num_bytes
+                self._since.kv_bytes[owner, expires_at] += num_bytes
 
-    def has_kv_room(self, num_bytes: int) -> bool:
-        """Return whether a part of a KV cache of this size may be written."""
+    def _add_kv(self, owner: str, expires_at: int, num_bytes: int) -> None:
+        for holding in self._holdings(owner):
+            holding.kv_bytes.add(expires_at, num_bytes)
+
+    def check_kv(self, owner: str, num_bytes: int) -> None:
+        """Raise OwnerFull or JournalFull if a part of a KV cache of this size may not be written."""
         with self._lock:
-            return self._kv.used + num_bytes <= self._max_kv_bytes
+            if owner in self._owners:
+                account = self._owners[owner].kv_bytes
+                if account.used + num_bytes > self._max_owner_kv_bytes:
+                    raise OwnerFull(f"the caller's KV caches hold {account.used} bytes of the journal")
+            if self._all.kv_bytes.used + num_bytes > self._max_kv_bytes:
+                raise JournalFull(f"all KV caches hold {self._all.kv_bytes.used} bytes of the journal")
 
     def expire(self, before: int) -> None:
         """Forget the sessions that expired before this time, in seconds since 1970."""
         with self._lock:
-            self._kv.expire(before)
             self._all.expire(before)
             for holdings in (self._endpoints, self._owners):
                 for name, holding in list(holdings.items()):
@@ -163,21 +173,24 @@ class Budget:
                         del holdings[name]
 
     def begin_measurement(self) -> JournalUsage:
-        """Return what the measurement fills, for `replace`. It replaces a measurement that has not ended."""
+        """Return the JournalUsage for a measurement to fill and pass to `replace`.
+
+        It replaces an unfinished measurement.
+        """
         with self._lock:
             self._since = JournalUsage()
         return JournalUsage()
 
     def replace(self, measured: JournalUsage) -> None:
-        """Count what was measured, and what was added since `begin_measurement`, and nothing else.
+        """Set the counts to the measurement plus the changes since `begin_measurement`.
 
-        The measurement may have seen some of that, too, which then counts twice until the next one.
+        A change that the measurement has seen counts twice until the next one.
         """
         with self._lock:
             self._forget()
             for usage in (measured, self._since or JournalUsage()):
-                for expires_at, num_bytes in usage.kv_bytes.items():
-                    self._kv.add(expires_at, num_bytes)
+                for (owner, expires_at), num_bytes in usage.kv_bytes.items():
+                    self._add_kv(owner, expires_at, num_bytes)
                 for (owner, expires_at), num_bytes in usage.num_bytes.items():
                     self._add(owner, expires_at, num_bytes)
                 for (owner, expires_at), num_sessions in usage.num_sessions.items():

@@ -1,8 +1,8 @@
 """Journals in a directory that the instances share: a folder per session, a file per event.
 
 A file is written under a temporary name, synced, and linked to its own name; link(2) fails if that exists. Each record
-costs two fsyncs, of its file and of its folder. Sessions share only pictures, see
-handlers/journal/directory_pictures.py.
+costs two fsyncs, of its file and of its folder. Sessions share only pictures and their owners' lists, see
+handlers/journal/directory_pictures.py and directory_lists.py.
 """
 
 import os
@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from handlers.journal import directory_files as files
-from handlers.journal.budget import NEVER, Budget
+from handlers.journal.budget import NEVER
+from handlers.journal.directory_lists import DirectoryLists
 from handlers.journal.directory_pictures import DirectoryPictures
 from handlers.journal.directory_usage import CLOSED, FIRST_EVENT, KV_MARK, OWNER_MARK, measure, owner_of
 from handlers.journal.event import Event, image_hash
-from handlers.journal.event_codec import EventCodec
 from handlers.journal.expiring_sessions import ExpiringSessions
 from handlers.journal.journal import (
     ANYONE,
@@ -25,6 +25,8 @@ from handlers.journal.journal import (
     NO_KEYS,
     EventTaken,
     JournalClosed,
+    JournalFull,
+    Listed,
     check_image,
     check_image_name,
     check_owner,
@@ -32,37 +34,30 @@ from handlers.journal.journal import (
     expiry,
     is_image_name,
     is_session_id,
+    make_listed,
 )
+from handlers.journal.stored_journal import StoredJournal
 from handlers.settings import JournalSettings
 
 CLAIMS = "claims"
-MAX_SWEPT = 10_000  # folders and claims that one sweep deletes
+MAX_SWEPT = 10_000  # limit of folders and claims that one sweep deletes
 LISTED_S = 1_500  # a full sweep lists the sessions that expire until the next one, and some time after it
 
 
-class DirectoryJournal:
-    """root: created if missing. keys: see EventCodec."""
+class DirectoryJournal(StoredJournal):
+    """Journals below `root`, which is created if missing. keys: see EventCodec."""
 
     def __init__(self, root: Path, settings: JournalSettings, keys: Mapping[str, bytes] = NO_KEYS) -> None:
+        super().__init__(settings, keys, max_bytes=settings.max_bytes)
         self._root = root
         self._claims = root / CLAIMS
-        self._settings = settings
-        self._codec = EventCodec(settings, keys)
-        self._budget = Budget(settings, max_bytes=settings.max_bytes)
         self._pictures = DirectoryPictures(root)
+        self._lists = DirectoryLists(root)
         self._expiring = ExpiringSessions()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    @property
-    def used_bytes(self) -> int:
-        return self._budget.used_bytes
-
-    @property
-    def num_sessions(self) -> int:
-        return self._budget.num_sessions
-
     def check_room(self, owner: str = ANYONE) -> None:
-        self._budget.check(owner)
+        super().check_room(owner)
         free = shutil.disk_usage(self._root).free
         if free < self._settings.min_free_bytes:
             raise self._budget.full(f"the journal's disk has {free} bytes left, too few (journal.min_free_bytes)")
@@ -116,20 +111,20 @@ class DirectoryJournal:
         check_image_name(image)
         return check_image(image, files.read(self._folder(session_id) / image, self._settings.max_image_bytes))
 
-    def put_kv(self, session_id: str, number: int, data: bytes) -> bool:
+    def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
         folder = self._folder(session_id)
         path = folder / f"{KV_MARK}{number:06d}"
-        has_space = shutil.disk_usage(self._root).free - len(data) >= self._settings.min_free_bytes
-        if not has_space or not self._budget.has_kv_room(files.size_of_new(len(data))):
-            return False
+        self._budget.check_kv(owner, files.size_of_new(len(data)))
+        if shutil.disk_usage(self._root).free - len(data) < self._settings.min_free_bytes:
+            raise JournalFull("the journal's disk has too few bytes left for a KV cache (journal.min_free_bytes)")
         before = files.find_size(path)
         try:
             files.replace(path, data)
         except FileNotFoundError:  # the session has ended
             return False
-        self._budget.add_kv(expiry(session_id), files.size_of_new(len(data)) - before)
+        self._budget.add_kv(owner, expiry(session_id), files.size_of_new(len(data)) - before)
         if (folder / CLOSED).exists():  # checked after the write: a later close deletes the file
-            self._budget.add_kv(expiry(session_id), -files.remove(path))
+            self._budget.add_kv(owner, expiry(session_id), -files.remove(path))
             return False
         return True
 
@@ -158,15 +153,16 @@ class DirectoryJournal:
     def _clear(self, folder: Path) -> None:
         """Delete a session's events and pictures, and count their bytes no longer."""
         names = os.listdir(folder)
+        owner = _owners(names)[-1]
         kv_names = {name for name in names if name.startswith(KV_MARK)}
-        self._budget.add_kv(expiry(folder.name), -sum(files.remove(folder / name) for name in kv_names))
+        self._budget.add_kv(owner, expiry(folder.name), -sum(files.remove(folder / name) for name in kv_names))
         others = [name for name in names if name != CLOSED and name not in kv_names and owner_of(name) is None]
         num_bytes = sum(files.remove(folder / name) for name in others)
         num_sessions = int(FIRST_EVENT in names)
-        self._count(folder, _owners(names)[-1], -num_bytes - self._release(names), -num_sessions)
+        self._count(folder, owner, -num_bytes - self._release(names), -num_sessions)
 
     def _release(self, names: Sequence[str]) -> int:
-        """Delete those of a session's pictures that no other session has. Return the bytes that are free then.
+        """Delete the session's pictures that no other session has. Return the freed bytes.
 
         names: of the files in the session's folder.
         """
@@ -181,6 +177,15 @@ class DirectoryJournal:
         except FileExistsError:
             return files.read_beginning(path, MAX_CLAIM_BYTES).decode(errors="replace")
         return value
+
+    def enlist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+        self._lists.add(owner, make_listed(session_id, label))
+
+    def delist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+        self._lists.remove(owner, make_listed(session_id, label))
+
+    def list_owned(self, owner: str = ANYONE) -> list[Listed]:
+        return self._lists.read(owner)
 
     def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
         """Return all ids in one page."""
@@ -222,8 +227,9 @@ class DirectoryJournal:
                     if path.stat().st_mtime + self._settings.claim_s < expired_before and num_swept < MAX_SWEPT:
                         path.unlink()
                         num_swept += 1
-        os.utime(self._root)  # by the clock of the file system, which may differ from this machine's
+        os.utime(self._root)  # by the file system's clock, which may differ from this machine's
         self._pictures.sweep()
+        self._lists.sweep(expired_before)
         found = self._budget.begin_measurement()
         measure(self._root, found)
         self._budget.replace(found)

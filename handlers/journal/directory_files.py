@@ -1,4 +1,4 @@
-"""Files of a journal in a directory: each is written with all of its content or not at all, and checked when read."""
+"""Files of a journal in a directory: written completely or not at all, and checked when they are read."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from handlers.journal.event import DamagedRecord, check_size
 
-ABANDONED_S = 600.0  # since a temporary file was written; much longer than any operation takes
+ABANDONED_S = 600.0  # age of an abandoned temporary file; much longer than any operation takes
 BLOCK_BYTES = 4096  # of the usual file systems; a file takes whole blocks
 
 
@@ -39,9 +39,9 @@ def read_beginning(path: Path, num_bytes: int) -> bytes:
 
 
 def create(path: Path, data: bytes) -> bool:
-    """Create a file with all of its content. Raises FileExistsError if it has another content.
+    """Create a file with all of its content. Raises FileExistsError if it exists with other content.
 
-    Return False if it was there, or if NFS says so of its own link.
+    Return False if it exists with this content, as after a link(2) that NFS repeated.
     """
     partial = _write_partial(path.parent, data)
     try:
@@ -89,7 +89,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> int:
-    """Delete a file, if it is there. Return the bytes that are free then: none if the file has other names."""
+    """Delete a file, if it exists. Return the freed bytes: 0 if the file has other hard links."""
     with suppress(FileNotFoundError):
         info = path.lstat()
         path.unlink()
@@ -98,7 +98,10 @@ def remove(path: Path) -> int:
 
 
 def remove_abandoned(root: Path, file: "os.DirEntry[str]", info: os.stat_result) -> bool:
-    """Delete a temporary file if its writer is gone. root: whose modification time is now. Return whether it was."""
+    """Delete a temporary file if its writer is gone, and return whether it was.
+
+    root: its modification time must be now.
+    """
     is_temporary = file.name.startswith(".") and file.is_file(follow_symlinks=False)
     if not is_temporary or info.st_mtime >= root.stat().st_mtime - ABANDONED_S:
         return False
@@ -107,7 +110,7 @@ def remove_abandoned(root: Path, file: "os.DirEntry[str]", info: os.stat_result)
 
 
 def find_size(path: Path) -> int:
-    """Return what a file takes on the disk; 0 if it is missing."""
+    """Return a file's bytes on disk; 0 if it is missing."""
     try:
         return size(path.lstat())
     except FileNotFoundError:
@@ -115,10 +118,10 @@ def find_size(path: Path) -> int:
 
 
 def size(info: os.stat_result) -> int:
-    """Return what a file takes on the disk."""
+    """Return a file's bytes on disk."""
     return info.st_blocks * 512
 
 
 def size_of_new(num_bytes: int) -> int:
-    """Return what a file of this length will take on the disk."""
+    """Return the bytes on disk of a file of this length."""
     return -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES

@@ -2,9 +2,9 @@
 
     {root}/pictures/{owner}/{hash}
 
-A session's picture is a hard link to this file. So it stays whatever becomes of the file, and the number of links tells
-whether another session has the picture. The worker that ends the last one deletes the file; what a killed worker leaves
-is deleted by the next full sweep.
+A session's picture is a hard link to this file, so the session keeps it even if the file is deleted, and the number of
+links shows whether another session has the picture. The worker that ends the last session deletes the file; after a
+killed worker, the next full sweep does.
 """
 
 import errno
@@ -18,7 +18,7 @@ from handlers.journal.event import DamagedRecord
 from handlers.journal.journal import check_owner, is_image_name
 
 PICTURES = "pictures"
-MAX_ATTEMPTS = 5  # to link a picture whose file is deleted at the same moment
+MAX_ATTEMPTS = 5  # attempts to link a picture whose file is deleted at the same moment
 
 
 class DirectoryPictures:
@@ -29,7 +29,7 @@ class DirectoryPictures:
         self._folder = root / PICTURES
 
     def link(self, owner: str, path: Path, data: bytes) -> int:
-        """Make this path a picture of its owner. Return the bytes that were written; 0 if the owner has the picture.
+        """Create a picture of its owner at this path. Return the bytes written; 0 if the owner already has the picture.
 
         Sync the path's folder afterwards. Raises FileNotFoundError if that is gone.
         """
@@ -57,7 +57,7 @@ class DirectoryPictures:
         raise OSError("a picture of the journal cannot be linked: other workers delete it each time")
 
     def release(self, owner: str, name: str) -> int:
-        """Delete the owner's picture if no session has it. Return the bytes that are free then."""
+        """Delete the owner's picture if no session has it. Return the freed bytes."""
         shared = self._folder / owner / name
         with suppress(FileNotFoundError):
             if shared.lstat().st_nlink == 1:
@@ -84,7 +84,7 @@ def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
 
 
 def _is_equal(path: Path, data: bytes) -> bool:
-    """True if the file has this content. Raises FileNotFoundError."""
+    """Return True if the file has this content. Raises FileNotFoundError."""
     try:
         return files.read_beginning(path, len(data) + 1) == data
     except DamagedRecord:

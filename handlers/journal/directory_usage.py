@@ -6,6 +6,7 @@ from pathlib import Path
 
 from handlers.journal import directory_files as files
 from handlers.journal.budget import NEVER, JournalUsage
+from handlers.journal.directory_lists import LISTED
 from handlers.journal.directory_pictures import PICTURES
 from handlers.journal.journal import ANYONE, expiry, is_image_name, is_owner
 
@@ -21,7 +22,7 @@ def measure(root: Path, found: JournalUsage) -> None:
     Set the modification time of the root to now before.
     """
     for folder in root.iterdir():
-        if folder.name == PICTURES:
+        if folder.name in (PICTURES, LISTED):
             continue
         owner, num_bytes, kv_bytes, names = ANYONE, 0, 0, set()
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:  # another worker sweeps
@@ -35,7 +36,7 @@ def measure(root: Path, found: JournalUsage) -> None:
                     kv_bytes += files.size(info)
                 elif not files.remove_abandoned(root, file, info):
                     num_bytes += _share(file.name, info)
-        found.kv_bytes[_expiry(folder.name)] += kv_bytes
+        found.kv_bytes[owner, _expiry(folder.name)] += kv_bytes
         found.add(owner, _expiry(folder.name), num_bytes, int(FIRST_EVENT in names and CLOSED not in names))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 class DamagedRecord(ValueError):
-    """The journal holds something that no worker writes at this place. The message does not quote it."""
+    """Raised if a record of the journal is not in the form that workers write. The message does not quote it."""
 
 
 class EventTooLarge(Exception):
@@ -17,15 +17,18 @@ class EventTooLarge(Exception):
 class Event:
     """One event of a session.
 
-    kind: "open", "images", "turn", "update", "delete" or "close". images: hashes of the pictures that it adds or, in a
-    turn, that the question refers to, in order. question, answer: of a turn. system: the system message that the first
-    turn brings. invocation_id: the client's, which identifies a retry; of a "close", that of the request that closed
-    the session.
+    kind: "open", "images", "queue", "end", "turn", "update", "delete" or "close". images: hashes of the pictures that
+    it adds or, in a turn, that the question refers to, in order. question, answer: of a turn. system: the system
+    message that the first turn brings. invocation_id: the client's, which identifies a retry; of a "close", that of
+    the request that closed the session.
+    adapter: of an "open", the adapter that the request named; its session's questions go to it.
     asked_by: "tool" if the question is the results of tools, as JSON; else empty.
     response: of a turn of OpenAI's Responses API, the response's fields as JSON; its question and answer are then lists
     of items as JSON. A turn that only adds items to a conversation has no answer, and `{}` as its response. Of an
     "open" or an "update", the conversation's fields. The question of a "delete" is the number of the deleted response,
     or that and the place of the deleted item; that of an "open" how many turns were copied from another session.
+    A "queue" is a response in the background before it is a turn: its question and its response are those of the turn
+    to be, its answer is the request's other fields as JSON. The response of an "end" says why there will be no turn.
     nonce: distinguishes writes of equal content: a writer whose write timed out, and that finds the number taken,
     recognises its own event by it.
     """
@@ -37,12 +40,15 @@ class Event:
     system: str = ""
     response: str = ""
     asked_by: str = ""
+    adapter: str = ""
     invocation_id: str = ""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)
 
     @property
     def num_chars(self) -> int:
-        """Characters of its texts."""
+        """Characters of its texts, those of a response in the background only when it is a turn."""
+        if self.kind == "queue":
+            return 0
         return len(self.question) + len(self.answer) + len(self.system) + len(self.response)
 
 

@@ -1,7 +1,7 @@
-"""How events are written to a journal.
+"""Encodes and decodes the events of a journal.
 
-A journal is input like any other: other programs may write to its store. So an event is checked in full before use, and
-its signature proves that a worker of this fleet wrote it for this session.
+Other programs may write to a journal's store, so an event is checked in full before use, and its signature proves that
+a worker of this fleet wrote it for this session.
 """
 
 import hmac
@@ -16,9 +16,10 @@ from handlers.settings import JournalSettings
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import find_key
 
-_KINDS = ("open", "images", "turn", "update", "delete", "close")
+_KINDS = ("open", "images", "queue", "end", "turn", "update", "delete", "close")
 _IMAGE = re.compile(r"[0-9a-f]{64}")
-_LATER = ("system", "response", "asked_by")  # not written where empty, so that older versions can read the event
+# Omitted if empty, so that older versions can read the event.
+_LATER = ("system", "response", "asked_by", "adapter")
 _SESSION = "session"  # encoded with the event: binds it to its session
 _CONTEXT = "torchmoor-event-v1"  # no message that a fleet signs for another purpose begins so
 
@@ -95,17 +96,17 @@ def _from_dict(value: Mapping[str, Any]) -> Event:
     """Check the fields of an event and their types. Raises DamagedRecord."""
     value = {**dict.fromkeys(_LATER, ""), **value}
     if value.keys() != {each.name for each in fields(Event)}:
-        raise DamagedRecord("an event has other fields than it should")
+        raise DamagedRecord("an event has unknown or missing fields")
     images = value.pop("images")
     if not isinstance(images, list) or not all(_is_text(each) and _IMAGE.fullmatch(each) for each in images):
-        raise DamagedRecord("an event names images in another form")
+        raise DamagedRecord("an event has malformed names of images")
     if not all(_is_text(text) for text in value.values()) or value["kind"] not in _KINDS:
         raise DamagedRecord("an event has a field of another type or an unknown kind")
     return Event(**value, images=tuple(images))
 
 
 def _is_text(value: Any) -> bool:
-    """True for a str that is valid Unicode."""
+    """Return True for a str that is valid Unicode."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The sessions of a directory that expire soon, by expiry, so that most sweeps do not list the directory."""
+"""Lists the sessions of a directory that expire soon, so that most sweeps need not list the directory."""
 
 import threading
 from heapq import heappop, heappush
@@ -7,7 +7,7 @@ from handlers.journal.journal import expiry
 
 
 class ExpiringSessions:
-    """Sessions that expire before a time, the end. Any thread. Sessions that expire later take no memory."""
+    """Sessions that expire before a time (the end). Any thread. Later sessions take no memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -10,24 +10,26 @@ import hashlib
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from handlers.journal.event import Event, image_hash
 from torchmoor.wire.session_ids import ID_FORM
 
 MAX_CLAIM_BYTES = 1024  # that are read
-REMOVED_WITHIN_S = 60  # after its expiry, a session's space is free
-EXPIRED_KEPT_S = 30  # after a session has expired: for its last turns, and for clocks that differ
+REMOVED_WITHIN_S = 60  # seconds after its expiry until a session's space is free
+EXPIRED_KEPT_S = 30  # seconds from a session's expiry to its deletion, for last turns and differing clocks
 NO_KEYS: Mapping[str, bytes] = MappingProxyType({})
 ANYONE = "anyone"  # the owner of sessions whose callers have no name, if they came through no endpoint
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ENDPOINT_CHARS, _CALLER_CHARS = 12, 20  # of an owner
 _NO_CALLER = _CALLER_CHARS * "0"
 _OWNER = re.compile(rf"[0-9a-f]{{32}}|{ANYONE}")
+MAX_LISTED = 10_000  # sessions that a list returns: the last ones to expire
+_LISTED = re.compile(rf"({ID_FORM.pattern})\.([a-z_]{{1,32}})", re.ASCII)
 
 
 class EventTaken(Exception):
-    """Another instance, which serves the session too, wrote the event of this number."""
+    """Raised if another instance has written an event of this number."""
 
 
 class JournalClosed(Exception):
@@ -35,7 +37,7 @@ class JournalClosed(Exception):
 
 
 class JournalFull(Exception):
-    """The store has no room for another session. The message is for the client.
+    """Raised if the store has no room for another session or KV cache. The message is for the client.
 
     room_at: when the first session's space becomes free, in seconds since 1970; None if unknown.
     """
@@ -44,7 +46,20 @@ class JournalFull(Exception):
 
 
 class OwnerFull(JournalFull):
-    """The owner's sessions take as much of the store as one owner's may; others have room."""
+    """Raised if the owner's share of the store is used up; other owners may have room."""
+
+
+class Listed(NamedTuple):
+    """A session in its owner's list. label: lower-case letters and underscores that say what the session is."""
+
+    expires_at: int
+    session_id: str
+    label: str
+
+    @property
+    def name(self) -> str:
+        """What a store keeps."""
+        return f"{self.session_id}.{self.label}"
 
 
 class Journal(Protocol):
@@ -77,7 +92,7 @@ class Journal(Protocol):
         ...
 
     def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
-        """Return the events from `start` on; none of an unknown session, only the "close" of a closed one."""
+        """Return the events from `start` on: none for an unknown session, only the "close" for a closed one."""
         ...
 
     def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
@@ -88,10 +103,11 @@ class Journal(Protocol):
         """Return an image's bytes. Raises OSError if it is missing or damaged."""
         ...
 
-    def put_kv(self, session_id: str, number: int, data: bytes) -> bool:
-        """Write a part of the session's KV cache in place of an earlier one of this number.
+    def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
+        """Write a part of the session's KV cache, replacing an earlier one of this number.
 
-        Return False, and write nothing, if KV caches take max_kv_bytes already, or the session has ended.
+        Return False, and write nothing, if the session has ended. Raises JournalFull if KV caches have reached
+        `max_kv_bytes`, OwnerFull if those of the owner have reached `max_caller_kv_bytes`.
         """
         ...
 
@@ -110,15 +126,27 @@ class Journal(Protocol):
         ...
 
     def delete(self, session_id: str) -> None:
-        """Delete a session of which no client has learned."""
+        """Delete a session whose id no client has received."""
         ...
 
     def claim(self, name: str, value: str) -> str:
         """Return the value that was first claimed under this name: this one or an earlier one.
 
-        A claim is kept for at least the setting journal.claim_s. Only the hash of the name is stored. Of a damaged
-        claim it returns any text.
+        A claim is kept for at least journal.claim_s. Only the hash of the name is stored. For a damaged claim, the
+        result is an arbitrary text.
         """
+        ...
+
+    def enlist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+        """Add a session to the list of its owner, until it is removed or the session expires."""
+        ...
+
+    def delist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+        """Remove a session from the list of its owner."""
+        ...
+
+    def list_owned(self, owner: str = ANYONE) -> list[Listed]:
+        """Return the owner's list in any order, perhaps with sessions that have ended."""
         ...
 
     def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
@@ -131,8 +159,8 @@ class Journal(Protocol):
     def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
         """Delete sessions whose ids expired before this time, in seconds since 1970.
 
-        is_full: delete old claims and what killed workers have left, too, and measure the store, which reads all names
-        in it. One call does a bounded part; the next one continues.
+        is_full: also delete old claims and leftovers of killed workers, and measure the store, which reads all names in
+        it. One call does a bounded part; the next one continues.
         """
         ...
 
@@ -145,6 +173,20 @@ def expiry(session_id: str) -> int:
     return int(match[1], 16)
 
 
+def make_listed(session_id: str, label: str) -> Listed:
+    """Make the entry of a list. Raises ValueError."""
+    found = read_listed(f"{session_id}.{label}")
+    if found is None:
+        raise ValueError("not a session id and a label")
+    return found
+
+
+def read_listed(name: str) -> Listed | None:
+    """Read what a store has in a list; None if another program has written it."""
+    match = _LISTED.fullmatch(name)
+    return None if match is None else Listed(int(match[2], 16), match[1], match[3])
+
+
 def is_session_id(text: str) -> bool:
     return ID_FORM.fullmatch(text) is not None
 
@@ -155,7 +197,7 @@ def claim_key(name: str) -> str:
 
 
 def owner_key(endpoint: str, caller: str) -> str:
-    """Return the owner that stands for a caller of this name at an endpoint; both may be empty."""
+    """Return the owner for a caller of this name at an endpoint; both may be empty."""
     if not endpoint and not caller:
         return ANYONE
     own = _digits(f"{endpoint}\n{caller}", _CALLER_CHARS) if caller else _NO_CALLER
@@ -181,7 +223,7 @@ def is_owner(text: str) -> bool:
 
 
 def check_owner(owner: str) -> str:
-    """Return the owner if it can be one; it becomes a path or a key. Raises ValueError."""
+    """Return the owner if it is well formed, because it becomes part of a path or key. Raises ValueError."""
     if not is_owner(owner):
         raise ValueError("not an owner of sessions")
     return owner

@@ -1,7 +1,7 @@
-"""How the parts of a KV cache are written to a journal.
+"""Encodes and decodes the parts of KV caches in a journal.
 
-A part is input like an event (handlers/journal/event_codec.py): a signature proves that a worker of this fleet wrote it
-for this place of this session. Its name tells what was computed: the model, and all tokens and pictures so far.
+As for an event (handlers/journal/event_codec.py), a signature proves that a worker of this fleet wrote the part for
+this position of this session. Its name identifies the model, and all tokens and pictures up to its end.
 """
 
 import hashlib

@@ -2,6 +2,7 @@
 
     {session id}:events      :pictures, by name their owners      :account, owner and bytes      :closed
                 :kv, the parts of its KV cache
+    {owner}:listed, sessions by their expiry
     and pictures, see handlers/journal/redis_pictures.py
 
 Each operation on a session is one script: one round trip, and atomic. All keys of a session have its id as their hash
@@ -13,16 +14,17 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from handlers.journal.budget import Budget, JournalUsage
+from handlers.journal.budget import JournalUsage
 from handlers.journal.event import DamagedRecord, Event, check_size, image_hash
-from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import (
     ANYONE,
     EXPIRED_KEPT_S,
     MAX_CLAIM_BYTES,
+    MAX_LISTED,
     NO_KEYS,
     EventTaken,
     JournalClosed,
+    Listed,
     check_image,
     check_image_name,
     check_owner,
@@ -30,9 +32,12 @@ from handlers.journal.journal import (
     expiry,
     is_owner,
     is_session_id,
+    make_listed,
+    read_listed,
 )
 from handlers.journal.redis_pictures import RedisPictures
 from handlers.journal.redis_scripts import RedisScripts
+from handlers.journal.stored_journal import StoredJournal
 from handlers.settings import JournalSettings
 
 SESSION_BYTES = 600  # that a server needs for a session besides its events and pictures
@@ -123,30 +128,29 @@ redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2], 'NX')
 return redis.call('GETRANGE', KEYS[1], 0, ARGV[3] - 1)
 """
 
+# KEYS: listed. ARGV: name, expiry, the time before which sessions have expired.
+_ENLIST = """
+redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', '(' .. ARGV[3])
+local last = redis.call('ZREVRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+if last[2] then redis.call('EXPIREAT', KEYS[1], math.floor(tonumber(last[2])) + 1) end
+"""
+# KEYS: listed. ARGV: name.
+_DELIST = "redis.call('ZREM', KEYS[1], ARGV[1])"
+# KEYS: listed. ARGV: the time from which sessions have not expired, the most names.
+_LIST_OWNED = "return redis.call('ZREVRANGEBYSCORE', KEYS[1], '+inf', ARGV[1], 'LIMIT', 0, ARGV[2])"
 
-class RedisJournal:
+
+class RedisJournal(StoredJournal):
     """tombstone_s: how long the marker of a closed session outlives its expiry. keys: see EventCodec."""
 
     def __init__(
         self, scripts: RedisScripts, tombstone_s: int, settings: JournalSettings, keys: Mapping[str, bytes] = NO_KEYS
     ) -> None:
+        super().__init__(settings, keys)
         self._scripts = scripts
         self._pictures = RedisPictures(scripts)
         self._tombstone_s = tombstone_s
-        self._settings = settings
-        self._codec = EventCodec(settings, keys)
-        self._budget = Budget(settings)
-
-    @property
-    def used_bytes(self) -> int:
-        return self._budget.used_bytes
-
-    @property
-    def num_sessions(self) -> int:
-        return self._budget.num_sessions
-
-    def check_room(self, owner: str = ANYONE) -> None:
-        self._budget.check(owner)
 
     def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
         data = self._codec.encode(event, session_id)
@@ -189,14 +193,13 @@ class RedisJournal:
             found = self._pictures.get(_read_owner(found[0]), image, max_bytes)
         return check_image(image, _within(found, max_bytes))
 
-    def put_kv(self, session_id: str, number: int, data: bytes) -> bool:
-        if not self._budget.has_kv_room(len(data)):
-            return False
+    def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
+        self._budget.check_kv(owner, len(data))
         keys = _keys(session_id, "kv", "closed", "account")
         said = self._scripts.run(_PUT_KV, keys, number, data, _needed_until(session_id))
         if said == b"closed":
             return False
-        self._budget.add_kv(expiry(session_id), int(said))
+        self._budget.add_kv(owner, expiry(session_id), int(said))
         return True
 
     def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
@@ -222,11 +225,11 @@ class RedisJournal:
         if pictures:  # the names stay until then, so that another sweep can repeat this
             self._scripts.run(_FORGET, _keys(session_id, "pictures"))
         of_session, event_bytes, kv_bytes = account
-        self._budget.add_kv(expiry(session_id), -int(kv_bytes or 0))
         if event_bytes is not None:
             num_bytes += int(event_bytes) + SESSION_BYTES
             num_sessions = 1
         owner_name = ANYONE if of_session is None else _read_owner(of_session)
+        self._budget.add_kv(owner_name, expiry(session_id), -int(kv_bytes or 0))
         self._budget.add(owner_name, expiry(session_id), -num_bytes, -num_sessions)
 
     def claim(self, name: str, value: str) -> str:
@@ -234,13 +237,25 @@ class RedisJournal:
         first: bytes = self._scripts.run(_CLAIM, keys, value, self._settings.claim_s, MAX_CLAIM_BYTES)
         return first.decode(errors="replace")
 
+    def enlist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+        listed = make_listed(session_id, label)
+        self._scripts.run(_ENLIST, [_list_key(owner)], listed.name, listed.expires_at, int(time.time()))
+
+    def delist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+        self._scripts.run(_DELIST, [_list_key(owner)], make_listed(session_id, label).name)
+
+    def list_owned(self, owner: str = ANYONE) -> list[Listed]:
+        names = self._scripts.run(_LIST_OWNED, [_list_key(owner)], int(time.time()), MAX_LISTED)
+        found = (read_listed(name.decode(errors="replace")) for name in names)
+        return [listed for listed in found if listed is not None]
+
     def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
         after, keys = self._scripts.scan(int(cursor or 0), "{*}:events")
         names = [_tag(key) for key in keys]
         return [name for name in names if is_session_id(name)], str(after) if after else ""
 
     def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
-        """Delete nothing that expires by itself. is_full: release pictures of closed sessions, and measure."""
+        """Release the pictures of closed sessions and measure, if is_full. Redis deletes expired keys itself."""
         self._budget.expire(expired_before)
         if is_full:
             self._measure()
@@ -264,7 +279,8 @@ class RedisJournal:
             is_whole = is_session_id(_tag(key)) and is_owner((owner or b"").decode(errors="replace"))
             if is_whole and (num_bytes or b"").isdigit():  # else it has expired, or another program has written it
                 found.add(owner.decode(), expiry(_tag(key)), int(num_bytes) + SESSION_BYTES, 1)
-                found.kv_bytes[expiry(_tag(key))] += int(kv_bytes) if (kv_bytes or b"").isdigit() else 0
+                of_kv = int(kv_bytes) if (kv_bytes or b"").isdigit() else 0
+                found.kv_bytes[owner.decode(), expiry(_tag(key))] += of_kv
 
     def _measure_pictures(self, keys: Sequence[str], found: JournalUsage) -> None:
         answers = self._scripts.read_all([(command, key) for key in keys for command in ("STRLEN", "TTL")])
@@ -283,6 +299,10 @@ class RedisJournal:
 def _keys(session_id: str, *names: str) -> list[str]:
     expiry(session_id)  # only a valid id becomes a key
     return [f"{{{session_id}}}:{name}" for name in names]
+
+
+def _list_key(owner: str) -> str:
+    return f"{{{check_owner(owner)}}}:listed"
 
 
 def _all_keys(session_id: str) -> list[str]:

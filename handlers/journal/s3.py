@@ -5,6 +5,7 @@
     {prefix}sessions/{expiry}/{session id}/closed
     {prefix}sessions/{expiry}/{session id}/kv/{number}
     {prefix}claims/{hash}
+    {prefix}listed/{owner}/{the later the smaller}/{session id}.{label}
     and pictures, see handlers/journal/s3_pictures.py
 
 A turn costs two requests: a GET of the next event, which usually does not exist, and the PUT of its own. So closing is
@@ -13,21 +14,21 @@ event, so that a reader finds it first wherever it starts. The expiry precedes t
 sessions at the beginning of one listing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain, groupby, takewhile
+from itertools import chain, groupby, islice, takewhile
 from typing import Any
 
 from handlers.journal import s3_objects
-from handlers.journal.budget import Budget
 from handlers.journal.event import Event, image_hash
-from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import (
     ANYONE,
     MAX_CLAIM_BYTES,
+    MAX_LISTED,
     NO_KEYS,
     EventTaken,
     JournalClosed,
+    Listed,
     check_image,
     check_image_name,
     check_owner,
@@ -35,43 +36,34 @@ from handlers.journal.journal import (
     expiry,
     is_owner,
     is_session_id,
+    make_listed,
+    read_listed,
 )
 from handlers.journal.s3_objects import S3Objects
 from handlers.journal.s3_pictures import S3Pictures
+from handlers.journal.stored_journal import StoredJournal
 from handlers.settings import JournalSettings
 
 CLOSED, KV = "closed", "kv"
-MAX_SWEPT_PAGES = 10  # of sessions and of claims, in one sweep
+_LAST = 0xFFFFFFFF  # the last expiry that an id can have: a list's keys count down from it
+MAX_SWEPT_PAGES = 10  # of sessions, of claims and of lists, in one sweep
 MAX_MEASURED = 50 * s3_objects.PAGE  # the cost of what one sweep measures: a request has that of a page
 
 
-class S3Journal:
+class S3Journal(StoredJournal):
     """prefix: empty, or with a slash at its end. keys: see EventCodec."""
 
     def __init__(
         self, client: Any, bucket: str, prefix: str, settings: JournalSettings, keys: Mapping[str, bytes] = NO_KEYS
     ) -> None:
+        super().__init__(settings, keys)
         self._objects = S3Objects(client, bucket)
         self._pictures = S3Pictures(self._objects, prefix)
         self._swept_objects = S3Objects(client, bucket)  # with threads of its own: clients do not wait for a sweep
         self._swept_pictures = S3Pictures(self._swept_objects, prefix)
         self._prefix = prefix
-        self._settings = settings
-        self._codec = EventCodec(settings, keys)
-        self._budget = Budget(settings)
-        self._swept_claims = ""  # where the last sweep ended
+        self._swept = {"claims": "", "listed": ""}  # where the last sweep ended
         self._measuring: Iterator[int] | None = None  # the measurement that is not complete yet
-
-    @property
-    def used_bytes(self) -> int:
-        return self._budget.used_bytes
-
-    @property
-    def num_sessions(self) -> int:
-        return self._budget.num_sessions
-
-    def check_room(self, owner: str = ANYONE) -> None:
-        self._budget.check(owner)
 
     def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
         data = self._codec.encode(event, session_id)
@@ -121,16 +113,15 @@ class S3Journal:
             data = self._objects.get(f"{folder}images/{image}", max_bytes)
         return check_image(image, data)
 
-    def put_kv(self, session_id: str, number: int, data: bytes) -> bool:
+    def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
         """Write a part. One that replaces another counts beside it until the next measurement."""
-        if not self._budget.has_kv_room(len(data)):
-            return False
+        self._budget.check_kv(owner, len(data))
         key = self._kv(session_id, number)
         self._objects.put(key, data)
         if self._find_close(session_id, 0) is not None:  # after the write: a later close finds the part
             self._objects.delete([key])
             return False
-        self._budget.add_kv(expiry(session_id), len(data))
+        self._budget.add_kv(owner, expiry(session_id), len(data))
         return True
 
     def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
@@ -154,17 +145,19 @@ class S3Journal:
         data = self._codec.encode(first, session_id)
         copies = [*(self._event(session_id, number) for number in range(last)), f"{folder}{CLOSED}"]
         self._objects.each(lambda key: self._objects.put(key, data), copies)
-        self._budget.add_kv(expiry(session_id), -self._kv_bytes(found))
+        owner = self._owner(item["Key"] for item in found)
+        self._budget.add_kv(owner, expiry(session_id), -self._kv_bytes(found))
         num_bytes = sum(sizes.values()) - (last + 2) * len(data) + self._release(session_id, self._list(folder))
-        self._budget.add(self._owner(item["Key"] for item in found), expiry(session_id), -num_bytes, -num_sessions)
+        self._budget.add(owner, expiry(session_id), -num_bytes, -num_sessions)
         return first
 
     def delete(self, session_id: str) -> None:
         found = self._objects.find_all(self._session(session_id))
         keys = [item["Key"] for item in found]
-        self._budget.add_kv(expiry(session_id), -self._kv_bytes(found))
+        owner = self._owner(keys)
+        self._budget.add_kv(owner, expiry(session_id), -self._kv_bytes(found))
         num_bytes = self._release(session_id, keys)
-        self._budget.add(self._owner(keys), expiry(session_id), -num_bytes, -self._count_open(keys))
+        self._budget.add(owner, expiry(session_id), -num_bytes, -self._count_open(keys))
         self._objects.delete([key for key in keys if self._kind(key) in ("events", "owner", CLOSED)])
 
     def _release(self, session_id: str, keys: list[str]) -> int:
@@ -181,6 +174,17 @@ class S3Journal:
             raise OSError("a claim was swept away while it was read")
         return first.decode(errors="replace")
 
+    def enlist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+        self._objects.put(self._listed(owner, make_listed(session_id, label)), b"")
+
+    def delist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+        self._objects.delete([self._listed(owner, make_listed(session_id, label))])
+
+    def list_owned(self, owner: str = ANYONE) -> list[Listed]:
+        items = chain.from_iterable(self._objects.pages(f"{self._prefix}listed/{check_owner(owner)}/"))
+        found = (read_listed(_name(item["Key"])) for item in islice(items, MAX_LISTED))
+        return [listed for listed in found if listed is not None]
+
     def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
         folder = f"{self._prefix}sessions/"
         page = [item["Key"] for item in self._objects.page(folder, cursor)]
@@ -190,7 +194,9 @@ class S3Journal:
     def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
         self._sweep_sessions(expired_before)
         if is_full:
-            self._sweep_claims(expired_before - self._settings.claim_s)
+            claimed_before = expired_before - self._settings.claim_s
+            self._sweep_folder("claims", lambda item: item["LastModified"].timestamp() < claimed_before)
+            self._sweep_folder("listed", lambda item: _is_expired(item, expired_before))
             if self._measuring is None:
                 self._measuring = self._measure(expired_before)
         self._budget.expire(expired_before)
@@ -216,12 +222,13 @@ class S3Journal:
             if len(keys) < s3_objects.PAGE:
                 break
 
-    def _sweep_claims(self, made_before: int) -> None:
+    def _sweep_folder(self, name: str, is_old: Callable[[Any], bool]) -> None:
+        """Delete the old objects of a folder, from where the last sweep ended."""
         for _ in range(MAX_SWEPT_PAGES):
-            page = self._swept_objects.page(f"{self._prefix}claims/", self._swept_claims)
-            self._swept_claims = page[-1]["Key"] if len(page) == s3_objects.PAGE else ""
-            self._swept_objects.delete([item["Key"] for item in page if item["LastModified"].timestamp() < made_before])
-            if not self._swept_claims:
+            page = self._swept_objects.page(f"{self._prefix}{name}/", self._swept[name])
+            self._swept[name] = page[-1]["Key"] if len(page) == s3_objects.PAGE else ""
+            self._swept_objects.delete([item["Key"] for item in page if is_old(item)])
+            if not self._swept[name]:
                 break
 
     def _measure(self, expired_before: int) -> Iterator[int]:
@@ -233,9 +240,9 @@ class S3Journal:
             sizes = {item["Key"]: item["Size"] for item in items_of_session}
             if is_session_id(session_id):
                 kv_bytes = self._kv_bytes(items_of_session)
-                found.kv_bytes[expiry(session_id)] += kv_bytes
-                num_bytes = sum(sizes.values()) - kv_bytes
-                found.add(self._owner(sizes), expiry(session_id), num_bytes, self._count_open(sizes))
+                owner, num_bytes = self._owner(sizes), sum(sizes.values()) - kv_bytes
+                found.kv_bytes[owner, expiry(session_id)] += kv_bytes
+                found.add(owner, expiry(session_id), num_bytes, self._count_open(sizes))
             yield len(sizes)
         released_before = expired_before - self._settings.claim_s
         yield from self._swept_pictures.measure(found, expired_before, released_before)
@@ -243,6 +250,9 @@ class S3Journal:
 
     def _session(self, session_id: str) -> str:
         return f"{self._prefix}sessions/{expiry(session_id):08x}/{session_id}/"
+
+    def _listed(self, owner: str, listed: Listed) -> str:
+        return f"{self._prefix}listed/{check_owner(owner)}/{_LAST - listed.expires_at:08x}/{listed.name}"
 
     def _event(self, session_id: str, number: int) -> str:
         return f"{self._session(session_id)}events/{number:08d}"
@@ -285,6 +295,12 @@ class S3Journal:
     def _read_one(self, session_id: str, number: int) -> Event | None:
         data = self._objects.get(self._event(session_id, number), self._settings.max_event_bytes)
         return None if data is None else self._codec.decode(data, session_id)
+
+
+def _is_expired(item: Any, before: int) -> bool:
+    """Return whether the session of a list's object has expired, or another program has written the object."""
+    listed = read_listed(_name(item["Key"]))
+    return listed is None or listed.expires_at < before
 
 
 def _name(key: str) -> str:

@@ -9,9 +9,9 @@ from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.journal import NO_KEYS, Journal
 from handlers.settings import JournalSettings
-from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, read_redis_address
+from torchmoor.wire.store_urls import DIRECTORY_SCHEME, JOURNAL_URLS, REDIS_SCHEMES, S3_SCHEME, read_redis_address
 
-FORMS = "off, file:///a/directory, redis://user:password@host:port/db, rediss://..., valkey://... or s3://bucket/prefix"
+FORMS = f"off, {JOURNAL_URLS}"
 
 
 def open_journal(settings: JournalSettings, tombstone_s: int, keys: Mapping[str, bytes] = NO_KEYS) -> Journal | None:

@@ -140,7 +140,7 @@ class Compute:
                     self._changed.notify_all()
 
     def _take(self, queue: RowQueue) -> list[TaskRow]:
-        """Take the next wanted row and more of its bucket, within the limits of a batch. Callers take turns."""
+        """Take the next waiting row and more of its bucket, within the limits of a batch. Callers take turns."""
         wanted = [row for row in queue.waiting if row.is_wanted()]
         batch: list[TaskRow] = []
         size = 0
@@ -160,6 +160,8 @@ class Compute:
         try:
             with torch.inference_mode():
                 outputs = queue.run(batch)
+                if len(outputs) != len(batch):
+                    raise RuntimeError(f"the model gives {len(outputs)} outputs for {len(batch)} inputs")
         except Exception as exc:
             if is_device_lost(self._device):
                 logger.critical("device lost error=%s", exc)

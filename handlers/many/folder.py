@@ -1,4 +1,4 @@
-"""A model's folder: where the model is in it, and its JSON files."""
+"""Finds the model in an unpacked folder, and reads its JSON files."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ from handlers.errors import ModelBroken
 
 CONFIG = "config.json"
 TRITON_CONFIG = "config.pbtxt"
+ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 TORCHSCRIPT = "model.pt"  # a model by itself, as TorchServe's users have
 CODE = "code"  # SageMaker's folder of inference code, which is never run
 
@@ -27,13 +28,14 @@ def find_model_folder(folder: Path) -> Path:
         raise ModelBroken(f"there are {len(models)} models in it: {', '.join(each.name for each in models[:10])}")
     names = ", ".join(ascii(each.name) for each in inside[:10]) or "nothing"
     raise ModelBroken(
-        f"there is no config.json, config.pbtxt or model.pt at its top or in a folder there; there is {names}"
+        "there is no config.json, config.pbtxt, model.pt or adapter_config.json at its top or in a folder there; there "
+        f"is {names}"
     )
 
 
 def _is_model(folder: Path) -> bool:
-    """Return True for a folder of transformers, Triton or TorchScript."""
-    return any((folder / name).is_file() for name in (CONFIG, TRITON_CONFIG, TORCHSCRIPT))
+    """Return True for a folder of transformers, Triton, TorchScript or PEFT."""
+    return any((folder / name).is_file() for name in (CONFIG, TRITON_CONFIG, TORCHSCRIPT, ADAPTER_CONFIG))
 
 
 def read_json(folder: Path, name: str, kind: type = dict) -> Any:

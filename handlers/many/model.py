@@ -46,6 +46,18 @@ class ResidentModel(Protocol):
         """Mapped files: page cache, which the kernel may drop and read again."""
         ...
 
+    def to_host(self) -> None: ...
+
+    def to_device(self) -> None:
+        """Move to the device. Raises OutOfMemory and stays on the host if the device has no room."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class AnsweringModel(ResidentModel, Protocol):
+    """A model that answers requests by itself."""
+
     @property
     def metadata(self) -> Mapping[str, Any]:
         """The model's versions, platform, inputs and outputs, as the open inference protocol names them."""
@@ -54,14 +66,6 @@ class ResidentModel(Protocol):
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         """Answer one request through the reply, now or later, from any thread, while the caller holds a lease."""
         ...
-
-    def to_host(self) -> None: ...
-
-    def to_device(self) -> None:
-        """Move to the device. Raises OutOfMemory and stays on the host if the device has no room."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class ModelLease:

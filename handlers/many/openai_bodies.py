@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from handlers.errors import InvalidRequest
-from handlers.many.request import TaskRequest, read_body, read_request
+from handlers.many.request import TaskRequest, as_list, read_body, read_request
 from handlers.requests import Incoming
 from torchmoor.wire import headers as wire
 
@@ -23,15 +23,20 @@ _EMBEDDING_FIELDS = {"input", "model", "encoding_format", "dimensions", "user"}
 _RERANK_FIELDS = {"query", "documents", "model", "top_n", "return_documents", "user"}
 
 
-def read_task_request(incoming: Incoming, max_json_values: int, task: str) -> TaskRequest:
-    """Read a body of any form for a task. Raises InvalidJson, InvalidRequest, UnsupportedMedia."""
+def read_task_request(incoming: Incoming, max_json_values: int, *, task: str, max_inputs: int) -> TaskRequest:
+    """Read a body of any form for a task. Raises InvalidJson, InvalidRequest, UnsupportedMedia.
+
+    max_inputs: checked before anything is made of each text, which takes many times its memory.
+    """
     body = read_body(incoming, max_json_values)
     if isinstance(body, dict) and "inputs" not in body:
         given = {name: value for name, value in body.items() if value is not None}
         model = incoming.headers.get(wire.TARGET_MODEL, "")
         if "input" in given:
+            _check_number(given["input"], max_inputs)
             return _read_embeddings(given, model).request_of(task)
         if "documents" in given:
+            _check_number(given["documents"], max_inputs)
             return _read_rerank(given, model).request_of(task)
     return read_request(body)
 
@@ -161,6 +166,11 @@ def _check_fields(given: Mapping[str, Any], known: set[str], what: str) -> None:
     unknown = sorted(set(given) - known)
     if unknown:
         raise InvalidRequest(f"{what} have no field {unknown[0][:40]!r} here", param=unknown[0][:40])
+
+
+def _check_number(texts: Any, max_inputs: int) -> None:
+    if isinstance(texts, list) and texts:
+        as_list(texts, max_inputs)
 
 
 def _texts(texts: Sequence[Any], name: str) -> Sequence[str]:

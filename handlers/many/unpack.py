@@ -19,11 +19,11 @@ from handlers.errors import ModelBroken
 from handlers.many.folder import CODE
 from handlers.many.model import LoadProgress
 from handlers.many_settings import ManySettings
+from torchmoor.wire.archive_headers import BoundedTarInfo, BoundedZip
 
 Take = Callable[[int], None]  # reserves this number of bytes; raises OutOfDisk
 PIECE_BYTES = 1 << 20
-MAX_HEADER_BYTES = 1 << 16  # of a tar's long names and extra fields, which Python reads whole
-MAX_READ_BYTES = 4 << 20  # of a zip's directory, which Python reads whole: about 30,000 entries
+MAX_DIRECTORY_BYTES = 4 << 20  # of a zip: about 30,000 entries
 MIN_ALLOWED_BYTES = 1 << 20  # the ratio is not checked below: a tar of small files is mostly zeros
 MAX_PATH_BYTES = 1024
 MAX_DEPTH = 16
@@ -39,7 +39,9 @@ def unpack_tar(
     stream = _Unzipped(archive, allowance, progress)
     tree = _Tree(into, limits, take)
     try:
-        with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|", bufsize=PIECE_BYTES, tarinfo=_CarefulInfo) as tar:
+        with tarfile.open(
+            fileobj=cast(IO[bytes], stream), mode="r|", bufsize=PIECE_BYTES, tarinfo=BoundedTarInfo
+        ) as tar:
             for member in tar:
                 tree.count(member.name)
                 if member.isdir():
@@ -65,7 +67,7 @@ def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, prog
     allowance = _Allowance(num_bytes, limits)
     tree = _Tree(into, limits, take)
     try:
-        with _CarefulFile(archive) as file, zipfile.ZipFile(file) as bundle:
+        with BoundedZip(archive, MAX_DIRECTORY_BYTES) as file, zipfile.ZipFile(file) as bundle:
             for member in bundle.infolist():
                 tree.count(member.filename)
                 allowance.spend(member.file_size)
@@ -137,7 +139,9 @@ class _Tree:
     def is_wanted(self, name: str) -> bool:
         """Return False for SageMaker's code, at the top or in the model's folder, and for macOS metadata."""
         parts = PurePosixPath(name).parts
-        return CODE not in parts[:-1] and "__MACOSX" not in parts and not parts[-1].startswith("._")
+        return (
+            CODE not in parts[:-1] and "__MACOSX" not in parts and not any(part.startswith("._") for part in parts[-1:])
+        )
 
     def add_folder(self, name: str) -> None:
         if self.is_wanted(f"{name}/x"):
@@ -197,26 +201,6 @@ class _CountedReader(io.RawIOBase):
         data = self._archive.read(size)
         self._progress.add(len(data))
         return data
-
-
-class _CarefulInfo(tarfile.TarInfo):
-    """Limits long names and extra fields, which Python reads into memory whatever their size."""
-
-    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        if not self.isreg() and self.size > MAX_HEADER_BYTES:
-            raise ModelBroken("the archive has a header of more than a file's name needs")
-        return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
-
-
-class _CarefulFile(io.FileIO):
-    """A file that limits one read to the size of a zip's directory."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or size < 0:
-            size = os.fstat(self.fileno()).st_size - self.tell()
-        if size > MAX_READ_BYTES:
-            raise ModelBroken("the archive's directory is larger than any model's")
-        return super().read(size)
 
 
 def _shown(name: str) -> str:

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from handlers.models.transformers_check import TransformersCheck
 from handlers.models.weights_progress import reporting_weights
 
 logger = logging.getLogger(__name__)
+MAX_NAMED = 3  # weights that an error lists
+MAX_REASON_CHARS = 600
+TOKENIZER = "tokenizer.json"
 
 # The vision families for which tests show the same answers as in transformers, and whether they cut pictures into
 # patches. Others fail on positions of several dimensions (Qwen2-VL), tokens that see ahead (Gemma 3, PaliGemma), marks
@@ -31,26 +35,40 @@ SEEING = {"llava": False, "vipllava": False, "llava_next": True, "llava_onevisio
 
 
 def load_model(
-    path: Path, device: torch.device, dtype: str, *, attention: str = "auto", is_compiled: bool = False
+    path: Path,
+    device: torch.device,
+    dtype: str,
+    *,
+    attention: str = "auto",
+    is_compiled: bool = False,
+    max_rank: int = 0,
 ) -> TextModel:
     """Load the model in `path` onto `device`.
 
     dtype: a torch type's name, or "auto": float32 on a CPU, the checkpoint's own type elsewhere.
     attention: the vision tower's implementation by transformers' name, or "auto".
     is_compiled: torch.compile what lies between the decoder's attention calls; not for float32 on a CPU.
+    max_rank: of adapters that steps may add (handlers/models/lora.py); 0: none.
     Reads safetensors weights only, never pickled ones. Raises SettingsError if `path` is not a checkpoint, declares far
     more than its files hold, does not fit the device, or holds a model whose results here would differ from those in
     transformers.
     """
     if not (path / "config.json").is_file():
         raise SettingsError(f"handler.model.path: there is no config.json in {path}")
+    if max_rank and is_compiled:
+        raise SettingsError("handler.model.compile must be off for a model with adapters")
     transformers_logging.disable_progress_bar()
     try:
-        return _load(path, device, dtype, attention, is_compiled)
+        loaded = _load(path, device, dtype, attention, is_compiled)
+        if max_rank:
+            _accept_adapters(loaded, max_rank)
+        return loaded
     except SettingsError:
         raise
     except Exception as exc:  # the libraries raise errors of every kind; TorchServe expects one
-        raise SettingsError(f"the checkpoint {path} cannot be used: {type(exc).__name__}: {exc}") from exc
+        reason = " ".join(str(exc).split())[:MAX_REASON_CHARS].rstrip(".")
+        hint = "" if (path / TOKENIZER).is_file() else f"; there is no {TOKENIZER} in it"
+        raise SettingsError(f"the checkpoint {path} cannot be used: {type(exc).__name__}: {reason}{hint}") from exc
 
 
 def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compiled: bool) -> TextModel:
@@ -67,7 +85,16 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
     loader = AutoModelForImageTextToText if can_see else AutoModelForCausalLM
     build_skeleton(copy.deepcopy(config), loader, _build_limit(path))
     with reporting_weights():
-        model: Any = loader.from_pretrained(path, dtype=kind or "auto", local_files_only=True, use_safetensors=True)
+        loading: Any = loader.from_pretrained(
+            path,
+            dtype=kind or "auto",
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    model, found = loading
+    _check_complete(found)
     if can_see and attention != "auto":
         model.model.vision_tower.set_attn_implementation(attention)
     model = model.to(device).eval().requires_grad_(False)
@@ -90,6 +117,29 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
         compile_layers(loaded.decoder)
     transformers_check.check(loaded)
     return loaded
+
+
+def _check_complete(found: Mapping[str, Any]) -> None:
+    """Raise SettingsError unless the files have each of the model's weights: transformers makes the others up.
+
+    found: what transformers says about the load.
+    """
+    missing, other = sorted(found["missing_keys"]), sorted(each[0] for each in found["mismatched_keys"])
+    for names, reason in ((missing, "its files lack"), (other, "config.json describes other shapes for")):
+        if names:
+            listed = ", ".join(names[:MAX_NAMED])
+            raise SettingsError(
+                f"handler.model.path: the checkpoint is not complete: {reason} {len(names)} of the model's weights "
+                f"({listed}); download or save it again"
+            )
+
+
+def _accept_adapters(model: TextModel, max_rank: int) -> None:
+    if not model.is_packed:
+        raise SettingsError(
+            "handler.adapters.source: models that do not run in packed steps have no adapters (docs/checkpoints.md)"
+        )
+    model.accept_adapters(max_rank)
 
 
 def make_text_model(model: Any, tokenizer: Any, transformers_check: TransformersCheck) -> TextModel:

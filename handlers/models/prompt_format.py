@@ -25,10 +25,15 @@ class PromptFormat:
         self._max_token_chars = max(map(len, tokenizer.get_vocab()))
         self.image_token_id: int | None = None
         self.image_token = ""
+        self._image_text = ""  # in raw prompts
         self._can_see = processor is not None
         if processor is not None:
-            self.image_token_id = getattr(config, "image_token_id", None) or config.image_token_index
             self.image_token = processor.image_token
+            self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+            self._image_text = self.image_token
+            if hasattr(config, "vision_start_token_id"):  # Qwen's templates write marks around each picture
+                marks = [config.vision_start_token_id, self.image_token_id, config.vision_end_token_id]
+                self._image_text = "".join(tokenizer.convert_ids_to_tokens(marks))
         self.template = ChatTemplate(processor or tokenizer, tokenizer, config.model_type, self.image_token)
         self.eos_token_ids = self._find_eos(generation_config)
 
@@ -55,7 +60,7 @@ class PromptFormat:
 
         pieces: its texts in order, None for each image; image_sizes: as for `render`.
         """
-        text = "".join(self.image_token if piece is None else piece for piece in pieces)
+        text = "".join(self._image_text if piece is None else piece for piece in pieces)
         return self._encode(text, image_sizes, adds_special=True)
 
     def _encode(self, text: str, image_sizes: Sequence[int], *, adds_special: bool) -> list[int]:

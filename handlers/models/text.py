@@ -9,6 +9,7 @@ from torch import Tensor
 
 from handlers.models.attention import RAGGED, PackedBatch, PackedStep
 from handlers.models.fingerprint import fingerprint
+from handlers.models.lora import AdaptedLayers
 from handlers.models.packed_linear import PackedLinear, can_pack, pack_linears, rows_are_independent
 from handlers.models.prompt_format import PromptFormat
 
@@ -32,6 +33,7 @@ class TextModel(PromptFormat):
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(self.decoder.parameters()).dtype
         self.fingerprint = fingerprint(model)
+        self.adapted: AdaptedLayers | None = None
         self._prepare_decoder()
         self.max_context = min([self.max_context, *_constant_rope_lengths(model.config.get_text_config())])
 
@@ -61,6 +63,10 @@ class TextModel(PromptFormat):
             self.model.set_output_embeddings(PackedLinear(head))
         if not rows_are_independent():
             logger.info("On this processor, answers in small batches may differ from others by float32's rounding.")
+
+    def accept_adapters(self, max_rank: int) -> None:
+        """Let steps add adapters to the decoder's linear layers. Call after `pack_weights`. Raises SettingsError."""
+        self.adapted = AdaptedLayers(self.decoder, max_rank)
 
     def preprocess(self, image: Image.Image) -> Any:
         """Return the pixel values of an RGB picture for `encode_image`, on the CPU: a Tensor or a Pixels."""

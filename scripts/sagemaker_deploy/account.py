@@ -35,7 +35,7 @@ class Account:
         self._clients: dict[str, Any] = {}
 
     def client(self, service: str) -> Any:
-        """A service's client, made once."""
+        """Return a service's client, made once."""
         if service not in self._clients:
             self._clients[service] = self._session.client(service, endpoint_url=self._endpoint_url, config=CONFIG)
         return self._clients[service]
@@ -55,7 +55,7 @@ class Account:
             raise _unreachable(error) from error
 
     def find(self, service: str, operation: str, **parameters: Any) -> Any | None:
-        """The answer, or None if there is no such thing. Raises DeployError."""
+        """Return the answer; None if there is no such resource. Raises DeployError."""
         try:
             return self.ask(service, operation, **parameters)
         except AwsError as error:
@@ -101,7 +101,7 @@ class AwsError(DeployError):
 
 
 def translate(error: ClientError) -> AwsError:
-    """An error of AWS's, with what can be done about it."""
+    """Return AWS's error with its remedy."""
     code, message = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
     operation = error.operation_name
     if code in DENIED:
@@ -112,7 +112,7 @@ def translate(error: ClientError) -> AwsError:
             "needed, or ask for more in Service Quotas, Amazon SageMaker, `<type> for endpoint usage`"
         )
     elif code in ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"):
-        advice = "the credentials are not valid, or not any more: log in again"
+        advice = "the credentials are invalid or expired: log in again"
     elif "assume role" in message.lower():
         advice = "the role's trust policy must let sagemaker.amazonaws.com do sts:AssumeRole"
     elif "repository" in message.lower() or "image" in message.lower():

@@ -32,7 +32,7 @@ class Inventory:
 
 
 def take(account: Account, name: str) -> Inventory:
-    """What there is now. Raises DeployError."""
+    """Return the existing resources. Raises DeployError."""
     endpoint = find_endpoint(account, name)
     configs = list(_owned(account, name, "EndpointConfig"))
     variants = {variant["VariantName"] for variant in (endpoint or {}).get("ProductionVariants", ())}
@@ -59,7 +59,7 @@ def take(account: Account, name: str) -> Inventory:
 
 
 def _owned(account: Account, endpoint: str, kind: str) -> Iterator[str]:
-    """The names of an endpoint's configurations or models."""
+    """Return the names of an endpoint's configurations or models."""
     operation = {"EndpointConfig": "list_endpoint_configs", "Model": "list_models"}[kind]
     more: dict[str, str] = {}
     while True:

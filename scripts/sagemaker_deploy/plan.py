@@ -62,7 +62,7 @@ def update_call(deployment: Deployment) -> Call:
 
 
 def scaling_calls(deployment: Deployment) -> Iterator[Call]:
-    """What registers the variant with Application Auto Scaling."""
+    """Return the requests that register the variant with Application Auto Scaling."""
     variant, scaling = str(deployment.variant["VariantName"]), deployment.scaling
     if isinstance(scaling, Concurrency):
         names = {
@@ -89,7 +89,7 @@ def scaling_calls(deployment: Deployment) -> Iterator[Call]:
 
 
 def unscaling_calls(endpoint: str, variant: str) -> Iterator[Call]:
-    """What undoes `scaling_calls`, of either kind; what is not there is none to be removed."""
+    """Return the requests that undo `scaling_calls`, for the resources that exist."""
     alarm, *policies, target = delete(endpoint, variant)
     yield alarm
     yield from policies
@@ -110,7 +110,7 @@ def _name(endpoint: str, content: Mapping[str, Any]) -> str:
 
 
 def name_prefix(endpoint: str) -> str:
-    """What the names of an endpoint's models and configurations begin with. A long endpoint's name is cut."""
+    """Return the prefix of the names of an endpoint's models and configurations. A long endpoint's name is cut."""
     return endpoint[: _MAX_NAME - _DIGITS - 1].rstrip("-") + "-"
 
 

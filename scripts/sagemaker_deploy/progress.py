@@ -33,7 +33,7 @@ def find_endpoint(account: Account, name: str) -> Any | None:
 
 
 def wait_settled(account: Account, name: str, watch: Watch) -> Any | None:
-    """The endpoint once it is neither made, changed nor deleted any more; None if it is gone. Raises DeployError."""
+    """Wait until the endpoint is not being created, changed or deleted. Return it, or None. Raises DeployError."""
     start = said_at = watch.clock()
     said = ""
     while True:
@@ -55,7 +55,7 @@ def wait_settled(account: Account, name: str, watch: Watch) -> Any | None:
 
 
 def describe(endpoint: Any) -> str:
-    """An endpoint's state in a line: its own, and what each variant is at."""
+    """Return the state of an endpoint and of its variants in one line."""
     told = str(endpoint["EndpointStatus"])
     for variant in endpoint.get("ProductionVariants", ()):
         for status in variant.get("VariantStatus", ()):
@@ -65,12 +65,12 @@ def describe(endpoint: Any) -> str:
 
 
 def log_group(endpoint: str) -> str:
-    """Where SageMaker writes what the containers of an endpoint print."""
+    """Return where SageMaker writes what the containers of an endpoint print."""
     return f"/aws/sagemaker/Endpoints/{endpoint}"
 
 
 def failure(account: Account, endpoint: str, reason: str) -> EndpointFailed:
-    """An error with SageMaker's reason and the last lines that the container has printed, as far as one may look."""
+    """Return an error with SageMaker's reason and, if the caller may read them, the container's last lines."""
     group = log_group(endpoint)
     try:
         lines = _last_lines(account, group)

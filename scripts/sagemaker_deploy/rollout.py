@@ -28,7 +28,7 @@ from scripts.sagemaker_deploy.shapes import check
 
 
 def planned(deployment: Deployment) -> list[Call]:
-    """All requests that a deployment can lead to, each checked. Raises SettingsError."""
+    """Return all requests that a deployment can lead to, each checked. Raises SettingsError."""
     calls = [model_call(deployment), config_call(deployment), create_call(deployment), update_call(deployment)]
     calls += scaling_calls(deployment)
     for call in sorted(calls, key=lambda call: call.operation != "create_endpoint"):  # reports a bad name first

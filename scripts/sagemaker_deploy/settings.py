@@ -75,7 +75,7 @@ class Deployment:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """A file's groups, unchecked but for their names. Raises SettingsError."""
+    """Return a file's groups, unchecked but for their names. Raises SettingsError."""
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -89,7 +89,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def read_deployment(values: Mapping[str, Any]) -> Deployment:
-    """A file's groups, flags already laid over them. Raises SettingsError."""
+    """Return a file's groups, flags already laid over them. Raises SettingsError."""
     endpoint = values.get("EndpointName")
     if not endpoint:
         raise SettingsError("no endpoint: give --endpoint NAME, or EndpointName in the file")

@@ -11,7 +11,7 @@ from scripts.sagemaker_deploy.progress import describe, log_group
 
 
 def status(account: Account, name: str) -> dict[str, Any] | None:
-    """What there is of an endpoint, or None if there is nothing. Raises DeployError."""
+    """Return an endpoint's state and resources; None if there are none. Raises DeployError."""
     found = take(account, name)
     if found.is_empty:
         return None
@@ -52,7 +52,7 @@ def _variant(variant: Any, config: Any) -> dict[str, Any]:
 
 
 def as_lines(record: dict[str, Any]) -> list[str]:
-    """The record for people; what is not there is left out."""
+    """Return the record as text, without what is missing."""
     lines = []
     for key, value in record.items():
         if value in (None, [], ""):

@@ -39,7 +39,7 @@ def teardown(account: Account, name: str, watch: Watch, may: Callable[[str], boo
 
 
 def listed(found: Inventory, name: str) -> list[str]:
-    """A line for each thing that there is."""
+    """Return a line for each existing resource."""
     lines = [] if found.endpoint is None else [f"endpoint {name}, {found.endpoint['EndpointStatus']}"]
     lines += [
         f"autoscaling of {target['ResourceId']}, {target['MinCapacity']} to {target['MaxCapacity']}"

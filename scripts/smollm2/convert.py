@@ -45,7 +45,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def field(reader: GGUFReader, name: str) -> Any:
-    """A value of the file's header. Raises KeyError if there is none."""
+    """Return a value of the file's header. Raises KeyError if there is none."""
     return reader.fields[name].contents()
 
 
@@ -80,7 +80,7 @@ def make_generation_config(reader: GGUFReader) -> GenerationConfig:
 
 
 def make_tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
-    """The byte-level BPE of the file; each digit is a token of its own, as SmolLM2 was trained."""
+    """Return the byte-level BPE of the file; each digit is a token of its own, as SmolLM2 was trained."""
     if (kind := field(reader, "tokenizer.ggml.pre")) != "smollm":
         raise ValueError(f"a tokenizer of kind smollm was expected, not {kind}")
     tokens: list[str] = field(reader, "tokenizer.ggml.tokens")

@@ -168,7 +168,7 @@ def one_thread(_worker: int) -> None:
 
 
 def load(batches: Batches, first_step: int = 0) -> Iterator[Batch]:
-    """The batches in order, drawn by a process of their own."""
+    """Return the batches in order, drawn by a process of their own."""
     steps = range(first_step, len(batches))
     return iter(
         DataLoader(

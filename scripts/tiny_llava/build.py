@@ -64,7 +64,7 @@ def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """The id of one token of the vocabulary."""
+    """Return the id of one token of the vocabulary."""
     number = tokenizer.convert_tokens_to_ids(token)
     assert isinstance(number, int)
     return number

@@ -67,7 +67,7 @@ def ask_other_noun(rng: random.Random) -> Question:
 
 
 def ask_about_it(rng: random.Random, thing: Thing) -> Question | None:
-    """A question that only the turn before makes clear."""
+    """Return a question that only the turn before makes clear."""
     kind = rng.choice(("color", "shape", "position", "size"))
     match kind:
         case "color":
@@ -102,7 +102,7 @@ def typed(rng: random.Random, text: str) -> str:
 
 
 def sample_question(rng: random.Random, scene: Scene, mixture: Mapping[str, float]) -> Question:
-    """A question of a random kind that the scene settles."""
+    """Return a question of a random kind that the scene settles."""
     while True:
         question = ask(rng, scene, rng.choices(list(mixture), list(mixture.values()))[0])
         if question is not None:

@@ -110,7 +110,7 @@ def single_turn_cases(num_per_kind: int) -> list[Case]:
 
 
 def plain_cases(num_drawings: int) -> list[Case]:
-    """The independent drawings."""
+    """Return the independent drawings."""
     return [
         Case(item.type, [item.image], [user(item.question, has_image=True)], item.answer)
         for item in plain_items(num_drawings, PLAIN_SEED)

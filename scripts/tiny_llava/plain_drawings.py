@@ -97,7 +97,7 @@ def put(pen: ImageDraw.ImageDraw, mark: Mark, fill: str) -> None:
 
 
 def through_format(image: Image.Image, name: str) -> Image.Image:
-    """The picture as it comes back from a file of this format."""
+    """Return the picture as it comes back from a file of this format."""
     if name in ("RGBA", "P"):
         return image.convert(name)
     file = io.BytesIO()
@@ -134,7 +134,7 @@ def draw_plain(rng: random.Random) -> Drawing:
 
 
 def spot_of(mark: Mark, image: Image.Image) -> str | None:
-    """The phrase for a mark's place; None within 4 % of a border between thirds."""
+    """Return the phrase for a mark's place; None within 4 % of a border between thirds."""
     spots = []
     for part, whole, names in ((mark.y, image.height, ROWS), (mark.x, image.width, COLUMNS)):
         share = 3 * part / whole
@@ -217,7 +217,7 @@ def quiz(drawing: Drawing, rng: random.Random) -> Iterator[tuple[str, str, str]]
 
 
 def plain_items(num_drawings: int, seed: int) -> list[Item]:
-    """The test set: every question of every drawing."""
+    """Return the test set: every question of every drawing."""
     rng = random.Random(seed)
     items = []
     for _drawing in range(num_drawings):

@@ -79,7 +79,7 @@ def has_only_color(scene: Scene, thing: Thing) -> bool:
 
 
 def pick_named(rng: random.Random, scene: Scene) -> tuple[Thing, str] | None:
-    """A thing and a name that means it alone; the full name is the likeliest."""
+    """Return a thing and a name that means it alone; the full name is the likeliest."""
     thing = rng.choice(scene.things)
     names = [thing.name] if sum(o.name == thing.name for o in scene.things) == 1 else []
     if has_only_shape(scene, thing):
@@ -119,7 +119,7 @@ def ask_identity(rng: random.Random, scene: Scene) -> Question | None:
 
 
 def name_for_search(rng: random.Random, scene: Scene, form: str) -> str:
-    """A noun that may be there; its color and its shape each often are, though not together."""
+    """Return a noun that may be there; its color and its shape each often are, though not together."""
     thing = rng.choice(scene.things)
     color = rng.choice([o.color for o in scene.things] if rng.random() < 0.5 else list(COLORS))
     shape = rng.choice([o.shape for o in scene.things] if rng.random() < 0.5 else SHAPES)
@@ -212,7 +212,7 @@ def ask_size(rng: random.Random, scene: Scene) -> Question | None:
 
 
 def things_on_side(scene: Scene, where: str) -> list[Thing] | None:
-    """The things in one half of the image; None if one is too near the middle line to say."""
+    """Return the things in one half of the image; None if one is too near the middle line to say."""
     axis, is_far = SIDES[where]
     positions = [(o.x, o.y)[axis] for o in scene.things]
     if any(abs(position - 0.5) < HALF_MARGIN for position in positions):

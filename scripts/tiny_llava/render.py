@@ -18,7 +18,7 @@ Point = tuple[float, float]
 
 
 def outline_of(shape: str, rng: random.Random) -> list[Point]:
-    """The corners of a shape in a box from -1 to 1, y down; the circle has none and is not asked for."""
+    """Return the corners of a shape in a box from -1 to 1, y down; the circle has none and is not asked for."""
     match shape:
         case "square":
             return [(-1, -1), (1, -1), (1, 1), (-1, 1)]
@@ -65,7 +65,7 @@ def sample_resolution(scene: Scene, rng: random.Random) -> tuple[int, int]:
 
 
 def degrade(image: Image.Image, rng: random.Random) -> Image.Image:
-    """What a JPEG, a GIF or a palette file does to a picture; most pictures pass unchanged."""
+    """Return what a JPEG, a GIF or a palette file does to a picture; most pictures pass unchanged."""
     kind = rng.random()
     if kind < 0.25:
         buffer = io.BytesIO()
@@ -77,7 +77,7 @@ def degrade(image: Image.Image, rng: random.Random) -> Image.Image:
 
 
 def render(scene: Scene, rng: random.Random) -> Image.Image:
-    """The scene as an RGB picture of its own resolution."""
+    """Return the scene as an RGB picture of its own resolution."""
     width, height = sample_resolution(scene, rng)
     scale = rng.choice((1, 1, 1, 2, 3)) if width * height < 30_000 else rng.choice((1, 1, 2))
     image = Image.new("RGB", (width * scale, height * scale), scene.background_rgb)

@@ -45,7 +45,7 @@ QUESTIONS: dict[str, tuple[Pair, ...]] = {
 
 
 def draw_samples() -> dict[str, Image.Image]:
-    """Each sample's picture by file name."""
+    """Return each sample's picture by file name."""
     images = {
         "red_circle.png": Image.new("RGB", (336, 336), "white"),
         "blue_square_yellow_star.png": Image.new("RGB", (300, 200), "black"),

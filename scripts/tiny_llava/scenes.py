@@ -120,7 +120,7 @@ class Scene:
 
 
 def shade(rng: random.Random, shades: tuple[RGB, ...], jitter: int) -> RGB:
-    """A mixture of two shades of one color, jittered; pure shades stay likely."""
+    """Return a mixture of two shades of one color, jittered; pure shades stay likely."""
     first, second = rng.choice(shades), rng.choice(shades)
     mix = rng.choice((0.0, 0.0, rng.random()))
     jitter = rng.choice((0, jitter))
@@ -175,7 +175,7 @@ def sample_thing(
 
 
 def sample_scene(rng: random.Random, *, is_easy: bool = False) -> Scene:
-    """A random scene; easy ones have three things at most, and none that is tiny."""
+    """Return a random scene; easy ones have three things at most, and none that is tiny."""
     background, background_rgb = sample_background(rng)
     smallest = EASY_SMALLEST if is_easy else SMALLEST
     weights = EASY_COUNT_WEIGHTS if is_easy else COUNT_WEIGHTS

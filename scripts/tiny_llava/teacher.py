@@ -77,7 +77,7 @@ class PatchLabels:
 
 
 def patch_labels(scene: Scene) -> PatchLabels:
-    """The labels of all patches of a scene."""
+    """Return the labels of all patches of a scene."""
     names = list(QUESTIONS)
     labels = np.full((len(names), GRID, GRID), IGNORED, dtype=np.int64)
     row = {name: labels[i] for i, name in enumerate(names)}
@@ -151,7 +151,7 @@ class Teacher(nn.Module):
         return Lesson(loss, accuracies)
 
     def scenes_right(self, features: Tensor, labels: Tensor) -> float:
-        """The share of pictures in which each center is found and each color, shape and cell is right."""
+        """Return the share of pictures in which each center is found and each color, shape and cell is right."""
         answers = self.head(self.norm(features)).split(list(QUESTIONS.values()), dim=-1)
         right = torch.ones(len(features), dtype=torch.bool)
         is_center = labels[:, list(QUESTIONS).index("is_center")] == 1

@@ -70,7 +70,7 @@ HARD_LANGUAGE = Stage(
 
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon trains it.
+    """Return whether Muon trains it.
 
     The patch embedding and the projector count. All pixels of a plain patch are alike, and the tower's features
     are large, so AdamW's steps, one size for each weight, add up over the inputs: the first shook the features

@@ -52,7 +52,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
     def answers() -> bool:
         try:
             return requests.get(f"http://{address}/v2/", timeout=5).ok
-        except requests.ConnectionError:
+        except requests.RequestException:
             return False
 
     try:

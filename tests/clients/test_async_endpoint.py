@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import threading
-import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.waiting import wait_until
 from torchmoor.clients.errors import AsyncInferenceFailed, AsyncInferenceTimedOut, EndpointAsleep, EndpointError
 from torchmoor.clients.langchain import SagemakerAsyncEndpoint
 
@@ -26,12 +26,14 @@ class FakeS3:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], bytes] = {}
         self.missing = "NoSuchKey"
+        self.num_missed = 0
 
     def put_object(self, *, Bucket: str, Key: str, Body: bytes, ContentType: str) -> None:
         self.objects[Bucket, Key] = Body
 
     def get_object(self, *, Bucket: str, Key: str) -> dict[str, Any]:
         if (Bucket, Key) not in self.objects:
+            self.num_missed += 1
             raise ClientError({"Error": {"Code": self.missing, "Message": "not there"}}, "GetObject")
         return {"Body": io.BytesIO(self.objects[Bucket, Key])}
 
@@ -207,7 +209,7 @@ def test_results_in_s3_are_waited_for(tmp_path: Path) -> None:
     s3 = FakeS3()
 
     def write() -> None:
-        time.sleep(0.05)
+        wait_until(lambda: s3.num_missed > 1, "the client waits")
         s3.objects["outputs", "a/i1.out"] = b'{"generated_text": "found"}'
 
     thread = threading.Thread(target=write)

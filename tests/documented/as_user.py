@@ -38,3 +38,19 @@ def run(*command: str | Path, timeout_s: float = 240, variables: Mapping[str, st
 def make(*goals: str) -> str:
     """Run make with this Python's set-up and the archives as they are, without downloads."""
     return run("make", "-s", "-o", "setup", "-o", "archives", f"VENV={BIN.parent}", *goals, timeout_s=840)
+
+
+def run_shell(script: str, folder: Path, variables: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    """Run shell commands without a network but loopback; ports are free there. Fails with what they have printed."""
+    done = subprocess.run(
+        ["unshare", "--net", "bash", "-c", f"set -euo pipefail\nip link set lo up\n{script}"],
+        cwd=folder,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=360,
+        check=False,
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done

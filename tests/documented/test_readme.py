@@ -2,12 +2,11 @@
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.documented.as_user import ROOT, environment
+from tests.documented.as_user import ROOT, environment, run_shell
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,23 +47,13 @@ def test_every_block_of_the_readme_runs_in_order(user: dict[str, str]) -> None:
     """Each block ends well and prints what README.md shows."""
     found = re.findall(r"^```(console|python)\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     blocks = [(language, text) for language, text in found if not text.startswith(TARGETS)]
-    script = ["set -euo pipefail", f"trap {shlex.quote(STOP)} EXIT", "ip link set lo up"]
+    script = [f"trap {shlex.quote(STOP)} EXIT"]
     for language, text in blocks:
         script.append(f"echo '{MARK}'")
         script.append(commands_of(text) if language == "console" else f"python - <<'END'\n{text}END\necho")
 
-    done = subprocess.run(
-        ["unshare", "--net", "bash", "-c", "\n".join(script)],
-        cwd=ROOT,
-        env=user,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=360,
-        check=False,
-    )
+    done = run_shell("\n".join(script), ROOT, user)
 
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     outputs = done.stdout.split(f"{MARK}\n")[1:]
     missing = [
         line

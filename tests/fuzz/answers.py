@@ -69,9 +69,6 @@ class Receiver:
         assert (self.is_complete, self.is_lost) == (False, False)
         self.is_lost = True
 
-    def on_upstream_write_paused(self, is_paused: bool) -> None:
-        raise AssertionError
-
 
 def check(data: bytes) -> None:
     """Check any bytes in any pieces, then the end of the connection."""

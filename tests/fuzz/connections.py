@@ -12,7 +12,8 @@ An input is a script: after each 0xFE, a letter names an event, and the bytes th
 Invariants: no callback raises an exception; instances receive valid HTTP by llhttp; the client receives well-formed
 answers to its requests, in order, and a broken connection may cut the last; an instance's answer reaches only the
 client whose body it digests; at the end no lease, task or kept byte is left. Each script is played with the fast path
-and without it, with decisions recorded and without: both sides receive the same bytes, and the same is counted.
+and without it, with decisions recorded and without, and with a token on a proxy that has keys and limits its callers:
+both sides receive the same bytes, and the same is counted.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ import httptools
 
 from tests.decision_limits import leave_out_usual
 from tests.fuzz.llhttp import CUT, Answers, Requests
+from torchmoor.config.access import Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
+from torchmoor.proxy.access.gate import principal_of
 from torchmoor.proxy.dispatch.decisions import MAX_SHOWN, DecisionQuery
 from torchmoor.proxy.fast_path.request import FastRequest
 from torchmoor.proxy.http.message import Request
@@ -45,6 +48,7 @@ from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
 from torchmoor.wire import headers
+from torchmoor.wire.session_ids import compose, verify
 
 KEY_ID, KEY = "k1", b"0123456789abcdef0123456789abcdef"
 SETTINGS = ProxySettings(
@@ -53,6 +57,11 @@ SETTINGS = ProxySettings(
     limits=LimitSettings(max_header_bytes=1_000, max_body_bytes=600, max_passthrough_body_bytes=800),
     sessions=SessionIdSettings(keys={KEY_ID: KEY}),
 )
+CREDENTIALS = Credentials(tokens={"app": "the-token-of-an-app"})
+WITH_KEYS = SETTINGS.model_copy(update={"credentials": CREDENTIALS})
+PRINCIPAL = principal_of("token", "app")
+_HOST_LINE, _AUTHORIZED = b"Host: x\r\n", b"Host: x\r\nAuthorization: Bearer the-token-of-an-app\r\n"
+_SESSION = re.compile(rb"ts-seq-[a-z2-7]{16}-[0-9a-f]{8}-[ab]-k1[a-z2-7]+")
 # Bytes that differ from run to run: the beginning of request ids, the time that is left for a second attempt, and the
 # interim answers to a half-closed client, which are sent at intervals.
 PASSING = re.compile(
@@ -105,6 +114,22 @@ def faults() -> Iterator[list[str]]:
 def token_of(body: bytes) -> bytes:
     """Return the digest that an instance answers for a body."""
     return b"<%b>" % blake2b(body, digest_size=16).hexdigest().encode()
+
+
+def authorize(data: bytes) -> bytes:
+    """Return a script whose requests have a token, and its sessions those of the token's principal."""
+    return _SESSION.sub(_make_own, data.replace(_HOST_LINE, _AUTHORIZED))
+
+
+def _make_own(match: re.Match[bytes]) -> bytes:
+    text = match[0].decode()
+    if verify(text, {KEY_ID: KEY}, endpoint="llava") is None:
+        return match[0]
+    nonce, expiry, instance = text.split("-")[2:5]
+    own = compose(
+        KEY, endpoint="llava", principal=PRINCIPAL, nonce=nonce, expiry=expiry, instance=instance, key_id=KEY_ID
+    )
+    return own.encode()
 
 
 class Transport(asyncio.Transport):
@@ -225,20 +250,25 @@ class Client(ClientConnection):
 class Stage:
     """A proxy that never listens, its two instances, and the clients of a script."""
 
-    def __init__(self, *, has_fast_path: bool = True, keeps_decisions: bool = True) -> None:
-        """keeps_decisions: of usual requests. The general path records them, so few end on the fast path then."""
+    def __init__(self, *, has_fast_path: bool = True, keeps_decisions: bool = True, has_keys: bool = False) -> None:
+        """keeps_decisions: of usual requests. The general path records them, so few end on the fast path then.
+
+        has_keys: scripts are played with a token.
+        """
+        settings = WITH_KEYS if has_keys else SETTINGS
+        self.has_keys = has_keys
         self.is_automatic = self.refuses_next = False
         self.ends: list[InstanceEnd] = []
         self.num_fast = 0  # requests that the fast path has sent
         self.is_comparable = True  # what happens before a body is there finds fewer connections on the fast path
-        self.registry = Registry(SETTINGS.endpoints)
+        self.registry = Registry(settings.endpoints)
         for name in ("a", "b"):
             self.registry.add(Instance(name=name, endpoint="llava", model="llava", port=1, state=InstanceState.READY))
-        self.proxy = Proxy(SETTINGS, self.registry, rng=Random(7))
+        self.proxy = Proxy(settings, self.registry, rng=Random(7))
         if not has_fast_path:
             self.proxy.data.server.fast_path = None
         if not keeps_decisions:
-            leave_out_usual(self.proxy.data.dispatchers.decisions, SETTINGS.observe)
+            leave_out_usual(self.proxy.data.dispatchers.decisions, settings.observe)
 
     def take_client(self) -> Transport:
         return Transport(Client(self.proxy.data.server))
@@ -265,6 +295,8 @@ class Stage:
         assert self.proxy.data.budget.used_bytes == 0
         assert self.proxy.data.subrequests.num_running == 0
         assert not self.proxy.data.server.connections
+        callers = self.proxy.data.dispatchers.callers
+        assert callers is None or not callers.num_requests
         self.proxy.data.dispatchers.all()[0].variant.pool.check_integrity()
 
 
@@ -292,6 +324,9 @@ async def turn(times: int = 4) -> None:
 async def play(data: bytes, stage: Stage) -> dict[str, Any]:
     """Play a script, then another client's request, then close everything. Returns what it has led to."""
     LOOP.stage = stage
+    other_request = authorize(OTHER) if stage.has_keys else OTHER
+    if stage.has_keys:
+        data = authorize(data)
     client = stage.take_client()
     for step in data.split(CUT)[1:]:
         what, received = step[:1], step[1:]
@@ -332,7 +367,7 @@ async def play(data: bytes, stage: Stage) -> dict[str, Any]:
         await turn()
     stage.is_automatic, stage.refuses_next = True, False
     other = stage.take_client()
-    other.receive(OTHER)
+    other.receive(other_request)
     await turn(12)
     check_answers(other)
     if any(instance.is_ready for instance in stage.registry.instances()):
@@ -427,10 +462,10 @@ atexit.register(LOOP.close)
 
 def check(data: bytes) -> None:
     """Play a script on both paths and raise logged faults."""
-    for keeps_decisions in (True, False):
-        stage = Stage(keeps_decisions=keeps_decisions)
+    for keeps_decisions, has_keys in ((True, False), (False, False), (False, True)):
+        stage = Stage(keeps_decisions=keeps_decisions, has_keys=has_keys)
         fast = play_alone(data, stage)
-        general = play_alone(data, Stage(has_fast_path=False, keeps_decisions=keeps_decisions))
+        general = play_alone(data, Stage(has_fast_path=False, keeps_decisions=keeps_decisions, has_keys=has_keys))
         assert fast == general or not stage.is_comparable
 
 

@@ -20,7 +20,7 @@ class Listener:
     def __init__(self) -> None:
         self.heads: list[tuple[bytes, bytes, list[tuple[bytes, bytes]]]] = []
         self.bodies: list[bytes] = []
-        self.num_complete = 0
+        self.num_complete = self.num_held = self.num_fed = 0
         self.reader = RequestReader(self, RequestCaches(), MAX_HEADER_BYTES)
 
     def on_request(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
@@ -36,13 +36,24 @@ class Listener:
             if self.reader.keep_alive:
                 self.reader.expect_next()
 
+    def on_many(self) -> None:
+        self.reader.wait()
+        self.num_held += 1
+
+    def feed(self, data: bytes) -> None:
+        """Feed a piece, and what the reader has held of it."""
+        self.reader.feed(data)
+        while self.num_fed < self.num_held:
+            self.num_fed += 1
+            self.reader.feed(self.reader.stop_waiting())
+
 
 def read(pieces: list[bytes]) -> tuple[Listener, BadMessage | None]:
     """Return the requests read from the pieces and the error; no other exception may be raised."""
     listener = Listener()
     try:
         for piece in pieces:
-            listener.reader.feed(piece)
+            listener.feed(piece)
     except BadMessage as error:
         return listener, error
     return listener, None

@@ -23,10 +23,11 @@ def test_input_breaks_no_rule(path: Path) -> None:
     import_module(f"tests.fuzz.{path.parent.name}").check(path.read_bytes())
 
 
+@pytest.mark.parametrize("has_keys", [False, True], ids=["open", "keys"])
 @pytest.mark.parametrize("path", [*FAST, *DECLINED], ids=lambda path: path.name)
-def test_scripts_take_the_path_that_their_name_says(path: Path) -> None:
+def test_scripts_take_the_path_that_their_name_says(path: Path, has_keys: bool) -> None:
     """The scripts that compare the fast path with the general one use it, or offer it what it must decline."""
-    stage = connections.Stage(keeps_decisions=False)
+    stage = connections.Stage(keeps_decisions=False, has_keys=has_keys)
     connections.play_alone(path.read_bytes(), stage)
 
     assert (stage.num_fast > 0) is (path in FAST)

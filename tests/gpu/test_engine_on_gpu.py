@@ -2,6 +2,8 @@
 
 import warnings
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from handlers.engine.contract import SamplingParams, TokenEvent
 from handlers.errors import OutOfMemory
 from handlers.models.loader import load_model
 from handlers.settings import ChatSessionSettings
+from scripts.make_adapters import make_adapters
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save
 
 pytestmark = [
@@ -29,6 +32,7 @@ pytestmark = [
 CHECKPOINT = Path(__file__).parents[2] / "models" / "tiny-llava"
 CUDA = torch.device("cuda:0")
 KV_BYTES = 64 << 20
+LOGPROB_TOLERANCE = 0.15  # of answers in 16 bits
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,15 +45,26 @@ def exact() -> Iterator[None]:
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def answer(
+def answer(device: torch.device, prompts: list[list[int]], *arguments: Any, **options: Any) -> list[list[int]]:
+    """Return greedy tokens of all prompts; see `generate`."""
+    found = generate(device, prompts, *arguments, **options)
+    return [[event.token_id for event in events if event.token_id is not None] for events in found]
+
+
+def generate(
     device: torch.device,
     prompts: list[list[int]],
     pixels: torch.Tensor | None = None,
     checkpoint: Path = CHECKPOINT,
+    adapters: Items[Path | None] = (),
+    dtype: str = "float32",
     **options: Any,
-) -> Any:
-    """Return greedy tokens of all prompts, batched; if there are pixels, each prompt begins with a picture."""
-    model = load_model(checkpoint, device, "float32")
+) -> list[list[TokenEvent]]:
+    """Return greedy answers of all prompts, batched; if there are pixels, each prompt begins with a picture.
+
+    adapters: one for each prompt, if any has one.
+    """
+    model = load_model(checkpoint, device, dtype, max_rank=8 if adapters else 0)
     runner = ModelRunner(model, KV_BYTES, **options)
     engine = Engine(runner, Scheduler(8, Pace(32, 2.0)), 1)
     spans: list[ImageSpan] = []
@@ -57,20 +72,26 @@ def answer(
         features = runner.encode_image(pixels)
         spans = [ImageSpan(0, features)]
         prompts = [[-5] * len(features) + prompt for prompt in prompts]
-    outputs: list[list[int]] = [[] for _ in prompts]
-    for prompt, output in zip(prompts, outputs, strict=True):
+    found: list[list[TokenEvent]] = [[] for _ in prompts]
+    for number, (prompt, events) in enumerate(zip(prompts, found, strict=True)):
 
-        def listen(event: TokenEvent, output: list[int] = output) -> bool:
+        def listen(event: TokenEvent, events: list[TokenEvent] = events) -> bool:
             assert event.token_id is not None, event.error
-            output.append(event.token_id)
+            events.append(event)
             return True
 
+        folder = adapters[number] if adapters else None
+        adapter = None
+        if folder is not None and model.adapted is not None:
+            adapter = model.adapted.read(folder, torch.float32, device)
         cache = SequenceCache(runner.pool)
-        cache.match(prompt)
-        engine.admit(Sequence(prompt, spans, cache, SamplingParams(max_new_tokens=24), float("inf"), listen))
+        cache.match(prompt, "" if adapter is None else adapter.version)
+        sequence = Sequence(prompt, spans, cache, SamplingParams(max_new_tokens=24), float("inf"), listen)
+        sequence.adapter = adapter
+        engine.admit(sequence)
     while engine.scheduler.all():
         engine.step()
-    return outputs
+    return found
 
 
 def random_prompts() -> list[list[int]]:
@@ -84,6 +105,29 @@ def test_answers_are_those_of_the_cpu(options: dict[str, bool]) -> None:
     expected = answer(torch.device("cpu"), random_prompts())
 
     assert answer(CUDA, random_prompts(), **options) == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("options", [{}, {"has_graphs": False}], ids=str)
+def test_answers_in_16_bits_are_close_to_those_in_32(dtype: str, options: dict[str, bool]) -> None:
+    """The same log probabilities but for rounding, as long as the tokens are the same; the types that users run."""
+    pixels = torch.randn(1, 3, 112, 112, generator=torch.Generator().manual_seed(2))
+    expected = generate(torch.device("cpu"), random_prompts(), pixels)
+
+    found = generate(CUDA, random_prompts(), pixels, dtype=dtype, **options)
+
+    for own, exact in zip(found, expected, strict=True):
+        same = list(takewhile(lambda pair: pair[0].token_id == pair[1].token_id, zip(own, exact, strict=False)))
+        differences = [abs(a.logprob - b.logprob) for a, b in same]
+        assert max(differences) < LOGPROB_TOLERANCE
+
+
+def test_adapters_answer_as_on_the_cpu(tmp_path: Path) -> None:
+    """Rows with different adapters and without, in one batch."""
+    folders = [*make_adapters(CHECKPOINT, tmp_path, 4, strength=1.0), None]
+    expected = answer(torch.device("cpu"), random_prompts(), adapters=folders)
+
+    assert answer(CUDA, random_prompts(), adapters=folders) == expected
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "falcon-alibi"])

@@ -67,7 +67,7 @@ def test_an_instance_is_ready_serves_and_drains(podman: Podman, image: str, tmp_
 
 @pytest.mark.long
 def test_a_handler_that_lacks_a_module_ends_with_its_name(podman: Podman, image: str, tmp_path: Path) -> None:
-    """A missing module ends the container with its name; TorchServe alone would restart the worker for ever."""
+    """A missing module ends the container with its name; TorchServe alone would restart the worker forever."""
     model = tmp_path / "model"
     (model / "MAR-INF").mkdir(parents=True)
     (model / "MAR-INF" / "MANIFEST.json").write_text(

@@ -75,7 +75,7 @@ def test_a_folder_without_a_model_ends_at_once_and_says_what_to_do(podman: Podma
 def test_a_checkpoint_that_cannot_be_loaded_ends_with_the_handlers_reason(
     podman: Podman, image: str, tmp_path: Path
 ) -> None:
-    """A broken checkpoint ends the container with the handler's reason; TorchServe alone would retry for ever."""
+    """A broken checkpoint ends the container with the handler's reason; TorchServe alone would retry forever."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "gpt_unheard_of", "architectures": ["Unheard"]}))

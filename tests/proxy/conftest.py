@@ -279,7 +279,7 @@ class Stage:
         self.until(lambda: self.outstanding() == 0, "all leases released")
         self.until(lambda: self._extra_tasks() == [], f"no task left but {self._extra_tasks()}")
         assert self.proxy.data.budget.used_bytes == self.proxy.data.continuations.used_bytes == 0
-        assert self.proxy.data.gate is None or self.proxy.data.gate.unverified.num_bytes == 0
+        assert self.proxy.data.arriving.num_bytes == self.proxy.data.spool.num_bytes == 0
         callers = self.proxy.data.dispatchers.callers
         assert callers is None or not callers.num_requests
         for instance in self.registry.instances():
@@ -404,3 +404,9 @@ def make_stage() -> Iterator[Callable[..., Stage]]:
             running.check_clean()
         finally:
             running.__exit__(None, None, None)
+
+
+@pytest.fixture
+def quick_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the dashboard of each stage take samples, and its page ask for them, ten times as often as usual."""
+    monkeypatch.setattr("torchmoor.admin.dashboard.page.INTERVAL_S", 0.2)

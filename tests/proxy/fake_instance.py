@@ -176,7 +176,7 @@ class FakeInstance:
         connection = 0
         try:
             while not writer.is_closing():
-                request = await self._read(reader)
+                request = await self.read(reader)
                 if request is None:
                     break
                 if request.path == "/ping":
@@ -212,7 +212,7 @@ class FakeInstance:
             self._writers.discard(writer)
             writer.close()
 
-    async def _read(self, reader: asyncio.StreamReader) -> Received | None:
+    async def read(self, reader: asyncio.StreamReader) -> Received | None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         except asyncio.IncompleteReadError:

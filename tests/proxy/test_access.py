@@ -330,8 +330,8 @@ def test_nothing_is_told_before_a_signature_is_right(guarded: Stage) -> None:
 
 
 def test_a_long_signed_body_is_refused(make_stage: MakeStage) -> None:
-    """The proxy would have to keep a signed body; a body with a token is forwarded as it arrives."""
-    access = AccessSettings(max_signed_body_bytes=1000, max_unverified_bytes=5000)
+    """A longer one needs a token."""
+    access = AccessSettings(max_signed_body_bytes=1000)
     stage = make_stage(credentials=CREDENTIALS, access=access)
 
     assert "bearer token" in refused(stage.client(secret=SECRET), Body=b"x" * 1001)[2]
@@ -343,6 +343,9 @@ def test_a_long_signed_body_is_refused(make_stage: MakeStage) -> None:
     assert answer.status_code == 200
 
 
+SMALL = LimitSettings(max_body_bytes=1000, max_passthrough_body_bytes=1000, max_arriving_bytes=1500)
+
+
 def head_of(stage: Stage, *, path: str = PATH, length: str = "Content-Length: 1000") -> bytes:
     """Return the head of a signed request with a body of 1000 times x."""
     request = signed(stage, b"x" * 1000, path=path)
@@ -352,15 +355,13 @@ def head_of(stage: Stage, *, path: str = PATH, length: str = "Content-Length: 10
 
 
 def until_held(stage: Stage, num_bytes: int) -> None:
-    gate = stage.proxy.data.gate
-    assert gate is not None
-    stage.until(lambda: gate.unverified.num_bytes == num_bytes, f"{num_bytes} bytes are held")
+    arriving = stage.proxy.data.arriving
+    stage.until(lambda: arriving.num_bytes == num_bytes, f"{num_bytes} bytes are held")
 
 
 def test_declared_lengths_lock_nobody_out(make_stage: MakeStage) -> None:
     """Only received bytes count, and a client that disconnects frees them."""
-    access = AccessSettings(max_signed_body_bytes=1000, max_unverified_bytes=1500)
-    stage = make_stage(credentials=CREDENTIALS, access=access)
+    stage = make_stage(credentials=CREDENTIALS, limits=SMALL)
 
     with stage.socket() as slow, stage.socket() as chunked:
         slow.sendall(head_of(stage) + b"x" * 10)
@@ -376,9 +377,8 @@ def test_declared_lengths_lock_nobody_out(make_stage: MakeStage) -> None:
 @pytest.mark.parametrize("path", [PATH, "/endpoints/other/invocations", "/v1/chat/completions"])
 def test_bodies_that_stall_make_room_for_one_that_arrives(make_stage: MakeStage, path: str) -> None:
     """The stalled one gets a retry hint at once; the others stay."""
-    access = AccessSettings(max_signed_body_bytes=1000, max_unverified_bytes=1500)
     endpoints = {"a": "llava", "b": "second"}  # the model of an OpenAI request is in its body
-    stage = make_stage(credentials=CREDENTIALS, access=access, endpoints=endpoints)
+    stage = make_stage(credentials=CREDENTIALS, limits=SMALL, endpoints=endpoints)
 
     with stage.socket() as stalled, stage.socket() as second, stage.socket() as third, stage.socket() as good:
         for number, client in enumerate((stalled, second, third), 1):
@@ -394,11 +394,11 @@ def test_bodies_that_stall_make_room_for_one_that_arrives(make_stage: MakeStage,
         until_held(stage, 800)
 
     metrics = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
-    assert 'AccessDenied_total{error="ServiceUnavailable"} 1.0' in metrics
+    assert 'CallerLimited_total{setting="max_arriving_bytes"} 1.0' in metrics
 
 
 def test_a_connection_knows_its_clients_address(guarded: Stage) -> None:
-    """Unverified bytes count for it."""
+    """Bodies that arrive count for it, unless their caller is verified."""
     with socket.create_connection(("127.0.0.1", guarded.proxy.port), DEADLINE_S, ("127.0.0.2", 0)) as client:
         client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
         read_answer(client)
@@ -418,7 +418,7 @@ def test_refusals_are_counted(guarded: Stage) -> None:
 
 def test_a_refusal_for_another_cause_is_not_counted_as_denied(make_stage: MakeStage) -> None:
     """A valid signature over a body that is too long is an invalid request, not refused access."""
-    access = AccessSettings(max_signed_body_bytes=1000, max_unverified_bytes=5000)
+    access = AccessSettings(max_signed_body_bytes=1000)
     stage = make_stage(access=access, credentials=CREDENTIALS)
     assert send(signed(stage, b"x" * 1001))[0] == 400
 
@@ -499,6 +499,19 @@ def test_boto3_and_openai_speak_tls(make_stage: MakeStage, certificates: list[tu
     with context.wrap_socket(stage.socket(), server_hostname="127.0.0.1") as sock:
         assert sock.selected_alpn_protocol() == "http/1.1"
         assert str(sock.version()) >= "TLSv1.2"
+
+
+def test_tls_clients_receive_only_answers(make_stage: MakeStage, certificates: list[tuple[Path, Path]]) -> None:
+    """No session tickets: Python 3.11 clients can lose what they send while another thread receives tickets."""
+    certificate, key = certificates[0]
+    stage = make_stage(listen=LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key)))
+    context = ssl.create_default_context(cafile=certificate)
+    with context.wrap_socket(stage.socket(), server_hostname="127.0.0.1") as sock:
+        sock.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert read_answer(sock).startswith(b"HTTP/1.1 200")
+        assert sock.version() == "TLSv1.3"
+        assert sock.session is not None
+        assert not sock.session.has_ticket
 
 
 def test_the_admin_plane_speaks_tls_with_a_certificate_of_its_own(

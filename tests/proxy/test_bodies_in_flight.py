@@ -13,6 +13,7 @@ from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Received, Wire, refusing
 from tests.proxy.test_late_binding import LATE, Held, received, send, status, waiting
 from tests.waiting import wait_until
+from torchmoor.config.limits import LimitSettings
 from torchmoor.proxy.instances.instance import Instance
 
 MAX_BYTES = 100
@@ -127,21 +128,20 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def test_body_without_a_length_counts_as_it_grows(make_stage: MakeStage) -> None:
-    """One that outgrows the room gets 503, and one that no instance can hold gets 400; both are counted back."""
+def test_body_without_a_length_counts_once_it_is_whole(make_stage: MakeStage) -> None:
+    """Without room it gets 503. One that no instance can hold gets 400 before its end. Both are counted back."""
     stage = limited(make_stage, names=("a",))
     held = Held(stage, stage.a)
-    growing = begin_chunked(stage, b"x" * 30)
-    stage.until(lambda: body_bytes(stage)["a"] == 30, "the first chunk counted")
     other = send(stage, LONG)
+    growing = begin_chunked(stage, b"x" * 30)
+    stage.until(lambda: arriving(stage) == 30, "the first chunk counted")
+    assert body_bytes(stage) == {"a": 60}
 
-    growing.sendall(chunk(b"x" * 20))
+    growing.sendall(chunk(b"x" * 20) + b"0\r\n\r\n")
     busy = read_answer(growing)
     held.let_go(LONG)
     assert status(other) == 200
-    stage.until(lambda: body_bytes(stage)["a"] == 0, "both counted back")
     endless = begin_chunked(stage, b"x" * 70)
-    stage.until(lambda: body_bytes(stage)["a"] == 70, "the first chunk counted")
     endless.sendall(chunk(b"x" * 70))
     too_long = read_answer(endless)
 
@@ -149,6 +149,59 @@ def test_body_without_a_length_counts_as_it_grows(make_stage: MakeStage) -> None
     assert b"retry-after: 1" in busy
     assert too_long.startswith(b"HTTP/1.1 400")
     assert b"longer than the limit of 100 bytes" in too_long
+    assert (arriving(stage), body_bytes(stage)) == (0, {"a": 0})
+
+
+def arriving(stage: Stage) -> int:
+    return stage.proxy.data.arriving.num_bytes
+
+
+@pytest.mark.parametrize("num_sent", [0, 1])
+def test_bodies_that_are_declared_and_not_sent_take_no_room(make_stage: MakeStage, num_sent: int) -> None:
+    """Requests are answered at once beside any number of them, from the same address and without credentials."""
+    stage = limited(make_stage)
+    silent = [stage.socket() for _ in range(20)]
+    for sock in silent:
+        stage.close_later(sock)
+        sock.sendall(ask(LONG)[: num_sent - len(LONG)])
+    stage.until(lambda: len(stage.proxy.data.server.connections) == 20, "all connected")
+    stage.until(lambda: arriving(stage) == 20 * num_sent, "all heads read")
+
+    answers = [stage.raw(ask(LONG)) for _ in range(3)]
+
+    assert [answer[:12] for answer in answers] == [b"HTTP/1.1 200"] * 3
+    assert set(body_bytes(stage).values()) == {0}
+    silent[0].sendall(LONG[num_sent:])
+    assert status(silent[0]) == 200
+    for sock in silent:
+        sock.close()
+
+
+def test_bodies_that_arrive_slowly_make_room_for_others(make_stage: MakeStage) -> None:
+    """Without credentials, too; the one that is dropped gets 503 and when to try again."""
+    limits = LimitSettings(max_body_bytes=100, max_passthrough_body_bytes=100, max_arriving_bytes=150)
+    stage = limited(make_stage, limits=limits)
+    slow = []
+    for number in range(1, 4):
+        slow.append(stage.socket())
+        stage.close_later(slow[-1])
+        slow[-1].sendall(ask(LONG)[:-20])
+        if number < 3:
+            stage.until(lambda: arriving(stage) == 40 * number, "another one there")  # noqa: B023
+    stage.until(lambda: arriving(stage) == 120, "all there")
+    good = stage.socket()
+    stage.close_later(good)
+
+    good.sendall(ask(LONG)[:-10])
+    dropped = read_answer(slow[0])
+    good.sendall(LONG[-10:])
+
+    assert dropped.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1" in dropped
+    assert status(good) == 200
+    for sock in slow[1:]:
+        sock.sendall(LONG[-20:])
+        assert status(sock) == 200
 
 
 def test_bytes_are_counted_back_whatever_ends_the_request(make_stage: MakeStage) -> None:
@@ -268,6 +321,26 @@ def test_long_form_counts_for_its_fields(make_stage: MakeStage, path: str, lines
 
     assert b"of a form. Send JSON as application/json." in refused
     assert accepted.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("path", ["/endpoints/llava/invocations", "/predictions/llava", "/invocations"])
+@pytest.mark.parametrize(
+    ("lines", "field"),
+    [(FORM, b"a=1&"), ("Content-Type: multipart/form-data; boundary=B\r\n", b"--B\r\nX: y\r\n\r\n1\r\n")],
+    ids=["form", "multipart"],
+)
+def test_form_of_many_fields_is_refused(make_stage: MakeStage, path: str, lines: str, field: bytes) -> None:
+    """Each takes a worker's time, however small the form is."""
+    stage = make_stage(limits=LimitSettings(max_form_fields=300))
+
+    accepted = stage.raw(ask(field * 299, path=path, more=lines))
+    refused = stage.raw(ask(field * 301, path=path, more=lines))
+
+    assert accepted.startswith(b"HTTP/1.1 200")
+    assert refused.startswith(b"HTTP/1.1 400")
+    assert b"more than 300 (limits.max_form_fields). Send JSON as application/json." in refused
+    assert stage.proxy.data.dispatchers.all()[0].metrics.forms_refused == 1
+    assert len(received(stage.a) + received(stage.b)) == 1
 
 
 def test_second_content_type_does_not_hide_a_form(make_stage: MakeStage) -> None:

@@ -72,6 +72,17 @@ def test_missing_model_is_asked_for(stage: Stage, body: bytes) -> None:
     assert "several endpoints" in answer["error"]["message"]
 
 
+def test_files_are_listed_on_an_endpoints_own_path(stage: Stage) -> None:
+    """Nothing in the request names the endpoint otherwise."""
+    status, _, answer = call(stage, "/v1/files", None)
+    listed, headers, _ = call(stage, "/endpoints/talks/openai/v1/files?limit=1", None)
+
+    assert (status, answer["error"]["param"]) == (400, "model")
+    assert "/endpoints/NAME/openai/v1" in answer["error"]["message"]
+    assert (listed, headers["x-torchmoor-instance"]) == (200, "b")
+    assert stage.b.received[0].headers["x-torchmoor-resource"] == "GET files?limit=1"
+
+
 def test_bad_header_is_told_before_the_instance_is_chosen(stage: Stage) -> None:
     """The checks are the same as on an endpoint's own path."""
     variant = {"X-Amzn-SageMaker-Target-Variant": "other"}
@@ -94,37 +105,6 @@ def test_model_beyond_the_limit_is_not_looked_for(make_stage: Callable[..., Stag
     assert lost == 400
     assert "first 1000 bytes" in answer["error"]["message"]
     assert "/endpoints/NAME/openai/v1" in answer["error"]["message"]
-
-
-@pytest.mark.parametrize("framing", [b"Content-Length: 44", b"Transfer-Encoding: chunked"])
-def test_what_is_held_is_bounded(make_stage: Callable[..., Stage], framing: bytes) -> None:
-    """While one body is buffered a second is refused; when the first client disconnects, the memory is free again."""
-    limits = LimitSettings(max_unrouted_body_bytes=50, max_waiting_bytes=60)
-    stage = make_stage(limits=limits, **TWO)
-    body = b'{"model": "sees", "pad": "xxxxxxxxxxxxxxxxx"}'
-
-    with stage.socket() as slow:
-        slow.sendall(HEAD + framing + b"\r\n\r\n")
-        stage.until(lambda: stage.proxy.data.dispatchers.waiting_bytes.used_bytes >= 44, "the first is held")
-        refused, headers, _ = call(stage, PATH, body)
-    stage.until(lambda: stage.proxy.data.dispatchers.waiting_bytes.used_bytes == 0, "the first is forgotten")
-    served, _, _ = call(stage, PATH, body)
-
-    assert (refused, headers["retry-after"], served) == (503, "1", 200)
-
-
-def test_signed_body_counts_as_unverified_and_not_as_waiting(make_stage: Callable[..., Stage]) -> None:
-    """So a forged signature takes nothing of the room for waiting requests."""
-    limits = LimitSettings(max_waiting_bytes=10)
-    stage = make_stage(limits=limits, credentials=CREDENTIALS, **TWO)
-
-    good = signed(stage, b'{"model": "sees"}', path=PATH)
-    answers = [
-        requests.post(good.url, data, headers=dict(good.headers.items()), timeout=60)
-        for data in (b'{"model": "sees"}', b'{"model": "oops"}')
-    ]
-
-    assert [answer.status_code for answer in answers] == [200, 401]
 
 
 def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage]) -> None:
@@ -242,7 +222,7 @@ def test_an_endpoint_deleted_while_its_request_arrives_is_unknown(
     with stage.socket() as client:
         client.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode())
         client.sendall(body[:1])
-        stage.until(lambda: stage.proxy.data.dispatchers.waiting_bytes.used_bytes, "the head is read")
+        stage.until(lambda: stage.proxy.data.arriving.num_bytes, "the head is read")
         stage.run(delete())
         client.sendall(body[1:])
         answer = read_answer(client)

@@ -27,6 +27,7 @@ from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.routing import reasons
 from torchmoor.proxy.routing.reported_status import ReportedStatus
+from torchmoor.wire import receipt
 
 SMALL_PHONE = (360, 740)
 WATCH = """
@@ -37,7 +38,7 @@ WATCH = """
   watcher.observe(log, { subtree: true, childList: true, characterData: true });
 }
 """
-FILES = ("/chat", "/chat/main.js", "/chat/session.js", "/chat/eventstream.js", "/chat/chat.css")
+FILES = ("/chat", "/chat/main.js", "/chat/session.js", "/chat/eventstream.js", "/chat/chat.css", "/chat/receipt.js")
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +214,29 @@ def decode_as_botocore(data: bytes) -> list[list[Any]] | None:
     return events if num_bytes == len(data) else None
 
 
+# Receipts
+
+
+@pytest.mark.browser
+def test_a_new_number_of_receipts_is_shown_by_its_label(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, browser: Browser
+) -> None:
+    """A row in wire/receipt.py suffices; an answer without the number has no such line."""
+    new = receipt.ReceiptField("x-torchmoor-saved-tokens", "saved_tokens", True, "Saved")
+    monkeypatch.setattr(receipt, "RECEIPT_FIELDS", (*receipt.RECEIPT_FIELDS, new))
+    with open_tab(browser, f"{make_stage().proxy.runtime_url}/chat") as tab:
+        rows = tab.page.evaluate(
+            """async () => {
+              const { receiptRows } = await import(new URL("chat/words.js", document.baseURI));
+              const measured = { ttftMs: null, numTokens: 0, tokensPerS: null };
+              const answers = [{ saved_tokens: 7 }, {}, { saved_tokens: null }];
+              return answers.map((each) => receiptRows({ ...each, ...measured }));
+            }"""
+        )
+
+    assert [[row for row in each if row[0] == "Saved"] for each in rows] == [[["Saved", "7"]], [], []]
+
+
 # Conversations
 
 
@@ -380,7 +404,7 @@ def test_a_stopped_answer_stays_and_is_continued(chat: FakeChat, tab: Tab) -> No
 
 @pytest.mark.browser
 def test_an_answer_that_its_handler_cannot_end_is_cut_and_asked_for_again(chat: FakeChat, browser: Browser) -> None:
-    """Another maker's handler refuses; the page says that the conversation lacks the turn, which is asked again."""
+    """A third-party handler refuses; the page says that the conversation lacks the turn, which is asked again."""
     with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", refusals=("424",)) as tab:
         page, chat.gate = tab.page, Gate()
         turn = ask(page, "What color is the circle?")

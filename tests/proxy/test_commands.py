@@ -193,7 +193,7 @@ def test_a_question_to_an_endpoint_with_many_models_says_what_it_is(make_stage: 
         asked = invoke(stage, "ask", "Hello", "--endpoint", "many", *options)
 
         assert asked.exit_code == 1
-        assert asked.stderr.startswith("Error: many is an endpoint with many models, not one that chats")
+        assert asked.stderr.startswith("Error: many is an endpoint with many models, not a chat endpoint")
 
 
 def test_a_question_to_a_model_without_sessions_says_what_it_is(stage: Stage) -> None:
@@ -204,7 +204,7 @@ def test_a_question_to_a_model_without_sessions_says_what_it_is(stage: Stage) ->
     asked = invoke(stage, "ask", "Hello")
 
     assert asked.exit_code == 1
-    assert asked.stderr.startswith("Error: llava is not an endpoint that chats")
+    assert asked.stderr.startswith("Error: llava is not a chat endpoint")
 
 
 def test_no_endpoint_with_many_models_is_told(stage: Stage) -> None:

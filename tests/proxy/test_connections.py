@@ -78,15 +78,15 @@ def test_half_closed_client_still_gets_its_answer(stage: Stage) -> None:
     assert answer.endswith(b'"late"')
 
 
-def test_client_that_leaves_in_mid_upload_is_passed_on(stage: Stage) -> None:
-    """An instance never takes half a body for a whole one."""
+def test_client_that_leaves_in_mid_upload_costs_no_instance_anything(stage: Stage) -> None:
+    """An instance never takes half a body for a whole one, and the proxy forgets what it has of it."""
     sock = stage.socket()
     sock.sendall(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nhalf")
-    stage.until(lambda: stage.outstanding() == 1, "the exchange begun")
+    stage.until(lambda: stage.proxy.data.arriving.num_bytes == 4, "the exchange begun")
 
     sock.close()
 
-    closed_upstream(stage)
+    stage.until(lambda: not stage.proxy.data.arriving.num_bytes, "the client's end")
     assert stage.a.received + stage.b.received == []
 
 
@@ -172,8 +172,8 @@ def test_reader_that_stops_for_good_is_cut_off(make_stage: Callable[..., Stage])
         closed_upstream(stage)
 
 
-def test_slow_instance_holds_the_upload_back(stage: Stage) -> None:
-    """A body larger than every buffer waits at the client while the instance does not read."""
+def test_slow_instance_does_not_hold_the_upload_back(stage: Stage) -> None:
+    """The proxy has the body until the instance reads it, and notices meanwhile that the client leaves."""
     gate = Gate()
 
     class Unread:
@@ -191,25 +191,20 @@ def test_slow_instance_holds_the_upload_back(stage: Stage) -> None:
     stage.a.serve = Unread().serve  # type: ignore[method-assign,assignment]
     stage.run(stage.a.start())
     body = bytes(32 << 20)
-    sent = threading.Event()
+    head = b"POST /predictions/llava HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
 
-    def upload() -> None:
-        sock.sendall(b"POST /predictions/llava HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
-        sock.sendall(body)
-        sent.set()
-
-    with stage.socket() as sock:
-        thread = threading.Thread(target=upload)
-        thread.start()
-        stage.until(lambda: any(c.is_reading_paused for c in stage.proxy.data.server.connections), "back-pressure")
-        assert not sent.is_set()
+    with stage.socket() as leaving, stage.socket() as sock:
+        for client in (leaving, sock):
+            client.sendall(head + body)
+        stage.until(lambda: stage.outstanding() == 2, "both at the instance")
+        leaving.close()
+        stage.until(lambda: stage.outstanding() == 1, "one client gone")
 
         gate.open()
-        thread.join(20)
         answer = read_answer(sock)
 
     assert answer.startswith(b"HTTP/1.1 200")
-    assert len(body) == len(stage.a.received[0].body)
+    assert len(body) in [len(each.body) for each in stage.a.received]
 
 
 def test_connections_to_instances_are_kept_and_reused(stage: Stage) -> None:
@@ -371,11 +366,12 @@ def test_endless_head_of_an_answer_is_a_lost_connection(stage: Stage) -> None:
 
 
 def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> None:
-    """An instance may refuse early; the connection closes after the answer, which is not lost to a reset."""
+    """An instance may refuse early, and drop what still comes."""
 
     async def refuse_early(reader: object, writer: object) -> None:
         await reader.readuntil(b"\r\n\r\n")  # type: ignore[attr-defined]
         await Wire(reader, writer).answer(413, {"Connection": "close"}, b"")  # type: ignore[arg-type]
+        await reader.read()  # type: ignore[attr-defined]
         writer.close()  # type: ignore[attr-defined]
 
     for fake in (stage.a, stage.b):
@@ -384,11 +380,12 @@ def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> No
         stage.run(fake.start())
 
     with stage.socket() as sock:
-        sock.sendall(b"POST /predictions/llava HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + bytes(100_000))
-        answer = read_answer(sock, to_end=True)
+        sock.sendall(
+            b"POST /predictions/llava HTTP/1.1\r\nHost: x\r\nContent-Length: 8000000\r\n\r\n" + bytes(8_000_000)
+        )
+        answer = read_answer(sock)
 
     assert answer.startswith(b"HTTP/1.1 413")
-    assert b"connection: close" in answer.lower()
 
 
 def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> None:

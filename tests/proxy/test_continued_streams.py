@@ -14,6 +14,8 @@ from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, refusing
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.config.routing import LateBindingSettings
+from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire import headers
 from torchmoor.wire.continuation import ContinuationRequest, PieceKind, mark_piece, split_request
@@ -92,6 +94,12 @@ def counts(stage: Stage) -> tuple[int, int]:
     """Return how many streams were continued, and how many have ended with an error."""
     (dispatcher,) = stage.proxy.data.dispatchers.all()
     return dispatcher.metrics.streams_continued, dispatcher.metrics.mid_stream_errors
+
+
+def refused(stage: Stage) -> int:
+    """Return how many streams could no longer be continued because of a limit."""
+    (dispatcher,) = stage.proxy.data.dispatchers.all()
+    return dispatcher.metrics.continuations_refused
 
 
 @pytest.fixture
@@ -174,6 +182,7 @@ def test_a_second_loss_is_survived_and_a_third_is_not(make_stage: MakeStage) -> 
     with pytest.raises(EventStreamError):
         stream(four)
     assert counts(four) == (4, 1)
+    assert refused(four) == 1
 
 
 def test_what_another_instance_refuses_is_tried_once_more_then_broken(three: Stage) -> None:
@@ -234,8 +243,10 @@ def test_a_stream_above_the_limits_ends_as_before(make_stage: MakeStage, limits:
         stream(stage)
 
     [(_, request)] = asked
-    assert (headers.CONTINUABLE in request.headers) is (limits != {"max_continued_bytes": 0})
+    is_on = limits != {"max_continued_bytes": 0}
+    assert (headers.CONTINUABLE in request.headers) is is_on
     assert counts(stage) == (0, 1)
+    assert refused(stage) == is_on
 
 
 def test_what_cannot_be_repeated_is_not_continued(make_stage: MakeStage) -> None:
@@ -317,3 +328,46 @@ def test_a_stream_waits_for_room_elsewhere(make_stage: MakeStage) -> None:
                 gates[0].open()
             busy.recv(65536)
         gates.pop(0)
+
+
+def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: MakeStage) -> None:
+    """Neither its limit nor the metric counts the time in which the first instance answered."""
+    stage = make_stage(capacity=1, late_binding=LateBindingSettings(max_waiting=8, max_wait_s=20))
+    busy_gate, stream_gate = Gate(), Gate()
+
+    async def busy(request: Received, wire: Wire) -> None:
+        await busy_gate.pass_through()
+        await wire.answer()
+
+    async def cut_later(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain", {headers.CONTINUABLE: "the start"})
+        await wire.chunk(marked(0))
+        await stream_gate.pass_through()
+        wire.reset()
+
+    take_turns(stage, busy, cut_later, saying(1))
+    with stage.socket() as other:
+        other.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        busy_gate.wait_reached()
+        begun = stage.http()
+        begun.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
+        answer = begun.getresponse()
+        stream_gate.wait_reached()
+        stage.run(grow_older(stage, 100.0))
+        stream_gate.open()
+        stage.until(lambda: stage.proxy.data.dispatchers.all()[0].num_waiting, "the rest waits")
+        stage.pass_time(15)
+        busy_gate.open()
+        assert answer.read().decode() == "".join(WORDS)
+        other.recv(65536)
+    assert stage.proxy.data.dispatchers.all()[0].metrics.queue_latency.sum < 50
+
+
+async def grow_older(stage: Stage, seconds: float) -> None:
+    """Have the streams that have begun begin earlier."""
+    for connection in stage.proxy.data.server.connections:
+        exchange = connection.exchange
+        if isinstance(exchange, Exchange) and exchange.is_answered:
+            exchange.complete_at -= seconds
+            assert isinstance(exchange.call, Invocation)
+            exchange.call.assignment.complete_at -= seconds

@@ -22,7 +22,7 @@ from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, Va
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.proxy.instances.registry import ScalingDecision
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("quick_dashboard")]
 
 HOSTILE = "<img src=x onerror=document.title='taken'>"
 HASHES = tuple(f"{number:016x}" for number in range(0xA000, 0xA000 + 60))
@@ -148,8 +148,11 @@ def test_refresh_leaves_focus_scroll_and_order_alone(
         expect(page.locator("#sessions tr").first).to_contain_text(HASHES[9])
 
 
-def test_hidden_page_asks_for_nothing(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_hidden_page_asks_for_nothing(
+    make_stage: Callable[..., Stage], browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And goes on when it is looked at again."""
+    monkeypatch.setattr("torchmoor.admin.dashboard.page.INTERVAL_S", 2.0)  # time enough to be idle between requests
     stage = make_stage()
     with open_tab(browser, "about:blank") as tab:
         page = tab.page

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,32 @@ import requests
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import FAST, GENERAL, PATH, Stage, make_session_id
-from tests.proxy.fake_instance import answering, refusing, streaming
+from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.waiting import wait_until
-from torchmoor.config.access import Credentials
+from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.limits import CallerSettings, TimeoutSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.proxy.access.gate import principal_of
 from torchmoor.proxy.http.fast_path import FastClient, FastPath
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 ROOT = Path(__file__).parents[2]
-SUITE = ("invoke", "faults", "connections", "routing", "moved_sessions", "stream", "strictness", "bodies_in_flight")
+SUITE = (
+    "invoke",
+    "access",
+    "callers",
+    "faults",
+    "connections",
+    "routing",
+    "moved_sessions",
+    "stream",
+    "strictness",
+    "bodies_in_flight",
+)
 # A sweep begins a request whose body is awaited: a busy machine would then take the general path at times.
+TOKEN, SECRET = "a-token-of-an-app", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 NO_SWEEPS = TimeoutSettings(sweep_interval_s=3600)
 PASSING = ("id", "date", "signature", "authorization", "user-agent", "host", "timeout-ms")  # parts of fields' names
 
@@ -143,24 +157,82 @@ def test_the_time_before_the_instance_has_the_request_is_the_proxys(make_stage: 
 
 def test_with_keys_every_request_is_checked(make_stage: Callable[..., Stage]) -> None:
     """A request without credentials is refused, also on a connection whose request before it was admitted."""
-    stage = make_stage(credentials=Credentials(tokens={"app": "a-token-of-an-app"}))
-    assert stage.proxy.data.server.fast_path is None
+    stage = make_stage(path=FAST, timeouts=NO_SWEEPS, credentials=Credentials(tokens={"app": TOKEN}))
+    taken = CountingPath(stage)
 
     url = f"{stage.proxy.runtime_url}/endpoints/llava/invocations"
     with requests.Session() as client:
         for _ in range(3):
-            admitted = client.post(url, data=b"{}", headers={"Authorization": "Bearer a-token-of-an-app"}, timeout=10)
+            admitted = client.post(url, data=b"{}", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=10)
+            forged = client.post(url, data=b"{}", headers={"Authorization": f"Bearer {TOKEN}x"}, timeout=10)
             refused = client.post(url, data=b"{}", timeout=10)
-            assert (admitted.status_code, refused.status_code) == (200, 403)
+            assert (admitted.status_code, forged.status_code, refused.status_code) == (200, 403, 403)
+    assert taken.num_taken > 0
+    gate = stage.proxy.data.gate
+    assert gate is not None
+    assert sum(gate.num_denied.values()) == 6  # each once, though both paths look at it
 
 
-def test_limited_callers_and_observed_requests_take_the_general_path(
-    make_stage: Callable[..., Stage], tmp_path: Path
-) -> None:
-    """Leases of callers, log lines and traces are the general path's."""
-    limited = make_stage(callers=CallerSettings(limited="always"))
-    assert limited.proxy.data.server.fast_path is None
+def test_signed_requests_of_boto3_take_the_fast_path(make_stage: Callable[..., Stage]) -> None:
+    """A signature is verified with the body; the instance learns the key's principal, as on the general path."""
+    keys = Credentials(keys={"AKIAEXAMPLE": AccessKey(secret=SECRET)})
+    seen = []
+    for path in (FAST, GENERAL):
+        stage = make_stage(path=path, timeouts=NO_SWEEPS, credentials=keys)
+        taken = CountingPath(stage) if path == FAST else None
+        client = stage.client(secret=SECRET)
+        session = make_session_id("a", principal=principal_of("key", "AKIAEXAMPLE"))
+        for _ in range(4):
+            client.invoke_endpoint(EndpointName="llava", SessionId=session, Body=b"{}")
+            client.invoke_endpoint(EndpointName="llava", Body=b"{}")
+        forger = stage.client(secret="another")
+        with pytest.raises(ClientError, match="signature we calculated"):
+            forger.invoke_endpoint(EndpointName="llava", Body=b"{}")
+        assert taken is None or taken.num_taken >= 4
+        assert stage.proxy.data.gate is not None
+        assert stage.proxy.data.gate.num_denied == {"InvalidSignatureException": 1}
+        seen.append(
+            [(fake.name, stable(got.headers), got.body) for fake in stage.instances.values() for got in fake.received]
+        )
+    assert seen[0] == seen[1]
 
+
+def test_a_limited_caller_is_counted_on_both_paths(make_stage: Callable[..., Stage]) -> None:
+    """A request on the fast path takes its caller's share, and returns it with the answer, a loss or a disconnect."""
+    for path in (FAST, GENERAL):
+        stage = make_stage(path=path, timeouts=NO_SWEEPS, callers=CallerSettings(limited="always", max_requests=1))
+        taken = CountingPath(stage) if path == FAST else None
+        callers = stage.proxy.data.dispatchers.callers
+        assert callers is not None
+        client = stage.client()
+        for _ in range(4):
+            client.invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
+        gate = Gate()
+
+        async def hold(request: Received, wire: Wire, gate: Gate = gate) -> None:
+            await gate.pass_through()
+            await wire.answer()
+
+        stage.a.behave = hold
+        with closing(stage.http()) as waiting:
+            waiting.request(
+                "POST",
+                "/endpoints/llava/invocations",
+                body=b"{}",
+                headers={"X-Amzn-SageMaker-Session-Id": make_session_id("a")},
+            )
+            stage.until(lambda callers=callers: callers.num_requests, "it is counted")
+            with pytest.raises(ClientError, match="1 requests in flight"):
+                client.invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
+            gate.open()
+            assert waiting.getresponse().status == 200
+        stage.until(lambda callers=callers: not callers.num_requests, "it has left")
+        assert callers.num_refused == {"max_requests": 1}
+        assert taken is None or taken.num_taken >= 3
+
+
+def test_observed_requests_take_the_general_path(make_stage: Callable[..., Stage], tmp_path: Path) -> None:
+    """Log lines and traces are the general path's."""
     observed = make_stage(observe=ObserveSettings(access_log=str(tmp_path / "log")))
     taken = CountingPath(observed)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Instances that die, hang, fail or are drained: what becomes of their requests and sessions, over real sockets."""
+"""Instances that die, hang, fail or are drained: the outcome for their requests and sessions, over real sockets."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Sta
         await wire.answer(503)
 
     stage.a.on_status = answer_in_pieces  # b knows no status, so it is never found to hang
-    stage.until(lambda: len(seen) > 1, "two questions")
+    stage.until(lambda: len(seen) > MAX_TRIES, "a question that only a worker gets that has answered before")
     assert (seen[0].method, seen[0].path) == ("POST", "/predictions/llava")
 
     stage.a.on_status = hang

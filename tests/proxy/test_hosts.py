@@ -20,6 +20,7 @@ def holding() -> Iterator[Holding]:
         yield instances
 
 
+@pytest.mark.slow
 def test_proxies_of_different_hosts_agree_where_sessions_go(holding: Holding, tmp_path: Path) -> None:
     """Each session to its own instance; those of a dead one to others, the same at both proxies, and spread."""
     order = [holding.fakes[name] for name in NAMES]

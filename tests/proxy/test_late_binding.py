@@ -150,12 +150,13 @@ def test_full_queue_is_service_unavailable_at_once(make_stage: Callable[..., Sta
 
 
 def test_waiting_bytes_are_bounded_too(make_stage: Callable[..., Stage]) -> None:
-    """A body's declared length counts before it has come; a small request still finds room."""
+    """A small request still finds room."""
     stage = late(make_stage, names=("a",), limits=LimitSettings(max_waiting_bytes=100_000))
     held = Held(stage, stage.a)
     send(stage, b"1")
 
-    refused = stage.raw(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 100001\r\n\r\n")
+    head = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 100001\r\n\r\n"
+    refused = stage.raw(head + b"x" * 100_001)
     small = send(stage, b"2")
 
     assert refused.startswith(b"HTTP/1.1 503")
@@ -238,23 +239,22 @@ def test_large_body_is_read_while_its_request_waits(make_stage: Callable[..., St
     assert received(stage.a) == [b"1", body]
 
 
-def test_chunked_body_is_held_back_while_its_request_waits(make_stage: Callable[..., Stage]) -> None:
-    """The proxy does not know its length and reads only a little; the whole body arrives all the same."""
+def test_chunked_body_arrives_before_its_request_waits(make_stage: Callable[..., Stage]) -> None:
+    """So the queue knows its length; the whole body arrives at the instance."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
     send(stage, b"1")
     body = bytes(range(256)) * 4096
-    chunk = b"%x\r\n%b\r\n" % (len(body), body)
     with stage.socket() as sock:
         sock.sendall(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        sock.sendall(b"%x\r\n%b\r\n" % (len(body), body))
+        stage.until(lambda: stage.proxy.data.arriving.num_bytes == len(body), "the body there")
+        assert waiting(stage) == 0
+        sock.sendall(b"0\r\n\r\n")
         stage.until(lambda: waiting(stage) == 1, "the request waiting")
-        sock.setblocking(False)
-        num_sent = sock.send(chunk)
-        stage.until(lambda: any(c.is_reading_paused for c in stage.proxy.data.server.connections), "held back")
-        sock.settimeout(10)
+        assert stage.proxy.data.dispatchers.waiting_bytes.used_bytes == len(body)
         held.let_go(b"1")
         held.let_go(body)
-        sock.sendall(chunk[num_sent:] + b"0\r\n\r\n")
         assert read_answer(sock).endswith(body)
 
     assert received(stage.a) == [b"1", body]

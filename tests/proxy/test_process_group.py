@@ -87,7 +87,7 @@ def test_every_process_learns_of_an_instance_that_is_started_again_elsewhere(hol
 
 
 def test_process_that_hangs_is_replaced(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It listens as before, so that clients of its share of the connections would wait for ever."""
+    """It listens as before, so that clients of its share of the connections would wait forever."""
     monkeypatch.setattr(child_process, "SILENT_S", 3.0)
     registry = Registry(SETTINGS.endpoints)
     add(registry, holding.fakes["a"].port)

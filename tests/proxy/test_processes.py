@@ -129,6 +129,7 @@ def test_killed_process_takes_only_its_own_with_it_and_comes_back(served: Served
         read(connection)
 
 
+@pytest.mark.slow
 def test_requests_under_load_survive_the_death_of_another_process(served: Served) -> None:
     """Only connections to the process that dies break; a client that connects again is served at once."""
     victim = served.children()[-1]
@@ -152,6 +153,7 @@ def test_requests_under_load_survive_the_death_of_another_process(served: Served
     wait_until(lambda: victim not in served.children() and len(served.children()) == PROCESSES, "it comes back")
 
 
+@pytest.mark.slow
 def test_term_lets_running_requests_end(config: Path, holding: Holding) -> None:
     """SIGTERM to the parent: what runs is answered, nothing new is taken, exit status 0."""
     with serving(config, 2) as served:
@@ -167,6 +169,7 @@ def test_term_lets_running_requests_end(config: Path, holding: Holding) -> None:
         assert served.process.wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_parent(config: Path) -> None:
     """kill -9 of the parent: its processes end by themselves, and the port is free."""
     with serving(config, 2) as served:

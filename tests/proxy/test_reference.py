@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import requests
+from aiohttp import web
 
+from handlers.chat.parameters import OPENAI_NAMES
 from scripts.make_api_reference import PAGE, render
+from tests.openapi_cases import find_violations, with_values
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_many import FakeFleet
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.routing import MultiModelSettings
+from torchmoor.proxy.api.openai_dialects import COMPLETIONS, TASKS, TOKENS
+from torchmoor.proxy.api.reference import schemas
 from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.api.reference.routes import ADMIN_PLANE, DATA_PLANE
 
@@ -144,3 +150,78 @@ def test_each_route_of_the_admin_plane_answers(stage: Stage) -> None:
     for method, path, route in routes(document):
         answer = requests.request(method, url + path, data=body_of(route), timeout=60)
         assert answer.status_code not in (405, 500), (method, path)
+
+
+def test_answers_are_as_the_document_says(planes: dict[str, Stage]) -> None:
+    """Statuses, media types and bodies, for requests that follow the document and for those that break it."""
+    stage = planes["container"]
+    values = {"endpoint": ["llava"], "model": ["m1.tar.gz"], "action": ["pin", "unpin", "other"]}
+    for url in (stage.proxy.runtime_url, stage.proxy.admin_url):
+        document = with_values(requests.get(f"{url}/openapi.json", timeout=60).json(), values)
+        assert find_violations(document, url, max_examples=2) == []
+    stage.check_clean()
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("DELETE", "/instances", 405)])
+def test_unknown_requests_of_the_admin_plane_have_its_errors(stage: Stage, method: str, path: str, status: int) -> None:
+    answer = requests.request(method, stage.proxy.admin_url + path, timeout=60)
+
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert ("Allow" in answer.headers) == (status == 405)
+
+
+def documented(*groups: Any) -> set[tuple[str, str]]:
+    """Return the methods and paths of a plane's document, without the names of parameters."""
+    return {(route.method, re.sub(r"{\w+}", "{}", route.path)) for group in groups for route in group.routes}
+
+
+def test_each_route_of_the_admin_plane_is_in_its_document(
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except for pages, and for the control plane, which AWS documents."""
+    served: set[tuple[str, str]] = set()
+    add_route = web.Resource.add_route
+
+    def record(self: web.Resource, method: str, *given: Any, **options: Any) -> Any:
+        served.add((method.lower(), re.sub(r"{\w+}", "{}", self.canonical)))
+        return add_route(self, method, *given, **options)
+
+    monkeypatch.setattr(web.Resource, "add_route", record)
+    make_stage()
+    pages = {route for route in served if route[1] == "/" or route[1].startswith(("/dashboard/", "/service/"))}
+
+    assert len(served - pages) > 10
+    assert {route for route in served - pages if route[0] != "head"} <= documented(*ADMIN_PLANE)
+
+
+def test_each_resource_of_openais_api_is_in_the_document() -> None:
+    """What the handler reads by its table of paths, and what the proxy reads itself."""
+    source = (Path(__file__).parents[2] / "handlers/chat/dialects/resources.py").read_text()
+    read = {
+        (method.lower(), f"/v1/{path}".replace("{_ID}", "{}"))
+        for method, form in re.findall(r'has\(f?"([A-Z]+) ([^"]+)"\)', source)
+        for path in alternatives(form)
+    }
+    asked = {("post", f"/v1/{path.decode()}") for path in (*COMPLETIONS, *TASKS, *TOKENS)}
+
+    assert len(read) > 20
+    assert read | asked <= documented(*DATA_PLANE)
+
+
+def alternatives(form: str) -> list[str]:
+    """Return the paths of a form with an optional group."""
+    found = re.fullmatch(r"(.*)\((?:\?:)?(.*)\)\?", form)
+    return [form] if found is None else [found[1], *(found[1] + end for end in found[2].split("|"))]
+
+
+@pytest.mark.parametrize(
+    ("schema", "others"),
+    [
+        (schemas.CHAT, set()),
+        (schemas.COMPLETION, {"max_completion_tokens", "top_logprobs"}),
+        (schemas.RESPONSE, {"max_tokens", "max_completion_tokens", "logit_bias", "top_logprobs"}),
+    ],
+)
+def test_each_parameter_of_an_answer_is_in_the_document(schema: dict[str, Any], others: set[str]) -> None:
+    """Those that an API has under its own name, or does not have, are left out."""
+    assert set(OPENAI_NAMES) - set(schema["properties"]) == others

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import ssl
 import struct
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,9 +20,10 @@ from websockets.sync.client import ClientConnection, connect
 from tests.proxy.conftest import LISTEN, Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
 from tests.proxy.test_access import CREDENTIALS, TOKEN, make_certificate
-from tests.waiting import DEADLINE_S
+from tests.proxy.test_metrics import scrape, value
+from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.access import Credentials
-from torchmoor.config.limits import TimeoutSettings
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.config.websocket import WebSocketSettings
 
 MakeStage = Callable[..., Stage]
@@ -114,6 +117,13 @@ def closed(connection: ClientConnection) -> ConnectionClosed:
         return error
 
 
+def closed_inside_a_message(stage: Stage, connection: ClientConnection) -> ConnectionClosed:
+    """Let the time pass for which the proxy waits for the rest of the message, which is not sent."""
+    stage.until(lambda: connection.protocol.close_rcvd is not None, "the proxy's close frame has arrived")
+    stage.pass_time(6)
+    return closed(connection)
+
+
 def test_messages_are_answered_in_order(stage: Stage, responses: Responses, open_socket: OpenSocket) -> None:
     """Each is a streamed request with the connection's fields, and one at a time runs."""
     responses.gate = Gate()
@@ -164,14 +174,14 @@ def test_unstored_response_is_sent_again_with_the_next_input(
 
 def test_held_bytes_are_limited(make_stage: MakeStage, open_socket: OpenSocket) -> None:
     """A response that is too long is not kept; messages that are too long in total end their connection."""
-    stage = make_stage(websocket=WebSocketSettings(max_held_bytes=1_950))
+    stage = make_stage(websocket=WebSocketSettings(max_held_bytes=2_250))
     responses = Responses(stage)
     connection = open_socket(stage)
     first = ask(connection, store=False, input="x" * 1_800)["response"]
     ask(connection, store=False, previous_response_id=first["id"])
     assert responses.bodies[-1]["previous_response_id"] == first["id"]  # passed on: the instance does not know it
-    connection.socket.sendall(masked(b"x" * 3_000)[:2_000])
-    assert closed(connection).rcvd.code == 1013  # type: ignore[union-attr]
+    connection.socket.sendall(masked(b"x" * 3_000)[:2_300])
+    assert closed_inside_a_message(stage, connection).rcvd.code == 1013  # type: ignore[union-attr]
     stage.check_clean()
 
 
@@ -187,6 +197,25 @@ def test_long_and_binary_messages_end_the_connection(make_stage: MakeStage, open
         assert isinstance(error, ConnectionClosedError)
         assert error.rcvd is not None
         assert error.rcvd.code == code
+    stage.check_clean()
+
+
+def test_a_message_of_many_frames_takes_no_more_memory_than_its_bytes(stage: Stage, responses: Responses) -> None:
+    """16 MiB in frames of two bytes took 640 MB."""
+    num_frames = 50_000
+    with stage.socket() as sock:
+        sock.sendall(HANDSHAKE)
+        assert read_head(sock).startswith(b"HTTP/1.1 101")
+        sockets = stage.proxy.data.application.sockets
+        tracemalloc.start()
+        try:
+            sock.sendall(frame(1, b"xy", is_last=False) + frame(0, b"xy", is_last=False) * (num_frames - 1))
+            stage.until(lambda: sockets.held_bytes == 8 * num_frames, "all frames received")
+            gc.collect()
+            num_bytes = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+    assert 2 * num_frames <= num_bytes < 10 * num_frames
     stage.check_clean()
 
 
@@ -280,6 +309,61 @@ def test_odd_message_is_refused_and_the_connection_goes_on(
     connection = open_socket(stage)
     connection.send(message)
     assert receive(connection)["error"]["type"] == "invalid_request_error"
+    assert ask(connection)["type"] == "response.completed"
+
+
+def test_values_of_messages_are_limited(make_stage: MakeStage, open_socket: OpenSocket) -> None:
+    """A parsed value takes many times its bytes: of one message, and of all messages that are being answered."""
+    stage = make_stage(websocket=WebSocketSettings(max_message_values=1_000, max_held_bytes=120_000))
+    responses = Responses(stage)
+    connection = open_socket(stage)
+    refused = ask(connection, input=[{}] * 1_000)["error"]
+    assert (refused["type"], "JSON values" in refused["message"]) == ("invalid_request_error", True)
+
+    responses.gate = Gate()
+    many = [{}] * 450
+    send(connection, input=many)
+    responses.gate.wait_reached()
+    other = open_socket(stage)
+    assert (busy := ask(other, input=many))["status"] == 503
+    assert busy["error"]["type"] == "server_error"
+    responses.gate.open()
+    while receive(connection)["type"] != "response.completed":
+        pass
+    assert ask(other, input=many)["type"] == "response.completed"
+    connection.close()
+    other.close()
+    stage.check_clean()
+
+
+def test_message_that_does_not_arrive_whole_ends_its_connection(make_stage: MakeStage, open_socket: OpenSocket) -> None:
+    """Its bytes count for all connections. The client keeps answering pings."""
+    websocket = WebSocketSettings(ping_interval_s=1_000, idle_timeout_s=1_000)
+    stage = make_stage(websocket=websocket, limits=LimitSettings(body_timeout_s=60))
+    responses = Responses(stage)
+    connection = open_socket(stage)
+    responses.gate = Gate()
+    send(connection)
+    responses.gate.wait_reached()
+    connection.socket.sendall(masked(b"x" * 3_000)[:2_000])
+    sockets = stage.proxy.data.application.sockets
+    stage.until(lambda: sockets.held_bytes > 2_000, "a part of the next message has arrived")
+    responses.gate.open()
+    while receive(connection)["type"] != "response.completed":
+        pass
+    stage.pass_time(50)
+    stage.pass_time(61)
+    closing = closed_inside_a_message(stage, connection).rcvd
+    assert (closing.code, closing.reason) == (1008, "The message did not arrive in time.")  # type: ignore[union-attr]
+    stage.check_clean()
+
+
+def test_pings_between_messages_are_not_counted(stage: Stage, responses: Responses, open_socket: OpenSocket) -> None:
+    connection = open_socket(stage)
+    for _ in range(20):
+        assert connection.ping(b"x" * 125).wait(DEADLINE_S)
+    assert stage.proxy.data.application.sockets.held_bytes == 0
+    stage.pass_time(61)
     assert ask(connection)["type"] == "response.completed"
 
 
@@ -404,6 +488,32 @@ def stop_and_look(stage: Stage, open_socket: OpenSocket) -> None:
     assert [receive(busy)["type"] for _ in range(2)] == ["response.created", "response.completed"]
     assert closed(busy).rcvd.code == 1001  # type: ignore[union-attr]
     assert len(responses.bodies) == 1
+
+
+def test_open_connections_are_a_metric(stage: Stage, responses: Responses, open_socket: OpenSocket) -> None:
+    """It falls when a client ends its connection, breaks the rules, or vanishes; refused ones never count."""
+
+    def count() -> float:
+        return value(scrape(stage), "WebSocketConnections", "WebSocketConnections")
+
+    assert count() == 0
+    ending, breaking, vanishing = open_socket(stage), open_socket(stage), stage.socket()
+    vanishing.sendall(HANDSHAKE)
+    read_head(vanishing)
+    assert ask(ending)["type"] == "response.completed"
+    with pytest.raises(InvalidStatus):
+        open_socket(stage, "/v1/conversations")
+    assert count() == 3
+
+    ending.close()
+    wait_until(lambda: count() == 2, "one has ended")
+    breaking.send(b"no text")
+    assert closed(breaking).rcvd.code == 1003  # type: ignore[union-attr]
+    wait_until(lambda: count() == 1, "one is closed")
+    vanishing.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+    vanishing.close()
+    wait_until(lambda: count() == 0, "none is left")
+    stage.check_clean()
 
 
 def test_callers_need_a_token_which_is_checked_for_each_message(make_stage: MakeStage, open_socket: OpenSocket) -> None:

@@ -198,6 +198,7 @@ async def enter(settings: ObserveSettings) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_every_proxy_process_sends_its_spans(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -121,6 +121,23 @@ def run_fleet(
                 process.wait(timeout=60)
         if was_running:
             assert process.returncode == 0, log.read_text()[-4000:]
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Fleet], Any]:
+    """Return a function that makes boto3's clients, which know a fleet by AWS_ENDPOINT_URL only."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    def make(service: str, fleet: Fleet) -> Any:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", fleet.runtime)
+        return boto3.client(service, config=Config(retries={"total_max_attempts": 1}, read_timeout=90))
+
+    return make
 
 
 @pytest.fixture(scope="session")

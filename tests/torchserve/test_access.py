@@ -1,5 +1,6 @@
 """A guarded fleet of real TorchServe instances, from boto3 to the session in the worker's memory."""
 
+import json
 import os
 import secrets
 import signal
@@ -13,8 +14,13 @@ import openai
 import psutil
 import pytest
 import requests
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.credentials import Credentials as BotoCredentials
 from botocore.exceptions import ClientError
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect as socket_connect
 
 from tests.proxy.test_access import make_certificate
 from tests.torchserve.conftest import Fleet, run_fleet
@@ -112,6 +118,49 @@ def test_responses_belong_to_their_callers(guarded: Fleet, certificate: tuple[Pa
         assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
         assert alice.responses.retrieve(first.id) == first
 
+        compacted: Any = [item.to_dict() for item in alice.responses.compact(model="llava", input="Hello").output]
+        file = alice.files.create(file=draw("circle", "red"), purpose="vision")
+        with pytest.raises(openai.NotFoundError):
+            bob.responses.create(model="llava", input=[*compacted, {"role": "user", "content": "And this?"}])
+        with pytest.raises(openai.NotFoundError):
+            bob.files.content(file.id)
+        assert bob.files.list().data == []
+
+
+def sign(fleet: Fleet, key_id: str) -> dict[str, str]:
+    """Return the header fields of a signed handshake."""
+    request = AWSRequest("GET", f"{fleet.runtime}/v1/responses")
+    SigV4Auth(BotoCredentials(key_id, KEYS[key_id]), "sagemaker", "us-east-1").add_auth(request)
+    return dict(request.headers)
+
+
+def test_websockets_of_a_guarded_fleet_belong_to_their_callers(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
+    """A token and a signature open one; another caller's response is not found there."""
+    context = ssl.create_default_context(cafile=certificate[0])
+    address = guarded.runtime.replace("https://", "wss://") + "/v1/responses"
+    message = {"type": "response.create", "model": "llava", "input": "What is this?", "max_output_tokens": 2}
+
+    def ask(headers: dict[str, str], **fields: str) -> dict[str, Any]:
+        with socket_connect(address, ssl=context, additional_headers=headers, open_timeout=60) as client:
+            client.send(json.dumps({**message, **fields}))
+            while True:
+                last: dict[str, Any] = json.loads(client.recv(timeout=90))
+                if last["type"] in ("response.completed", "response.incomplete", "error"):
+                    return last
+
+    callers = {"token": {"Authorization": f"Bearer {TOKEN}"}, "key": sign(guarded, "AKIAONE")}
+    first = {name: ask(headers)["response"]["id"] for name, headers in callers.items()}
+
+    assert ask(callers["token"], previous_response_id=first["token"])["type"] == "response.incomplete"
+    assert ask(sign(guarded, "AKIAONE"), previous_response_id=first["key"])["type"] == "response.incomplete"
+    for headers in (callers["token"], sign(guarded, "AKIATWO")):
+        assert ask(headers, previous_response_id=first["key"])["error"]["code"] == "previous_response_not_found"
+    wrong = {**sign(guarded, "AKIAONE"), "X-Amz-Date": "20200101T000000Z"}
+    for headers, status in (({}, 401), ({"Authorization": "Bearer wrong"}, 401), (wrong, 401)):
+        with pytest.raises(InvalidStatus) as caught:
+            ask(headers)
+        assert caught.value.response.status_code == status
+
 
 def test_only_the_proxy_is_reached(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
     """TorchServe listens on loopback and never receives clients' secrets; the proxy serves its inference paths only."""
@@ -144,6 +193,7 @@ def listening_hosts(ports: set[int]) -> set[str]:
     return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port in ports}
 
 
+@pytest.mark.slow
 def test_without_a_journal_a_dead_workers_session_is_lost(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
     """Without a journal, the next question of a lost session is a ValidationError with advice."""
     client = connect(guarded, certificate, "AKIAONE")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +12,10 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
-import yaml
 
 from tests.servers import BUCKET, S3Server
-from tests.torchserve.conftest import ROOT, Fleet
+from tests.torchserve.configured_proxy import serve_configured
+from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
 from tests.torchserve.test_sdk_clients import run
 from tests.waiting import wait_until
@@ -40,31 +38,12 @@ def s3_proxy(fleet: Fleet, s3_server: S3Server, tmp_path_factory: pytest.TempPat
     content = {
         "Endpoints": [{"EndpointConfig": config}],
         "Instances": [{"name": each["name"], "port": each["port"]} for each in fleet.instances()],
-        "listen": {"port": 0, "admin_port": 0},
         "async_inference": {"queue": f"sqlite://{folder / 'queue.db'}"},
     }
-    (folder / "proxy.yaml").write_text(yaml.safe_dump(content))
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "torchmoor", "serve", "--config", str(folder / "proxy.yaml")],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env={**environment, **s3_server.environment},
-        )
-    with process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, (folder / "log").read_text()[-4000:]
-            where = json.loads(line)
-            wait_until(lambda: requests.get(f"{where['admin']}/healthz", timeout=60).ok, "the proxy has instances")
-            yield where["runtime"]
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
+    with serve_configured(fleet, folder, content, {**environment, **s3_server.environment}) as served:
+        wait_until(lambda: requests.get(f"{served.admin}/healthz", timeout=60).ok, "the proxy has instances")
+        yield served.runtime
 
 
 def client_of(server: S3Server) -> str:

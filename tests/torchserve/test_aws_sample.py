@@ -95,7 +95,7 @@ def test_every_failing_step_has_its_own_message(notebook: Notebook, picture_serv
         ({"type": "send_text_prompt"}, live, "ModelError: .*'prompt_text' must be a text"),
         ({**ask, "type": "send_prompt"}, live, "ModelError: .*'type' must be one of start_session"),
         (start(f"{picture_server}/gone.png"), "NEW_SESSION", "ModelError: .*answered with status 404"),
-        (start(f"{picture_server}/text.png"), "NEW_SESSION", "ModelError: .*no image of a known format"),
+        (start(f"{picture_server}/text.png"), "NEW_SESSION", "ModelError: .*not an image of a known format"),
         (start("http://169.254.169.254/"), "NEW_SESSION", "ModelError: .*leads to a private or local network"),
         (start(circle), live, "ModelError: .*a session is opened without an id"),
     ):

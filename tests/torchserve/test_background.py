@@ -48,6 +48,7 @@ def listed(user: User) -> list[dict[str, Any]]:
     return fleets
 
 
+@pytest.mark.slow
 def test_a_fleet_in_the_background_is_found_followed_and_stopped(user: User) -> None:
     """The command returns when the fleet answers; afterwards status, logs and stop work without an address."""
     started = user.run("up", "-d", "--port", "0", "--admin-port", "0")

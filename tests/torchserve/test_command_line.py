@@ -142,7 +142,7 @@ def test_a_reader_that_has_enough_ends_the_question(fleet: Fleet, picture: str, 
     """`torchmoor ask ... | head -c 1` ends early, and its session is closed, too."""
     with begin_unread(fleet, "ask", "Where is it?", picture, *ENDLESS) as (process, reader):
         assert process.stderr is not None
-        reader.close()
+        reader.shutdown(socket.SHUT_RD)  # to close it while it has unread bytes would be a reset
         errors = process.stderr.read()
         process.wait(60)
 

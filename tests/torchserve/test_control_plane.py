@@ -10,9 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from tests.torchserve.conftest import Fleet, run_fleet
@@ -25,23 +23,6 @@ IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-inference:2.6.0-cp
 ROLE = "arn:aws:iam::000000000000:role/anything-at-all"
 SCALING = "application-autoscaling"
 QUICK = {"Delay": 1, "MaxAttempts": 120}
-
-
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that makes boto3's clients, which know a fleet by AWS_ENDPOINT_URL only."""
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-
-    def make(service: str, fleet: Fleet) -> Any:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", fleet.runtime)
-        return boto3.client(service, config=Config(retries={"total_max_attempts": 1}, read_timeout=90))
-
-    return make
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +185,7 @@ def test_a_model_that_cannot_be_loaded_fails_and_says_why(plane: Fleet, aws: Any
     wait(client, "endpoint_deleted", "broken")
 
 
+@pytest.mark.slow
 def test_resources_survive_a_kill_and_no_process_stays(archives: Path, tmp_path: Path, aws: Any) -> None:
     run_dir = tmp_path / "run"
     with run_fleet("--control-plane", run_dir=run_dir, log=tmp_path / "first.log") as first:
@@ -369,27 +351,3 @@ def test_the_published_policy_scales_an_endpoint_to_zero_and_back(plane: Fleet, 
     client.delete_endpoint(EndpointName="rare")
     wait(client, "endpoint_deleted", "rare")
     assert plane.instances() == []
-
-
-def test_the_logs_of_instances_are_read_like_cloudwatchs(fleet: Fleet, aws: Any) -> None:
-    """Also of endpoints that the command line names, without --control-plane."""
-    logs, group = aws("logs", fleet), "/aws/sagemaker/Endpoints/llava"
-    streams = logs.describe_log_streams(logGroupName=group)["logStreams"]
-    assert [each["logStreamName"] for each in streams] == ["AllTraffic/llava-0", "AllTraffic/llava-1"]
-    assert streams[0]["firstEventTimestamp"] <= streams[0]["lastEventTimestamp"]
-    stream = {"logGroupName": group, "logStreamName": "AllTraffic/llava-0"}
-    every = logs.get_log_events(**stream, startFromHead=True)
-    first = logs.get_log_events(**stream, startFromHead=True, limit=1)
-    second = logs.get_log_events(**stream, nextToken=first["nextForwardToken"], limit=1)
-    assert first["events"] + second["events"] == every["events"][:2]
-    before = logs.get_log_events(**stream, nextToken=second["nextBackwardToken"], limit=1)
-    assert before["events"] == first["events"]
-    found = logs.filter_log_events(logGroupName=group, filterPattern='MODEL_LOG -"no such words"', limit=3)
-    assert all("MODEL_LOG" in each["message"] for each in found["events"])
-    assert len(found["events"]) == 3
-    rest = logs.filter_log_events(logGroupName=group, filterPattern="MODEL_LOG", nextToken=found["nextToken"])
-    assert rest["events"][0] not in found["events"]
-    for missing in ({"logGroupName": group + "-2", "logStreamName": "a"}, {**stream, "logStreamName": "../llava-0"}):
-        with pytest.raises(ClientError, match="does not exist") as caught:
-            logs.get_log_events(**missing)
-        assert caught.value.response["Error"]["Code"] == "ResourceNotFoundException"

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tests.torchserve.conftest import ROOT, Fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_curl import curl
-from torchmoor.wire.headers import CONTEXT_TOKENS, PREFILL_TOKENS
+from torchmoor.wire.receipt import CONTEXT_TOKENS, PREFILL_TOKENS
 
 pytestmark = pytest.mark.torchserve
 

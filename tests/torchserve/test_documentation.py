@@ -1,6 +1,6 @@
 """Run the examples of README.md and of pages in docs/ unchanged, except for the address.
 
-tests/documented/test_readme.py runs all of README.md, with its shell commands.
+tests/documented runs all of README.md, with its shell commands, and the shell commands of more pages.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torchserve.conftest import ROOT, Fleet, run_fleet
+from tests.torchserve.conftest import ROOT, Fleet
 from tests.torchserve.test_sdk_clients import require_clients
 
 pytestmark = pytest.mark.torchserve
@@ -19,7 +19,6 @@ README = ROOT / "README.md"
 RUNTIME_API = ROOT / "docs" / "runtime-api.md"
 CLIENTS = ROOT / "docs" / "clients.md"
 STRUCTURED_OUTPUT = ROOT / "docs" / "structured-output.md"
-OWN_MODEL = ROOT / "docs" / "own-model.md"
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -99,18 +98,3 @@ def test_python_of_the_clients_works(fleet: Fleet) -> None:
     assert answers[1] == "The circle is redThe circle is red."
     assert "circle" in answers[2]
     assert waited == streamed + "\n"
-
-
-def test_handler_of_ones_own_is_served_as_the_page_says(tmp_path: Path) -> None:
-    """A single-file handler without any import of this project is served, and sessions stay with their instance."""
-    archive, _ = next(block for block in blocks(OWN_MODEL, "bash") if "archiver" in block).split("torchmoor up")
-    program = Path(sys.executable).with_name("torch-model-archiver")
-    archive = archive.replace("torch-model-archiver", str(program)).replace("my_store", str(tmp_path / "store"))
-    subprocess.run(["bash", "-euc", archive], cwd=ROOT, check=True, timeout=60)
-    options = ("--model-store", str(tmp_path / "store"), "--endpoint", "notes", "--instances", "2")
-
-    with run_fleet(*options, run_dir=tmp_path / "run", log=tmp_path / "log") as notes:
-        found, closed = run(notes, sys.executable, *blocks(OWN_MODEL, "python")).splitlines()
-
-    assert found == "{'found': ['the door is green']}"
-    assert closed.startswith("notes-")

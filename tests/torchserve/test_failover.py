@@ -6,12 +6,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx2
 import openai
 import pytest
 import requests
@@ -27,6 +29,7 @@ from tests.torchserve.test_faults import (
     processes_below,
     ready_instances,
     slowed_worker,
+    slowed_workers,
     stopped_worker,
     worker_pids,
 )
@@ -51,14 +54,14 @@ class Three:
 
 @pytest.fixture(scope="module")
 def three(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
-    """Run the fleet; after Ctrl-C, neither processes nor files of it remain."""
+    """Run the fleet; after Ctrl-C, no processes of it remain, and only the files of asynchronous requests."""
     folder = tmp_path_factory.mktemp("three")
     run_dir, journal = folder / "run", folder / "journal"
     arguments = ("--instances", str(NUM_INSTANCES), "--journal", journal.as_uri())
     with run_fleet(*arguments, run_dir=run_dir, log=folder / "up.log") as fleet:
         yield Three(fleet, run_dir, journal)
     assert processes_below(run_dir) == []
-    assert not run_dir.exists()
+    assert not run_dir.exists() or [path.name for path in run_dir.iterdir()] == ["async"]
 
 
 class Talk(threading.Thread):
@@ -214,9 +217,7 @@ def test_responses_survive_the_death_of_their_instance(three: Three) -> None:
         victim, first = raw.headers["x-torchmoor-instance"], raw.parse()
         second = gpt.responses.create(model="llava", input="What shape is it?", previous_response_id=first.id)
 
-        os.kill(find_jvm(three.run_dir, victim), signal.SIGKILL)
-        for pid in worker_pids(three.run_dir, victim):
-            os.kill(pid, signal.SIGKILL)
+        kill_instance(three, victim)
 
         assert gpt.responses.retrieve(first.id) == first
         third = gpt.responses.create(model="llava", input=QUESTION, previous_response_id=second.id)
@@ -275,14 +276,54 @@ def test_a_chain_of_20_responses_survives_kills(three: Three) -> None:
 def respond_while_killed(three: Three, gpt: openai.OpenAI, turn: Any) -> Any:
     """Stream a response whose instance is killed after the first text. Return it."""
     long = {"temperature": ENDLESS["temperature"], "max_output_tokens": 200, "extra_body": {"seed": ENDLESS["seed"]}}
-    raw = gpt.responses.with_raw_response.create(**turn, **long, stream=True)
-    event: Any = None
-    is_killed = False
-    for event in raw.parse():
-        if event.type == "response.output_text.delta" and not is_killed:
-            is_killed = True
-            kill(three, raw.headers[INSTANCE])
-    return event.response
+    wait_until(lambda: len(ready_instances(three.fleet)) == NUM_INSTANCES, "the workers are back", **PATIENTLY)
+    before = num_continued(three.fleet)
+    with slowed_workers(three.fleet):
+        raw = gpt.responses.with_raw_response.create(**turn, **long, stream=True)
+        events = iter(raw.parse())
+        next(event for event in events if event.type == "response.output_text.delta")
+        kill(three, raw.headers[INSTANCE])
+    *_, last = events
+    assert num_continued(three.fleet) == before + 1
+    return last.response
+
+
+def test_a_response_in_the_background_is_generated_again_when_its_instance_dies(three: Three) -> None:
+    """kill -9 hits the instance during the answer. A client that follows it gets each event once, and the same text."""
+    picture: Any = {"type": "input_image", "image_url": data_url(draw("circle", "red")), "detail": "auto"}
+    asked: Any = [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}, picture]}]
+    turn: Any = {"model": "llava", "input": asked, "temperature": ENDLESS["temperature"], "max_output_tokens": 200}
+    turn["extra_body"] = {"seed": ENDLESS["seed"]}
+    with openai.OpenAI(base_url=f"{three.fleet.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt:
+        wait_until(lambda: len(ready_instances(three.fleet)) == NUM_INSTANCES, "all instances are there", **PATIENTLY)
+        events: list[Any] = []
+        with slowed_workers(three.fleet), suppress(openai.OpenAIError, httpx2.HTTPError):
+            raw = gpt.responses.with_raw_response.create(**turn, background=True, stream=True)
+            for event in raw.parse():
+                events.append(event)
+                if len(events) == 20:
+                    kill_instance(three, raw.headers[INSTANCE])
+        response_id = events[0].response.id
+        deadline = time.monotonic() + 60
+        while events[-1].type != "response.incomplete" and time.monotonic() < deadline:
+            with suppress(openai.OpenAIError, httpx2.HTTPError):
+                events += gpt.responses.retrieve(response_id, stream=True, starting_after=events[-1].sequence_number)
+        stored = list(gpt.responses.retrieve(response_id, stream=True))
+        direct = gpt.responses.create(**turn)
+
+    assert len(events) > 20
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events == stored
+    assert events[-1].response.output_text == direct.output_text
+    place = read_response_id(response_id)
+    assert place is not None
+    assert len(recorded_turns(three.journal, place.session_id)) == 1
+
+
+def kill_instance(three: Three, victim: str) -> None:
+    """Kill an instance's TorchServe and its workers."""
+    for pid in (find_jvm(three.run_dir, victim), *worker_pids(three.run_dir, victim)):
+        os.kill(pid, signal.SIGKILL)
 
 
 def kill(three: Three, victim: str) -> None:

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -87,6 +87,15 @@ def slowed_worker(folder: Path, instance: str) -> Iterator[None]:
         thread.join()
 
 
+@contextmanager
+def slowed_workers(fleet: Fleet) -> Iterator[None]:
+    """Slow all instances of a fleet."""
+    with ExitStack() as stack:
+        for instance in fleet.instances():
+            stack.enter_context(slowed_worker(fleet.run_dir, instance["name"]))
+        yield
+
+
 def ask_until_answered(chat: Chat, question: str) -> str:
     """Ask like a patient client, which retries while the service is unavailable."""
     deadline = time.monotonic() + DEADLINE_S
@@ -113,8 +122,9 @@ def test_missing_archive_is_a_clear_error(tmp_path: Path) -> None:
     assert "make archives" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_configuration_that_cannot_be_served_ends_up_with_its_reason(archives: Path, tmp_path: Path) -> None:
-    """`torchmoor up` ends with the worker's message instead of retrying for ever."""
+    """`torchmoor up` ends with the worker's message instead of retrying forever."""
     log = tmp_path / "up.log"
 
     with (

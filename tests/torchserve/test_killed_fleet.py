@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types import FileObject
 from openai.types.responses import Response
 
 from tests.torchserve.conftest import Fleet, run_small
@@ -23,6 +24,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.ends_fleet, pytest.mark.timeout(240)]
 COLORS = ("red", "green", "blue")
 NUM_REQUESTS = 100
+NUM_QUEUED = 5
 LONG_QUESTION = "What color is the circle, please, as exactly as you can tell it from the picture that you see? " * 2
 
 
@@ -36,6 +38,8 @@ class Restarted:
     colors: list[str]  # the expected answer of each
     session_id: str
     responses: list[Response]  # a chain
+    queued: list[Response]  # in the background
+    file: FileObject
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +52,16 @@ def restarted(small: Fleet) -> Iterator[Restarted]:
     chat = open_session(small.client(), image=data_url(draw("circle", "red")))
     chat.ask(LONG_QUESTION)
     responses = respond(small)
+    with openai_client(small) as gpt:
+        file = gpt.files.create(file=draw("square", "green"), purpose="vision")
     wait_until(lambda: small.status("llava-0")["stored_kv"]["written"] > 0, "the session's KV cache is written")
     for _ in range(NUM_REQUESTS):
         colors.append(rng.choice(COLORS))
         answers.append(submit(small, Body=question(colors[-1])))
+    with openai_client(small) as gpt:
+        last = responses[-1].id
+        asked: Any = {"model": "llava", "input": "What color is it?", "previous_response_id": last}
+        queued = [gpt.responses.create(**asked, background=True) for _ in range(NUM_QUEUED)]
     wait_until_some(answers, 0.2)
     workers = worker_pids(small.run_dir, "llava-0")
     assert workers
@@ -61,7 +71,7 @@ def restarted(small: Fleet) -> Iterator[Restarted]:
     small.process.kill()
     small.process.wait(timeout=60)
     with run_small(folder, "second.log") as fleet:
-        yield Restarted(fleet, folder, answers, colors, chat.id, responses)
+        yield Restarted(fleet, folder, answers, colors, chat.id, responses, queued, file)
 
 
 @contextmanager
@@ -136,6 +146,25 @@ def test_every_response_survives_a_restart_of_the_whole_fleet(restarted: Restart
                 model="llava", input="What color is the circle?", previous_response_id=last
             ).output_text
         )
+
+
+def test_every_response_in_the_background_is_generated_after_a_restart(restarted: Restarted) -> None:
+    """Each was acknowledged before the kill and waited in the queue."""
+    with openai_client(restarted.fleet) as gpt:
+        for each in restarted.queued:
+            wait_until(
+                lambda each=each: gpt.responses.retrieve(each.id).status == "completed",  # type: ignore[misc]
+                "the response is complete",
+                **PATIENTLY,
+            )
+            assert "red" in gpt.responses.retrieve(each.id).output_text
+
+
+def test_every_file_survives_a_restart_of_the_whole_fleet(restarted: Restarted) -> None:
+    """Its list, too."""
+    with openai_client(restarted.fleet) as gpt:
+        assert restarted.file in list(gpt.files.list())
+        assert gpt.files.content(restarted.file.id).read() == draw("square", "green")
 
 
 def test_up_killed_with_9_takes_its_instances_along(restarted: Restarted) -> None:

@@ -22,7 +22,9 @@ from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, environ
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", ResourceWarning)  # TorchServe leaves its version file open
-    from handlers.metrics import CHAT_METRICS, COUNTER, GAUGE, PREFIX
+    from handlers.chat.metrics import CHAT_METRICS
+    from handlers.counters import COUNTER, GAUGE
+    from handlers.metrics_publisher import PREFIX
 
 pytestmark = pytest.mark.torchserve
 
@@ -92,6 +94,7 @@ def test_metrics_follow_a_worker_at_rest(fleet: Fleet) -> None:
     )
 
 
+@pytest.mark.slow
 def test_bare_torchserve_shows_them_too(archives: Path, tmp_path: Path) -> None:
     """The repository's configuration gives a bare TorchServe the same metrics; only the ports differ here."""
     ports = find_free_ports(5)

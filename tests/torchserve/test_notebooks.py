@@ -102,7 +102,7 @@ def test_a_session_stays_where_its_picture_is(execute: Execute) -> None:
     assert mistakes["expired"] == "ValidationError: this session has expired; open a new one"
     assert mistakes["not an id of ours"].startswith("ValidationError: The session id is not valid")
     assert mistakes["no question"] == "ModelError: 'prompt_text' must be a text that is not empty"
-    assert mistakes["no picture"].startswith("ModelError: the bytes are no image of a known format")
+    assert mistakes["no picture"].startswith("ModelError: the bytes are not an image of a known format")
     assert deleted == "[]\n"
 
 

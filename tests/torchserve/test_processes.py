@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from botocore.exceptions import BotoCoreError
 from websockets.sync.client import connect
@@ -20,7 +21,7 @@ from tests.torchserve.test_faults import processes_below, ready_instances
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.redis, pytest.mark.timeout(240)]
 
 
 def proxies_of(fleet_pid: int) -> list[int]:
@@ -126,3 +127,12 @@ def test_sessions_in_valkey_survive_their_instance(two: Fleet, redis_server: Red
             return sorted(key.decode().rpartition(":")[2] for key in client.scan_iter(f"*{session_id}*"))
 
     check_fleet(two, kept, ["account", "events", "pictures"], ["closed"])
+
+
+def test_each_process_accepts_responses_in_the_background(two: Fleet) -> None:
+    """One process works on the queue; every process answers for all responses. Each request has its own connection."""
+    options: Any = {"default_headers": {"Connection": "close"}, "timeout": 60, "max_retries": 0}
+    with openai.OpenAI(base_url=f"{two.runtime}/v1", api_key="any", **options) as gpt:
+        asked: Any = {"model": "llava", "input": "hello", "background": True}
+        ids = [gpt.responses.create(**asked).id for _ in range(6)]
+        wait_until(lambda: all(gpt.responses.retrieve(each).status == "completed" for each in ids), "all are complete")

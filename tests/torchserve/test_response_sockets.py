@@ -1,22 +1,36 @@
 """OpenAI's Responses API over WebSocket, through OpenAI's own client, on real TorchServe instances."""
 
+import json
+import re
+import socket
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import openai
 import pytest
+import requests
 from openai.resources.responses.responses import ResponsesConnection
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from tests.torchserve.conftest import Fleet
+from tests.torchserve.test_faults import slowed_workers
 from tests.torchserve.test_responses import COLOR, FIRST, SHAPE
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.torchserve,
     pytest.mark.filterwarnings(r"ignore:connect\(\) must be used as a context manager"),  # OpenAI's client does not
 ]
+NUMBERS: Any = {
+    "type": "object",
+    "properties": {"numbers": {"type": "array", "items": {"const": 7}, "minItems": 150, "maxItems": 150}},
+    "required": ["numbers"],
+    "additionalProperties": False,
+}
+LONG: Any = {"text": {"format": {"type": "json_schema", "name": "numbers", "schema": NUMBERS, "strict": True}}}
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
@@ -148,7 +162,75 @@ def test_pages_of_other_sites_may_not_connect(fleet: Fleet) -> None:
     with pytest.raises(InvalidStatus) as caught, connect(address, origin=foreign, open_timeout=60):
         pass
     assert caught.value.response.status_code == 403
+    handshake = {
+        **{"Host": "evil.example", "Connection": "Upgrade", "Upgrade": "websocket"},
+        **{"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Version": "13"},
+    }
+    assert requests.get(f"{fleet.runtime}/v1/responses", headers=handshake, timeout=60).status_code == 403
     own: Any = fleet.runtime
-    with connect(address, origin=own, open_timeout=60) as socket:
-        socket.send("{")
-        assert "not valid JSON" in str(socket.recv(timeout=60))
+    with connect(address, origin=own, open_timeout=60) as client:
+        client.send("{")
+        assert "not valid JSON" in str(client.recv(timeout=60))
+
+
+def address_of(fleet: Fleet) -> str:
+    return fleet.runtime.replace("http://", "ws://") + "/v1/responses"
+
+
+def num_open(fleet: Fleet) -> float:
+    page = requests.get(f"{fleet.admin}/metrics", timeout=60).text
+    [value] = re.findall(r"^WebSocketConnections (.*)$", page, re.MULTILINE)
+    return float(value)
+
+
+def create(given: Any, **fields: Any) -> str:
+    return json.dumps({"type": "response.create", "model": "llava", "input": given, **fields})
+
+
+def test_a_cut_connection_ends_its_answer(fleet: Fleet) -> None:
+    """The instance stops the turn, and the connection counts no longer."""
+    wait_until(lambda: num_open(fleet) == 0, "no connection of another test is left")
+    with slowed_workers(fleet):
+        client = connect(address_of(fleet), open_timeout=60)
+        client.send(create("Count", **LONG))
+        while "output_text.delta" not in str(client.recv(timeout=60)):
+            pass
+        assert num_open(fleet) == 1
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.socket.shutdown(socket.SHUT_RDWR)
+        with suppress(ConnectionClosed):
+            while True:
+                assert "response.completed" not in str(client.recv(timeout=60))
+
+    wait_until(lambda: num_open(fleet) == 0, "the connection is forgotten")
+    wait_until(
+        lambda: not any(fleet.status(name)["turns"]["running"] for name in ("llava-0", "llava-1")), "no turn is left"
+    )
+
+
+def test_many_messages_at_once_are_answered_in_order(fleet: Fleet) -> None:
+    """A client that does not wait for the answers gets each of them whole."""
+    with connect(address_of(fleet), open_timeout=60) as client:
+        for number in range(20):
+            client.send(create("Hello", max_output_tokens=1, metadata={"number": str(number)}))
+        numbers: list[str] = []
+        while len(numbers) < 20:
+            event = json.loads(client.recv(timeout=60))
+            if event["type"] in LAST:
+                numbers.append(event["response"]["metadata"]["number"])
+
+    assert numbers == [str(number) for number in range(20)]
+
+
+def test_frames_out_of_order_end_the_connection(fleet: Fleet) -> None:
+    """Others go on."""
+    with connect(address_of(fleet), open_timeout=60) as other, connect(address_of(fleet), open_timeout=60) as client:
+        client.socket.sendall(b"\x80\x81\0\0\0\0x")  # the end of a message that has not begun
+        with pytest.raises(ConnectionClosed) as caught:
+            client.recv(timeout=60)
+        other.send(create("Hello", max_output_tokens=1))
+        assert json.loads(other.recv(timeout=60))["type"] == "response.created"
+
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == 1002
+    wait_until(lambda: num_open(fleet) == 0, "both connections are forgotten")

@@ -284,6 +284,27 @@ def test_file_is_sent_once_and_named_by_many(gpt: openai.OpenAI) -> None:
     assert "red" in gpt.responses.create(model="llava", input=COLOR, conversation=talk.id).output_text
 
 
+def test_files_are_listed_in_pages(gpt: openai.OpenAI) -> None:
+    """OpenAI's pagination finds each file once, whichever instance keeps it; other purposes have none."""
+    before = {file.id for file in gpt.files.list()}
+    made = [gpt.files.create(file=draw("circle", color), purpose="vision") for color in ("red", "green", "blue")]
+
+    pages = [file.id for file in gpt.files.list(limit=2, order="asc", purpose="vision")]
+
+    assert len(pages) == len(set(pages))
+    assert set(pages) - before == {file.id for file in made}
+    assert {file.id: file for file in gpt.files.list(limit=1)}[made[0].id] == made[0]
+    assert gpt.files.list(purpose="batch").data == []
+    for file in made:
+        gpt.files.delete(file.id)
+    assert {file.id for file in gpt.files.list()} == before
+    after_deleted = gpt.files.list(after=made[0].id).data
+    assert {file.id for file in after_deleted} <= before
+    with pytest.raises(openai.BadRequestError) as caught:
+        gpt.files.list(limit=0)
+    assert caught.value.param == "limit"
+
+
 @pytest.mark.parametrize(("content", "purpose"), [(b"no picture", "vision"), (draw("circle", "red"), "batch")])
 def test_only_pictures_are_files(gpt: openai.OpenAI, content: bytes, purpose: Any) -> None:
     """Other purposes and contents are refused."""
@@ -312,7 +333,7 @@ def test_parsed_answer_follows_its_schema(gpt: openai.OpenAI) -> None:
         ({"input": [{"role": "user", "content": [{"type": "text"}]}]}, "input[0].content[0].type", "invalid_value"),
         ({"max_output_tokens": 0}, "max_output_tokens", "InvalidRequest"),
         ({"metadata": {"a": 1}}, "metadata", "InvalidRequest"),
-        ({"background": True}, "background", "unsupported_value"),
+        ({"background": "yes"}, "background", "unsupported_value"),
         ({"include": ["everything"]}, "include", "unsupported_value"),
     ],
 )

@@ -98,6 +98,7 @@ def test_forgotten_sessions_in_s3_can_be_asked_again(from_s3: Fleet) -> None:
     check_forgotten(from_s3, 3 * MAX_SESSIONS)
 
 
+@pytest.mark.slow
 def test_sessions_in_s3_survive_their_instance(from_s3: Fleet, s3_server: S3Server) -> None:
     """After kill -9 of a JVM, sessions continue elsewhere with the environment's credentials."""
 

@@ -2,19 +2,16 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import requests
-import yaml
 
-from tests.torchserve.conftest import ROOT, Fleet
-from tests.waiting import DEADLINE_S, wait_until
+from tests.torchserve.configured_proxy import serve_configured
+from tests.torchserve.conftest import Fleet
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.torchserve
 WEIGHTS = {"blue": 3, "green": 1, "dark": 0}
@@ -30,27 +27,16 @@ def split(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fl
     variants = [
         {"VariantName": name, "ModelName": "llava", "InitialVariantWeight": weight} for name, weight in WEIGHTS.items()
     ]
-    config = tmp_path_factory.mktemp("split") / "torchmoor.yaml"
     content = {
         "Endpoints": [{"EndpointConfig": {"EndpointConfigName": "chat", "ProductionVariants": variants}}],
         "Instances": [
             {"name": name, "variant": name, "host": instance["host"], "port": instance["port"]}
             for name, instance in (("blue", one), ("green", two), ("dark", two))
         ],
-        "listen": {"port": 0, "admin_port": 0},
     }
-    config.write_text(yaml.safe_dump(content))
-    command = [sys.executable, "-m", "torchmoor", "serve", "--config", str(config)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            where = json.loads(process.stdout.readline())
-            running = replace(fleet, runtime=where["runtime"], admin=where["admin"], process=process)
-            wait_until(lambda: all(i["state"] == "ready" for i in running.instances()), "all instances ready")
-            yield running
-        finally:
-            process.terminate()
-        assert process.wait(DEADLINE_S) == 0
+    with serve_configured(fleet, tmp_path_factory.mktemp("split"), content) as running:
+        wait_until(lambda: all(i["state"] == "ready" for i in running.instances()), "all instances ready")
+        yield running
 
 
 def invoke(client: Any, **arguments: str) -> str:

@@ -5,22 +5,31 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import openai
+import psutil
 import pytest
 from botocore.exceptions import ClientError
 
+from scripts.make_adapters import make_adapters
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_adapters import CHECKPOINT, Adapted, find_expected
 from tests.torchserve.test_failover import find_jvm
 from tests.torchserve.test_faults import PATIENTLY, processes_below, ready_instances, worker_pids
+from tests.torchserve.test_lost_instance import open_at
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.vllm.rename_weights import copy_renamed
+from tests.vllm.tiny_families import ANSWERING
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.slow, pytest.mark.timeout(900)]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 TESTS = ROOT / "tests" / "vllm"
+NUM_ADAPTERS = 2
+START_S = 600  # for vLLM, on a busy machine
 QUESTION = "What color is the circle?"
 HANDLER = {
     "ENGINE_NAME": "vllm",
@@ -39,12 +48,12 @@ def vllm() -> Path:
     return PYTHON
 
 
-def test_vllm_keeps_the_contract_of_engines(vllm: Path) -> None:
-    """Every test there passes, on vLLM itself."""
+def run_on_vllm(python: Path, tests: str, *options: str) -> None:
+    """Run a file of tests/vllm, which must pass, by the Python that has vLLM."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST"))}
 
     done = subprocess.run(
-        [vllm, "-m", "pytest", "-c", TESTS / "pytest.ini", TESTS],
+        [python, "-m", "pytest", "-c", TESTS / "pytest.ini", TESTS / tests, *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -56,14 +65,32 @@ def test_vllm_keeps_the_contract_of_engines(vllm: Path) -> None:
     assert " passed" in done.stdout.splitlines()[-1]
 
 
+def test_vllm_keeps_the_contract_of_engines(vllm: Path) -> None:
+    """Every test there passes, on vLLM itself."""
+    run_on_vllm(vllm, "test_contract.py")
+
+
+def test_vllm_reads_prompts_of_vision_families_as_transformers_does(vllm: Path) -> None:
+    """Its own processors see the same token ids, and what it would compute wrongly is refused."""
+    run_on_vllm(vllm, "test_family_prompts.py")
+
+
+@pytest.mark.parametrize("family", ANSWERING)
+def test_vision_families_on_vllm_answer_as_transformers_does(vllm: Path, family: str) -> None:
+    """A tiny random checkpoint of each family, each with a vLLM of its own."""
+    run_on_vllm(vllm, "test_model_families.py", "-k", family)
+
+
 @pytest.fixture(scope="module")
 def two(archives: Path, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Run two instances; at the end, no process of theirs or of vLLM is left."""
     folder = tmp_path_factory.mktemp("vllm")
     checkpoint = copy_renamed(ROOT / "models" / "tiny-llava", folder / "tiny-llava")
+    make_adapters(CHECKPOINT, folder / "adapters", NUM_ADAPTERS, strength=1.0)
     with run_fleet(
         *(str(checkpoint), "--name", "llava", "--instances", "2"),
-        *("--python", str(vllm), "--start-timeout", "600", "--journal", (folder / "journal").as_uri()),
+        *("--adapters", str(folder / "adapters")),
+        *("--python", str(vllm), "--start-timeout", str(START_S), "--journal", (folder / "journal").as_uri()),
         run_dir=folder / "run",
         log=folder / "up.log",
         environment={f"TORCHMOOR_HANDLER_{name}": value for name, value in HANDLER.items()},
@@ -95,6 +122,20 @@ def test_a_session_on_vllm_answers_and_streams(two: Fleet) -> None:
     assert status["images"]["received"] == 1
 
 
+def test_adapters_on_vllm_answer_as_merged_models(two: Fleet) -> None:
+    """Those of one question run together; a session keeps its adapter."""
+    expected = find_expected(sorted((two.run_dir.parent / "adapters").iterdir()))
+    adapted = Adapted(two, two.run_dir, two.run_dir.parent / "adapters", expected)
+    names = [name for name in expected if name]
+
+    with ThreadPoolExecutor(len(expected)) as threads:
+        answers = list(threads.map(adapted.complete, ["llava", *(f"llava/{name}" for name in names)]))
+    assert answers == [expected[""], *(expected[name] for name in names)]
+    assert adapted.ask(adapted.open(TargetModel=names[1]))[0] == expected[names[1]]
+    with pytest.raises(openai.NotFoundError):
+        adapted.complete("llava/none")
+
+
 def test_what_vllm_lacks_is_refused_by_name(two: Fleet) -> None:
     client = two.client()
 
@@ -106,6 +147,34 @@ def test_what_vllm_lacks_is_refused_by_name(two: Fleet) -> None:
         )
 
 
+def find_vllm(fleet: Fleet, instance: str) -> psutil.Process:
+    """Return the process of vLLM's scheduler and model."""
+    [worker] = worker_pids(fleet.run_dir, instance)
+    [core] = [each for each in psutil.Process(worker).children() if "EngineCore" in " ".join(each.cmdline())]
+    return core
+
+
+def wait_for_restart(fleet: Fleet, instance: str, worker: int) -> None:
+    """Wait until the worker has ended and another one of the instance serves."""
+    wait_until(lambda: not psutil.pid_exists(worker), "the worker has ended", **PATIENTLY)
+    wait_until(lambda: instance in fleet.settled(), "the worker is back", deadline_s=START_S, interval_s=0.5)
+
+
+def test_vllm_that_dies_between_answers_is_started_again(two: Fleet) -> None:
+    """The worker notices without a request, and the session continues."""
+    wait_until(lambda: len(two.settled()) == 2, "both instances at work", **PATIENTLY)
+    chat = open_at(two, "llava-1", "llava-0")
+    assert chat.ask(QUESTION) == "The circle is red."
+    worker = worker_pids(two.run_dir, "llava-1")[0]
+
+    find_vllm(two, "llava-1").kill()
+
+    wait_until(lambda: not psutil.pid_exists(worker), "the worker has ended", **PATIENTLY)
+    assert chat.ask(QUESTION) == "The circle is red."
+    wait_for_restart(two, "llava-1", worker)
+    assert chat.ask(QUESTION) == "The circle is red."
+
+
 def test_another_instance_adopts_the_session_of_a_killed_one(two: Fleet) -> None:
     """kill -9 of TorchServe and its worker: vLLM ends with them, and the other instance knows the picture."""
     chat = open_session(two.client(), path=data_url(draw("circle", "red")))
@@ -115,12 +184,13 @@ def test_another_instance_adopts_the_session_of_a_killed_one(two: Fleet) -> None
     of_home = [pid for pid in processes_below(two.run_dir) if mark in Path(f"/proc/{pid}/environ").read_bytes() + b"\0"]
     victims = [find_jvm(two.run_dir, home), *worker_pids(two.run_dir, home)]
     assert len(of_home) > len(victims)
+    (other,) = {"llava-0", "llava-1"} - {home}
+    before = two.status(other)["sessions"]["adopted"]
 
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
 
     wait_until(lambda: home not in ready_instances(two), "the proxy notices", **PATIENTLY)
     assert chat.ask(QUESTION) == "The circle is red."
-    (other,) = {"llava-0", "llava-1"} - {home}
-    assert two.status(other)["sessions"]["adopted"] == 1
+    assert two.status(other)["sessions"]["adopted"] == before + 1
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in of_home), "vLLM has ended", **PATIENTLY)

@@ -22,10 +22,11 @@ from torchmoor.container.environment import ContainerEnvironment
 class Example(BaseModel):
     """Of an example."""
 
-    first: int = 1 << 20
+    first: int = Field(1 << 20, description="Bytes.")
     second: str = Field("", description="one | two")
-    third: tuple[str, ...] = ("a", "b")
-    fourth: Annotated[int, Field(ge=1, le=9)]
+    third: tuple[str, ...] = Field(("a", "b"), description="Names.")
+    fourth: Annotated[int, Field(ge=1, le=9)] = Field(description="A digit.")
+    derived: bool = False
 
 
 def test_page_is_up_to_date() -> None:
@@ -47,14 +48,17 @@ def test_containers_variables_are_up_to_date() -> None:
 
 
 def test_group_is_a_table() -> None:
-    """A group's table has a row for each key: its default, its description and its range."""
+    """A group's table has a row for each key: its default, its description and its range.
+
+    A field without a description follows from other keys.
+    """
     _, _, rows = make_group("example", Example).partition("|---|---|---|\n")
 
     assert rows.splitlines() == [
-        "| `first` | `1048576 (1 MiB)` | |",
+        "| `first` | `1048576 (1 MiB)` | Bytes. |",
         r'| `second` | `""` | one \| two |',
-        "| `third` | `[a, b]` | |",
-        "| `fourth` | must be given | Allowed: from 1 to 9. |",
+        "| `third` | `[a, b]` | Names. |",
+        "| `fourth` | must be given | A digit. Allowed: from 1 to 9. |",
     ]
 
 

@@ -8,12 +8,32 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from handlers.engine.open_engine import open_engine
+from handlers.errors import InternalError
+from handlers.many_settings import AdapterSettings
 from handlers.settings import ChatSessionSettings, EngineSettings, HandlerSettings, ModelSettings
 from handlers.vllm_settings import VllmSettings
-from tests.unit.handlers.engine_contract import Contender, EngineContract
+from tests.unit.handlers.engine_contract import ENDLESS, Contender, EngineContract
 from tests.vllm.rename_weights import copy_renamed
 
 CHECKPOINT = Path(__file__).parents[2] / "models" / "tiny-llava"
+
+
+SETTINGS = HandlerSettings(
+    model=ModelSettings(dtype="float32"),
+    session=ChatSessionSettings(kv_bytes=256 << 20),
+    engine=EngineSettings(name="vllm"),
+    adapters=AdapterSettings(source="adapters", max_rank=8),
+    vllm=VllmSettings(enforce_eager=True, options={"block_size": 32}),
+)
+
+
+def start(folder: Path) -> Contender:
+    """Start vLLM on the demo's vision checkpoint, of which a copy is written to the folder."""
+    torch.set_num_threads(1)
+    prompts, engine = open_engine(SETTINGS, copy_renamed(CHECKPOINT, folder / "tiny-llava"), None)
+    reference = AutoModelForImageTextToText.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
+    engine.start()
+    return Contender(engine, prompts, reference, AutoProcessor.from_pretrained(CHECKPOINT), CHECKPOINT)
 
 
 class TestVllm(EngineContract):
@@ -22,18 +42,7 @@ class TestVllm(EngineContract):
     @pytest.fixture(scope="class")
     @classmethod
     def contender(cls, tmp_path_factory: pytest.TempPathFactory) -> Contender:
-        torch.set_num_threads(1)
-        folder = copy_renamed(CHECKPOINT, tmp_path_factory.mktemp("checkpoint") / "tiny-llava")
-        settings = HandlerSettings(
-            model=ModelSettings(dtype="float32"),
-            session=ChatSessionSettings(kv_bytes=256 << 20),
-            engine=EngineSettings(name="vllm"),
-            vllm=VllmSettings(enforce_eager=True, options={"block_size": 32}),
-        )
-        prompts, engine = open_engine(settings, folder, None)
-        reference = AutoModelForImageTextToText.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
-        engine.start()
-        return Contender(engine, prompts, reference, AutoProcessor.from_pretrained(CHECKPOINT))
+        return start(tmp_path_factory.mktemp("checkpoint"))
 
     def test_stop_ends_answers_and_refuses_more(self, contender: Contender) -> None:
         """Nothing is left of vLLM's processes and their memory."""
@@ -42,3 +51,17 @@ class TestVllm(EngineContract):
         super().test_stop_ends_answers_and_refuses_more(contender)
 
         assert not multiprocessing.active_children()
+
+
+def test_a_worker_whose_vllm_dies_ends_before_its_answers(tmp_path: Path) -> None:
+    """So that the proxy lets another instance give or continue them, instead of passing an error on."""
+    contender = start(tmp_path)
+    errors: list[Exception | None] = []  # of the answer when the worker ends
+    asked = contender.ask("Hello there", max_new_tokens=1000, **ENDLESS).wait(1)
+    contender.engine.on_dead = lambda: errors.append(asked.events[-1].error)  # type: ignore[attr-defined]
+
+    for process in multiprocessing.active_children():
+        process.kill()
+
+    assert isinstance(asked.wait().events[-1].error, InternalError)
+    assert errors[0] is None

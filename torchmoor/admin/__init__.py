@@ -1,1 +1,4 @@
-"""The operators' plane: JSON API, metrics page and dashboard. It reads the fleet and changes it only by operations."""
+"""The operators' plane: JSON API, metrics page and dashboard.
+
+It reads the fleet's state, and changes it by operations.
+"""

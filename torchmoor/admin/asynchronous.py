@@ -80,7 +80,7 @@ class AsyncAdmin:
         return web.json_response(describe(await self._find(request)))
 
     async def _result(self, request: web.Request) -> web.StreamResponse:
-        """Answer with the result of a completed request; 409 with its state for any other."""
+        """Answer with the result of a completed request, or with 409 and its state."""
         found = await self._find(request)
         if found.state is not AsyncState.COMPLETED:
             return web.json_response({"error": "The request has no result.", **describe(found)}, status=409)

@@ -40,13 +40,15 @@ INSTANCES = (
     gauge("InstanceShare", "Share of its usual work; below 1 during slow start.", BY_INSTANCE, "0 to 1"),
 )
 ACCESS = (
+    counter("AccessDenied", "Requests refused for their credentials.", labels=("error",)),
     counter(
-        "AccessDenied",
-        "Requests refused for their credentials, or (ServiceUnavailable) dropped before their signature was checked.",
-        labels=("error",),
+        "CallerLimited",
+        "Requests refused because their caller is at a limit of `callers`, or their client at one of `limits`: it "
+        "sends too many or too slow bodies (max_arriving_bytes), or a long one fills the disk (min_spool_free_bytes).",
+        labels=("setting",),
     ),
-    counter("CallerLimited", "Requests refused because their caller is at a limit of `callers`.", labels=("setting",)),
 )
+WEBSOCKETS = (gauge("WebSocketConnections", "Open WebSocket connections of the Responses API.", ()),)
 ACCESS_LOG = (
     counter("AccessLogLines", "Lines of the access log.", labels=()),
     counter("AccessLogDropped", "Lines lost because the log could not be written fast enough.", labels=()),
@@ -64,7 +66,18 @@ MODELS = (
     *counted(CountGroup.MODELS),
     gauge("LoadedModelCount", "Models in the instance's memory.", BY_INSTANCE),
 )
-METRICS = (*INVOCATIONS, *INSTANCES, *ACCESS, *ACCESS_LOG, *ADMIN, *DISCOVERY, *MODELS, *ASYNCHRONOUS, *HOST)
+METRICS = (
+    *INVOCATIONS,
+    *INSTANCES,
+    *ACCESS,
+    *WEBSOCKETS,
+    *ACCESS_LOG,
+    *ADMIN,
+    *DISCOVERY,
+    *MODELS,
+    *ASYNCHRONOUS,
+    *HOST,
+)
 
 
 class InstanceAverage:
@@ -160,6 +173,18 @@ class AdminCollector:
         families = MetricFamilies(ADMIN)
         families.add("AdminConnections", (), len(self._connections.open))
         families.add("AdminConnectionsRefused", (), self._connections.num_refused)
+        return families
+
+
+class WebSocketCollector:
+    """Collects the open WebSocket connections. count: returns their number."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+
+    def collect(self) -> MetricFamilies:
+        families = MetricFamilies(WEBSOCKETS)
+        families.add("WebSocketConnections", (), self._count())
         return families
 
 

@@ -20,7 +20,10 @@ class ControlAdmin:
         router.add_post("/service/{service}/operation/{operation}", self._handle)
 
     async def _handle(self, request: web.Request) -> web.Response:
-        """Answer a request. Its X-Amz-Target makes a browser ask first, which no page of another site is allowed."""
+        """Answer a request.
+
+        Because of X-Amz-Target, a browser sends a preflight first, which is refused for other sites.
+        """
         is_cbor = request.headers.get("Smithy-Protocol") == CBOR.decode()
         target = target_of(request.path) if is_cbor else request.headers.get("X-Amz-Target")
         if target is None:

@@ -1,4 +1,4 @@
-"""What the admin plane's JSON handlers share: error answers, refused origins, page sizes, an instance's JSON answer."""
+"""Shared by the admin plane's JSON handlers: error answers, refused origins, page sizes, instances' answers."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except (ApiError, RequestRefused) as error:
         return web.json_response({"error": error.message}, status=error.status)
+    except web.HTTPException as error:  # aiohttp's own: an unknown path or method, a body that is too long
+        kept = {name: value for name, value in error.headers.items() if name == "Allow"}
+        return web.json_response({"error": f"{error.reason}."}, status=error.status, headers=kept)
 
 
 def read_limit(query: Mapping[str, str], *, default: int, most: int) -> int:

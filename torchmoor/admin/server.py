@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from torchmoor.admin.asynchronous import AsyncAdmin
-from torchmoor.admin.collectors import AdminCollector, MetricsCollector, ModelMetricsCollector
+from torchmoor.admin.collectors import AdminCollector, MetricsCollector, ModelMetricsCollector, WebSocketCollector
 from torchmoor.admin.connections import AdminConnection, AdminConnections
 from torchmoor.admin.control import ControlAdmin
 from torchmoor.admin.dashboard.page import Dashboard
@@ -78,6 +78,7 @@ class AdminServer:
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(MetricsCollector(registry, traffic, data.num_denied, data.num_limited, data.log_counts))
         self._metrics.register(ModelMetricsCollector(traffic))
+        self._metrics.register(WebSocketCollector(lambda: data.num_websockets))
         self._metrics.register(AdminCollector(self.connections))
         self._metrics.register(HostCollector())
         ProcessCollector(registry=self._metrics)
@@ -150,7 +151,7 @@ class AdminServer:
         """
         host = request.headers.get("Host")
         if host is not None and not self._pages.is_own_host(host):  # every browser sends one
-            raise web.HTTPForbidden(text=f"The admin plane is not called {host!r}: use its address.")
+            raise web.HTTPForbidden(text=f"The admin plane does not answer for the host {host!r}: use its address.")
         return await handler(request)
 
     async def _healthz(self, request: web.Request) -> web.Response:
@@ -218,7 +219,7 @@ class AdminServer:
         if is_end and not self._registry.is_drained(name):
             if self._registry.is_leaving(name):
                 raise RequestRefused(
-                    409, f"Instance {name!r} leaves: DNS or the configuration names it no more, or elsewhere."
+                    409, f"Instance {name!r} is leaving: DNS or the configuration no longer lists it at this address."
                 )
             raise RequestRefused(409, f"Instance {name!r} is not drained: nothing to resume.")
         move(name)

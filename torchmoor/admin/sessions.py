@@ -25,15 +25,13 @@ from torchmoor.wire import operations
 from torchmoor.wire.error_codes import INVALID_REQUEST
 from torchmoor.wire.session_hash import SESSION_HASH
 from torchmoor.wire.session_query import SessionQuery, SessionQueryError
+from torchmoor.wire.session_row import read_session_fields
 
 DEFAULT_PAGE = "100"
 FRESH_S = 1.0
 LIST_TIMEOUT_S = 3.0
 ACTION_TIMEOUT_S = 30.0  # a close waits for the journal
 MAX_QUERIES = 32  # at once
-# The fields of a session that are shown; all others of an instance's answer are dropped.
-NUMBERS = ("bytes", "turns", "images", "waiting", "opened_at", "last_used_at", "expires_at")
-TRUTHS = ("is_running", "is_pinned")
 
 
 class SessionsAdmin:
@@ -156,7 +154,7 @@ def _holders(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _read_row(instance: Instance, given: Any) -> dict[str, Any] | None:
-    """A session as an instance tells it; None if that is not in our words."""
+    """Return a row of an instance's answer; None if it does not have our form."""
     if not isinstance(given, dict) or not SESSION_HASH.fullmatch(str(given.get("session"))):
         return None
     return {
@@ -164,9 +162,7 @@ def _read_row(instance: Instance, given: Any) -> dict[str, Any] | None:
         "endpoint": instance.endpoint,
         "variant": instance.variant,
         "instance": instance.name,
-        "tier": str(given.get("tier"))[:16],
-        **{name: value if type(value := given.get(name)) in (int, float) else None for name in NUMBERS},
-        **{name: given.get(name) is True for name in TRUTHS},
+        **read_session_fields(given),
     }
 
 

@@ -20,7 +20,6 @@ MAX_AGE_S = 1.5
 WAIT_S = 0.5  # for answers; then the page shows the last known ones
 TIMEOUT_S = 2.0
 MAX_QUERIES = 32  # at once
-SHOWN = ("device", "sessions", "memory", "turns", "tokens", "images", "engine")
 
 
 class InstanceStatuses:
@@ -90,8 +89,12 @@ class InstanceStatuses:
 
 
 def _read(answer: OperationAnswer | None) -> dict[str, Any] | None:
-    """Return the part of an answer that is shown; None if another program than our handler answered."""
+    """Return the device and the groups of numbers of a status; None if another program than our handler answered."""
     status = read_content(answer)
     if not isinstance(status.get("sessions"), dict):
         return None
-    return {key: status[key] for key in SHOWN if key in status}
+    return {key: value for key, value in status.items() if key == "device" or _has_numbers(value)}
+
+
+def _has_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(number) in (int, float) for number in value.values())

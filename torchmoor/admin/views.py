@@ -3,11 +3,48 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class ShownValue:
+    """A value of an instance that the dashboard shows and, if it has a column, `torchmoor instances`.
+
+    used, most: paths in an instance's object of GET /dashboard.json, where `status` is what its worker reports.
+    most: "" if the value has no limit. unit: "count", "bytes" or "text".
+    """
+
+    label: str
+    used: str
+    most: str = ""
+    unit: str = "count"
+    column: str = ""
+
+
+SHOWN_VALUES = (
+    ShownValue("Requests", "outstanding", "capacity", column="LOAD"),
+    ShownValue("Sessions", "status.sessions.open", "status.sessions.max", column="SESSIONS"),
+    ShownValue(
+        "KV cache (device)", "status.memory.kv_bytes", "status.memory.kv_capacity_bytes", unit="bytes", column="KV"
+    ),
+    ShownValue(
+        "Features (device)",
+        "status.memory.features_bytes",
+        "status.memory.features_capacity_bytes",
+        unit="bytes",
+        column="FEATURES",
+    ),
+    ShownValue(
+        "Images (host)", "status.memory.host_bytes", "status.memory.host_capacity_bytes", unit="bytes", column="HOST"
+    ),
+    ShownValue("Room for new sessions", "session_room"),
+    ShownValue("Tokens generated", "status.tokens.generated"),
+    ShownValue("Device", "status.device", unit="text"),
+)
 
 
 def describe_instance(instance: Instance, registry: Registry) -> dict[str, Any]:

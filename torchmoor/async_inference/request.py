@@ -20,6 +20,8 @@ from enum import StrEnum
 from typing import Any
 
 from torchmoor.errors import QUEUE_RETRY_S, CallerLimited
+from torchmoor.wire.response_ids import read_response_id
+from torchmoor.wire.session_hash import session_hash
 
 
 class AsyncState(StrEnum):
@@ -85,11 +87,19 @@ class AsyncRequest:
     body: bytes | None = field(default=None, repr=False)
     ttl_s: float = 21_600.0  # RequestTTLSeconds
     timeout_s: float = 900.0  # InvocationTimeoutSeconds
+    response_id: str = ""  # of a response in the background, which an instance has; its locations name no objects
+    source: str = ""  # the address of a caller without a principal, where callers are limited
     received_at: float = 0.0  # epoch seconds; the queue sets it on submit
 
     def __post_init__(self) -> None:
         if (self.input_location is None) == (self.body is None):
             raise ValueError("a request has either input_location or body")
+
+    @property
+    def session_id(self) -> str:
+        """Return the id of the session that the request belongs to; "" if any instance can run it."""
+        place = read_response_id(self.response_id)
+        return "" if place is None else place.session_id
 
     @property
     def expires_at(self) -> float:
@@ -128,6 +138,30 @@ class AsyncRequest:
         """Restore a request. body: of an inline input; None, if it is left out or deleted, becomes b""."""
         values = json.loads(text)
         return cls(**values, body=(body or b"") if values["input_location"] is None else None)
+
+
+def background_request(
+    response_id: str, *, endpoint: str, principal: str, source: str, ttl_s: float, timeout_s: float
+) -> AsyncRequest:
+    """Make the request that has an instance generate a response in the background, which it keeps itself."""
+    place = read_response_id(response_id)
+    if place is None:
+        raise ValueError("not the id of a response")
+    name = f"response-{session_hash(place.session_id)}"  # the id itself is a credential
+    return AsyncRequest(
+        inference_id=name,
+        endpoint=endpoint,
+        output_location=f"response:{name}",
+        failure_location=f"response:{name}-error",
+        principal=principal,
+        invocation_id=name,  # so that a client's retry finds the request
+        content_type="application/json",
+        body=b"{}",
+        ttl_s=ttl_s,
+        timeout_s=timeout_s,
+        response_id=response_id,
+        source=source,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +248,10 @@ class Backlog:
         )
 
 
+_LATER = ("response_id", "source")  # not written where empty, so that older versions can read the record
+
+
 def _to_json(record: Any) -> str:
     values = {item.name: getattr(record, item.name) for item in fields(record) if item.name != "body"}
+    values = {name: value for name, value in values.items() if value or name not in _LATER}
     return json.dumps(values, separators=(",", ":"))

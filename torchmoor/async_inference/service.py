@@ -18,7 +18,13 @@ from torchmoor.async_inference.objects.locations import (
     default_output_path,
     locate_results,
 )
-from torchmoor.async_inference.objects.object_store import Download, LocationRefused, ObjectError, ObjectStore
+from torchmoor.async_inference.objects.object_store import (
+    Download,
+    LocationRefused,
+    ObjectError,
+    ObjectMissing,
+    ObjectStore,
+)
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState, CallerShare
 from torchmoor.async_inference.workers.capacity import Capacity
@@ -240,6 +246,8 @@ class AsyncInference:
 
     async def _find_refusal(self, request: AsyncRequest) -> ApiError | None:
         """Return why the store would not take the request's result, if it can say so in time."""
+        if request.response_id:  # an instance keeps it
+            return None
         try:
             async with asyncio.timeout(self.settings.check_timeout_s):
                 if any(await asyncio.gather(*map(self.store.is_taken, request.locations))):
@@ -285,4 +293,6 @@ class AsyncInference:
 
     async def open_result(self, record: AsyncRecord) -> Download:
         """Open the result of a completed request. Raises ObjectError."""
+        if record.request.response_id:
+            raise ObjectMissing("This is a response in the background, which its instance keeps for its client.")
         return await self._results.open(record.request.output_location)

@@ -82,9 +82,9 @@ async def _check(http: aiohttp.ClientSession, signer: Signer, plan: Conversation
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise EndpointUnreachable(f"no answer from {plan.url}: {error} (is `torchmoor up` running?)") from error
     if status in (401, 403):
-        raise CredentialsRefused(f"{plan.url} does not take these credentials: see docs/access.md")
+        raise CredentialsRefused(f"{plan.url} does not accept these credentials: see docs/access.md")
     if status != 200:
-        raise EndpointError(f"endpoint {plan.endpoint!r} cannot be asked ({status}): {content[:300]}")
+        raise EndpointError(f"endpoint {plan.endpoint!r} answers with status {status}: {content[:300]}")
 
 
 async def _report(outcome: LoadOutcome, settings: LoadSettings, report: Callable[[str], None]) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 class Sample:
     """A question and its answer, or its error. Times are seconds of a monotonic clock.
 
-    began: when it was sent. token_times: when each part of the streamed answer came, of an answer in one piece none.
-    error: a kind of failure, of which there are few; None for an answer that is whole. was_asked: False of a failure
-    that kept a question from being sent.
+    began: when the question was sent. token_times: arrival of each part of a streamed answer; empty for a whole answer.
+    error: the kind of failure, one of a few; None for a complete answer. was_asked: False if the failure prevented the
+    question from being sent.
     """
 
     began: float

@@ -17,7 +17,7 @@ from torchmoor.cli.running_fleets import running_fleets, state_folder
 from torchmoor.errors import TorchmoorError
 
 POLL_S = 0.1
-NUM_LOGS = 5  # of fleets that have ended
+NUM_LOGS = 5  # logs kept of fleets that have ended
 
 
 def detach() -> None:

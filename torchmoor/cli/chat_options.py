@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,26 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
         default="",
         help="A system message. It comes with a session's first question and holds for all.",
     )
+    @click.option(
+        "--adapter",
+        metavar="NAME",
+        default="",
+        help="Open the session for this LoRA adapter of the endpoint. A session keeps its adapter.",
+    )
     @target_options
     @functools.wraps(command)
     def checked(
-        target: ChatTarget, session_id: str | None, keep: bool, system: str, as_json: bool, **arguments: Any
+        target: ChatTarget,
+        session_id: str | None,
+        keep: bool,
+        system: str,
+        adapter: str,
+        as_json: bool,
+        **arguments: Any,
     ) -> None:
+        if adapter and session_id is not None:
+            raise click.UsageError("--adapter is for a new session: an open one has its adapter already")
+        target = replace(target, adapter=adapter)
         options = ChatOptions(target=target, session_id=session_id, is_kept=keep, system=system, as_json=as_json)
         before = signal.signal(signal.SIGTERM, _interrupt)  # so that SIGTERM closes the session too
         try:

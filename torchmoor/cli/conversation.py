@@ -28,17 +28,18 @@ NEEDS_TARGET_MODEL = "missing a target model header"  # SageMaker's words, which
 
 
 class ChatError(TorchmoorError):
-    """A question cannot be sent; the message says why."""
+    """Raised if a question cannot be sent; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTarget:
-    """An endpoint, the caller's credentials, and the sampling parameters."""
+    """An endpoint, the caller's credentials, the sampling parameters, and the adapter of new sessions, if any."""
 
     url: str
     endpoint: str
     login: Login = field(default_factory=Login)
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    adapter: str = ""
 
 
 class EndpointCalls:
@@ -62,8 +63,8 @@ class EndpointCalls:
         except EndpointError as error:
             if NEEDS_TARGET_MODEL in str(error):
                 raise ChatError(
-                    f"{self.target.endpoint} is an endpoint with many models, not one that chats: call it with boto3's "
-                    "TargetModel, or select another with --endpoint"
+                    f"{self.target.endpoint} is an endpoint with many models, not a chat endpoint: call it with "
+                    "boto3's TargetModel, or select another with --endpoint"
                 ) from error
             names = self._endpoint_names() if error.code == "ValidationError" else []
             if not names or self.target.endpoint in names:
@@ -84,14 +85,15 @@ class EndpointCalls:
             return []
         return sorted(each["EndpointName"] for each in found["Endpoints"])
 
-    def call(self, session_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and return its whole answer."""
+    def call(self, session_id: str, body: Mapping[str, Any], **members: str) -> dict[str, Any]:
+        """Send a request and return its whole answer. members: others of InvokeEndpoint."""
         with self._explained_errors(), self._watch.waiting():
             answer: dict[str, Any] = self.client.invoke_endpoint(
                 EndpointName=self.target.endpoint,
                 ContentType="application/json",
                 SessionId=session_id,
                 Body=json.dumps(body),
+                **members,
             )
         return answer
 
@@ -126,10 +128,11 @@ class SessionConversation:
                 body = {"type": "start_session", "image": images[0]}
             elif images:
                 body = {"type": "start_session", "images": list(images)}
-            stamp = calls.call("NEW_SESSION", body).get("NewSessionId")
+            members = {"TargetModel": calls.target.adapter} if calls.target.adapter else {}
+            stamp = calls.call("NEW_SESSION", body, **members).get("NewSessionId")
             if stamp is None:
                 raise ChatError(
-                    f"{calls.target.endpoint} is not an endpoint that chats: its model answers, but opens no sessions; "
+                    f"{calls.target.endpoint} is not a chat endpoint: its model answers, but opens no sessions; "
                     "select another with --endpoint"
                 )
             session_id = stamp.partition(";")[0]

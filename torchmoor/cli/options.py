@@ -140,19 +140,25 @@ def read_file(keys_file: Path | None) -> Credentials:
 
 
 SAMPLING = {
-    "max_new_tokens": click.option("--max-new-tokens", type=click.IntRange(min=1), help="The longest answer."),
-    "temperature": click.option(
-        "--temperature", type=Number(min=0), help="Sample at this temperature; greedy without it."
+    "max_new_tokens": click.option(
+        "--max-new-tokens", type=click.IntRange(min=1), help="Maximum length of the answer, in tokens."
     ),
-    "top_k": click.option("--top-k", type=click.IntRange(min=1), help="Sample among the likeliest tokens only."),
+    "temperature": click.option(
+        "--temperature", type=Number(min=0), help="Sample at this temperature. Default: greedy."
+    ),
+    "top_k": click.option(
+        "--top-k", type=click.IntRange(min=1), help="Sample only among this number of likeliest tokens."
+    ),
     "top_p": click.option(
-        "--top-p", type=Number(min=0, max=1), help="Sample among the tokens that make up this probability."
+        "--top-p",
+        type=Number(min=0, max=1),
+        help="Sample only among the likeliest tokens whose probabilities add up to this.",
     ),
     "repetition_penalty": click.option(
         "--repetition-penalty", type=Number(min=0, min_open=True), help="Above 1, repetition becomes less likely."
     ),
     "seed": click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same sample."),
-    "stop": click.option("--stop", multiple=True, metavar="TEXT", help="The answer ends before this. Repeatable."),
+    "stop": click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable."),
 }
 
 

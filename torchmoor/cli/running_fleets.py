@@ -1,4 +1,4 @@
-"""The fleets of `torchmoor up` that this user runs: each has a record, which it keeps locked for as long as it lives.
+"""The fleets of `torchmoor up` that this user runs. Each keeps its record locked while it runs.
 
 The records and the logs of fleets in the background are in torchmoor/ below $XDG_STATE_HOME, or ~/.local/state.
 """
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 
 class FleetNotFound(TorchmoorError):
-    """This user runs no such fleet, or several."""
+    """Raised if this user runs no such fleet, or several."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetRecord:
-    """What a fleet has announced. log: the file that its messages go to; "" if they go to a terminal or a pipe."""
+    """A fleet's addresses and process. log: the file of its messages; "" if they go to a terminal or a pipe."""
 
     pid: int
     started: float  # seconds since 1970
@@ -68,7 +68,7 @@ def state_folder() -> Path:
 def recorded(announced: str) -> Iterator[None]:
     """Keep this process's record while the context lasts. announced: the line of JSON of `torchmoor up`.
 
-    A fleet whose record cannot be written runs all the same; `torchmoor status` does not list it.
+    If the record cannot be written, the fleet runs, but `torchmoor status` does not list it.
     """
     fields = json.loads(announced)
     record = FleetRecord(
@@ -92,7 +92,7 @@ def recorded(announced: str) -> Iterator[None]:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
             os.write(file, json.dumps(asdict(record)).encode())
-            path.with_suffix(".new").rename(path)  # locked and whole from the first moment that others see it
+            path.with_suffix(".new").rename(path)  # locked and complete before others can see it
         yield
     finally:
         path.unlink(missing_ok=True)
@@ -132,7 +132,7 @@ def find_fleet(port: int | None) -> FleetRecord:
 
 
 port_option = click.option(
-    "--port", type=click.IntRange(1, 65535), help="Port of the fleet's runtime API; needed if several fleets run."
+    "--port", type=click.IntRange(1, 65535), help="Port of the fleet's runtime API; required if several fleets run."
 )
 
 

@@ -81,7 +81,7 @@ class AdminClient:
 
 def _refusal(error: HTTPError) -> AdminError:
     if error.code == 401:
-        return AdminRefused("the admin plane asks for its token: set TORCHMOOR_ADMIN_TOKEN, or give --keys FILE")
+        return AdminRefused("the admin plane requires its token: set TORCHMOOR_ADMIN_TOKEN, or give --keys FILE")
     try:
         body = json.loads(error.read())
         message = _explain(body)

@@ -190,8 +190,8 @@ class AsyncEndpoint:
                 return None
             if error.code in ("AccessDenied", "403"):
                 raise EndpointError(
-                    f"{location} cannot be read: that needs s3:GetObject there, and s3:ListBucket on {bucket} to tell "
-                    "that an answer is not there yet",
+                    f"{location} cannot be read: that needs s3:GetObject there, and s3:ListBucket on {bucket} to see "
+                    "that an answer does not exist yet",
                     code=error.code,
                 ) from error
             raise

@@ -3,7 +3,7 @@
 CallFailed
 |-- EndpointError            the endpoint refused the call, or could not be reached
 |   |-- EndpointUnreachable      no answer from its address
-|   `-- CredentialsRefused       it needs other credentials
+|   `-- CredentialsRefused       the endpoint needs other credentials
 |-- AdminError               the same of the admin plane
 |   |-- AdminUnreachable
 |   `-- AdminRefused
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 
 class CallFailed(Exception):
-    """A call of an endpoint returned no answer; the message says why."""
+    """Raised if a call of an endpoint returns no answer; the message has the reason."""
 
 
 class EndpointError(CallFailed):
@@ -47,7 +47,7 @@ class CredentialsRefused(EndpointError):
 
 
 class AdminError(CallFailed):
-    """The admin plane refused or failed; the message says why."""
+    """Raised if the admin plane refuses or fails; the message has the reason."""
 
 
 class AdminUnreachable(AdminError):

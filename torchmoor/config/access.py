@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
-from torchmoor.config.group import MIB, Count, Positive, SettingsGroup, Shared, refusal
+from torchmoor.config.group import MIB, Count, Positive, SettingsGroup
 from torchmoor.errors import ConfigError
 
 MIN_SECRET_CHARS = 16
@@ -16,26 +16,19 @@ _SECRET = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 
 class AccessSettings(SettingsGroup, title="access"):
-    """How credentials are checked, if there are any."""
+    """The checks of credentials, if there are any."""
 
-    keys_file: str = Field("", description="A file of access keys and tokens (access.md).")
-    region: str = Field("", description="The region that signatures must name. Empty: any.")
+    keys_file: str = Field("", description="File of access keys and tokens (access.md).")
+    region: str = Field("", description="Only region that signatures may name. Empty: any.")
     clock_skew_s: Positive = Field(
-        300.0, description="Allowed difference of a client's clock. A signed request can be replayed for as long."
+        300.0,
+        description="Largest difference between a client's clock and the proxy's. A signed request can be replayed "
+        "for this time.",
     )
-    allows_unsigned_payload: bool = Field(False, description="Accept bodies that no signature covers.")
-    max_signed_body_bytes: Count = Field(6 * MIB, description="Longest signed body, buffered for verification.")
-    max_unverified_bytes: Annotated[Count, Shared(least="max_signed_body_bytes")] = Field(
-        256 * MIB, description="Bytes of such bodies at a time, as received; above it, slow bodies are dropped."
+    allows_unsigned_payload: bool = Field(False, description="Accept requests whose signature does not cover the body.")
+    max_signed_body_bytes: Count = Field(
+        6 * MIB, description="Longest signed body, which is held until it is verified."
     )
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        if self.max_unverified_bytes < self.max_signed_body_bytes:
-            raise refusal(
-                "max_unverified_bytes", f"must be max_signed_body_bytes or more, not {self.max_unverified_bytes}"
-            )
-        return self
 
 
 class AccessKey(SettingsGroup, title="access key"):
@@ -74,7 +67,7 @@ class Credentials(SettingsGroup, title="credentials"):
 
     @property
     def guards_data(self) -> bool:
-        """True if the data plane asks for credentials."""
+        """True if the data plane requires credentials."""
         return bool(self.keys or self.tokens)
 
 

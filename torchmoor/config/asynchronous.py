@@ -26,21 +26,28 @@ class AsyncEndpointSettings(SettingsGroup, title="AsyncInferenceConfig"):
 class AsyncInferenceSettings(SettingsGroup, title="async_inference"):
     """Where asynchronous requests and results are kept, and how often an attempt is repeated."""
 
-    queue: str = Field("", repr=False, description="sqlite:///a/file.db, redis://host:port/db or rediss://...")
+    queue: str = Field(
+        "", repr=False, description="URL of the queue: sqlite:///a/file.db, redis://host:port/db or rediss://..."
+    )
     output_root: str = Field(
-        "", description="file:///directory or s3://bucket/prefix, for endpoints without S3OutputPath."
+        "", description="Where results go for endpoints without S3OutputPath: file:///directory or s3://bucket/prefix."
     )
     lease_s: Positive = Field(
         15.0, description="A worker that does not renew its lease for this time loses its request."
     )
-    poll_interval_s: Positive = Field(0.5, description="How late another process's request may be noticed.")
+    poll_interval_s: Positive = Field(
+        0.5, description="Interval at which a worker looks for requests that another process has queued."
+    )
     max_attempts: Count = Field(
         5,
         description="Attempts, the first included, until a request has failed. Failures that cannot be the request's "
-        "fault, such as an unreachable store or a full instance, are not counted; RequestTTLSeconds ends them.",
+        "fault, such as an unreachable store or a full instance, do not count; RequestTTLSeconds limits "
+        "them.",
     )
-    min_backoff_s: Positive = Field(1.0, description="Wait before the second attempt; doubled each time.")
-    max_backoff_s: Positive = Field(60.0, description="Longest wait before an attempt.")
+    min_backoff_s: Positive = Field(
+        1.0, description="Wait before the second attempt; each further wait is twice as long."
+    )
+    max_backoff_s: Positive = Field(60.0, description="Longest wait between attempts.")
     max_inline_bytes: Count = Field(128_000, description="A result up to this size stays in the queue until published.")
     check_timeout_s: Positive = Field(
         2.0, description="How long a submit waits for the store to say whether the result's name is taken."
@@ -48,8 +55,10 @@ class AsyncInferenceSettings(SettingsGroup, title="async_inference"):
     sweep_interval_s: Positive = Field(
         300.0, description="Time between two measurements of the output directories, which delete abandoned files."
     )
-    max_publishing: Count = Field(64, description="Results of an endpoint being stored, beside the running requests.")
-    max_submitting: Count = Field(1024, description="Requests being written to the queue; beyond it clients must wait.")
+    max_publishing: Count = Field(64, description="Results of one endpoint that are published at a time.")
+    max_submitting: Count = Field(
+        1024, description="Requests that are queued at a time; further ones are refused with 503."
+    )
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -62,19 +71,25 @@ class AsyncQueueSettings(SettingsGroup, title="async_queue"):
     """How much the queue of asynchronous requests holds, for how long, and how long an operation may take."""
 
     max_pending: Count = Field(
-        100_000, description="Requests of one endpoint that have not ended; beyond it they are refused with 503."
+        100_000, description="Requests of one endpoint that have not ended; above it requests are refused with 503."
     )
     max_pending_bytes: Count = Field(1024 * MIB, description="Inline bodies of one endpoint's pending requests.")
     max_file_bytes: Count = Field(
         8192 * MIB, description="Used part of SQLite's file. New requests are refused with 503 when it is full."
     )
     min_free_bytes: Size = Field(
-        256 * MIB, description="Of the file system of SQLite's file. With less, new requests are refused with 503."
+        256 * MIB,
+        description="Free space that must stay on the file system of SQLite's file; below it new requests are refused "
+        "with 503.",
     )
     remember_s: Positive = Field(
         86_400.0, description="How long an ended request is listed and keeps its inference id."
     )
-    max_remembered: Count = Field(100_000, description="Ended requests, over all endpoints; the oldest go first.")
-    timeout_s: Positive = Field(10.0, description="One operation: SQLite's wait for a lock, or Redis's answer.")
-    connect_timeout_s: Positive = Field(2.0, description="Connecting to Redis.")
+    max_remembered: Count = Field(
+        100_000, description="Ended requests that are listed, over all endpoints; above it the oldest are dropped."
+    )
+    timeout_s: Positive = Field(
+        10.0, description="Time-out of one operation: SQLite's wait for a lock, or Redis's answer."
+    )
+    connect_timeout_s: Positive = Field(2.0, description="Time-out of a connection to Redis.")
     max_connections: Count = Field(16, description="Connections of one process to Redis.")

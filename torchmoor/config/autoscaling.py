@@ -29,7 +29,9 @@ DEFAULT_COOLDOWN_S = 300  # the service's own, for SageMaker's variants
 _RESOURCE = re.compile(r"endpoint/([^/]+)/variant/([^/]+)")
 _FIXED = {"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION}
 _OF_TARGET = {"ResourceId", "MinCapacity", "MaxCapacity", *_FIXED}
-_OF_ENTRY = {*_OF_TARGET, "ScalingPolicies", "max_hold_s", "max_held"}
+_POLICIES = {"tracking", "step"}
+_OWN = {name for name, field in ScalingSettings.model_fields.items() if field.alias is None} - _POLICIES
+_OF_ENTRY = {*_OF_TARGET, "ScalingPolicies", *_OWN}
 _OF_POLICY = {
     *("PolicyName", "PolicyType", "ResourceId", *_FIXED),
     *("TargetTrackingScalingPolicyConfiguration", "StepScalingPolicyConfiguration"),
@@ -69,7 +71,7 @@ def _read_entry(values: Mapping[str, Any], where: str, initial_count: int | None
     _check_fixed(values, where)
     target = {**_FIXED, **{key: value for key, value in values.items() if key in _OF_TARGET}}
     check_input(target, input_shape(SERVICE, "RegisterScalableTarget"), where)
-    own = {key: values[key] for key in ("MinCapacity", "MaxCapacity", "max_hold_s", "max_held") if key in values}
+    own = {key: values[key] for key in ("MinCapacity", "MaxCapacity", *_OWN) if key in values}
     own["InitialInstanceCount"] = values["MinCapacity"] if initial_count is None else initial_count
     if "ScalingPolicies" in values:
         own |= _read_policies(values, where)
@@ -89,7 +91,7 @@ def _read_policies(entry: Mapping[str, Any], where: str) -> dict[str, TargetTrac
     policies = entry["ScalingPolicies"]
     if not isinstance(policies, list):
         raise ConfigError(f"{where}.ScalingPolicies must be a list, not {policies!r}")
-    found: dict[str, TargetTracking | StepScaling | None] = {"tracking": None, "step": None}
+    found: dict[str, TargetTracking | StepScaling | None] = dict.fromkeys(_POLICIES)
     for number, policy in enumerate(policies):
         here = f"{where}.ScalingPolicies[{number}]"
         values = read_mapping(policy, here, _OF_POLICY)

@@ -8,12 +8,12 @@ from torchmoor.config.group import Count, Positive, SettingsGroup
 
 
 class ContainerSettings(SettingsGroup, title="container"):
-    """What SageMaker expects of a container: operations on models, for the first endpoint, and metrics."""
+    """SageMaker's container API: operations on models, for the first endpoint, and metrics."""
 
     serves_models: bool = Field(
         False, description="Serve /models, through which the platform loads models, as with SAGEMAKER_MULTI_MODEL."
     )
     shows_metrics: bool = Field(False, description="Serve the admin plane's /metrics on the data plane's port as well.")
-    load_timeout_s: Positive = Field(360.0, description="Timeout of loading or unloading a model.")
-    page_size: Count = Field(100, description="Models on one page of their list.")
-    max_models: Count = Field(10_000, description="Models loaded at a time.")
+    load_timeout_s: Positive = Field(360.0, description="Time-out of loading or unloading a model.")
+    page_size: Count = Field(100, description="Models per page of GET /models.")
+    max_models: Count = Field(10_000, description="Models that may be loaded at a time.")

@@ -11,11 +11,9 @@ from typing import Any
 
 from torchmoor.config.asynchronous import AsyncEndpointSettings
 from torchmoor.config.aws import check_constraints, check_input, input_shape
-from torchmoor.config.group import read_mapping
+from torchmoor.config.group import SettingsGroup, read_mapping
 from torchmoor.config.routing import (
-    AffinitySettings,
     EndpointSettings,
-    KvAwareSettings,
     LateBindingSettings,
     MultiModelSettings,
     PrefixAwareSettings,
@@ -48,10 +46,17 @@ _USED_OF_CONFIG = frozenset(("EndpointConfigName", "ProductionVariants", "AsyncI
 _USED_OF_VARIANT = frozenset(
     ("VariantName", "ModelName", "InitialVariantWeight", "RoutingConfig", "InitialInstanceCount")
 )
+# The groups of an entry that apply to each of its variants; PrefixAwareRoutingConfig has those of PREFIX_AWARE
+VARIANT_GROUPS: dict[str, type[SettingsGroup]] = {
+    name: field.annotation
+    for name, field in VariantSettings.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsGroup) and name != "prefix_aware"
+}
 _KEYS = {
     *("EndpointName", "EndpointConfig", "ModelDataUrl", "MultiModelConfig"),
-    *("late_binding", "kv_aware", "affinity", "multi_model"),
+    *("late_binding", *VARIANT_GROUPS, "multi_model", "adapters"),
 }
+_MODEL_KEYS = {name for name, field in MultiModelSettings.model_fields.items() if field.description}
 ScalingOfVariants = Mapping[tuple[str, str], ScalingSettings]
 
 
@@ -71,10 +76,7 @@ def read_endpoint(values: Mapping[str, Any], name: str, where: str, scaling: Sca
     """Return the settings of an entry that check_endpoint accepts. Raises ConfigError."""
     config = values["EndpointConfig"]
     late_binding = values.get("late_binding")
-    groups = {
-        "kv_aware": KvAwareSettings.read(values.get("kv_aware", {}), f"{where}.kv_aware"),
-        "affinity": AffinitySettings.read(values.get("affinity", {}), f"{where}.affinity"),
-    }
+    groups = {key: group.read(values.get(key, {}), f"{where}.{key}") for key, group in VARIANT_GROUPS.items()}
     return EndpointSettings(
         name=name,
         variants=tuple(
@@ -93,7 +95,15 @@ def read_endpoint(values: Mapping[str, Any], name: str, where: str, scaling: Sca
 
 
 def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettings | None:
-    """Return what CreateModel's container definition says. Where the models are is a setting of the instances."""
+    """Return what CreateModel's container definition says, or the key `adapters`.
+
+    Where models and adapters are is a setting of the instances.
+    """
+    if "adapters" in values:
+        if "MultiModelConfig" in values:
+            raise ConfigError(f"{where} has adapters of one model, or MultiModelConfig, but not both")
+        group = read_mapping(values["adapters"], f"{where}.adapters", _MODEL_KEYS)
+        return MultiModelSettings.read({**group, "are_adapters": True}, f"{where}.adapters")
     if "MultiModelConfig" not in values:
         for key in ("ModelDataUrl", "multi_model"):
             if key in values:
@@ -111,7 +121,7 @@ def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettin
         )
     if setting == "Disabled":
         logger.warning("instances need TORCHMOOR_HANDLER_MANY_CACHE=disabled too key=%s.MultiModelConfig", where)
-    group = read_mapping(values.get("multi_model", {}), f"{where}.multi_model", {"hot_outstanding", "max_models"})
+    group = read_mapping(values.get("multi_model", {}), f"{where}.multi_model", _MODEL_KEYS)
     return MultiModelSettings.read({**group, "is_cached": setting == "Enabled"}, f"{where}.multi_model")
 
 

@@ -34,7 +34,7 @@ T = TypeVar("T", InstanceSettings, DiscoverySettings)
 
 def read_file(path: Path, *, session_keys: str, queue: str = "") -> Configuration:
     """Read and check a file. session_keys: the form of TORCHMOOR_SESSION_KEYS. queue: replaces async_inference.queue,
-    because a URL with a password does not belong into a file that others may read. Raises ConfigError.
+    because a file that others may read must not contain a password. Raises ConfigError.
     """
     try:
         with path.open("rb") as file:
@@ -80,7 +80,7 @@ def parse(content: object, *, session_keys: str = "", queue: str = "") -> Config
 
 
 def _read_endpoints(root: Mapping[str, Any]) -> tuple[EndpointSettings, ...]:
-    """Return the endpoints of the group Endpoints, with what the group Autoscaling says of their variants."""
+    """Return the endpoints of the group Endpoints, with their variants' settings from the group Autoscaling."""
     entries = read_list(root.get("Endpoints"), "Endpoints")
     checked = [check_endpoint(entry, f"Endpoints[{number}]") for number, entry in enumerate(entries)]
     counts: dict[tuple[str, str], int | None] = {
@@ -120,7 +120,7 @@ def _read_placed(
 def _with_variant(
     entry: object, where: str, known: set[str], endpoints: Sequence[EndpointSettings]
 ) -> Mapping[str, Any]:
-    """Return an entry with its `endpoint` and `variant`, which may be left out where there is one."""
+    """Return an entry with its `endpoint` and `variant`, which are optional if there is only one."""
     values = dict(read_mapping(entry, where, known))
     by_name = {endpoint.name: {variant.name: variant for variant in endpoint.variants} for endpoint in endpoints}
     if len(by_name) == 1:

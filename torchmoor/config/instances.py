@@ -1,4 +1,4 @@
-"""Settings of the instances that run already, and of the DNS names that lead to instances."""
+"""Settings of instances that already run, and of DNS names by which instances are found."""
 
 from __future__ import annotations
 
@@ -26,21 +26,25 @@ def check_instance_name(name: str) -> str:
 
 
 class PlacedSettings(SettingsGroup):
-    """What is known of an instance before it is asked. An `Instance` has each of these as a fact of the same name."""
+    """The configured facts of an instance. An `Instance` has each of them as an attribute of the same name."""
 
-    endpoint: str = Field("", description="May be left out where there is one endpoint.")
-    variant: str = Field("", description="May be left out where the endpoint has one variant.")
+    endpoint: str = Field("", description="The instance's endpoint; optional if there is only one.")
+    variant: str = Field("", description="The instance's variant; optional if the endpoint has only one.")
     management_port: OptionalPort = Field(
-        0, description="0: the instance is probed by /ping only, which answers before its model is loaded."
+        0,
+        description="Port of TorchServe's management API. 0: the instance is probed by /ping only, which answers "
+        "before its model is loaded.",
     )
-    metrics_port: OptionalPort = Field(0, description="0: the instance's metrics are not shown.")
-    capacity: Count = Field(64, description="Requests that the instance is sent at a time.")
+    metrics_port: OptionalPort = Field(
+        0, description="Port of TorchServe's metrics. 0: the instance's metrics are not shown."
+    )
+    capacity: Count = Field(64, description="Requests that the instance gets at a time.")
     takes_operations: bool = Field(
-        True, description="false: the handler is another maker's, and gets no status probes and cancellations."
+        True, description="false: the handler is not from this project and gets no status probes and cancellations."
     )
     max_inflight_body_bytes: Count = Field(
         DEFAULT_INFLIGHT_BODY_BYTES,
-        description="Heap that the bodies of the instance's requests may take at a time: three eighths of its -Xmx.",
+        description="Heap for the bodies of the instance's requests: three eighths of its -Xmx.",
     )
 
     def facts(self) -> dict[str, Any]:
@@ -51,9 +55,9 @@ class PlacedSettings(SettingsGroup):
 
 
 class InstanceSettings(PlacedSettings, title="Instances"):
-    """A TorchServe that runs already."""
+    """A TorchServe that already runs."""
 
-    name: str = Field(description="Letters a-z, digits and single hyphens, 63 at most. Session ids carry it.")
+    name: str = Field(description="The name in session ids: at most 63 lower-case letters, digits and single hyphens.")
     port: Port = Field(description="TorchServe's inference port.")
     host: str = Field("127.0.0.1", description="The instance's address.")
 
@@ -61,18 +65,20 @@ class InstanceSettings(PlacedSettings, title="Instances"):
 
 
 class DiscoverySettings(PlacedSettings, title="Discovery"):
-    """A DNS name whose answers are the instances of a variant, how often it is asked, and what DNS does not say."""
+    """A DNS name that lists the instances of a variant, its query intervals, and the instances' settings."""
 
-    dns_name: str = Field(description="The complete name, with or without a dot at its end. Search domains are unused.")
+    dns_name: str = Field(description="Absolute name, with or without a final dot. Search domains are not tried.")
     record: Literal["SRV", "A", "AAAA"] = Field(
-        "SRV", description="The record's type. A and AAAA records have addresses only, and need `port`."
+        "SRV", description="Type of record. A and AAAA records have only addresses and need `port`."
     )
-    port: OptionalPort = Field(0, description="The inference port, where the record does not have it.")
-    interval_s: Positive = Field(5.0, description="Longest time between questions; the answer's TTL may shorten it.")
-    min_interval_s: Positive = Field(1.0, description="Shortest time between questions.")
-    timeout_s: Positive = Field(2.0, description="Timeout of a question, over all servers and attempts.")
-    max_instances: Count = Field(1024, description="Instances taken from an answer; further ones are left out.")
-    nameservers: Texts = Field((), description="10.0.0.2, 10.0.0.2:5353, fd00::2, [fd00::2]:5353; none: the system's.")
+    port: OptionalPort = Field(0, description="Inference port, if the record does not have it.")
+    interval_s: Positive = Field(5.0, description="Longest time between queries; the answer's TTL may shorten it.")
+    min_interval_s: Positive = Field(1.0, description="Shortest time between queries.")
+    timeout_s: Positive = Field(2.0, description="Time-out of a query, over all servers and attempts.")
+    max_instances: Count = Field(1024, description="Instances taken from an answer; further ones are ignored.")
+    nameservers: Texts = Field(
+        (), description="Name servers, such as 10.0.0.2, 10.0.0.2:5353, fd00::2 or [fd00::2]:5353; empty: the system's."
+    )
 
     @field_validator("dns_name")
     @classmethod

@@ -42,23 +42,29 @@ def body_weight(content_type: bytes | None) -> int:
     return MULTIPART_WEIGHT if kind.startswith(b"multipart/form-data") else 1  # TorchServe looks at the beginning, too
 
 
+def num_form_fields(content_type: bytes | None, body: bytes) -> int:
+    """Return how many fields a form has, 0 for another body. TorchServe passes each on as an object of its own."""
+    weight = body_weight(content_type)
+    if weight == FORM_WEIGHT:
+        return body.count(b"&") + 1
+    return body.count(b"\r\n\r\n") if weight == MULTIPART_WEIGHT else 0  # behind the head of each part
+
+
 DEFAULT_INFLIGHT_BODY_BYTES = inflight_body_bytes(DEFAULT_HEAP_MIB)
 
 
 class LaunchSettings(SettingsGroup, title="launcher"):
     """Instances that `torchmoor serve` starts on its own host: the instances of variants with Autoscaling."""
 
-    model_store: str = Field("model_store", description="The directory of the .mar archives, one for each model.")
-    run_dir: str = Field(
-        "", description="The instances' folders and logs while they run; empty: a temporary directory."
-    )
+    model_store: str = Field("model_store", description="Directory of the .mar archives, one for each model.")
+    run_dir: str = Field("", description="Directory for the instances' folders and logs; empty: a temporary directory.")
     python: str = Field(
         "",
-        description="The Python whose TorchServe and libraries the instances use, such as one with vLLM; empty: the "
+        description="Python whose TorchServe and libraries the instances use, such as one with vLLM; empty: the "
         "proxy's own.",
     )
-    gpus_per_instance: Count = Field(1, description="GPUs of each instance; more than 1 for a model that vLLM spreads.")
-    capacity: Count = Field(DEFAULT_CAPACITY, description="Requests that an instance is sent at a time.")
+    gpus_per_instance: Count = Field(1, description="GPUs per instance; more than 1 for a model that vLLM spreads.")
+    capacity: Count = Field(DEFAULT_CAPACITY, description="Requests that an instance gets at a time.")
     start_timeout_s: Positive = Field(
         180.0,
         description="Seconds for an instance to load its model; a large checkpoint that is downloaded needs more.",

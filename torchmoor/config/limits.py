@@ -2,69 +2,103 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from torchmoor.config.group import MIB, Count, Positive, SettingsGroup, Shared, SharedCount, Size
+from torchmoor.config.group import MIB, Count, Positive, SettingsGroup, Shared, SharedCount, Size, refusal
 
 MAX_INLINE_BYTES = 128_000  # the runtime API's limit of an asynchronous request's body
 
 
 class LimitSettings(SettingsGroup, title="limits"):
-    """What one client may use."""
+    """Limits of requests, bodies and connections."""
 
-    max_header_bytes: Count = Field(16_384, description="Longest head of a request.")
+    max_header_bytes: Count = Field(16_384, description="Longest head (request line and header fields) of a request.")
     max_body_bytes: Count = Field(6 * MIB, description="Longest body of a request to the runtime API.")
     max_passthrough_body_bytes: Count = Field(
         64 * MIB, description="Longest body of a request in a dialect other than the runtime API."
     )
     max_foreign_sessions: Count = Field(
-        100_000, description="Sessions remembered whose ids an instance's own handler created; the oldest go first."
+        100_000,
+        description="Sessions with ids of an instance's own handler that the proxy remembers; the oldest are dropped "
+        "first.",
     )
     sequence_ttl_s: Count = Field(
-        86_400, description="How long the id of a session is valid that TorchServe's sequenceBatching keeps."
+        86_400, description="How long a session id for TorchServe's sequence batching is valid."
     )
+    max_form_fields: Count = Field(1_000, description="Fields of a form; each takes a worker's time.")
     max_session_body_bytes: Count = Field(16_384, description="Longest body that is searched for a session id.")
     max_unrouted_body_bytes: Count = Field(
         8 * MIB,
-        description="Body bytes of an OpenAI request buffered while its `model`, the id that it continues or its "
-        "affinity key is searched.",
+        description="Longest part of an OpenAI body in which the proxy looks for its `model`, its earlier response's "
+        "id or its affinity key.",
     )
     max_connections: SharedCount = Field(
         10_000, description="Client connections at a time; fewer if the limit of open files does not allow as many."
     )
     reserved_descriptors: Count = Field(
-        256, description="Open files that client connections leave to stores, logs and the admin plane."
+        256, description="Open files that are kept free of client connections, for stores, logs and the admin plane."
     )
     max_admin_connections: Count = Field(64, description="Connections to the admin plane at a time.")
     max_replay_body_bytes: Count = Field(
-        2 * MIB, description="A body up to this size is kept until its answer begins, so that it can be sent again."
+        2 * MIB,
+        description="Longest body that is kept in memory until its answer begins, so that it can be sent to another "
+        "instance; a longer one is kept in a file.",
     )
     max_replay_total_bytes: SharedCount = Field(
-        64 * MIB, description="The same over all requests in flight; beyond it no further body is kept."
+        64 * MIB, description="Bytes of all such bodies; above it no further body is kept."
     )
     max_continued_bytes: Size = Field(
         2 * MIB,
-        description="Of a streamed answer, its request and the tokens sent are kept up to this size, so that another "
-        "instance can continue it; 0: streams are never continued.",
+        description="Longest request and record of a stream's pieces that are kept, so that another instance can "
+        "continue the stream; 0: streams are never continued.",
     )
     max_continued_total_bytes: SharedCount = Field(
-        64 * MIB, description="The same over all streams; beyond it no further stream can be continued."
+        64 * MIB, description="Bytes kept for all streams; above it no further stream can be continued."
+    )
+    max_arriving_bytes: Annotated[Count, Shared(least="longest_body_bytes")] = Field(
+        256 * MIB,
+        description="Bytes of all bodies that are being received, counted as they arrive; above it, the slowest are "
+        "dropped. At least max_body_bytes and max_passthrough_body_bytes.",
+    )
+    spool_folder: str = Field(
+        "",
+        description="Folder of the files in which bodies longer than max_replay_body_bytes are kept; empty: the "
+        "system's temporary folder.",
+    )
+    min_spool_free_bytes: Size = Field(
+        256 * MIB,
+        description="Free space that must stay on the file system of spool_folder; below it, bodies stay in memory.",
     )
     max_waiting_bytes: Annotated[Count, Shared(least="max_body_bytes")] = Field(
-        64 * MIB, description="Bodies that wait for an instance or their `model`."
+        64 * MIB, description="Bytes of all bodies that wait for an instance."
     )
     max_error_body_bytes: Count = Field(
-        65_536, description="Bytes read of an instance's error answer to find the cause."
+        65_536, description="Bytes of an instance's error answer that are read to find the cause."
     )
     header_timeout_s: Positive = Field(
-        10.0, description="From a request's first byte to the end of its head, on both planes."
+        10.0, description="Longest time from a request's first byte to the end of its head, on both planes."
     )
-    body_timeout_s: Positive = Field(60.0, description="From the end of a request's head to the end of its body.")
+    body_timeout_s: Positive = Field(
+        60.0,
+        description="Longest time from the end of a request's head to the end of its body; of a WebSocket message, "
+        "from its first byte to its last.",
+    )
     keep_alive_timeout_s: Positive = Field(
-        75.0, description="An idle connection of a client or operator is closed after it."
+        75.0, description="Time after which an idle connection of a client or operator is closed."
     )
+
+    @property
+    def longest_body_bytes(self) -> int:
+        return max(self.max_body_bytes, self.max_passthrough_body_bytes)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.max_arriving_bytes < self.longest_body_bytes:
+            text = f"must be {self.longest_body_bytes} (the longest body) or more, not {self.max_arriving_bytes}"
+            raise refusal("max_arriving_bytes", text)
+        return self
 
 
 class CallerSettings(SettingsGroup, title="callers"):
@@ -72,14 +106,15 @@ class CallerSettings(SettingsGroup, title="callers"):
 
     limited: Literal["with-keys", "always", "never"] = Field(
         "with-keys",
-        description="When these limits apply: if there are access keys or tokens, always (without them by client "
-        "address), or never.",
+        description="When these limits apply: `with-keys`, if there are access keys or tokens; `always`, without them "
+        "per client address; `never`.",
     )
     max_requests: SharedCount = Field(
         512, description="Requests of one caller that wait for an instance or are being answered; more get 429."
     )
     max_sessions: SharedCount = Field(
-        100_000, description="Open sessions of one caller; another opening gets 429, turns of open sessions never do."
+        100_000,
+        description="Open sessions of one caller; another opening gets 429, turns of open sessions are always served.",
     )
     max_async_requests: Count = Field(
         25_000, description="Asynchronous requests of one caller that have not ended, of all endpoints; more get 429."
@@ -90,16 +125,19 @@ class CallerSettings(SettingsGroup, title="callers"):
 
 
 class TimeoutSettings(SettingsGroup, title="timeouts"):
-    """How long an instance may take."""
+    """Time-outs of requests to instances."""
 
-    connect_timeout_s: Positive = Field(1.0, description="Connecting to an instance.")
-    model_timeout_s: Positive = Field(60.0, description="To an answer's end, or to a stream's first byte.")
-    stream_idle_timeout_s: Positive = Field(60.0, description="Between two pieces of a stream.")
-    stream_total_timeout_s: Positive = Field(480.0, description="To a stream's end.")
-    sweep_interval_s: Positive = Field(0.25, description="How late a passed deadline may be noticed.")
+    connect_timeout_s: Positive = Field(1.0, description="Time-out of a connection to an instance.")
+    model_timeout_s: Positive = Field(60.0, description="Longest time to an answer's end, or to a stream's first byte.")
+    stream_idle_timeout_s: Positive = Field(60.0, description="Longest time between two pieces of a stream.")
+    stream_total_timeout_s: Positive = Field(480.0, description="Longest time to a stream's end.")
+    sweep_interval_s: Positive = Field(0.25, description="Interval at which deadlines are checked.")
     cancel_timeout_s: Positive = Field(
         5.0,
-        description="An operation that cancels requests at an instance, or ends sessions closed elsewhere.",
+        description="Time-out of an operation that cancels requests at an instance, or ends sessions that were closed "
+        "elsewhere.",
     )
-    pool_idle_timeout_s: Positive = Field(60.0, description="Closes an unused connection to an instance.")
-    stop_grace_s: Positive = Field(5.0, description="Running requests may take this long once the proxy stops.")
+    pool_idle_timeout_s: Positive = Field(
+        60.0, description="Time after which an unused connection to an instance is closed."
+    )
+    stop_grace_s: Positive = Field(5.0, description="Time for running requests to end after SIGTERM.")

@@ -10,7 +10,7 @@ from torchmoor.config.group import OptionalPort, SettingsGroup, Texts, refusal
 
 
 class ListenSettings(SettingsGroup, title="listen"):
-    """Where the two planes listen. Port 0 takes any free port."""
+    """Addresses, ports, certificates and processes. Port 0 takes any free port."""
 
     host: str = Field("127.0.0.1", description="Address of the runtime API.")
     port: OptionalPort = Field(8080, description="Port of the runtime API; 0 takes any free one.")

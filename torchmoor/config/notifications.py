@@ -52,19 +52,21 @@ class Webhook(SettingsGroup, title="webhook"):
 
 
 class NotificationSettings(SettingsGroup, title="notices"):
-    """Notifications in addition to an endpoint's SNS topics, and how often a notification is tried."""
+    """Webhooks, in addition to an endpoint's SNS topics, and retries of notifications."""
 
     webhooks: Annotated[tuple[Webhook, ...], Field(strict=False)] = Field(
         (), description="Addresses with their secrets: `{url: https://..., secret: whsec_...}`."
     )
-    private_networks: Texts = Field((), description="Private networks of webhooks; there http is allowed too.")
-    aws_region: str = Field("us-east-1", description="The awsRegion of a message that goes to no topic.")
-    max_attempts: Count = Field(5, description="Attempts of a notification.")
-    first_delay_s: Positive = Field(0.5, description="Wait before the second attempt; doubled each time.")
+    private_networks: Texts = Field((), description="Private networks in which webhooks may be, also with http.")
+    aws_region: str = Field("us-east-1", description="awsRegion of messages for an endpoint without an SNS topic.")
+    max_attempts: Count = Field(5, description="Attempts to deliver a notification.")
+    first_delay_s: Positive = Field(
+        0.5, description="Wait before the second attempt; each further wait is twice as long."
+    )
     max_delay_s: Positive = Field(30.0, description="Longest wait before an attempt.")
-    max_in_flight: Count = Field(16, description="Attempts at a time.")
-    connect_timeout_s: Positive = Field(5.0, description="Connecting to a receiver.")
-    timeout_s: Positive = Field(15.0, description="Timeout of one attempt.")
+    max_in_flight: Count = Field(16, description="Deliveries at a time.")
+    connect_timeout_s: Positive = Field(5.0, description="Time-out of a connection to a receiver.")
+    timeout_s: Positive = Field(15.0, description="Time-out of one attempt.")
 
     _check_networks = field_validator("private_networks")(check_networks)
 

@@ -27,7 +27,7 @@ def check_networks(networks: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class ObjectSettings(SettingsGroup, title="objects"):
-    """What may be read and written, how large it may be, and how long a store may take."""
+    """Allowed locations of inputs and results, their size limits, and time-outs of stores."""
 
     input_directories: Texts = Field((), description="Absolute directories that file:// inputs are read from.")
     output_directories: Texts = Field((), description="Absolute directories that file:// results are written to.")
@@ -35,30 +35,40 @@ class ObjectSettings(SettingsGroup, title="objects"):
         (), description="s3://bucket/ or s3://bucket/prefix/; none: all that the proxy's credentials may read."
     )
     https_hosts: Texts = Field(
-        (), description="name.example or *.name.example; inputs may come from them; none: no https."
+        (), description="Hosts from which https inputs may be read: name.example or *.name.example; none: no https."
     )
-    private_networks: Texts = Field((), description="Private networks of those hosts; none: public hosts only.")
-    s3_endpoint_url: str = Field("", description="Empty: AWS_ENDPOINT_URL_S3, AWS's configuration files, then AWS.")
-    s3_region: str = Field("", description="Empty: AWS_REGION, then AWS's configuration files.")
-    max_input_bytes: Count = Field(GIB, description="Largest input.")
-    max_output_bytes: Annotated[int, Field(gt=0, le=MOST_COPIED_BYTES)] = Field(GIB, description="Largest result.")
+    private_networks: Texts = Field(
+        (), description="Private networks in which those hosts may be; none: public addresses only."
+    )
+    s3_endpoint_url: str = Field(
+        "", description="Address of the S3 store. Empty: AWS_ENDPOINT_URL_S3, AWS's configuration files, then AWS."
+    )
+    s3_region: str = Field("", description="Region of the S3 store. Empty: AWS_REGION, then AWS's configuration files.")
+    max_input_bytes: Count = Field(GIB, description="Size limit of an input.")
+    max_output_bytes: Annotated[int, Field(gt=0, le=MOST_COPIED_BYTES)] = Field(
+        GIB, description="Size limit of a result."
+    )
     max_bytes: Count = Field(
-        50 * GIB, description="Of each output directory. New requests are refused with 503 when it is full."
+        50 * GIB, description="Size limit of each output directory. When it is full, new requests are refused with 503."
     )
     min_free_bytes: Size = Field(
-        256 * MIB, description="Of a directory's file system. With less, new requests are refused with 503."
+        256 * MIB,
+        description="Free space that must stay on a directory's file system; below it new requests are refused with "
+        "503.",
     )
     unfinished_ttl_s: Positive = Field(
-        7200.0, description="Age at which the unfinished file of a process that was killed is deleted."
+        7200.0, description="Age at which the unfinished file of a killed process is deleted."
     )
     part_bytes: Annotated[int, Field(ge=LEAST_PART_BYTES)] = Field(
-        LEAST_PART_BYTES, description="Part of a multipart upload; a smaller object is sent in one request."
+        LEAST_PART_BYTES, description="Size of a part of a multipart upload; a smaller object is sent in one request."
     )
     parallel_parts: Count = Field(2, description="Parts of one upload at a time, each in memory.")
     max_in_flight: Count = Field(16, description="Requests to S3 and file system calls at a time.")
-    connect_timeout_s: Positive = Field(5.0, description="Connecting to a store.")
-    read_timeout_s: Positive = Field(60.0, description="Time without a byte. S3 may join an object's parts slowly.")
-    max_attempts: Count = Field(3, description="Attempts of a request, and of the rest of an interrupted body.")
+    connect_timeout_s: Positive = Field(5.0, description="Time-out of a connection to a store.")
+    read_timeout_s: Positive = Field(
+        60.0, description="Longest time without a byte. S3 may join an object's parts slowly."
+    )
+    max_attempts: Count = Field(3, description="Attempts of a request, and of reading the rest of an interrupted body.")
 
     @field_validator("input_directories", "output_directories")
     @classmethod

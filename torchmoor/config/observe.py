@@ -10,24 +10,24 @@ TRACE_ID = "{trace_id}"  # in trace_link
 
 
 class ObserveSettings(SettingsGroup, title="observe"):
-    """What is recorded of each request: only its last routing decision, unless more is asked for."""
+    """The access log, traces, and the routing decisions that are kept."""
 
-    access_log: str = Field("", description="A file that gets one line of JSON for each request, or `stderr`.")
+    access_log: str = Field("", description="File that gets one line of JSON for each request, or `stderr`.")
     access_log_buffer_bytes: SharedCount = Field(
-        4 * MIB, description="Lines that wait to be written; beyond it they are dropped and counted."
+        4 * MIB, description="Bytes of lines that may wait to be written; above it lines are dropped and counted."
     )
-    access_log_interval_s: Positive = Field(1.0, description="The longest time that a line waits to be written.")
-    traces_url: str = Field("", description="Where spans go, as OTLP over HTTP: http://127.0.0.1:4318/v1/traces.")
-    traces_fraction: Fraction = Field(
-        1.0, description="Share of requests traced, if their traceparent does not decide."
+    access_log_interval_s: Positive = Field(1.0, description="Longest time that a line waits to be written.")
+    traces_url: str = Field(
+        "", description="Address to which spans are sent, as OTLP over HTTP: http://127.0.0.1:4318/v1/traces."
     )
+    traces_fraction: Fraction = Field(1.0, description="Fraction of requests without a traceparent that are traced.")
     trace_link: str = Field(
         "",
         description="Address of a trace, for links on the dashboard: http://127.0.0.1:16686/trace/{trace_id}.",
     )
-    max_decisions: SharedCount = Field(6000, description="Routing decisions that are remembered for GET /decisions.")
+    max_decisions: SharedCount = Field(6000, description="Routing decisions that are kept for GET /decisions.")
     max_decisions_per_s: SharedCount = Field(
-        20, description="How many of each second are remembered, with as many again of failures and retries."
+        20, description="Decisions kept per second, and as many again of failures and retries."
     )
 
     @field_validator("traces_url")

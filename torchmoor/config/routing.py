@@ -20,10 +20,10 @@ class PrefixAwareSettings(SettingsGroup, title="prefix_aware"):
     """PREFIX_AWARE, with SageMaker's ranges."""
 
     prefix_length: Annotated[int, Field(ge=1024, le=65_536)] = Field(
-        4096, description="Bytes of a body that are its prefix."
+        4096, description="Bytes of a body that are compared."
     )
     concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] = Field(
-        16, description="Outstanding requests with which an instance counts as full."
+        16, description="Outstanding requests at which an instance counts as full."
     )
 
 
@@ -31,12 +31,12 @@ class KvAwareSettings(SettingsGroup, title="kv_aware"):
     """KV_AWARE: how prompts are compared, and the weight of a match."""
 
     max_prompt_bytes: Annotated[int, Field(gt=0, le=1 << 20)] = Field(
-        65_536, description="Bytes of a body that are compared."
+        65_536, description="First bytes of a body that are compared."
     )
-    block_bytes: Count = Field(512, description="Prompts are compared in blocks of this size.")
-    bytes_per_request: Count = Field(8_192, description="A match this long outweighs one more outstanding request.")
+    block_bytes: Count = Field(512, description="Size of the blocks in which bodies are compared.")
+    bytes_per_request: Count = Field(8_192, description="Common bytes that outweigh one more outstanding request.")
     max_blocks_per_instance: Count = Field(
-        8_192, description="Blocks remembered of an instance; the default is 4 MiB of prompts, about a million tokens."
+        8_192, description="Blocks remembered per instance; the default is 4 MiB of prompts, about a million tokens."
     )
 
     @model_validator(mode="after")
@@ -54,9 +54,11 @@ class AffinitySettings(SettingsGroup, title="affinity"):
     max_key_bytes: Annotated[int, Field(ge=0, le=1024)] = Field(
         256, description="Longest key; a longer one is ignored and counted. 0: no keys are read."
     )
-    free_requests: Count = Field(16, description="Outstanding requests up to which an instance keeps its keys.")
+    free_requests: Count = Field(
+        16, description="An instance with fewer outstanding requests than this always keeps its keys."
+    )
     load_factor: Annotated[float, Field(ge=1)] = Field(
-        1.25, description="Under more load, it keeps them up to this multiple of the instances' mean load."
+        1.25, description="Above that, it keeps them up to this multiple of the instances' mean load."
     )
 
 
@@ -65,22 +67,28 @@ class LateBindingSettings(SettingsGroup, title="late_binding"):
 
     max_waiting: Count = Field(
         1024,
-        description="Requests of one variant that wait at a time for a busy instance. "
-        "Those that wait for an instance to start count against max_held of Autoscaling.",
+        description="Requests of one variant that may wait for a busy instance. Those that wait for an instance to "
+        "start count against max_held of Autoscaling.",
     )
     max_wait_s: Positive = Field(
-        30.0, description="Then the answer is 503. The wait is part of the time that the client allows the model."
+        30.0,
+        description="Longest wait; then the answer is 503. The wait counts towards the time that the client allows "
+        "the model.",
     )
 
 
 class MultiModelSettings(SettingsGroup, title="multi_model"):
-    """An endpoint whose requests name one of many models. The instances decide how long they keep a model."""
+    """An endpoint whose requests name one of many models. The instances decide how long they keep a model.
 
-    is_cached: bool = Field(True, description="AWS's ModelCacheSetting: models stay in memory after their requests.")
+    With the key `adapters`, the models are adapters of the endpoint's own model, which answers requests that name none.
+    """
+
+    are_adapters: bool = False  # of the endpoint's own model: the endpoint has `adapters` instead of `multi_model`
+    is_cached: bool = True  # models stay in memory, as MultiModelConfig says
     hot_outstanding: SharedCount = Field(
-        16, description="Requests for a model at each instance that has it; with more, another instance loads it too."
+        16, description="Requests for a model at each instance that has it, above which another instance loads it too."
     )
-    max_models: Count = Field(20_000, description="Models remembered of each instance.")
+    max_models: Count = Field(20_000, description="Models remembered per instance.")
 
 
 class VariantSettings(SettingsGroup, title="variant"):
@@ -126,6 +134,16 @@ class EndpointSettings(SettingsGroup, title="endpoint"):
     late_binding: LateBindingSettings | None = None
     multi_model: MultiModelSettings | None = None
     async_inference: AsyncEndpointSettings | None = None
+
+    @property
+    def has_many(self) -> bool:
+        """True if every request must name one of many models."""
+        return self.multi_model is not None and not self.multi_model.are_adapters
+
+    @property
+    def has_adapters(self) -> bool:
+        """True if requests may name adapters of the endpoint's model."""
+        return self.multi_model is not None and self.multi_model.are_adapters
 
     @field_validator("name")
     @classmethod

@@ -1,7 +1,7 @@
 """Settings of how many instances a variant may have, and of the policies that decide it.
 
-The defaults are AWS's own example of an asynchronous endpoint that goes to zero. torchmoor.config.autoscaling reads
-these settings in Application Auto Scaling's form, whose names are the fields' aliases.
+The defaults are those of AWS's example of an asynchronous endpoint that scales to zero. torchmoor.config.autoscaling
+reads these settings in Application Auto Scaling's form, whose names are the fields' aliases.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ class TargetTracking(SettingsGroup, title="TargetTracking", validate_by_name=Tru
         alias="ScaleOutCooldown",
         description="No instance is stopped for this time after instances were added.",
     )
-    can_scale_in: bool = Field(True, description="Instances may be stopped.")
+    can_scale_in: bool = Field(True, description="Allow this policy to stop instances.")
 
 
 class StepScaling(SettingsGroup, title="StepScaling", validate_by_name=True, validate_by_alias=True):
     """Start instances when HasBacklogWithoutCapacity is 1, which means that no instance is ready."""
 
     num_instances: Count = Field(1, alias="ScalingAdjustment", description="Instances to start.")
-    cooldown_s: NotNegative = Field(300.0, alias="Cooldown", description="Stops no instance for this time afterwards.")
+    cooldown_s: NotNegative = Field(
+        300.0, alias="Cooldown", description="No instance is stopped for this time afterwards."
+    )
 
 
 class ScalingSettings(SettingsGroup, title="Autoscaling", validate_by_name=True, validate_by_alias=True):

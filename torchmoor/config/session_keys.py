@@ -18,7 +18,9 @@ class SessionIdSettings(SettingsGroup, title="session"):
     """
 
     keys: Annotated[dict[str, bytes], Field(repr=False)] = Field({}, repr=False, description="Signing keys.")
-    are_journaled: bool = Field(False, description="The instances share a journal, so each can take over a session.")
+    are_journaled: bool = Field(
+        False, description="The instances share a journal, so that any of them can continue a session."
+    )
 
     @classmethod
     def parse(cls, text: str, *, are_journaled: bool = False) -> Self:

@@ -1,4 +1,4 @@
-"""The proxy's settings as a whole: all groups together, and what they require of each other."""
+"""All settings of the proxy, and the checks that involve several groups."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ProxySettings(SettingsGroup):
         for endpoint in self.endpoints:
             if endpoint.async_inference is not None:
                 self._check_async(endpoint, endpoint.async_inference)
-        if self.container.serves_models and self.endpoints[0].multi_model is None:
+        if self.container.serves_models and not self.endpoints[0].has_many:
             raise refusal("container.serves_models", f"needs a multi-model endpoint, and {names[0]!r} has one model")
         return self
 
@@ -70,7 +70,7 @@ class ProxySettings(SettingsGroup):
         return limited == "always" or (limited == "with-keys" and self.credentials.guards_data)
 
     def _check_async(self, endpoint: EndpointSettings, config: AsyncEndpointSettings) -> None:
-        if endpoint.multi_model is not None:
+        if endpoint.has_many:
             raise refusal("AsyncInferenceConfig", f"of {endpoint.name!r}: an endpoint with many models cannot have it")
         if not self.async_inference.queue:
             raise refusal("async_inference.queue", f"is missing: endpoint {endpoint.name!r} has AsyncInferenceConfig")
@@ -81,7 +81,7 @@ class ProxySettings(SettingsGroup):
 
 
 class Configuration(SettingsGroup):
-    """All settings of `torchmoor serve`: the proxy, its instances, the names that lead to more, and its launcher."""
+    """All settings of `torchmoor serve`: the proxy, its instances, their discovery, and its launcher."""
 
     proxy: ProxySettings
     instances: tuple[InstanceSettings, ...] = ()

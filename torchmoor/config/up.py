@@ -15,6 +15,7 @@ from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import LateBindingSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.wire.store_urls import JOURNAL_URLS
 
 MAX_INSTANCES = 64
 DEFAULT_ENDPOINT = "llava"
@@ -47,37 +48,37 @@ class UpSettings(SettingsGroup, title="up"):
         None,
         ge=0,
         le=MAX_INSTANCES,
-        description="TorchServe instances of each endpoint; where their number changes, at the start "
-        "(default: --min-instances, or 1).",
+        description="TorchServe instances per endpoint; with autoscaling, the number at the start (default: "
+        "--min-instances, or 1).",
     )
     min_instances: int | None = Field(
         None,
         ge=0,
         le=MAX_INSTANCES,
-        description="Go down to this number of instances without load, and up again with load; 0 is allowed "
-        "(docs/autoscaling.md).",
+        description="Least number of instances; enables autoscaling, also down to 0 (docs/autoscaling.md).",
     )
     max_instances: int | None = Field(
         None,
         ge=1,
         le=MAX_INSTANCES,
-        description="Go up to this number of instances with load (default: --instances, or 1).",
+        description="Largest number of instances; enables autoscaling (default: --instances, or 1).",
     )
     max_body_mib: int = Field(
         DEFAULT_BODY_MIB,
         ge=1,
         le=2047,
-        description="Longest request or answer of an instance. Asynchronous requests may need 1024, and a larger heap.",
+        description="Largest request or answer of an instance, in MiB. Asynchronous requests may need 1024, and a "
+        "larger heap.",
     )
     heap_mib: int = Field(
-        DEFAULT_HEAP_MIB, ge=128, description="Memory of an instance's JVM; it holds bodies several times."
+        DEFAULT_HEAP_MIB, ge=128, description="Heap of an instance's JVM in MiB; it holds bodies several times."
     )
     journal: str | None = Field(
         None,
         repr=False,
-        description="Where sessions are recorded so that another instance can take them over: file:///a/directory, "
-        "redis://host:port/db, rediss://..., s3://bucket/prefix, or off (default: a directory for as long as the fleet "
-        "runs). Put a URL with a password into the environment instead.",
+        description=f"Journal of sessions, with which another instance can continue them: {JOURNAL_URLS}, or off "
+        "(default: a directory that is deleted with the fleet). Put a URL with a password into the environment "
+        "instead.",
     )
     async_inputs: Texts = Field(
         (), description="A directory below which InputLocation may name files, as file:///a/path. Repeatable."
@@ -90,17 +91,21 @@ class UpSettings(SettingsGroup, title="up"):
         "",
         description="Where failures of asynchronous requests go: s3://bucket/prefix (default: beside the results).",
     )
+    adapters: str = Field(
+        "",
+        description="Where the LoRA adapters of the one endpoint's model are, each a folder of PEFT: a directory, or "
+        "s3://bucket/prefix (docs/adapters.md).",
+    )
     models: str = Field("", description="Where the models of --endpoint many are: a directory, or s3://bucket/prefix.")
     allowed_image_hosts: Texts = Field(
         (),
-        description="A host name, address or CIDR block that images may be fetched from although it is private. "
-        "Repeatable.",
+        description="A private host name, address or CIDR block from which images may be downloaded. Repeatable.",
     )
     strategy: str = like(VariantSettings, "routing_strategy")
     is_late_binding: bool = Field(
         False,
-        description="Requests beyond the capacity wait at the proxy for the instance that is free first, instead of "
-        "being refused. This needs a good --capacity (docs/routing.md).",
+        description="Let requests above the capacity wait for the first free instance, instead of refusing them. "
+        "Needs a correct --capacity (docs/routing.md).",
     )
     late_binding: LateBindingSettings = LateBindingSettings()
     scaling: ScalingSettings = ScalingSettings()

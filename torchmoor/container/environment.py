@@ -57,7 +57,7 @@ class ContainerEnvironment(
         description="The proxy's log level, by name or by Python's number; TORCHMOOR_LOG_LEVEL "
         "overrides it, and sets the handlers' level too (INFO).",
     )
-    model: str = Field("", alias="TORCHMOOR_MODEL", description="The archive to serve, where there are several.")
+    model: str = Field("", alias="TORCHMOOR_MODEL", description="The archive to serve, if there are several.")
     model_dir: Path = Field(
         Path("/opt/ml/model"), alias="TORCHMOOR_MODEL_DIR", description="The directory of the model, as on SageMaker."
     )
@@ -68,7 +68,7 @@ class ContainerEnvironment(
         None,
         gt=0,
         alias="TORCHMOOR_INSTANCES",
-        description="Instances of `serve`, in turns on the GPUs. Unset: one for each GPU, or one.",
+        description="Instances of `serve`, distributed over the GPUs in turn. Unset: one per GPU, or one.",
     )
     capacity: Count = like(LaunchSettings, "capacity", alias="TORCHMOOR_CAPACITY")
     start_timeout_s: Seconds = like(
@@ -86,7 +86,7 @@ class ContainerEnvironment(
     settle_s: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = Field(
         5.0,
         alias="TORCHMOOR_SETTLE_S",
-        description="Seconds of these until `instance` looks whether anything runs, so that proxies learn of the end.",
+        description="First part of these seconds, in which proxies learn that `instance` is terminating.",
     )
     heap_mib: Count = like(UpSettings, "heap_mib", alias="TORCHMOOR_HEAP_MIB")
     access_log: str = like(ObserveSettings, "access_log", alias="TORCHMOOR_ACCESS_LOG")
@@ -94,7 +94,7 @@ class ContainerEnvironment(
         ListenSettings,
         "admin_port",
         alias="TORCHMOOR_ADMIN_PORT",
-        description="The admin plane of `serve`, on loopback; one of the safe ports where there are any.",
+        description="Port of the admin plane of `serve`, on loopback; with a safe port range, a port of that range.",
     )
     instance_name: str = Field(
         "", alias="TORCHMOOR_INSTANCE_NAME", description="The name of `instance`. Unset: the host's name."

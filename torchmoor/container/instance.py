@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 ENGINE_NAME = "TORCHMOOR_HANDLER_ENGINE_NAME"  # vllm spreads a model over several GPUs
 POLL_S = 0.25
-IDLE_S = 1.0  # a proxy that has not noticed the stop yet may send its next request after a single check
+IDLE_S = 1.0  # a single check is not enough, because a proxy that has not noticed the stop may still send a request
 ASK_TIMEOUT_S = 2.0
 
 

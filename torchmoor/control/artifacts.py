@@ -1,4 +1,4 @@
-"""A model's files and settings: what CreateModel's container definition becomes for TorchServe.
+"""A model's files and settings: translates CreateModel's container definition for TorchServe.
 
 Files stay where they are, or are downloaded from S3. An archive is served as it is, a checkpoint by the chat handler,
 and a prefix in Mode MultiModel by the handler of many models.
@@ -21,7 +21,16 @@ from torchmoor.control.images import Container, default_variables, find_containe
 from torchmoor.errors import ConfigError, LaunchError, RequestInvalid
 from torchmoor.fleet.archives import MANIFEST, ArchiveContents, built_in, chat_handler
 from torchmoor.fleet.many import CACHE, MANY, SOURCE
-from torchmoor.fleet.packed_models import FORMS, PROPERTIES, TARBALLS, ModelFiles, find_unpacked, parse_name, read_name
+from torchmoor.fleet.packed_models import (
+    FORMS,
+    MAX_MANIFEST_BYTES,
+    PROPERTIES,
+    TARBALLS,
+    ModelFiles,
+    find_unpacked,
+    parse_name,
+    read_name,
+)
 from torchmoor.fleet.torchserve_properties import TORCHSERVE_PREFIX, read_properties
 from torchmoor.proxy.access.credentials import SECRETS
 from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH, PROPERTIES_FOLDER, S3
@@ -32,7 +41,7 @@ MODEL_FOLDER = "/opt/ml/model"  # where a container finds its model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What the instances of a variant run.
+    """The model that a variant's instances run.
 
     archive: a file or a folder in `store`, or what is written from `contents`. properties: lines of config.properties.
     multi_model: None unless it is many models.
@@ -92,7 +101,7 @@ class Artifacts:
             raise RequestInvalid(f"{place!r} must be s3://bucket/key, or file:///path below an allowed directory.")
 
     def fetch(self, container: Mapping[str, Any], name: str, work: Path, download: DownloadState) -> ServedModel:
-        """Return what instances run. name: the model's. work: a folder for what is downloaded or unpacked.
+        """Return the model for the instances. name: the model's. work: a folder for downloaded and unpacked files.
 
         Blocks. Raises RequestInvalid, ConfigError, LaunchError or ObjectError.
         """
@@ -214,8 +223,8 @@ def _is_packed(place: str) -> bool:
 def _name_in(archive: Path) -> str:
     """Return the name of an archive's model in TorchServe. Raises LaunchError."""
     try:
-        with zipfile.ZipFile(archive) as bundle:
-            return parse_name(bundle.read(str(MANIFEST)), f"the manifest of {archive}")
+        with zipfile.ZipFile(archive) as bundle, bundle.open(str(MANIFEST)) as manifest:
+            return parse_name(manifest.read(MAX_MANIFEST_BYTES + 1), f"the manifest of {archive}")
     except KeyError:
         raise LaunchError(
             f"{archive.name} has no handler, because it is a model for an endpoint of many models: use Mode MultiModel"

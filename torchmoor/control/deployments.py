@@ -1,4 +1,4 @@
-"""The instances of created endpoints: starts them, replaces them by those of an update, and stops them."""
+"""Starts, replaces and stops the instances of created endpoints."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Deployment:
 
 @dataclass(slots=True)
 class Start:
-    """What starts for an endpoint that is created or updated. endpoint: None until all models are here."""
+    """The start of a created or updated endpoint. endpoint: None until all models are downloaded."""
 
     downloads: Mapping[str, DownloadState]  # by variant
     endpoint: Endpoint | None = None
@@ -90,7 +90,7 @@ class Deployments:
         self._folder = folder
         self._by_name: dict[str, Deployment] = {}
         self._starts: dict[str, Start] = {}
-        self._changes = WeakValueDictionary[str, asyncio.Lock]()  # each is kept by those who hold it or wait for it
+        self._changes = WeakValueDictionary[str, asyncio.Lock]()  # a lock exists while a task holds it or waits for it
         self._running: dict[str, Launch] = {}  # those that start or leave, and all that a scaled variant may have
 
     def find_endpoint(self, name: str) -> Endpoint | None:
@@ -99,7 +99,7 @@ class Deployments:
         return None if found is None else found.endpoint
 
     def progress_of(self, name: str, variant: str) -> list[str]:
-        """Return what happens for a variant that is created or updated, such as its download."""
+        """Return the progress of a variant that is created or updated, such as its download."""
         start = self._starts.get(name)
         if start is None:
             return []
@@ -278,7 +278,7 @@ class Deployments:
     async def _fetch(
         self, container: Mapping[str, Any], model: str, work: Path, download: DownloadState
     ) -> ServedModel:
-        """Fetch a model. Returns or raises, also when cancelled, after nothing is written any more."""
+        """Fetch a model. Even when cancelled, it returns or raises only after the last write."""
         fetching = asyncio.ensure_future(asyncio.to_thread(self._artifacts.fetch, container, model, work, download))
         try:
             return await asyncio.shield(fetching)
@@ -335,7 +335,7 @@ class Deployments:
             raise failed
 
     async def _end(self, deployment: Deployment) -> None:
-        """Drain and end all instances of an endpoint that is not served any more, and forget it."""
+        """Drain and end all instances of an endpoint that is no longer served, and forget it."""
         for variant in list(deployment.scaled):
             await self._stop_scaling(deployment, variant)
         await self._drain(list(deployment.launches))

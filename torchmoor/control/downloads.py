@@ -23,7 +23,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class DownloadEnded(LaunchError):
-    """A download ended because its endpoint is not wanted any more."""
+    """Raised if a download ends because its endpoint was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class DownloadState:
             self._num_bytes += num_bytes
 
     def end(self) -> None:
-        """Let the next bytes end the download."""
+        """End the download when its next bytes arrive."""
         with self._lock:
             self._is_ended = True
 
@@ -108,7 +108,7 @@ class ModelStore:
         return StoredFile(url, url.rpartition("/")[2], int(head["ContentLength"]))
 
     def download(self, files: Sequence[StoredFile], folder: Path, state: DownloadState) -> None:
-        """Download files into a folder. What is cut off is read again, part by part, a few times."""
+        """Download files into a folder. An interrupted file is continued a few times."""
         num_bytes, free = sum(each.num_bytes for each in files), shutil.disk_usage(folder).free
         if num_bytes > self._settings.max_model_bytes:
             raise ConfigError(f"{files[0].url} has {num_bytes} bytes, more than control.max_model_bytes")

@@ -1,4 +1,4 @@
-"""DescribeEndpoint and ListEndpoints: those that clients have created, and those of the command line or the file."""
+"""DescribeEndpoint and ListEndpoints, for endpoints of clients, of the command line and of the configuration file."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Endpoints:
         }
 
     async def __aenter__(self) -> Endpoints:
-        """Continue what the last run has left."""
+        """Continue the operations that the last run has not finished."""
         for name in self._left:
             resource = self._resources.endpoints[name]
             if self._registry.find_endpoint(name) is not None:
@@ -241,7 +241,7 @@ class Endpoints:
         else:
             resource.counts, resource.failure = dict(counts), ""
         resource.status = "InService"
-        await self._scale(name, resource)  # what was asked for meanwhile
+        await self._scale(name, resource)  # counts that a client has requested meanwhile
         await self._keep(resource)
 
     async def _run_deletion(self, name: str) -> None:
@@ -291,4 +291,4 @@ def _reason(name: str, error: Exception) -> str:
         logger.error("endpoint failed endpoint=%s error=%s", name, error)
         return str(error)[:MAX_REASON]
     logger.error("endpoint failed endpoint=%s", name, exc_info=error)
-    return "The control plane failed; its log says why."
+    return "The control plane failed; its log has the reason."

@@ -1,4 +1,4 @@
-"""Container images by AWS's names: each stands for a container whose requests and settings are served here."""
+"""Container images by AWS's names, and the container whose requests and settings each stands for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REPOSITORIES = {
 }
 # An instance here has one device, whatever number of GPUs the image's settings name for SageMaker's machine.
 _ONE_DEVICE = {"TORCHMOOR_HANDLER_MODEL_TENSOR_PARALLEL": "1"}
-# Variables that let an endpoint serve and answer as its container does, where the model's own say nothing else.
+# Variables that let an endpoint answer as its container does, unless the model's own variables say otherwise.
 _DEFAULTS = {
     Container.TGI: {**_ONE_DEVICE, "TORCHMOOR_HANDLER_REQUEST_INPUTS_FORM": "tgi"},
     Container.LMI: {**_ONE_DEVICE, "OPTION_OUTPUT_FORMATTER": "jsonlines"},

@@ -32,7 +32,7 @@ Series = tuple[str, str]
 
 @dataclass(slots=True)
 class Observations:
-    """What happened in a time: a number of values, their sum, and the values of a histogram by bucket."""
+    """The observations of a period: their number and sum, and for a histogram their counts by bucket."""
 
     count: float = 0
     total: float = 0.0
@@ -41,7 +41,7 @@ class Observations:
     buckets: list[int] = field(default_factory=list)
 
     def add(self, other: Observations) -> None:
-        """Add those of another time."""
+        """Add the observations of another period."""
         if other.count:
             self.least = min(self.least, other.least) if self.count else other.least
             self.most = max(self.most, other.most) if self.count else other.most
@@ -63,7 +63,7 @@ class Observations:
         }[name]
 
     def _percentile(self, share: float) -> float:
-        """Return the bound of the bucket that has it, or the largest value without buckets."""
+        """Return the upper bound of the percentile's bucket, or the largest value without buckets."""
         passed = 0
         for number, count in enumerate(self.buckets):
             passed += count
@@ -117,7 +117,7 @@ class MetricHistory:
                 yield name, series
 
     def read(self, name: str, series: Series, *, start: float, end: float, period: int) -> dict[int, Observations]:
-        """Return what happened in each period of a time, by its beginning in seconds; nothing for an empty one."""
+        """Return the observations of each period in a time range, by its beginning in seconds; none for empty ones."""
         samples = [*self._samples, (time.time(), self._take())]
         begin = max(0, bisect_right([at for at, _ in samples], start - MINUTE_S) - 1)
         found: dict[int, Observations] = {}
@@ -132,7 +132,7 @@ class MetricHistory:
 
 
 def _observe(traffic: VariantTraffic) -> dict[str, Any]:
-    """Return what a variant's instances are doing now: for each metric a value, or one per instance."""
+    """Return a variant's current gauges: for each metric a value, or one per instance."""
     members, models = list(traffic.variant.pool.members), traffic.variant.models
     busy = sum(each.outstanding for each in members) + traffic.num_waiting
     loaded = [] if models is None else [float(models.num_loaded(each.name)) for each in members]
@@ -140,7 +140,7 @@ def _observe(traffic: VariantTraffic) -> dict[str, Any]:
 
 
 def _compare(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Observations:
-    """Return what happened between two samples. An endpoint that was updated counts from zero again."""
+    """Return the observations between two samples. After an update an endpoint counts from zero again."""
     if name in after and name[0].isupper():
         values = after[name]
         return Observations(len(values), sum(values), min(values), max(values))

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from torchmoor.errors import RequestInvalid
 
-MAX_DEPTH = 40  # of parentheses, and of expressions that name others
+MAX_DEPTH = 40  # depth of parentheses, and of expressions that refer to others
 MAX_FILLED = 10_000
 MAX_SERIES = 500  # of a list
 REPEAT = "REPEAT"

@@ -78,7 +78,7 @@ class ControlPlane:
             return refuse(error, is_cbor=is_cbor)
         except Exception:
             logger.exception("fault target=%s", target[:128])
-            return refuse(InternalFailure("The control plane failed; its log says why."), is_cbor=is_cbor)
+            return refuse(InternalFailure("The control plane failed; its log has the reason."), is_cbor=is_cbor)
 
 
 def refuse(error: ApiError, *, is_cbor: bool) -> Reply:

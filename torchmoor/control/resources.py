@@ -18,7 +18,7 @@ VERSION = 1
 
 @dataclass(slots=True)
 class Resource:
-    """A model or an endpoint configuration. values: what its Create operation was given, without tags."""
+    """A model or an endpoint configuration. values: the input of its Create operation, without tags."""
 
     values: dict[str, Any]
     created: float
@@ -26,7 +26,7 @@ class Resource:
 
 @dataclass(slots=True)
 class EndpointResource:
-    """An endpoint. config, models: copies, since an endpoint outlives the resources that it was made of.
+    """An endpoint. config, models: copies, because the originals may be deleted.
 
     serial: part of its instances' names. weights, counts: of variants that UpdateEndpointWeightsAndCapacities has
     changed. pending: the configuration of a running update.

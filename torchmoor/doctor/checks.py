@@ -34,6 +34,6 @@ def examine(plan: FleetPlan) -> Iterator[Finding]:
     for check in CHECKS:
         try:
             yield from check(plan)
-        except Exception as error:  # one broken check must not hide the others' findings
+        except Exception as error:  # a check that fails must not hide the others' findings
             name = check.__name__.removeprefix("check_").replace("_", " ")
             yield problem(name, f"the check itself failed: {error!r}", "report it, with this line")

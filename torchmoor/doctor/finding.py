@@ -45,8 +45,8 @@ class FleetPlan:
     """The fleet that the options describe.
 
     num_instances: on this machine, of all endpoints; 0: only the proxy runs here. configuration: of a file for
-    `torchmoor serve`, None without one. has_built_in: archives that the model store lacks may be built at the start, as
-    those of the demo model. is_admin_named: the user gave --admin-url, so a fleet must answer there.
+    `torchmoor serve`, None without one. has_built_in: `torchmoor up` builds missing archives of built-in models, such
+    as the demo model. is_admin_named: the user gave --admin-url, so a fleet must answer there.
     """
 
     endpoints: tuple[str, ...]

@@ -16,7 +16,7 @@ from torchmoor.doctor.machine import check_writable
 from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, SQLITE_SCHEME, read_redis_address
 
 TIMEOUT_S = 5.0
-MAX_SKEW_S = AccessSettings().clock_skew_s  # beyond which a signature is refused, at AWS and here
+MAX_SKEW_S = AccessSettings().clock_skew_s  # the most by which a signature's time may differ, at AWS and in the proxy
 
 
 def check_journal(plan: FleetPlan) -> Iterator[Finding]:

@@ -65,7 +65,9 @@ def check_packages(plan: FleetPlan) -> Iterator[Finding]:
 def compare_packages(
     requirements: Iterable[str], groups: Collection[str], find: Callable[[str], str] = version
 ) -> Iterator[Finding]:
-    """Yield what differs from the requirements of these groups. One without an extra's name is in the group `proxy`.
+    """Yield the packages that differ from the requirements of these groups.
+
+    One without an extra's name is in the group `proxy`.
 
     find: returns the installed version; raises PackageNotFoundError.
     """

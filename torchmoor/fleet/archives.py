@@ -29,7 +29,7 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ArchiveContents:
-    """What an archive is made of. files: all files but the entry and the config, by their names in the archive."""
+    """The contents of an archive. files: all except the entry and the config, by their names in the archive."""
 
     entry: Path
     config: Path
@@ -78,14 +78,17 @@ def with_model(entry: str, config: str, model: Mapping[str, Path]) -> ArchiveCon
 
 
 def takes_operations(archive: Path) -> bool:
-    """Return False for a readable archive, packed or not, without the definitions that our handlers share."""
+    """Return False for a readable archive, packed or not, whose handler does not implement operations."""
     if archive.is_dir():
         return (archive / OPERATIONS).is_file()
     return _has_member(archive, OPERATIONS)
 
 
 def has_other_handlers(archive: Path) -> bool:
-    """Return whether a packed archive has our handlers, but not as they are installed here. Raises LaunchError."""
+    """Return whether a packed archive has our handlers in another version than the installed one.
+
+    Raises LaunchError.
+    """
     try:
         with zipfile.ZipFile(archive) as packed:
             found = {member.filename: member.CRC for member in packed.infolist() if member.filename.endswith(".py")}
@@ -98,7 +101,7 @@ def has_other_handlers(archive: Path) -> bool:
 
 
 def _is_module(name: str) -> bool:
-    """Return whether a file is one of those that all our archives have: the entry file depends on the archive."""
+    """Return whether a file is in all our archives, unlike the entry file, which depends on the archive."""
     return name.startswith(("handlers/", "torchmoor/")) and name.endswith(".py") and not name.endswith("_entry.py")
 
 

@@ -1,13 +1,13 @@
 """Autoscaler that starts, drains and stops this host's instances as the variants' scaling policies require.
 
-Each look counts the backlog, decides (fleet/scaling.py) and brings the running instances closer to the decision:
+Each round (look) counts the backlog, decides (fleet/scaling.py) and starts, drains or stops instances accordingly:
 
     RUNNING     starting, or serving
     DRAINING    gets no new requests and finishes its own; may be resumed until it is idle
     STOPPING    receives nothing; its processes are being stopped
 
-The backlog is all that waits or runs: asynchronous requests, and real-time requests that wait for an instance or are
-outstanding at one. Requests that came and went between two looks count as one. With a journal, any instance can serve a
+The backlog is all requests that wait or run: asynchronous ones, and real-time ones that wait for an instance or are
+outstanding at one. Requests that begin and end between two looks count as one. With a journal, any instance can serve a
 session, so open sessions do not keep an instance. Without one, an instance stops only when its sessions have ended.
 """
 
@@ -55,7 +55,10 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class ScaledInstance:
-    """An instance that the autoscaler started. stays_until: it has sessions, and is not asked for them before."""
+    """An instance that the autoscaler started.
+
+    stays_until: it has sessions, which are counted again after this time.
+    """
 
     name: str
     task: asyncio.Task[None] | None  # None: it was started before it was scaled

@@ -63,6 +63,11 @@ class DataPlaneView(Protocol):
         ...
 
     @property
+    def num_websockets(self) -> int:
+        """Open WebSocket connections."""
+        ...
+
+    @property
     def log_counts(self) -> LogCounts | None:
         """The access log's counts; None without one."""
         ...

@@ -1,7 +1,7 @@
 """Decides without I/O what a DNS answer changes.
 
     listed, unknown                    joins
-    listed, at its known address       stays; if it is draining, it is kept
+    listed, at its known address       stays; a drain by an earlier answer ends
     listed, at another address         is replaced: the old process is drained, then the new one joins
     missing from one answer            stays: DNS servers may learn of a change one after the other
     missing from two answers in a row  is drained and removed

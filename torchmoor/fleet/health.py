@@ -3,11 +3,11 @@
 TorchServe's /ping succeeds before the model is loaded and for minutes after a crash. So an instance is ready if `GET
 /models/{model}` on its management port lists a READY worker; only an instance without a management port is probed by
 /ping. A negative answer or a refused connection takes the instance down at once. Missing answers take it down after
-`unanswered_before_down` in a row (HealthSettings), because moving an instance's sessions is expensive, and only while
-its streams stand still, too.
+`unanswered_before_down` in a row (HealthSettings), because moving an instance's sessions is expensive, and only if its
+streams make no progress either.
 
-TorchServe keeps listing a worker that hangs as READY. So an instance with our handler is also asked for its status,
-which the worker answers beside its work (worker_probe.py).
+TorchServe lists a worker that hangs as READY. So an instance with our handler is also probed by its status operation,
+which the worker answers under any load (worker_probe.py).
 """
 
 from __future__ import annotations

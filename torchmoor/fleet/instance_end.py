@@ -1,4 +1,4 @@
-"""Why an instance's process ended: its exit, and the end of its log."""
+"""Describes why an instance's process ended: its exit status, and the end of its log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from torchmoor.fleet.torchserve import InstanceSpec
 from torchmoor.proxy.instances.instance import InstanceEnd
 
+TAKEN = "failed: Address already in use"  # in the console, as netty says it
 NUM_LOG_LINES = 15
 MAX_LINE = 500  # characters
+MAX_TRACE_LINES = 200  # of Java's stack traces
 _TAIL_BYTES = 16 << 10
 _HEADING = "the end of its log:\n"
 
@@ -29,6 +31,11 @@ def read_end(spec: InstanceSpec, reason: str) -> InstanceEnd:
     return InstanceEnd(time.time(), first, _read_tail(spec))
 
 
+def has_met_taken_port(spec: InstanceSpec) -> bool:
+    """Return True if TorchServe has ended because another program listens on one of its ports."""
+    return any(TAKEN in line for line in _last_lines(spec.console_file, num_lines=MAX_TRACE_LINES))
+
+
 def quote_log(spec: InstanceSpec) -> str:
     """Return the end of the instance's log, for an error message."""
     return quote_lines(_read_tail(spec))
@@ -40,14 +47,11 @@ def quote_lines(lines: tuple[str, ...]) -> str:
 
 
 def _read_tail(spec: InstanceSpec) -> tuple[str, ...]:
-    for path in (spec.log_file, spec.folder / "console.log"):
-        lines = _last_lines(path)
-        if lines:
-            return lines
-    return ()
+    """Return the last lines of the console, where the JVM writes why it cannot start, and of the log."""
+    return (*_last_lines(spec.console_file), *_last_lines(spec.log_file))
 
 
-def _last_lines(path: Path) -> tuple[str, ...]:
+def _last_lines(path: Path, num_lines: int = NUM_LOG_LINES) -> tuple[str, ...]:
     try:
         with path.open("rb") as file:
             begin = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
@@ -56,4 +60,4 @@ def _last_lines(path: Path) -> tuple[str, ...]:
     except OSError:
         return ()
     lines = text.splitlines()
-    return tuple(line[:MAX_LINE] for line in lines[1 if begin and len(lines) > 1 else 0 :][-NUM_LOG_LINES:])
+    return tuple(line[:MAX_LINE] for line in lines[1 if begin and len(lines) > 1 else 0 :][-num_lines:])

@@ -24,7 +24,7 @@ from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
 from torchmoor.fleet.archives import has_handler, has_other_handlers, takes_operations, write_archive
 from torchmoor.fleet.folders import remove_folder
-from torchmoor.fleet.instance_end import describe_exit, quote_lines, quote_log, read_end
+from torchmoor.fleet.instance_end import describe_exit, has_met_taken_port, quote_lines, quote_log, read_end
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
 from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
@@ -43,6 +43,7 @@ from torchmoor.proxy.instances.registry import Registry
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
+MAX_TAKEN = 3  # starts that find a port taken and are repeated at once with other ports
 LOCK_GRACE_S = 10.0  # for an earlier fleet in the same directory to end, beyond its instances' kill_after_s
 
 
@@ -52,7 +53,7 @@ class SupervisionSettings:
 
     torchserve: TorchServeSettings
     run_dir: Path  # parent of the instances' folders and of their shared journal
-    launch: LaunchSettings = field(default_factory=LaunchSettings)  # what operators set; its folders are those above
+    launch: LaunchSettings = field(default_factory=LaunchSettings)  # settings of operators, except the folders above
     down_timeout_s: float = 90.0  # an instance that is down for longer is restarted
     kill_after_s: float = 10.0  # from SIGTERM to SIGKILL
     min_backoff_s: float = 1.0  # before a restart; doubled each time
@@ -156,18 +157,24 @@ class Launcher:
         spec = self._plan(launch)
         fixed = spec.ports
         backoff_s = self._settings.min_backoff_s
+        num_taken = 0  # starts in a row that found a port taken
         while not self._is_stopping:
             began = asyncio.get_running_loop().time()
             try:
-                spec = self._with_free_ports(spec, fixed)
                 async with self._starting:
+                    spec = self._with_free_ports(spec, fixed)
                     await self._start(spec)
                     await self._until_ready(spec)
+                num_taken = 0
                 if not first.done():
                     first.set_result(None)
                 reason = await self._until_broken(spec)
             except (LaunchError, OSError) as error:
                 await self._stop(spec.name)
+                if num_taken < MAX_TAKEN and has_met_taken_port(spec) and all(is_free(port) for port in fixed):
+                    num_taken += 1
+                    self._report(f"{spec.name} found one of its ports taken; starting it again with others")
+                    continue
                 if not first.done():
                     first.set_exception(error if isinstance(error, LaunchError) else LaunchError(str(error)))
                     return
@@ -258,8 +265,8 @@ class Launcher:
         while self._state(spec.name) not in (InstanceState.READY, InstanceState.DRAINING):
             await asyncio.sleep(POLL_S)
             now = loop.time()
-            if self._processes[spec.name].returncode is not None:
-                raise LaunchError(f"{spec.name} ended while starting; {quote_log(spec)}")
+            if (status := self._processes[spec.name].returncode) is not None:
+                raise LaunchError(f"{spec.name} ended while starting: it {describe_exit(status)}; {quote_log(spec)}")
             if (failure := find_load_failure(spec)) is not None:
                 raise LaunchError(f"{spec.name} cannot load its model: {failure}")
             if now - began > spec.start_timeout_s:
@@ -313,7 +320,10 @@ class Launcher:
 
 def _console(spec: InstanceSpec, settings: TorchServeSettings) -> AbstractContextManager[BinaryIO | None]:
     """Open the file for TorchServe's output outside its log; None: inherit our standard output."""
-    return nullcontext() if settings.logs_to_console else (spec.folder / "console.log").open("ab")
+    if settings.logs_to_console:
+        return nullcontext()
+    spec.console_file.unlink(missing_ok=True)
+    return spec.console_file.open("ab")
 
 
 def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchmoor.errors import ConfigError
+from torchmoor.wire.archive_headers import BoundedTarInfo, BoundedZip
 
 PROPERTIES = "serving.properties"
 MANIFEST = Path("MAR-INF") / "MANIFEST.json"
@@ -22,6 +23,11 @@ SAGEMAKER_TARBALL = "model.tar.gz"  # the SDK's local mode leaves it beside what
 TARBALLS = (".tar.gz", ".tgz")
 COPY_BYTES = 1 << 20
 SPARE_BYTES = 64 << 20  # of the temporary directory, beyond an unpacked model
+MAX_FILES = 100_000  # in a packed model
+MAX_DIRECTORY_BYTES = 100 * MAX_FILES  # of a .mar, which is a zip
+MAX_RATIO = 200  # of unpacked to packed bytes, above SMALL_BYTES: weights hardly compress
+SMALL_BYTES = 1 << 30
+MAX_MANIFEST_BYTES = 1 << 20
 # Errors of zipfile and tarfile about a file that is truncated, damaged, encrypted or packed in an unknown way.
 BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, RuntimeError, ValueError)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
@@ -35,7 +41,7 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What a folder has. model: the directory of an unpacked archive or of a checkpoint.
+    """The model found in a folder. model: the directory of an unpacked archive or of a checkpoint.
 
     properties: the directory of LMI's serving.properties, which may name a checkpoint of elsewhere.
     """
@@ -123,21 +129,42 @@ def _stem(path: Path) -> str:
 
 
 def unpack(packed: Path, target: Path) -> None:
-    """Unpack into a directory, and write nothing outside it. Raises ConfigError if the file is broken or too large."""
+    """Unpack into a directory, and write nothing outside it.
+
+    Raises ConfigError if the file is broken or too large; then the directory is not there.
+    """
     target.mkdir(parents=True)
     try:
         if packed.name.endswith(".mar"):
-            with zipfile.ZipFile(packed) as bundle:
-                _check_room(packed, target, sum(member.file_size for member in bundle.infolist()))
+            with BoundedZip(packed, MAX_DIRECTORY_BYTES) as file, zipfile.ZipFile(file) as bundle:
+                members = bundle.infolist()
+                num_bytes = sum(member.file_size for member in members)
+                _check_room(packed, target, num_bytes)
+                _check_contents(packed, len(members), num_bytes)
                 bundle.extractall(target)  # removes path parts that lead out of the target
         else:
             _check_room(packed, target, packed.stat().st_size)  # weights hardly compress
-            with tarfile.open(packed, "r:gz") as tar:
-                for member in tar:
-                    _check_room(packed, target, member.size)  # a small tarball can be a large model, or a trap
+            with tarfile.open(packed, "r:gz", tarinfo=BoundedTarInfo) as tar:
+                num_bytes = 0
+                for number, member in enumerate(tar, 1):
+                    num_bytes += member.size
+                    _check_room(packed, target, member.size)  # a small tarball can be a large model
+                    _check_contents(packed, number, num_bytes)
                     _extract(tar, member, target)
-    except BROKEN as error:
-        raise ConfigError(f"{packed} cannot be unpacked: {error}") from error
+                    tar.members.clear()  # type: ignore[attr-defined]  # otherwise all names stay in memory
+    except BaseException as error:
+        shutil.rmtree(target, ignore_errors=True)
+        if isinstance(error, BROKEN):
+            raise ConfigError(f"{packed} cannot be unpacked: {error}") from error
+        raise
+
+
+def _check_contents(packed: Path, num_files: int, num_bytes: int) -> None:
+    """Raise ConfigError for a file that was packed to exhaust a disk."""
+    if num_files > MAX_FILES:
+        raise ConfigError(f"{packed} has more than {MAX_FILES} files: give the model unpacked")
+    if num_bytes > max(SMALL_BYTES, MAX_RATIO * packed.stat().st_size):
+        raise ConfigError(f"{packed} is more than {MAX_RATIO} times as long unpacked: give the model unpacked")
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
@@ -170,16 +197,19 @@ def _check_room(packed: Path, target: Path, num_bytes: int) -> None:
 def read_name(manifest: Path) -> str:
     """Return the model's name in TorchServe. Raises ConfigError."""
     try:
-        return parse_name(manifest.read_bytes(), str(manifest))
+        with manifest.open("rb") as file:
+            return parse_name(file.read(MAX_MANIFEST_BYTES + 1), str(manifest))
     except OSError as error:
         raise ConfigError(f"{manifest} cannot be read: {error.strerror}") from error
 
 
 def parse_name(manifest: bytes, where: str) -> str:
     """Return the model's name that a manifest has. where: names it in errors. Raises ConfigError."""
+    if len(manifest) > MAX_MANIFEST_BYTES:
+        raise ConfigError(f"{where} has more than {MAX_MANIFEST_BYTES} bytes")
     try:
         name = json.loads(manifest)["model"]["modelName"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{where} is not a manifest as torch-model-archiver writes it") from error
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"{where} has the model's name {name!r}; it must be letters, digits and ._-")

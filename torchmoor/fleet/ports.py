@@ -13,8 +13,8 @@ USUAL = range(12_000, 30_000)
 def find_free_ports(number: int, rng: random.Random | None = None, *, among: range = USUAL) -> list[int]:
     """Find loopback ports that are free now. Raises LaunchError if there are not enough.
 
-    The search starts at a random port, so that two launchers seldom choose the same ports. If they do, one instance
-    fails to bind.
+    The search starts at a random port, so that two launchers seldom choose the same ports. If they do, one of them
+    starts its instance again.
     """
     start = (rng or random.Random()).randrange(len(among))
     found: list[int] = []

@@ -1,6 +1,6 @@
 """Decides how many instances a variant needs, as pure functions of settings, backlog and time.
 
-    backlog                all that waits or runs, so that running requests keep their instances
+    backlog                all requests that wait or run, so that running requests keep their instances
     target tracking        scales out at once, until the backlog per instance is at most the target; scales in when
                            fewer instances would have sufficed for the whole scale-in cool-down, to the most that were
                            needed in that time. A margin prevents oscillation near the target.

@@ -34,6 +34,9 @@ JAVA_FLAGS = (
 WORKER_DIED = "Backend worker process died."  # a traceback follows
 SUPPRESSED_WARNINGS = ("--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow")  # Java 24+
 
+# TorchServe's own line when it cannot read or unpack an archive, and the next one. It then serves without a model.
+_ARCHIVE_FAILURE = re.compile(r" Failed to load model: \S+\n(?P<reason>[A-Za-z_][\w.]*(?:: .*)?)\n")
+
 # Lines of a worker in the instance's log.
 _WORKER_LINE = re.compile(r" (W-\d+-\S+) MODEL_LOG - (.*)")
 _LOAD_FAILURE = re.compile(r"Failed to load model |Load model \S+ (cpu|cuda) OOM")
@@ -107,6 +110,11 @@ class InstanceSpec(Launch):
         return self.log_file.parent
 
     @property
+    def console_file(self) -> Path:
+        """Where TorchServe's output outside its log goes, unless that is the launcher's own."""
+        return self.folder / "console.log"
+
+    @property
     def log_file(self) -> Path:
         """Return the log file that log4j2.xml names."""
         return self.folder / INSTANCE_LOG
@@ -161,7 +169,7 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
         "ts_header_key_sequence_end": headers.SEQUENCE_END,
         "disable_system_metrics": "true",
         "metrics_mode": "prometheus",
-        "model_metrics_auto_detect": "true",  # handlers/metrics.py defines the handler's metrics
+        "model_metrics_auto_detect": "true",  # handlers/metrics_publisher.py prints the handler's metrics
         "vmargs": " ".join([f"-Xmx{settings.heap_mib}m", *JAVA_FLAGS, *_java_flags(settings)]),
         **settings.properties,
         **spec.properties,
@@ -202,10 +210,15 @@ def find_load_failure(spec: InstanceSpec) -> str | None:
     """Find in the log why the worker could not load its model; TorchServe itself only retries.
 
     TorchServe logs a RuntimeError and a lack of memory in one line. After any other error, such as a missing module,
-    the worker dies with a traceback, whose first exception is the cause.
+    the worker dies with a traceback, whose first exception is the cause. Without a readable archive or room for its
+    files, TorchServe starts no worker.
     """
+    log = _read_log(spec)
+    unread = _ARCHIVE_FAILURE.search(log)
+    if unread is not None:
+        return f"TorchServe could not unpack {spec.archive} into {spec.folder}: {unread['reason']}"
     dead: set[str] = set()
-    for worker, text in _worker_lines(spec):
+    for worker, text in _worker_lines(log):
         if _LOAD_FAILURE.match(text):
             return text.partition("exception ")[2] or text
         if text == WORKER_DIED:
@@ -217,21 +230,25 @@ def find_load_failure(spec: InstanceSpec) -> str | None:
 
 def find_progress(spec: InstanceSpec) -> str:
     """Return what the worker is downloading or loading, from its last line of progress in the log."""
-    found = [text for _, text in _worker_lines(spec) if text.startswith(MARK)]
+    found = [text for _, text in _worker_lines(_read_log(spec)) if text.startswith(MARK)]
     return found[-1].removeprefix(MARK) if found else "loading its model"
 
 
-def _worker_lines(spec: InstanceSpec) -> list[tuple[str, str]]:
-    """Return the workers' lines in the log, each with its worker."""
+def _read_log(spec: InstanceSpec) -> str:
+    """Return the instance's log as far as it is written; empty if it cannot be read now."""
     if not spec.log_file.is_file():
-        return []
+        return ""
     try:
-        lines = spec.log_file.read_text(errors="replace").splitlines()
+        return spec.log_file.read_text(errors="replace")
     except OSError as error:
         if is_shortage(error):  # says nothing about the instance; a later look can read the log
-            return []
+            return ""
         raise
-    return [(match[1], match[2]) for line in lines if (match := _WORKER_LINE.search(line)) is not None]
+
+
+def _worker_lines(log: str) -> list[tuple[str, str]]:
+    """Return the workers' lines in a log, each with its worker."""
+    return [(match[1], match[2]) for line in log.splitlines() if (match := _WORKER_LINE.search(line)) is not None]
 
 
 def find_torchserve(python: Path) -> Path:

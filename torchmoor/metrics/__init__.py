@@ -5,5 +5,5 @@ What is counted where:
 - invocations.py holds one variant's counts. proxy.dispatch counts choices and retries, proxy.api statuses and times,
   async_inference asynchronous requests.
 - host.py reads the machine's load. admin/collectors.py reads the fleet's state and renders the metrics page.
-- handlers/metrics.py defines a worker's metrics; TorchServe shows them, and fleet/scraper.py adds them to the page.
+- handlers/chat/metrics.py defines a worker's metrics. TorchServe shows them; fleet/scraper.py adds them to the page.
 """

@@ -1,4 +1,4 @@
-"""What a metric is: name, type, labels, unit and help.
+"""The definition of a metric: name, type, labels, unit and help.
 
 Names are those of SageMaker's CloudWatch metrics where it has the metric. Every duration is in seconds. Labels come
 from the configuration, so their number is bounded; a model's name is never a label, since there may be 10,000.

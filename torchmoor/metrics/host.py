@@ -1,6 +1,6 @@
 """Load of this machine: CPUs and memory from Linux' /proc, GPUs from NVIDIA's driver (extra `gpu`).
 
-What a machine does not have is not reported.
+Values that a machine does not have are not reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 HOST = (
     gauge("CPUUtilization", "CPU use since the last scrape; 400 is four busy CPUs.", (), "percent"),
     gauge("MemoryUtilization", "Memory in use.", (), "percent"),
-    gauge("GPUUtilization", "GPU use, where there are GPUs; 200 is two busy GPUs.", (), "percent"),
+    gauge("GPUUtilization", "GPU use, on machines with GPUs; 200 is two busy GPUs.", (), "percent"),
     gauge("GPUMemoryUtilization", "GPU memory in use; 200 is two full GPUs.", (), "percent"),
 )
 

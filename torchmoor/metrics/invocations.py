@@ -68,6 +68,13 @@ class InvocationMetrics:
     streams_continued: int = _counter(
         REQUESTS, "StreamsContinued", "Streamed answers that another instance continued after theirs was lost."
     )
+    continuations_refused: int = _counter(
+        REQUESTS,
+        "StreamContinuationsRefused",
+        "Streamed answers that no other instance can continue: limits.max_continued_bytes or max_continued_total_bytes "
+        "would be exceeded, or two instances have continued them.",
+    )
+    forms_refused: int = _counter(REQUESTS, "FormsRefused", "Forms with more fields than limits.max_form_fields.")
     no_capacity: int = _counter(
         REQUESTS, "NoCapacityInvocationFailures", "Requests refused because no instance could take them."
     )
@@ -185,6 +192,10 @@ class InvocationMetrics:
             if not isinstance(value := getattr(self, name), dict)
         }
         return {**numbers, "decisions": {reason: tally.count for reason, tally in self.decisions.items()}}
+
+    def request_counts(self) -> dict[str, int]:
+        """Return the counts that every variant has, by their fields."""
+        return {each.field: getattr(self, each.field) for each in counted(CountGroup.REQUESTS) if each.type is COUNTER}
 
     def add(self, snapshot: Mapping[str, Any]) -> None:
         """Add the counts of another process."""

@@ -95,7 +95,7 @@ class Proxy:
 
     async def _start_admin(self, stack: AsyncExitStack) -> AdminServer:
         credentials, control = self._settings.credentials, self._control
-        if credentials.guards_data and not credentials.admin_token:  # a local user without a key creates no endpoint
+        if credentials.guards_data and not credentials.admin_token:  # only holders of a key may create endpoints
             control = describing_plane(self._settings, self.registry).answer
         admin = AdminServer(
             self.registry,

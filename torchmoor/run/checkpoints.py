@@ -27,7 +27,10 @@ _NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint and the endpoint that serves it. place: an absolute directory, s3://bucket/prefix or hf://owner/name."""
+    """A checkpoint and the endpoint that serves it.
+
+    place: an absolute directory, s3://bucket/prefix or hf://owner/name.
+    """
 
     name: str
     place: str
@@ -71,7 +74,7 @@ def endpoint_names(settings: UpSettings, checkpoints: Sequence[Checkpoint]) -> t
 
 
 def check_environment(settings: UpSettings, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if a variable names a checkpoint and it is not clear for which endpoint it is."""
+    """Raise ConfigError if a variable names a checkpoint, but not the endpoint that would serve it."""
     named = [name for name in CHECKPOINT_VARIABLES if environ.get(name, "").strip()]
     archives = [name for name in settings.endpoints if name != MANY]
     if not named or not archives:

@@ -1,4 +1,4 @@
-"""The data plane of one process: everything between a client's connection and an instance's.
+"""The data plane of one process: builds the listener, the dialects, the dispatchers and the connections to instances.
 
 Other parts set the states of instances: the proxy in the same process, or the parent of several processes.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from random import Random
@@ -31,10 +32,12 @@ from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.id_operations import IdOperations
 from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
 from torchmoor.proxy.fast_path.routes import FastRoutes
+from torchmoor.proxy.http.arriving import ArrivingBodies
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections
-from torchmoor.proxy.http.means import HttpMeans, SocketTimes
+from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.server import HttpServer
+from torchmoor.proxy.http.spool import Spool
 from torchmoor.proxy.http.subrequest import Subrequests
 from torchmoor.proxy.http.timeouts import Sweeper
 from torchmoor.proxy.http.upstream import Connector
@@ -85,13 +88,7 @@ class DataPlane:
             max_body_bytes=limits.max_continued_bytes, max_total_bytes=limits.max_continued_total_bytes
         )
         max_connections = self._limit_connections(limits)
-        connector = Connector(
-            self.sweeper,
-            max_connections=max_connections,
-            connect_timeout_s=timeouts.connect_timeout_s,
-            idle_timeout_s=timeouts.pool_idle_timeout_s,
-            max_header_bytes=4 * limits.max_header_bytes,
-        )
+        connector = Connector(self.sweeper, limits, timeouts, max_connections=max_connections)
         self.operations = HandlerOperations()
         self.recovery = Recovery(registry, settings.recovery, clock=clock)
         self.subrequests = Subrequests(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
@@ -106,22 +103,18 @@ class DataPlane:
             suspect,
             callers,
         )
+        self.num_limited: Counter[str] = Counter() if callers is None else callers.num_refused
+        self.arriving = ArrivingBodies(limits.max_arriving_bytes, clock=clock, on_dropped=self._count_dropped)
+        self.spool = Spool(limits)
         means = HttpMeans(
+            limits=limits,
+            websocket=settings.websocket,
+            max_connections=max_connections,
             connector=connector,
+            arriving=self.arriving,
+            spool=self.spool,
             budget=self.budget,
             continuations=self.continuations,
-            max_connections=max_connections,
-            max_header_bytes=limits.max_header_bytes,
-            max_error_body_bytes=limits.max_error_body_bytes,
-            header_timeout_s=limits.header_timeout_s,
-            body_timeout_s=limits.body_timeout_s,
-            keep_alive_timeout_s=limits.keep_alive_timeout_s,
-            socket_times=SocketTimes(
-                ping_interval_s=settings.websocket.ping_interval_s,
-                ping_timeout_s=settings.websocket.ping_timeout_s,
-                idle_timeout_s=settings.websocket.idle_timeout_s,
-                max_lifetime_s=settings.websocket.max_lifetime_s,
-            ),
         )
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = make_tls(listen.tls_certificate, listen.tls_key)
@@ -136,9 +129,8 @@ class DataPlane:
             self.async_inference,
         )
         self.server = HttpServer(self.application, means, self.sweeper)
-        if self.gate is None and callers is None:
-            runtime, pages = self.application.runtime, self.application.pages
-            self.server.fast_path = FastRoutes(means, self.dispatchers, runtime, pages)
+        runtime, pages = self.application.runtime, self.application.pages
+        self.server.fast_path = FastRoutes(means, self.dispatchers, runtime, pages, self.gate)
         self._wakes: list[Callable[[], None]] = []
         self.observer: RequestObserver | None = None
         self._observe = settings.observe
@@ -180,11 +172,13 @@ class DataPlane:
         """Requests refused for their credentials, by kind of error."""
         return {} if self.gate is None else self.gate.num_denied
 
+    def _count_dropped(self, setting: str) -> None:
+        self.num_limited[setting] += 1
+
     @property
-    def num_limited(self) -> dict[str, int]:
-        """Requests refused for a caller's limit, by its setting."""
-        callers = self.dispatchers.callers
-        return {} if callers is None else callers.num_refused
+    def num_websockets(self) -> int:
+        """Open WebSocket connections."""
+        return self.application.sockets.num_open
 
     @property
     def log_counts(self) -> LogCounts | None:
@@ -192,7 +186,7 @@ class DataPlane:
         return None if self.observer is None else self.observer.log
 
     def traffic(self) -> list[Dispatcher]:
-        """Each variant's numbers."""
+        """Return each variant's numbers."""
         return self.dispatchers.all()
 
     async def refresh(self) -> None:
@@ -203,11 +197,11 @@ class DataPlane:
         return self.dispatchers.decisions.describe(query)
 
     def is_idle(self, instance: Instance) -> bool:
-        """True if an instance has nothing outstanding."""
+        """Return True if an instance has nothing outstanding."""
         return not instance.outstanding
 
     def tick(self) -> None:
-        """Move breakers and shares on; call a few times per second."""
+        """Advance breakers and shares; call a few times per second."""
         self.recovery.tick()
 
     def show_metrics(self, try_start: TryStart) -> None:
@@ -261,9 +255,9 @@ class DataPlane:
             self.observer.log.reopen()
 
     def _on_change(self, instance: Instance) -> None:
-        """End what runs at an instance that is down or gone, or send it elsewhere.
+        """End the requests at an instance that is down or gone, or send them to another.
 
-        Not at once: an exchange may have caused this very call.
+        This happens in the loop's next turn, because an exchange may have caused this call.
         """
         if instance.state is InstanceState.DOWN or self.registry.find(instance.name) is not instance:
             asyncio.get_running_loop().call_soon(self._end_exchanges, instance)

@@ -15,7 +15,7 @@ from torchmoor.fleet.torchserve import Launch
 logger = logging.getLogger(__name__)
 
 DEVICE_FRACTION = "TORCHMOOR_HANDLER_SESSION_DEVICE_FRACTION"
-USABLE_FRACTION = 0.85  # of a GPU, for all its instances together; handlers take it when they are alone
+USABLE_FRACTION = 0.85  # of a GPU's memory, for all its instances; the handlers' default
 
 
 def find_gpus(environ: Mapping[str, str]) -> list[str]:

@@ -60,10 +60,10 @@ class HostFleet:
 
     async def start(self) -> None:
         """Start the first instances and wait until they are ready. Raises LaunchError if one fails to start."""
-        self._launcher.check(self._launches)
         if self._autoscaler is None:
             await self._launcher.start(self._fixed)
             return
+        self._launcher.check(self._launches)
         self._stack.push_async_callback(self._autoscaler.stop)
         await asyncio.gather(self._launcher.start(self._fixed), self._autoscaler.start())
         self._front.on_need(self._autoscaler.wake)

@@ -1,6 +1,6 @@
 """The reload of the configuration file, the keys and the certificate on SIGHUP, while requests run.
 
-A reload can change the instances, the DNS names that lead to instances, the keys and tokens, and the certificate. An
+A reload can change the instances, the DNS names that list instances, the keys and tokens, and the certificate. An
 instance that is removed or gets another address drains first: its running requests end there. All other settings are
 fixed at the start. A file that changes them, or that is invalid, changes nothing.
 """

@@ -106,7 +106,7 @@ def make_launcher(
 
 
 def read(path: Path, *, given: Given, is_open: bool) -> Configuration:
-    """Return what a file, the options and the environment say, checked together. Raises ConfigError."""
+    """Return the settings of a file, the options and the environment, checked together. Raises ConfigError."""
     keys, queue = os.environ.get(SESSION_KEYS, ""), os.environ.get(ASYNC_QUEUE, "")
     configuration = read_file(path, session_keys=keys, queue=queue)
     proxy = configuration.proxy
@@ -125,7 +125,7 @@ def read(path: Path, *, given: Given, is_open: bool) -> Configuration:
 def check(path: Path, *, given: Given, is_open: bool, warn: Callable[[str], None]) -> str:
     """Check a file, the files that it names and the environment, without listening.
 
-    Returns a line of JSON: the instances of each endpoint's variants. warn: receives settings that are allowed and
+    Returns a line of JSON: the instances of each endpoint's variants. warn: receives settings that are allowed but
     probably a mistake. Raises ConfigError, LaunchError.
     """
     configuration = read(path, given=given, is_open=is_open)

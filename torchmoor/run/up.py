@@ -21,6 +21,7 @@ from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
 from torchmoor.control.plane import LaunchingPlane, describing_plane
+from torchmoor.fleet.adapters import adapter_environment, adapter_settings
 from torchmoor.fleet.archives import chat_handler
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.many import MANY, many_environment, many_settings
@@ -63,6 +64,7 @@ async def run(
     many = many_environment(options.endpoints, options.models, os.environ)
     checkpoints = find_checkpoints(options)
     names = endpoint_names(options, checkpoints)
+    adapters = adapter_environment(names, options.adapters)
     run_dir = find_run_dir(options.launch)
     launch = options.launch.replace(model_store=str(find_model_store(options.launch)))
     supervision_settings = make_supervision_settings(
@@ -78,7 +80,7 @@ async def run(
                 name=name,
                 variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=scaling),),
                 late_binding=options.late_binding if options.is_late_binding else None,
-                multi_model=many_settings(os.environ) if name == MANY else None,
+                multi_model=many_settings(os.environ) if name == MANY else adapter_settings({**os.environ, **adapters}),
                 async_inference=None if name == MANY else asynchronous,
             )
             for name in names
@@ -98,7 +100,7 @@ async def run(
     gpus = usable_gpus(os.environ, launch)
     launches = plan(names, options.most_instances, gpus)
     launches = equip(launches, options.launch, checkpoints)
-    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **share_gpus(launches, os.environ)}
+    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **adapters, **share_gpus(launches, os.environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with AsyncExitStack() as stack:
@@ -115,7 +117,7 @@ async def run(
                 gpus=gpus,
                 run_dir=run_dir,
             )
-        # Stops before the launcher: what runs is answered before its instance goes.
+        # Stops before the launcher: running requests are answered before their instances end.
         answer = (control or describing_plane(settings, registry, run_dir)).answer
         proxy = await stack.enter_async_context(Proxy(settings, registry, answer))
         if control is not None:

@@ -1,4 +1,4 @@
-"""Where a checkpoint may be besides a directory: a prefix in S3, or a model of the Hugging Face hub. Its variables."""
+"""Places of checkpoints besides directories: S3 prefixes and models of the Hugging Face hub; and their variables."""
 
 import re
 
@@ -9,7 +9,7 @@ HUB_FORM = f"{HUB}owner/name, with @revision for a branch, tag or commit"
 _REVISION = re.compile(r"\w[\w./+-]{0,254}", re.ASCII)
 
 MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
-PROPERTIES_FOLDER = "TORCHMOOR_PROPERTIES_FOLDER"  # of LMI's serving.properties; set by what starts the instances
+PROPERTIES_FOLDER = "TORCHMOOR_PROPERTIES_FOLDER"  # of LMI's serving.properties; set by the launcher
 CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")  # name the chat handler's checkpoint
 
 

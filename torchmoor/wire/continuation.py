@@ -1,11 +1,11 @@
 """The continuation of a stream whose instance was lost: marked pieces, and the request for what follows them.
 
-A request's header CONTINUABLE asks an instance to mark the pieces of a stream, and the answer's header of that name
-says that they are: its value is the start, which describes the beginning of the answer. Each piece then follows a line
-`LENGTH NOTE`, or `LENGTH. NOTE` before the piece that ends the answer, or `LENGTH! NOTE` before one that reports the
-instance's own failure; LENGTH is hexadecimal. Another instance continues the stream with the request, the start and the
-notes of the pieces that the client has. Only the instances understand the start and the notes, but for the
-note of the piece that ends the answer: it is the number of the answer's tokens.
+A request's header CONTINUABLE asks an instance to mark the pieces of a stream. If the answer has a header of that name,
+its pieces are marked; the header's value is the start, which describes the beginning of the answer. Before each piece
+stands a line `LENGTH NOTE`; before the piece that ends the answer, `LENGTH. NOTE`; before one that reports the
+instance's own failure, `LENGTH! NOTE`. LENGTH is hexadecimal. Another instance continues the stream with the request,
+the start and the notes of the pieces that the client has. The proxy does not read the start and the notes, except the
+note of the piece that ends the answer, which is the number of the answer's tokens.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import NamedTuple
 
 MARKING = "1"  # the value of a request's CONTINUABLE
 MAX_NOTE_BYTES = 65_536
-MAX_PIECE_BYTES = 16 << 20  # an answer that repeats the longest prompt in one piece
+MAX_PIECE_BYTES = 16 << 20  # enough for an answer that repeats the longest prompt in one piece
 MAX_FAILURE_BYTES = 65_536
 _LINE = re.compile(rb"([0-9a-f]{1,8})([.!]?) ([!-~]*)")
 
 
 class PieceKind(Enum):
-    """What a piece means; the values are the marks."""
+    """The meaning of a piece; the values are the marks."""
 
     PART = b""
-    END = b"."  # the answer is complete with it, or ended by an error that another instance would meet, too
-    FAILURE = b"!"  # reports the instance's failure: for the client only if no other instance goes on
+    END = b"."  # it completes the answer, or ends it with an error that would also occur at another instance
+    FAILURE = b"!"  # reports the instance's failure; the client gets it only if no other instance continues
 
 
 PIECE_KINDS = {kind.value: kind for kind in PieceKind}
@@ -50,7 +50,7 @@ def mark_piece(data: bytes, note: str, kind: PieceKind) -> bytes:
 class MarkedPieceReader:
     """Reads marked pieces from bytes that are cut anywhere. is_malformed: nothing more is read.
 
-    Holds back no more than a line: a piece that is cut comes as parts.
+    Buffers at most a line: an incomplete piece is returned in parts.
     """
 
     __slots__ = ("is_malformed", "_line", "_num_left", "_note", "_kind")
@@ -100,7 +100,7 @@ class MarkedPieceReader:
 
 
 class ContinuationRequest(NamedTuple):
-    """What a request for the rest of an answer says before the original body, whose content type it has."""
+    """The part of a request for the rest of an answer that precedes the original body, and that body's content type."""
 
     content_type: str
     start: str

@@ -1,6 +1,6 @@
-"""Error codes on the wire: names of classes of handlers/errors.py, and what the proxy does about each.
+"""Error codes on the wire: names of classes of handlers/errors.py, in sets that the proxy treats alike.
 
-A set below has the codes that the proxy treats alike. A code in none of them is an error of the model.
+A code in none of the sets is an error of the model.
 """
 
 CALLER_BUDGET_REACHED = "CallerBudgetReached"
@@ -10,6 +10,7 @@ JOURNAL_UNAVAILABLE = "JournalUnavailable"
 OUT_OF_DISK = "OutOfDisk"
 OUT_OF_MEMORY = "OutOfMemory"
 OVERLOADED = "Overloaded"
+RESPONSE_CANCELLED = "ResponseCancelled"
 
 SESSION_CLOSED = "SessionClosed"
 SESSION_EXPIRED = "SessionExpired"
@@ -30,13 +31,13 @@ STREAM_TIMED_OUT = "ModelInvocationTimeExceeded"
 STREAM_BROKEN = "StreamBroken"
 STREAM_CODES = (STREAM_TIMED_OUT, STREAM_BROKEN)
 
-# The session cannot be continued anywhere.
+# No instance can continue the session.
 SESSION_ENDED = frozenset((SESSION_CLOSED, SESSION_EXPIRED, SESSION_LOST, SESSION_UNKNOWN))
 
-# The request is at fault: the runtime API answers with its ValidationError.
+# The request is wrong: the runtime API answers with its ValidationError.
 REQUEST_AT_FAULT = SESSION_ENDED | {SESSION_ID_MISMATCH, MODEL_UNKNOWN, NOT_ACCEPTABLE}
 
-# The caller uses as much as it may: the runtime API answers with its ThrottlingException.
+# The caller has reached a limit: the runtime API answers with its ThrottlingException.
 CALLER_AT_LIMIT = frozenset((CALLER_BUDGET_REACHED,))
 
 # The instance refuses the request for now; another instance, or the same one later, may serve it.
@@ -44,7 +45,7 @@ REFUSED_FOR_NOW = frozenset(
     (OVERLOADED, OUT_OF_MEMORY, OUT_OF_DISK, JOURNAL_UNAVAILABLE, SOURCE_UNAVAILABLE, LOAD_STOPPED)
 )
 
-# An asynchronous request that is refused so is tried again, which does not count as an attempt.
+# An asynchronous request with one of these errors is tried again, and the attempt is not counted.
 REFUSED_UNCOUNTED = REFUSED_FOR_NOW | {MODEL_LOADING}
 
 # The instance does not have the model that was asked for, although it may have been loading it.

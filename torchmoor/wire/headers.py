@@ -1,6 +1,6 @@
 """Names of the header fields that torchmoor reads and writes, in lower case (docs/runtime-api.md).
 
-The proxy's code for bytes encodes a name once, where its module begins.
+Modules of the proxy that work on bytes encode the names once, at their beginning.
 """
 
 # From the proxy to a handler
@@ -21,31 +21,11 @@ TIMEOUT_GRACE_S = 1.0
 # In both directions
 CONTINUABLE = "x-torchmoor-continuable"  # see continuation.py
 
-# From a handler: the class of an error, and what an answer cost
+# From a handler; what an answer cost: see receipt.py
+BACKGROUND = "x-torchmoor-background"  # the id of a response that the proxy is to queue before it passes the answer on
 ERROR = "x-torchmoor-error"
-CACHE_TIER = "x-torchmoor-cache-tier"
-CONTEXT_TOKENS = "x-torchmoor-context-tokens"
-DROPPED_TURNS = "x-torchmoor-dropped-turns"
-GENERATED_TOKENS = "x-torchmoor-generated-tokens"
 MODEL_CACHE = "x-torchmoor-model-cache"
 MODEL_LOAD_MS = "x-torchmoor-model-load-ms"
-PREFILL_TOKENS = "x-torchmoor-prefill-tokens"
-QUEUE_MS = "x-torchmoor-queue-ms"
-REBUILT_EVENTS = "x-torchmoor-rebuilt-events"
-TTFT_MS = "x-torchmoor-ttft-ms"
-TURN = "x-torchmoor-turn"
-
-# Numbers of an answer's receipt that clients show (torchmoor/clients/receipts.py)
-RECEIPT_NUMBERS = (
-    CONTEXT_TOKENS,
-    PREFILL_TOKENS,
-    GENERATED_TOKENS,
-    QUEUE_MS,
-    TTFT_MS,
-    REBUILT_EVENTS,
-    DROPPED_TURNS,
-    TURN,
-)
 
 # From the proxy to a client
 INSTANCE = "x-torchmoor-instance"

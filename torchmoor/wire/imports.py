@@ -1,4 +1,4 @@
-"""Imports without garbage collection, at the start of either program."""
+"""Imports without garbage collection, at the start of a worker and of the proxy."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Pause garbage collection, and at the end exempt all objects from it; for imports only, as exempt ones stay.
+    """Pause garbage collection during imports, then exempt all present objects from it for good.
 
     transformers makes half a million objects. Collections between them take a sixth of a worker's imports, and each
     full one later, which visits them all, would stop the engine for a quarter of a second. The proxy is smaller.

@@ -20,7 +20,7 @@ class MarkedText:
         self._held = b""
 
     def take(self, piece: bytes) -> bytes:
-        """Add a piece; return what is certainly text."""
+        """Add a piece; return the part that is certainly text."""
         if not self._held:
             text, mark, rest = piece.partition(ERROR_MARK)
             self._held = mark + rest

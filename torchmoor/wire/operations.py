@@ -8,7 +8,7 @@ MODELS = "models"
 SESSIONS = "sessions"
 STATUS = "status"
 
-# What a request may ask about a model instead of using it; the model is loaded for it
+# Questions that a request may ask about a model instead of using it; the model is loaded first
 METADATA, READY = "metadata", "ready"
 MODEL_QUESTIONS = (METADATA, READY)
 

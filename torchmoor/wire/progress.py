@@ -35,7 +35,7 @@ def reporting(line: Callable[[], str], report: Callable[[str], None], interval_s
 
 
 def download_line(folder: Path, total: int) -> Callable[[], str]:
-    """Return a function that says how many of the total bytes have been written into the folder since this call."""
+    """Return a function that makes a line: how many of the total bytes were written to the folder since this call."""
     before = _folder_bytes(folder)
 
     def line() -> str:

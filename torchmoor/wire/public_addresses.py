@@ -1,4 +1,4 @@
-"""Which network addresses are public: the rule for pictures that clients name and for requests that the proxy sends."""
+"""The rule for public network addresses, for pictures' URLs that clients send and for requests that the proxy sends."""
 
 import ipaddress
 

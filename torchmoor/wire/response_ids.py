@@ -5,8 +5,8 @@
     cmp_{session}, file-{session}      the same, of a compacted conversation, and of a file
     msg_{session}_{number}_{place}     an item of an entry, from 0
 
-session: the session's id without `ts-seq-`. Its MAC proves an id of any kind, so that every proxy finds the instance of
-a response without shared state.
+session: the session's id without `ts-seq-`. Because its MAC authenticates ids of every kind, each proxy finds the
+instance of a response without shared state.
 """
 
 import re
@@ -25,7 +25,10 @@ _ITEM_FORM = re.compile(rf"{_ITEM}{_SESSION}_{_NUMBER}_{_NUMBER}", re.ASCII)
 
 
 class Place(NamedTuple):
-    """What an id names. session_id: not verified. number: of an entry, 0 for all. item: in that entry."""
+    """The session and entry that an id names.
+
+    session_id: not verified. number: of an entry, 0 for all. item: in that entry.
+    """
 
     session_id: str
     number: int = 0

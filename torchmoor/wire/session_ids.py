@@ -1,4 +1,4 @@
-"""Session ids: the format, and the proof that a fleet minted one.
+"""Session ids: their format, and the MAC that shows that a fleet minted them.
 
     ts-seq-{nonce}-{expiry}-{instance}-{key id}{mac}
 
@@ -35,10 +35,10 @@ _EXPIRY = slice(_NONCE.stop + 1, _NONCE.stop + 1 + _EXPIRY_CHARS)
 _KEY_ID = slice(-_MAC_CHARS - _KEY_ID_CHARS, -_MAC_CHARS)
 _INSTANCE = slice(_EXPIRY.stop + 1, _KEY_ID.start - 1)
 
-# Any id that a handler minted, whatever its instance and key: the first group is its expiry.
+# matches every id that a torchmoor handler minted; the first group is its expiry
 ID_FORM = re.compile(rf"{PREFIX}[a-z2-7]{{{_NONCE_CHARS}}}-([0-9a-f]{{{_EXPIRY_CHARS}}})-[a-z0-9-]{{1,200}}", re.ASCII)
 _EXPIRY_FORM = re.compile(rf"[0-9a-f]{{{_EXPIRY_CHARS}}}", re.ASCII)
-_INSTANCE_FORM = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)  # no nested repeat of one character: linear
+_INSTANCE_FORM = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)  # without ambiguity, so linear
 _KEY_ID_FORM = re.compile(rf"[a-z0-9]{{{_KEY_ID_CHARS}}}")
 
 
@@ -55,7 +55,7 @@ class SessionId(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """True if the id carries no proof and only its own instance can serve the session."""
+        """True if the id has no MAC, so that only the instance that opened the session can serve it."""
         return not self.key_id
 
 
@@ -80,8 +80,8 @@ def mint(
 def verify(text: str, keys: Mapping[str, bytes], *, endpoint: str, principal: str = "") -> SessionId | None:
     """Read an id that was minted for this endpoint and caller with one of the keys; None for any other text.
 
-    The parts are taken by position: the instance's name is what the parts of fixed length leave. The whole id is
-    composed again and compared, so that only its one canonical spelling passes.
+    The parts are found by position: all but the instance's name have a fixed length. The id is composed again from its
+    parts and compared, so that only its canonical spelling is accepted.
     """
     if len(text) > MAX_ID_LENGTH or not text.isascii():
         return None
@@ -98,19 +98,19 @@ def verify(text: str, keys: Mapping[str, bytes], *, endpoint: str, principal: st
 
 
 def compose(key: bytes, *, endpoint: str, principal: str, nonce: str, expiry: str, instance: str, key_id: str) -> str:
-    """Spell the id of these parts and sign it. The key must be the one that the key id names."""
+    """Compose an id from its parts and sign it. The key must be the one with the key id."""
     message = "\n".join((_CONTEXT, endpoint, principal, nonce, expiry, instance, key_id)).encode()
     mac = hmac.digest(key, message, "sha256")[:_MAC_BYTES]
     return f"{PREFIX}{nonce}-{expiry}-{instance}-{key_id}{_base32(mac)}"
 
 
 def find_key(text: str, keys: Mapping[str, bytes]) -> bytes | None:
-    """Return the key that an id names as the one it is signed with; None if it is not among these."""
+    """Return the key with the key id in this session id; None if it is not among these."""
     return keys.get(text[_KEY_ID])
 
 
 def is_instance_name(name: str) -> bool:
-    """True for at most 63 lower-case letters, digits and single hyphens between them."""
+    """Return True for at most 63 lower-case letters, digits and single hyphens between them."""
     return len(name) <= MAX_INSTANCE_LENGTH and _INSTANCE_FORM.fullmatch(name) is not None
 
 

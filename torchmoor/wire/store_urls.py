@@ -10,8 +10,9 @@ from urllib.parse import SplitResult, unquote
 DIRECTORY_SCHEME = "file"
 SQLITE_SCHEME = "sqlite"
 S3_SCHEME = "s3"
-REDIS_SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}  # the scheme: whether by TLS
+REDIS_SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}  # whether with TLS
 REDIS_PORT = 6379
+JOURNAL_URLS = "file:///a/directory, redis://host:port/db, rediss://..., valkey://... or s3://bucket/prefix"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class RedisAddress:
             "db": self.db,
             "username": self.username,
             "password": self.password,
-            "protocol": 2,  # a new connection needs fewer round trips than with 3
+            "protocol": 2,  # with version 3, a new connection needs more round trips
             "socket_connect_timeout": connect_timeout_s,
             "socket_timeout": timeout_s,
         }

@@ -1,1 +1,1 @@
-"""Dialects: one file reads and writes one dialect. Uses the shared types of `handlers.chat` only."""
+"""Dialects of requests and answers, one per module. May import only the shared types of `handlers.chat`."""

@@ -1,37 +1,35 @@
-"""The dialect of OpenAI's completions: bodies with a `prompt` that is continued as it is, and their answers."""
+"""The dialect of OpenAI's completions: bodies whose `prompt` is continued unchanged, and their answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import is_unicode
+from handlers.chat.checks import check_unicode
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.openai_fields import (
-    DONE,
     Neutral,
-    make_answer_id,
+    OpenAIAnswer,
     name_finish_reason,
+    read_answer,
     read_flag,
-    read_include_usage,
-    read_model,
+    read_num_choices,
     read_sampling,
     refuse_unsupported,
-    write_error,
     write_event,
     write_usage,
 )
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.parameters import Parameters, check_parameter
-from handlers.errors import HandlerError, InvalidRequest
+from handlers.errors import InvalidRequest
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings
 
 DEFAULT_TOKENS = 16  # OpenAI's
-_FIELDS = {"prompt", "model", "stream", "stream_options", "logprobs"}
+KIND = "text_completion"
+_FIELDS = {"prompt", "model", "n", "stream", "stream_options", "logprobs"}
 
 _NEUTRAL: Neutral = {
     "top_logprobs": (lambda v: False, "absent: completions have it as 'logprobs'"),
-    "n": (lambda v: v == 1, "1: one answer is generated"),
     "best_of": (lambda v: v == 1, "1: one answer is generated"),
     "echo": (lambda v: v is False, "false"),
     "suffix": (lambda v: v == "", "absent"),
@@ -52,15 +50,9 @@ def parse_completion(incoming: Incoming, body: dict[str, Any], settings: Request
         messages=(),
         parameters=Parameters(**parameters),
         invocation_id=incoming.invocation_id,
-        form=CompletionForm(
-            id=make_answer_id("cmpl", incoming),
-            created=int(now),
-            model=read_model(given, incoming),
-            fingerprint=incoming.fingerprint,
-            has_usage=read_include_usage(given, is_streaming),
-            has_logprobs="logprobs" in given,
-        ),
+        form=CompletionForm(**read_answer("cmpl", given, incoming, now), has_logprobs="logprobs" in given),
         is_streaming=is_streaming,
+        num_choices=read_num_choices(given, settings),
     )
 
 
@@ -72,65 +64,42 @@ def _read_prompt(given: Mapping[str, Any]) -> str:
         raise InvalidRequest(
             "'prompt' must be one text that is not empty; send a request for each prompt", param="prompt"
         )
-    if not is_unicode(prompt):
-        raise InvalidRequest("'prompt' must be valid Unicode: it has one half of a surrogate pair", param="prompt")
+    check_unicode(prompt, "'prompt'", "prompt")
     return prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionForm:
-    """Encodes `text_completion` objects: events that end with `data: [DONE]`, or one whole answer.
+class CompletionForm(OpenAIAnswer):
+    """Encodes `text_completion` objects: events that end with `data: [DONE]`, or one whole answer."""
 
-    created: seconds since 1970. has_usage: a stream ends with a chunk that counts tokens.
-    """
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str | None = None
-    has_usage: bool = False
-    has_logprobs: bool = False
-
-    content_type = "text/event-stream"
+    chunk_kind = KIND
 
     def begin(self) -> bytes:
         return b""
 
-    def token(self, token: Token, summary: Summary | None) -> bytes:
+    def part(self, token: Token, summary: Summary | None) -> bytes:
         has_chunk = self.has_logprobs or bool(token.text)
-        data = write_event(self._completion(token.text, tokens=[token])) if has_chunk else b""
-        if summary is not None:
-            data += write_event(self._completion("", name_finish_reason(summary)))
-            if self.has_usage:
-                data += write_event({**self._head(), "choices": [], "usage": write_usage(summary)})
-            data += DONE
-        return data
+        data = self._chunk(token.text, tokens=[token]) if has_chunk else b""
+        return data if summary is None else data + self._chunk("", name_finish_reason(summary))
 
-    def error(self, error: HandlerError) -> bytes:
-        return write_error(error)
+    def whole_of(self, summaries: Sequence[Summary]) -> bytes:
+        choices = [
+            self._choice(index, each.text, name_finish_reason(each), each.tokens)
+            for index, each in enumerate(summaries)
+        ]
+        return encode({**self.head(KIND), "choices": choices, "usage": write_usage(summaries)})
 
-    def whole(self, summary: Summary) -> bytes:
-        value = self._completion(summary.text, name_finish_reason(summary), summary.tokens)
-        return encode({**value, "usage": write_usage(summary)})
+    def _chunk(self, text: str, finish_reason: str | None = None, tokens: Sequence[Token] = ()) -> bytes:
+        value = {**self.head(KIND), "choices": [self._choice(self.index, text, finish_reason, tokens)]}
+        return write_event({**value, "usage": None} if self.has_usage else value)
 
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
-
-    def _completion(self, text: str, finish_reason: str | None = None, tokens: Sequence[Token] = ()) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, finish_reason: str | None, tokens: Sequence[Token]) -> dict[str, Any]:
         logprobs = _logprobs(tokens) if self.has_logprobs and tokens else None
-        choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        value = {**self._head(), "choices": [choice]}
-        return {**value, "usage": None} if self.has_usage else value
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def _logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
-    """Return the tokens in four lists."""
+    """Return OpenAI's `logprobs` object: the tokens' texts, log probabilities, likeliest alternatives and offsets."""
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],

@@ -1,27 +1,25 @@
 """The dialect of OpenAI's chat completions: bodies with `messages`, and their answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Content, Reasoning
-from handlers.chat.checks import is_unicode, names
+from handlers.chat.checks import check_unicode, is_unicode, names
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.openai_fields import (
-    DONE,
     EFFORTS,
     REASONING_WANTED,
     Neutral,
+    OpenAIAnswer,
     find_reasoning,
     is_reasoning,
-    make_answer_id,
     name_finish_reason,
+    read_answer,
     read_flag,
-    read_include_usage,
-    read_model,
+    read_num_choices,
     read_sampling,
     refuse_unsupported,
-    write_error,
     write_event,
     write_usage,
 )
@@ -31,14 +29,14 @@ from handlers.chat.messages import ImagePart, Message, Part, TextPart, ToolCall,
 from handlers.chat.parameters import Parameters
 from handlers.chat.pictures.addresses import is_address
 from handlers.chat.tools import TOOL_FIELDS, read_tools
-from handlers.errors import ContextTooLong, HandlerError, InvalidRequest, UnsupportedMedia
+from handlers.errors import ContextTooLong, InvalidRequest, UnsupportedMedia
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings
 
+CHUNK = "chat.completion.chunk"
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 _NEUTRAL: Neutral = {
-    "n": (lambda v: v == 1, "1: one answer is generated"),
     "functions": (lambda v: v == [], "absent: use 'tools'"),
     "function_call": (lambda v: v == "none", "absent: use 'tool_choice'"),
     "modalities": (lambda v: v == ["text"], 'absent or ["text"]'),
@@ -47,7 +45,7 @@ _NEUTRAL: Neutral = {
     "reasoning": (is_reasoning, REASONING_WANTED),
     "reasoning_effort": (lambda v: is_reasoning({"effort": v}), f"one of {', '.join(filter(None, EFFORTS))}"),
 }
-_FIELDS = {"messages", "model", "stream", "stream_options", "logprobs", "response_format", *TOOL_FIELDS}
+_FIELDS = {"messages", "model", "n", "stream", "stream_options", "logprobs", "response_format", *TOOL_FIELDS}
 _MESSAGE_FIELDS = {"role", "content", "name"}
 _OWN_MESSAGE_FIELDS = {"assistant": {"tool_calls", "reasoning_content"}, "tool": {"tool_call_id"}}  # of one role
 
@@ -57,14 +55,7 @@ def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: Re
     given = {name: value for name, value in body.items() if value is not None}
     refuse_unsupported(given, _FIELDS, _NEUTRAL, "chat completions")
     is_streaming = read_flag(given, "stream")
-    form = OpenAIForm(
-        id=make_answer_id("chatcmpl", incoming),
-        created=int(now),
-        model=read_model(given, incoming),
-        fingerprint=incoming.fingerprint,
-        has_usage=read_include_usage(given, is_streaming),
-        has_logprobs=read_flag(given, "logprobs"),
-    )
+    form = OpenAIForm(**read_answer("chatcmpl", given, incoming, now), has_logprobs=read_flag(given, "logprobs"))
     return Generate(
         caller=incoming.caller,
         prompt=None,
@@ -73,6 +64,7 @@ def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: Re
         invocation_id=incoming.invocation_id,
         form=form,
         is_streaming=is_streaming,
+        num_choices=read_num_choices(given, settings),
     )
 
 
@@ -149,9 +141,9 @@ def _part(given: Any, role: str, where: str) -> Part:
         raise InvalidRequest(f"{where} must be an object", param=where)
     if given.get("type") == "text":
         return _text(given.get("text"), f"{where}.text")
-    if given.get("type") in ("input_audio", "audio_url", "video_url"):
-        kind = str(given["type"])
-        raise UnsupportedMedia(f"{where}: {kind} is not supported: a message may have texts and images", param=where)
+    if (kind := given.get("type")) in ("input_audio", "audio_url", "video_url"):
+        allowed = "texts and images, which may be a video's frames" if kind == "video_url" else "texts and images"
+        raise UnsupportedMedia(f"{where}: {kind} is not supported: a message may have {allowed}", param=where)
     if given.get("type") != "image_url":
         raise InvalidRequest(f"{where}.type must be text or image_url", param=f"{where}.type")
     if role != "user":
@@ -167,31 +159,20 @@ def _part(given: Any, role: str, where: str) -> Part:
 def _text(given: Any, where: str) -> TextPart:
     if not isinstance(given, str):
         raise InvalidRequest(f"{where} must be a text", param=where)
-    if not is_unicode(given):
-        raise InvalidRequest(f"{where} must be valid Unicode: it has one half of a surrogate pair", param=where)
+    check_unicode(given, where, where)
     return TextPart(given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAIForm:
-    """Encodes `chat.completion.chunk` events that end with `data: [DONE]`, or one `chat.completion`.
+class OpenAIForm(OpenAIAnswer):
+    """Encodes `chat.completion.chunk` events that end with `data: [DONE]`, or one `chat.completion`."""
 
-    created: seconds since 1970. has_usage: a stream ends with a chunk that counts tokens.
-    """
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str | None = None
-    has_usage: bool = False
-    has_logprobs: bool = False
-
-    content_type = "text/event-stream"
+    chunk_kind = CHUNK
 
     def begin(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def token(self, token: Token, summary: Summary | None) -> bytes:
+    def part(self, token: Token, summary: Summary | None) -> bytes:
         deltas = [{"content": token.text}] if token.parts is None else [_delta(part) for part in token.parts]
         if token.parts is None and not token.text:
             deltas = []
@@ -199,39 +180,23 @@ class OpenAIForm:
             deltas = [{"content": ""}]
         logprobs = self._logprobs([token])
         data = b"".join(self._chunk(delta, logprobs=None if n else logprobs) for n, delta in enumerate(deltas))
-        if summary is not None:
-            data += self._chunk({}, finish_reason=_finish_reason(summary))
-            if self.has_usage:
-                data += write_event(
-                    {**self._head("chat.completion.chunk"), "choices": [], "usage": write_usage(summary)}
-                )
-            data += DONE
-        return data
+        return data if summary is None else data + self._chunk({}, finish_reason=_finish_reason(summary))
 
-    def error(self, error: HandlerError) -> bytes:
-        return write_error(error)
-
-    def whole(self, summary: Summary) -> bytes:
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "refusal": None, "annotations": [], **_whole_message(summary)},
-            "logprobs": self._logprobs(summary.tokens),
-            "finish_reason": _finish_reason(summary),
-        }
-        return encode({**self._head("chat.completion"), "choices": [choice], "usage": write_usage(summary)})
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
+    def whole_of(self, summaries: Sequence[Summary]) -> bytes:
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "refusal": None, "annotations": [], **_whole_message(summary)},
+                "logprobs": self._logprobs(summary.tokens),
+                "finish_reason": _finish_reason(summary),
+            }
+            for index, summary in enumerate(summaries)
+        ]
+        return encode({**self.head("chat.completion"), "choices": choices, "usage": write_usage(summaries)})
 
     def _chunk(self, delta: Mapping[str, Any], *, finish_reason: str | None = None, logprobs: Any = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        value = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        choice = {"index": self.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        value = {**self.head(CHUNK), "choices": [choice]}
         if self.has_usage:
             value["usage"] = None
         return write_event(value)

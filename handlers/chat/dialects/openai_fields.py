@@ -1,14 +1,17 @@
-"""What OpenAI's chat completions and completions share: fields of requests and of answers, and their checks."""
+"""Fields of requests and answers that OpenAI's chat completions and completions have in common, and their checks."""
 
 import uuid
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import is_unicode, names
-from handlers.chat.forms import Summary, encode
+from handlers.chat.checks import is_int, is_unicode, names
+from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.parameters import OPENAI_NAMES, check_parameter
 from handlers.errors import HandlerError, InvalidRequest
 from handlers.requests import Incoming
+from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
 
 MAX_NAME_CHARS = 256
@@ -19,11 +22,13 @@ IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # a cli
 DONE = b"data: [DONE]\n\n"  # the end of a complete stream
 
 Neutral = Mapping[str, tuple[Callable[[Any], bool], str]]
-"""Fields that are not supported: which values have no effect, and how an error describes these."""
+"""Unsupported fields: a check for the values that have no effect, and their description for an error."""
 
 
 def refuse_unsupported(given: Mapping[str, Any], fields: set[str], neutral: Neutral, what: str) -> None:
-    """Raise InvalidRequest for an unknown field, or for one of `neutral` with another value. what: the bodies' name."""
+    """Raise InvalidRequest for an unknown field, or a field of `neutral` with a value that would have an effect.
+
+    what: the kind of body, for the message."""
     for name, (is_neutral, wanted) in neutral.items():
         if name in given and not is_neutral(given[name]):
             raise InvalidRequest(f"'{name}' must be {wanted}", param=name)
@@ -39,13 +44,21 @@ def read_flag(given: Mapping[str, Any], name: str) -> bool:
     return value
 
 
+def read_num_choices(given: Mapping[str, Any], settings: RequestSettings) -> int:
+    """Return how many answers a request asks for."""
+    number = given.get("n", 1)
+    if not is_int(number) or not 1 <= number <= settings.max_choices:
+        raise InvalidRequest(f"'n' must be a whole number from 1 to {settings.max_choices}", param="n")
+    return int(number)
+
+
 def make_answer_id(prefix: str, incoming: Incoming) -> str:
     """Make the id from the proxy's id of the request, so that an answer can be found in the logs."""
     return f"{prefix}-{incoming.headers.get(wire.REQUEST_ID) or uuid.uuid4()}"
 
 
 def read_model(given: Mapping[str, Any], incoming: Incoming) -> str:
-    """Return the model's name that the client used. The routing has chosen the model already."""
+    """Return the model's name as the client wrote it, for the answer. The proxy has already chosen the model."""
     if "model" not in given and incoming.headers.get(wire.NEEDS_MODEL):
         raise InvalidRequest("you must provide a model parameter: the endpoint's name as 'model'", param="model")
     model = given.get("model") or incoming.caller.endpoint or "default"
@@ -91,7 +104,7 @@ def is_reasoning(given: Any) -> bool:
 
 
 def find_reasoning(given: Mapping[str, Any]) -> str:
-    """Return the field in which a request asks for reasoning; empty if none does. How much is the model's own choice.
+    """Return the name of the field that requests reasoning, or "". Its amount has no effect.
 
     given: a request whose fields `is_reasoning` has checked.
     """
@@ -101,27 +114,87 @@ def find_reasoning(given: Mapping[str, Any]) -> str:
     return "" if given.get("reasoning_effort") in (None, "none") else "reasoning_effort"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIAnswer(ABC):
+    """What both APIs write alike: the fields that each object of an answer begins with, errors, and a stream's end.
+
+    created: seconds since 1970. has_usage: a stream ends with a chunk that counts tokens. index: of the choice.
+    chunk_kind: the type of a stream's objects. Implements `ChoicesForm`.
+    """
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str | None = None
+    has_usage: bool = False
+    has_logprobs: bool = False
+    index: int = 0
+
+    content_type = "text/event-stream"
+    chunk_kind = ""
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    @abstractmethod
+    def begin(self) -> bytes: ...
+
+    @abstractmethod
+    def part(self, token: Token, summary: Summary | None) -> bytes: ...
+
+    @abstractmethod
+    def whole_of(self, summaries: Sequence[Summary]) -> bytes: ...
+
+    def token(self, token: Token, summary: Summary | None) -> bytes:
+        data = self.part(token, summary)
+        return data if summary is None else data + self.end([summary])
+
+    def end(self, summaries: Sequence[Summary]) -> bytes:
+        usage = {**self.head(self.chunk_kind), "choices": [], "usage": write_usage(summaries)}
+        return (write_event(usage) if self.has_usage else b"") + DONE
+
+    def whole(self, summary: Summary) -> bytes:
+        return self.whole_of([summary])
+
+    def error(self, error: HandlerError) -> bytes:
+        """Encode an error event, without the final DONE, so that a partial answer never looks complete."""
+        return b"data: " + error.body() + b"\n\n"
+
+
+def read_answer(prefix: str, given: Mapping[str, Any], incoming: Incoming, now: float) -> dict[str, Any]:
+    """Return the fields of an OpenAIAnswer but has_logprobs. prefix: of the answer's id."""
+    return {
+        "id": make_answer_id(prefix, incoming),
+        "created": int(now),
+        "model": read_model(given, incoming),
+        "fingerprint": incoming.fingerprint,
+        "has_usage": read_include_usage(given, read_flag(given, "stream")),
+    }
+
+
 def write_event(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
-def write_error(error: HandlerError) -> bytes:
-    """Encode an error without DONE, so that half an answer never looks complete."""
-    return b"data: " + error.body() + b"\n\n"
-
-
 def name_finish_reason(summary: Summary) -> str:
-    """Return OpenAI's word: the model's own end and a stop string are both "stop"."""
+    """Return OpenAI's finish_reason: "stop" for the end token and for a stop string."""
     return "length" if summary.finish_reason == "length" else "stop"
 
 
-def write_usage(summary: Summary) -> dict[str, Any]:
-    prompt, answer = summary.num_prompt_tokens, summary.num_tokens
-    num_reasoning = 0 if summary.message is None else summary.message.num_reasoning_tokens
+def write_usage(summaries: Sequence[Summary]) -> dict[str, Any]:
+    """Encode what a request has used. summaries: of its choices, which have one prompt."""
+    prompt, answers = summaries[0].num_prompt_tokens, sum(each.num_tokens for each in summaries)
+    num_reasoning = sum(each.message.num_reasoning_tokens for each in summaries if each.message is not None)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": answer,
-        "total_tokens": prompt + answer,
-        "prompt_tokens_details": {"cached_tokens": summary.num_cached_tokens},
+        "completion_tokens": answers,
+        "total_tokens": prompt + answers,
+        "prompt_tokens_details": {"cached_tokens": summaries[0].num_cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": num_reasoning},
     }

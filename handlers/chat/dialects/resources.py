@@ -1,4 +1,4 @@
-"""The resources of OpenAI's API that have ids: responses and what they are made of, by method and path."""
+"""OpenAI's resources: responses, conversations and files, and tokenize, selected by method and path."""
 
 import json
 import re
@@ -14,12 +14,15 @@ from handlers.chat.commands import (
     DeleteConversation,
     DeleteFile,
     DeleteResponse,
+    EndResponse,
     Generate,
     ItemQuery,
+    ListFiles,
     OpenFile,
     OpenSession,
     ResolveInput,
     Respond,
+    RunResponse,
     ShowConversation,
     ShowFile,
     ShowResponse,
@@ -33,10 +36,12 @@ from handlers.chat.items import NOTHING, Referred, find_references, parse_input
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings
+from torchmoor.wire import background
 
 MAX_LIMIT = 100  # items of a page: OpenAI's limit
+MAX_FILE_LIMIT = 10_000  # of files: OpenAI's limit; a page has at most MAX_LIMIT
 MAX_DIGITS = 9
-MAX_ADDED_ITEMS = 20  # to a conversation, in one request: OpenAI's limit
+MAX_ADDED_ITEMS = 20  # items added to a conversation by one request: OpenAI's limit
 _ID = "([^/]+)"
 
 
@@ -60,7 +65,11 @@ def parse_resource(
     if has("POST responses(?:/input_tokens|/compact)?"):
         return _parse_input(incoming, target, read_body(), settings, now)
     if has(f"POST responses/{_ID}/cancel"):
-        raise InvalidRequest("Cannot cancel a synchronous response.")
+        return EndResponse(caller=caller, response_id=ids[0], ended={"status": background.CANCELLED})
+    if has(f"{background.RUN} responses/{_ID}"):
+        return RunResponse(caller=caller, response_id=ids[0], invocation_id=incoming.invocation_id)
+    if has(f"{background.END} responses/{_ID}"):
+        return EndResponse(caller=caller, response_id=ids[0], ended=_read_end(read_body()))
     if has(f"GET responses/{_ID}"):
         return ShowResponse(caller=caller, response_id=ids[0], stream_after=_parse_stream(values))
     if has(f"GET responses/{_ID}/input_items"):
@@ -87,6 +96,9 @@ def parse_resource(
         return DeleteConversation(caller=caller, conversation_id=ids[0], invocation_id=incoming.invocation_id)
     if has("POST files"):
         return _parse_file(incoming, read_body(), now)
+    if has("GET files"):
+        page = _parse_page(values, MAX_FILE_LIMIT, MAX_LIMIT)
+        return ListFiles(caller=caller, page=page, purpose=values.get("purpose", ""))
     if has(f"GET files/{_ID}(/content)?"):
         return ShowFile(caller=caller, file_id=ids[0], has_content=bool(ids[1]))
     if has(f"DELETE files/{_ID}"):
@@ -107,7 +119,7 @@ def _parse_input(
     def resume(referred: Referred) -> Command:
         if target == "POST responses":
             return parse_response(incoming, body, settings, now, referred)
-        request = parse_response(incoming, {**body, "store": False}, settings, now, referred)
+        request = parse_response(incoming, {**body, "store": False, "background": False}, settings, now, referred)
         assert isinstance(request, Generate | Respond)
         if target == "POST responses/input_tokens":
             return CountTokens(request=request)
@@ -122,6 +134,16 @@ def _parse_input(
         return Compact(request=request, opening=opening, created_at=int(now))
 
     return _resolve(incoming, body.get("input"), resume)
+
+
+def _read_end(body: dict[str, Any]) -> dict[str, Any]:
+    """Read why a response in the background ends, as fields of its object. Raises InvalidRequest."""
+    status, message = body.get(background.STATUS), body.get(background.MESSAGE)
+    if status == background.CANCELLED:
+        return {"status": status}
+    if status != background.FAILED or not isinstance(message, str):
+        raise InvalidRequest(f"a response ends as {background.CANCELLED}, or as {background.FAILED} with a message")
+    return {"status": status, "error": {"code": "server_error", "message": message}}
 
 
 def _resolve(incoming: Incoming, items: Any, resume: Callable[[Referred], Command]) -> Command:
@@ -206,7 +228,7 @@ def _refuse_other_fields(body: dict[str, Any], known: set[str]) -> None:
 
 
 def _parse_stream(query: Mapping[str, str]) -> int | None:
-    """Return after which event a stream begins; None if no stream is wanted."""
+    """Return the number of the event after which a stream begins; None if the request wants no stream."""
     if query.get("stream") != "true":
         return None
     number = query.get("starting_after", "-1")
@@ -215,10 +237,11 @@ def _parse_stream(query: Mapping[str, str]) -> int | None:
     return int(number)
 
 
-def _parse_page(query: Mapping[str, str]) -> ItemQuery:
-    limit, order = query.get("limit", "20"), query.get("order", "desc")
-    if not limit.isdecimal() or not 1 <= int(limit[:MAX_DIGITS]) <= MAX_LIMIT:
-        raise InvalidRequest(f"'limit' must be a whole number from 1 to {MAX_LIMIT}", param="limit")
+def _parse_page(query: Mapping[str, str], max_limit: int = MAX_LIMIT, default: int = 20) -> ItemQuery:
+    limit, order = query.get("limit", str(default)), query.get("order", "desc")
+    if not limit.isdecimal() or not 1 <= int(limit[:MAX_DIGITS]) <= max_limit:
+        raise InvalidRequest(f"'limit' must be a whole number from 1 to {max_limit}", param="limit")
     if order not in ("asc", "desc"):
         raise InvalidRequest("'order' must be asc or desc", param="order")
-    return ItemQuery(after=query.get("after", ""), limit=int(limit), is_ascending=order == "asc")
+    number = min(int(limit[:MAX_DIGITS]), MAX_LIMIT)
+    return ItemQuery(after=query.get("after", ""), limit=number, is_ascending=order == "asc")

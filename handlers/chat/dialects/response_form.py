@@ -17,16 +17,17 @@ from torchmoor.wire.response_ids import compaction_id, item_id, response_id
 
 UNNAMED = "unstored"  # replaces the session's id in the ids of a response that is not stored
 _PIECES = "pieces"  # kept with the fields of a response that was streamed
-_UNFINISHED = {"status": "in_progress", "completed_at": None, "incomplete_details": None, "usage": None}
+_UNFINISHED = {"status": "in_progress", "completed_at": None, "incomplete_details": None, "error": None, "usage": None}
+_QUEUED = {**_UNFINISHED, "status": "queued"}
 
 
 class ResponseForm:
     """One response: writes it as an object or as events, and is the record of its turn.
 
-    fields: of the object, as the request sets them. items: the client's input. instructions: precede the
-    conversation in this prompt only. after: the number of the response that this one answers, 0 in a new session, None
-    for the end of a conversation. may_drop: the oldest turns may be left out of a prompt that is too long. session_id:
-    in the ids, until `place` names another.
+    fields: of the response object, from the request. items: the client's input. instructions: precede the conversation
+    in this prompt only. after: the number of the response that this one follows, 0 in a new session, None for the end
+    of a conversation. may_drop: the oldest turns may be left out of a prompt that is too long. session_id: part of the
+    response's ids, until `place` names another.
     """
 
     content_type = "text/event-stream"
@@ -54,27 +55,34 @@ class ResponseForm:
         self._ended: dict[str, Any] | None = None
         self._pieces: list[list[int]] | None = None  # of a stored response that was streamed
 
+    @property
+    def is_background(self) -> bool:
+        return bool(self._fields.get("background"))
+
     def place(self, session_id: str, number: int) -> None:
-        """Receive the turn's session and its number there, which name the response. Call this before the answer."""
+        """Set the turn's session and its number there, from which the response's id is made.
+
+        Call this before the answer.
+        """
         self._session_id, self._number = session_id, number
 
     def record(self, summary: Summary) -> tuple[str, str]:
         """Return the answer's items and the response's fields as JSON, for the journal."""
         is_streamed = bool(self._output.items)
         for token in summary.tokens:
-            self._output.add(_parts(token))
+            self._output.add(output_parts(token))
         self._output.ensure_one()
         is_complete, items = summary.finish_reason != "length", self._output.items
         statuses = [*["completed"] * (len(items) - 1), "completed" if is_complete else "incomplete"]
         shown = [item.show(status) for item, status in zip(items, statuses, strict=True)]
         fields = {**self._fields, **_ending(summary, is_complete=is_complete)}
         self._ended = self._show(fields, shown)
-        if is_streamed:
+        if is_streamed or self.is_background:
             fields = {**fields, _PIECES: [item.pieces for item in items]}
         return json.dumps(shown, ensure_ascii=False), json.dumps(fields, ensure_ascii=False)
 
     def restore(self, answer: str, response: str) -> str:
-        """Answer with a stored response. Return its text."""
+        """Take the output and the fields of a stored response. Return its text."""
         items = read_items(answer)
         self._fields = json.loads(response)
         self._pieces = self._fields.pop(_PIECES, None)
@@ -90,17 +98,24 @@ class ResponseForm:
     # AnswerForm
 
     def begin(self) -> bytes:
-        response = self._show({**self._fields, **_UNFINISHED})
-        begun = self._event("response.created", response=response)
-        return begun + self._event("response.in_progress", response=response)
+        return self.created() + self._event(
+            "response.in_progress", response=self._show({**self._fields, **_UNFINISHED})
+        )
+
+    def created(self) -> bytes:
+        """Write what precedes the generation of the answer."""
+        if not self.is_background:
+            return self._event("response.created", response=self._show({**self._fields, **_UNFINISHED}))
+        response = self._show({**self._fields, **_QUEUED})
+        return self._event("response.created", response=response) + self._event("response.queued", response=response)
 
     def token(self, token: Token, summary: Summary | None) -> bytes:
         if summary is None:
-            self._output.add(_parts(token))
-            return self._stream.write(_parts(token))
+            self._output.add(output_parts(token))
+            return self._stream.write(output_parts(token))
         is_stored_before = self._ended is not None and not self._output.items
         self._end_with(summary)
-        return (self._repeat() if is_stored_before else self._stream.write(_parts(token))) + self._end()
+        return (self._repeat() if is_stored_before else self._stream.write(output_parts(token))) + self._end()
 
     def error(self, error: HandlerError) -> bytes:
         failure = {"code": "server_error", "message": error.message}
@@ -141,7 +156,7 @@ class ResponseForm:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-def _parts(token: Token) -> Sequence[AnswerPart]:
+def output_parts(token: Token) -> Sequence[AnswerPart]:
     if token.parts is not None:
         return token.parts
     return (Content(token.text),) if token.text else ()
@@ -169,7 +184,7 @@ def _usage(num_prompt: int, num_cached: int, num_answer: int, num_reasoning: int
 
 
 def show_compaction(session_id: str, instructions: Sequence[Item], num_tokens: int, created_at: int) -> dict[str, Any]:
-    """Return the object of a compaction: the client's system messages, and the item for all else."""
+    """Return a compaction object: the client's system messages, and an item that refers to everything else."""
     text = compaction_id(session_id)
     item = {"id": text, "type": "compaction", "encrypted_content": text}
     return {
@@ -184,7 +199,7 @@ def show_compaction(session_id: str, instructions: Sequence[Item], num_tokens: i
 def show_response(
     fields: Mapping[str, Any], output: Sequence[dict[str, Any]], session_id: str, number: int, num_input: int
 ) -> dict[str, Any]:
-    """Return the response object. output: items without ids. num_input: items of the turn before them."""
+    """Return the response object. output: items without ids. num_input: number of the turn's input items."""
     shown = [{"id": item_id(session_id, number, num_input + i), **value} for i, value in enumerate(output)]
     shown_fields = {name: value for name, value in fields.items() if name != _PIECES}
     return {"id": response_id(session_id, number), "object": "response", **shown_fields, "output": shown}

@@ -10,7 +10,7 @@ from handlers.chat.output_items import CALL, MESSAGE, Delta, OutputItem, OutputI
 class ResponseStream:
     """Writes the events of items.
 
-    event: encodes one, and numbers it. item_id: the id of the item at an index.
+    event: encodes and numbers an event. item_id: returns the id of the item at an index.
     """
 
     def __init__(self, event: Callable[..., bytes], item_id: Callable[[int], str]) -> None:
@@ -28,7 +28,7 @@ class ResponseStream:
         return data + self._finish(len(self._output.items) - 1, status)
 
     def repeat(self, values: Sequence[dict[str, Any]], pieces: Sequence[Sequence[int]] | None) -> bytes:
-        """Write stored items but the end of the last. pieces: the lengths of each one's deltas; None for one delta."""
+        """Write stored items, except the end of the last. pieces: lengths of each item's deltas; None for one delta."""
         data = []
         for index, item in enumerate(read_output(values)):
             self._output.items.append(item)
@@ -79,6 +79,6 @@ class ResponseStream:
 
 
 def _text_event(item: OutputItem) -> str:
-    """Return the name of the events with an item's text, without its last word."""
+    """Return the name of an item's text events without its suffix, such as "response.output_text"."""
     names = {MESSAGE: "output_text", CALL: "function_call_arguments"}
     return f"response.{names.get(item.kind, 'reasoning_summary_text')}"

@@ -1,18 +1,31 @@
 """The dialect of OpenAI's Responses API: the bodies that create a response."""
 
+import json
+import secrets
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from handlers.chat.checks import is_bool, is_int, is_unicode, names
-from handlers.chat.commands import Ask, Generate, OpenAndAsk, Respond, RespondInConversation, opening_of
+from handlers.chat.commands import (
+    Ask,
+    Generate,
+    OpenAndAsk,
+    QueueResponse,
+    Respond,
+    RespondInConversation,
+    RunResponse,
+    opening_of,
+)
+from handlers.chat.dialects.background_form import BackgroundForm
 from handlers.chat.dialects.openai_fields import REASONING_WANTED, find_reasoning, is_reasoning
 from handlers.chat.dialects.response_form import ResponseForm
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.grammars import read_text_format
-from handlers.chat.items import NOTHING, Item, Referred, check_results, images_in, parse_input
+from handlers.chat.items import NOTHING, Item, Referred, check_results, images_in, parse_input, read_items
 from handlers.chat.messages import SYSTEM, Message, TextPart, joined
 from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter
+from handlers.chat.sessions.queued_response import QueuedResponse
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests import Incoming
@@ -21,10 +34,11 @@ from torchmoor.wire import headers as wire
 from torchmoor.wire.response_ids import Place, read_conversation_id, read_response_id
 
 MAX_LABEL_CHARS = 256
-MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # of metadata: OpenAI's limits
+MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # limits of metadata: OpenAI's
 TEXT_FORMAT = {"type": "text"}
+SEED_BITS = 62  # of the seed of an answer in the background whose request has none
 
-_OTHERWISE = ("max_new_tokens", "logit_bias", "top_n_tokens")  # have another name here, or are not offered
+_OTHERWISE = ("max_new_tokens", "logit_bias", "top_n_tokens")  # have another name in this API, or are not supported
 _PARAMETERS = {
     **{name: field for name, field in OPENAI_NAMES.items() if field not in _OTHERWISE},
     "max_output_tokens": "max_new_tokens",
@@ -33,9 +47,9 @@ _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 _UNUSED = {"stream_options", "prompt_cache_retention", "prompt_cache_options", "include"}  # have no effect here
 _INCLUDED = {"reasoning.encrypted_content", "message.input_image.image_url"}
 
-# Fields with few values: the check, and what is wanted.
+# Fields with few valid values: the check, and the description of valid values for an error.
 _CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "background": (lambda v: v is False, "false: answers in the background are not supported here"),
+    "background": (is_bool, "true or false"),
     "max_tool_calls": (lambda v: is_int(v) and v >= 1, "a whole number, 1 or more"),
     "reasoning": (is_reasoning, REASONING_WANTED),
     "service_tier": (lambda v: v in ("auto", "default"), "auto or default"),
@@ -51,8 +65,8 @@ _FIELDS |= {*TOOL_FIELDS, *_LABELS, *_UNUSED}
 
 def parse_response(
     incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float, referred: Referred = NOTHING
-) -> Generate | OpenAndAsk | Respond | RespondInConversation:
-    """Read a body that creates a response. referred: what its references stand for.
+) -> Generate | OpenAndAsk | Respond | RespondInConversation | QueueResponse:
+    """Read a body that creates a response. referred: the stored objects that its input refers to.
 
     Raises InvalidRequest, ContextTooLong, ResponseUnknown.
     """
@@ -73,7 +87,8 @@ def parse_response(
             api_code="mutually_exclusive_parameters",
         )
     place = find_response(previous, "previous_response_id") if previous else read_conversation_id(conversation)
-    form = ResponseForm(
+    make_form = BackgroundForm if given.get("background") else ResponseForm
+    form = make_form(
         _describe(given, parameters, now),
         items,
         instructions=instructions,
@@ -92,6 +107,9 @@ def parse_response(
         is_streaming=given.get("stream", False),
         draft=form,
     )
+    if given.get("background"):
+        check_session_limit(incoming)
+        return queue_response(ask, given, previous)
     if conversation:
         return RespondInConversation(ask=ask, conversation_id=conversation)
     if place is not None:
@@ -120,6 +138,51 @@ def generate(ask: Ask, instructions: Sequence[Message], earlier: Sequence[Item])
     )
 
 
+def queue_response(ask: Ask, given: dict[str, Any], previous: str) -> QueueResponse:
+    """Make the request for a response in the background. Raises InvalidRequest.
+
+    An answer with sampling gets its seed here, so that it is the same each time it is generated.
+    """
+    if given.get("conversation") or not given.get("store", True):
+        raise InvalidRequest(
+            "'background' cannot be combined with 'conversation' or with 'store': false",
+            param="background",
+            api_code="mutually_exclusive_parameters",
+        )
+    assert ask.draft is not None
+    request = {name: value for name, value in given.items() if name not in ("input", "metadata")}
+    if ask.parameters.is_sampling:
+        request.setdefault("seed", secrets.randbits(SEED_BITS))
+    kept = {"request": request, "may_drop": ask.draft.may_drop}
+    return QueueResponse(ask=ask, previous=previous, request=json.dumps(kept, ensure_ascii=False))
+
+
+def resume_response(command: RunResponse, queued: QueuedResponse, session_id: str) -> Ask:
+    """Make the turn of a response in the background. Raises InvalidRequest."""
+    kept = json.loads(queued.event.answer)
+    given = kept["request"]
+    form = BackgroundForm(
+        json.loads(queued.event.response),
+        read_items(queued.event.question),
+        instructions=_read_instructions(given),
+        after=queued.number - 1,
+        may_drop=kept["may_drop"],
+    )
+    form.place(session_id, queued.number)
+    return Ask(
+        caller=command.caller,
+        session_id=session_id,
+        prompt_text="",
+        images=(),  # the session has them
+        parameters=_read_parameters(given),
+        invocation_id=command.invocation_id,
+        form=form,
+        is_streaming=False,
+        draft=form,
+        feed=queued.feed,
+    )
+
+
 def find_response(text: str, param: str | None = None) -> Place:
     """Read the id of a response. param: the field that has it. Raises ResponseUnknown."""
     place = read_response_id(text)
@@ -129,7 +192,7 @@ def find_response(text: str, param: str | None = None) -> Place:
 
 
 def unknown_response(text: str, param: str | None = None) -> ResponseUnknown:
-    """Make OpenAI's error for a response that is not stored. param: the field that names it, if one does."""
+    """Return OpenAI's error for a response that is not stored. param: the field with its id, if any."""
     if param is None:
         return ResponseUnknown(f"Response with id '{text[:MAX_LABEL_CHARS]}' not found.", api_code="not_found")
     message = f"Previous response with id '{text[:MAX_LABEL_CHARS]}' not found."
@@ -227,15 +290,15 @@ def _show_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(given: dict[str, Any], parameters: Parameters, now: float) -> dict[str, Any]:
-    """Make the fields of the response object: those that the request sets, and neutral values for the others."""
+    """Return the fields of the response object: the request's values, and OpenAI's defaults for the others."""
     temperature = parameters.temperature
     if not parameters.is_sampling:
         temperature = 0.0
     return {
         "created_at": int(now),
         "completed_at": None,
-        "status": "in_progress",
-        "background": False,
+        "status": "queued" if given.get("background") else "in_progress",
+        "background": given.get("background", False),
         "conversation": {"id": conversation} if (conversation := _read_conversation(given)) else None,
         "error": None,
         "frequency_penalty": parameters.frequency_penalty or 0.0,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handlers.chat.checks import is_unicode, names
+from handlers.chat.checks import check_unicode, is_unicode, names
 from handlers.chat.commands import AddImages, Ask, BranchSession, CloseSession, Command, OpenSession, StopAnswer
 from handlers.chat.dialects.tgi import LmiForm, TgiForm
 from handlers.chat.dialects.turns import check_session_limit
@@ -33,9 +33,9 @@ _REQUEST_TYPES = {NEW_SESSION: "start_session", "CLOSE": "close_session"}
 
 
 def parse_image(incoming: Incoming, image: bytes) -> Command:
-    """Read a body that is an image: it opens a session, or joins the session that the header names.
+    """Read a body that is an image: it opens a session, or is added to the session that the header names.
 
-    A body with the content type of an image needs no NEW_SESSION, because asynchronous requests have no such header.
+    NEW_SESSION is not required, because asynchronous requests cannot have the session header.
     """
     header_id = incoming.headers.get(wire.SESSION_ID)
     is_declared = incoming.headers.get("content-type", "").strip().lower().startswith("image/")
@@ -122,7 +122,7 @@ def _opening(incoming: Incoming, body: dict[str, Any], images: tuple[ImageRefere
 def _parse_branch(incoming: Incoming, body: dict[str, Any], session_id: str) -> BranchSession:
     num_turns = body.get("turns")
     if isinstance(num_turns, bool) or not isinstance(num_turns, int) or num_turns < 1:
-        raise InvalidRequest("'turns' must be how many of the session's turns the branch begins with, 1 or more")
+        raise InvalidRequest("'turns' must be the number of the session's turns that the branch begins with, 1 or more")
     return BranchSession(opening=_opening(incoming, body), session_id=session_id, num_turns=num_turns)
 
 
@@ -131,8 +131,7 @@ def _parse_ask(incoming: Incoming, body: dict[str, Any], session_id: str, images
     prompt = _results(body) if are_results else body.get("prompt_text")
     if not isinstance(prompt, str) or not prompt.strip():
         raise InvalidRequest("'prompt_text' must be a text that is not empty")
-    if not is_unicode(prompt):
-        raise InvalidRequest("'prompt_text' must be valid Unicode: it has one half of a surrogate pair")
+    check_unicode(prompt, "'prompt_text'", None)
     system = body.get("system")
     if system is not None and not (isinstance(system, str) and system.strip() and is_unicode(system)):
         raise InvalidRequest("'system' must be a text of valid Unicode that is not empty", param="system")
@@ -194,7 +193,7 @@ def _images(body: dict[str, Any]) -> tuple[ImageReference, ...]:
 class SessionForm:
     """Encodes plain text, or `{"response_text": ...}`.
 
-    text_before: the question, if the client wants it before the answer. has_details: add counts of tokens.
+    text_before: the question, if the client wants it repeated before the answer. has_details: add counts of tokens.
     """
 
     text_before: str = ""

@@ -21,9 +21,9 @@ from handlers.requests import Incoming, refuse_other_media
 from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
 
-# The parsers of the dialects whose bodies name no session, by the field that marks a body of each; the session header
-# makes such a request a turn. Every other body belongs to the session API. A parser gets the request, its body, the
-# settings and the time.
+# Parsers by the field that identifies a dialect's body. Such a body does not name a session, but the session header
+# makes the request a turn. Any other body belongs to the session API. A parser gets the request, its body, the settings
+# and the time.
 DIALECTS = {"messages": parse_chat_completion, "inputs": parse_inputs, "prompt": parse_completion}
 
 

@@ -1,13 +1,13 @@
 """The dialect of TGI and LMI: bodies `{"inputs": ..., "parameters": {...}, "stream": ...}`, and their answers.
 
-There is no path /generate: these bodies come to /invocations, and table.py recognises them.
+There is no path /generate: these bodies are sent to /invocations, and table.py recognises them.
 """
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import is_unicode, names
+from handlers.chat.checks import check_unicode, names
 from handlers.chat.commands import Generate
 from handlers.chat.forms import AnswerForm, Summary, Token, encode
 from handlers.chat.parameters import Parameters, parse_parameters
@@ -26,8 +26,7 @@ def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSett
     prompt = body["inputs"]
     if not isinstance(prompt, str) or not prompt:
         raise InvalidRequest("'inputs' must be a text that is not empty; send each prompt by itself", param="inputs")
-    if not is_unicode(prompt):
-        raise InvalidRequest("'inputs' must be valid Unicode: it has one half of a surrogate pair", param="inputs")
+    check_unicode(prompt, "'inputs'", "inputs")
     is_streaming = body.get("stream")
     if not isinstance(is_streaming, bool | None):
         raise InvalidRequest("'stream' must be true or false", param="stream")
@@ -174,7 +173,7 @@ def _escape(text: str) -> bytes:
 
 
 def _event(value: Any) -> bytes:
-    """Encode a server-sent event like TGI, without a space: readers cut off five characters."""
+    """Encode a server-sent event like TGI's, without a space: clients remove exactly the five characters "data:"."""
     return b"data:" + encode(value) + b"\n\n"
 
 
@@ -191,7 +190,7 @@ def _lmi_token(token: Token) -> dict[str, object]:
 
 
 def _tgi_error_type(error: HandlerError) -> str:
-    """Return TGI's word for the error; its clients choose their exceptions by it."""
+    """Return TGI's error type, by which its clients choose their exceptions."""
     if isinstance(error, BadInput | BadImage):
         return "validation"
     return "overloaded" if isinstance(error, NoRoom) else "generation"

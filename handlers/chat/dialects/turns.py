@@ -16,6 +16,8 @@ def join_session(incoming: Incoming, request: Generate) -> Generate | Ask | Open
     session_id = incoming.headers.get(wire.SESSION_ID)
     if not session_id:
         return request
+    if request.num_choices > 1:
+        raise InvalidRequest("'n' must be 1: a session has one answer to each question", param="n")
     parts, history, results = _question(request)
     text = "".join(part.text for part in parts if isinstance(part, TextPart))
     if results:

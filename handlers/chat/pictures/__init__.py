@@ -1,1 +1,4 @@
-"""Images: loading, decoding, and the store that keeps each once. Uses the shared types of `handlers.chat` only."""
+"""Images: loading, decoding, and the store that holds each once.
+
+May import only the shared types of `handlers.chat`.
+"""

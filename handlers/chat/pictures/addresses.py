@@ -1,6 +1,6 @@
-"""Addresses of pictures: which schemes are read, and which of them are fetched.
+"""Schemes of pictures' addresses, and which of them need a download.
 
-A scheme belongs here first: the dialects accept it, its requests wait in the fetch pool, and the loader reads it.
+Dialects, the fetch pool and the loader all use this list, so a new scheme is added here first.
 """
 
 import re
@@ -28,5 +28,5 @@ def is_address(text: str) -> bool:
 
 
 def is_fetched(reference: object) -> bool:
-    """Return whether a reference is an address whose picture must be fetched."""
+    """Return whether a picture must be downloaded."""
     return isinstance(reference, str) and reference.lstrip()[:_LONGEST].lower().startswith(_FETCHED)

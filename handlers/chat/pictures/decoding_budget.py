@@ -1,7 +1,7 @@
-"""The account of the memory that pictures take while they are decoded, one for each worker.
+"""The memory budget for pictures that are being decoded, one per worker.
 
-A picture waits for its share in the order of arrival, so that small pictures cannot starve a large one. When the last
-share is returned after a large use, the freed memory returns to the system.
+Pictures wait for their share in order of arrival, so that small ones cannot starve a large one. Freed memory returns to
+the system by `bound_freed_memory`.
 """
 
 import threading
@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from handlers.errors import ImageTooLarge, OutOfMemory
-from handlers.process_memory import trim_heap
 
 CHECK_S = 0.2  # between two checks whether a waiting request is cancelled
-TRIM_BYTES = 64 << 20  # less is not worth a walk through the heap
 
 
 class DecodingBudget:
-    """Bounds the bytes of pictures in decoding. Any thread.
+    """Bounds the bytes of pictures that are being decoded. Any thread.
 
     max_bytes: of all pictures together. max_wait_s: how long a picture waits for its share.
     """
@@ -28,14 +26,11 @@ class DecodingBudget:
         max_bytes: int,
         max_wait_s: float,
         clock: Callable[[], float] = time.monotonic,
-        trim: Callable[[], None] = trim_heap,
     ) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
         self._max_wait_s = max_wait_s
         self._clock = clock
-        self._trim = trim
-        self._peak_bytes = 0  # since nothing was decoded
         self._waiting: deque[object] = deque()
         self._changed = threading.Condition()
 
@@ -43,15 +38,15 @@ class DecodingBudget:
         return f"<DecodingBudget {self.used_bytes} of {self.max_bytes} bytes, {len(self._waiting)} waiting>"
 
     def describe(self) -> dict[str, int]:
-        """Return the numbers of the metrics (handlers/metrics.py)."""
+        """Return the numbers of the metrics DECODING_METRICS."""
         return {"bytes": self.used_bytes, "capacity_bytes": self.max_bytes}
 
     @contextmanager
     def lease(self, num_bytes: int, check: Callable[[], None]) -> Iterator[None]:
-        """Hold a share of the account; wait for it if others hold too much.
+        """Hold a share of the budget; wait for it if other pictures hold too much.
 
-        check: raises if the request is cancelled; called while the picture waits.
-        Raises ImageTooLarge for more than the whole account, OutOfMemory after `max_wait_s`.
+        check: raises if the request is cancelled; called while the picture waits. Raises ImageTooLarge for more than
+        the whole budget, OutOfMemory after `max_wait_s`.
         """
         if num_bytes > self.max_bytes:
             raise ImageTooLarge(
@@ -76,7 +71,6 @@ class DecodingBudget:
                         raise OutOfMemory(f"the {self.max_bytes} bytes for decoding images are in use; try again later")
                     self._changed.wait(min(left, CHECK_S))
                 self.used_bytes += num_bytes
-                self._peak_bytes = max(self._peak_bytes, self.used_bytes)
             finally:
                 self._waiting.remove(place)
                 self._changed.notify_all()  # the next one may fit, too
@@ -84,9 +78,4 @@ class DecodingBudget:
     def _give_back(self, num_bytes: int) -> None:
         with self._changed:
             self.used_bytes -= num_bytes
-            must_trim = self.used_bytes == 0 and self._peak_bytes >= TRIM_BYTES
-            if self.used_bytes == 0:
-                self._peak_bytes = 0
             self._changed.notify_all()
-        if must_trim:
-            self._trim()

@@ -20,13 +20,13 @@ from handlers.reply import PendingReply
 from handlers.requests import Caller
 from handlers.settings import IntakeSettings
 
-TIME_SHARE = 2 / 3  # of a request's time, for its fetches; the rest is for its answer
+TIME_SHARE = 2 / 3  # fraction of a request's time for its downloads; the rest is for its answer
 
 
 def find_line(caller: Caller, references: Sequence[ImageReference]) -> str | None:
-    """Return the line in which a request waits for its fetches; None if it has no image to fetch.
+    """Return the queue in which a request waits for its downloads; None if it has no image to download.
 
-    Without a name of the caller it is the line of the first address's host.
+    The queue is the caller's or, without a caller, that of the first address's host.
     """
     for reference in references:
         if isinstance(reference, str) and is_fetched(reference):
@@ -52,7 +52,7 @@ class FetchPool:
         self._waiting: dict[Future[None], PendingReply] = {}
 
     def submit(self, line: str, reply: PendingReply, action: Callable[[], None]) -> Future[None]:
-        """Run an action when its line has its turn, and set the time at which the reply's fetches end.
+        """Run an action when its queue has its turn, and set the deadline of the reply's downloads.
 
         An action whose reply is cancelled before does not run. Raises RuntimeError after `shutdown`.
         """
@@ -64,7 +64,7 @@ class FetchPool:
                 self._waiting.pop(future, None)
             action()
 
-        with self._lock:  # it cannot begin before it is known here
+        with self._lock:  # so that the action cannot begin before it is registered
             future = self._threads.submit(line, begin)
             self._waiting[future] = reply
         reply.on_cancel(lambda reason: self._leave(future))
@@ -76,7 +76,7 @@ class FetchPool:
                 self._waiting.pop(future, None)
 
     def shutdown(self) -> None:
-        """Refuse new actions, cancel the replies of those that wait, and wait for those that run."""
+        """Refuse new actions, cancel the replies of waiting ones, and wait for running ones."""
         self._threads.refuse()
         with self._lock:
             replies = list(self._waiting.values())

@@ -1,10 +1,10 @@
-"""Decoding of images, and the limits on their pixels, checked on the header before a pixel is decoded."""
+"""Decodes images. Checks the limits on pixels from an image's header, before a pixel is decoded."""
 
 import io
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import BinaryIO
+from contextlib import ExitStack, contextmanager, suppress
+from typing import BinaryIO, cast
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -14,7 +14,7 @@ from handlers.settings import IntakeSettings
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
-Image.MAX_IMAGE_PIXELS = None  # of the whole process; each opened image's header is checked here instead
+Image.MAX_IMAGE_PIXELS = None  # Pillow's limit is per process; here each image's header is checked instead
 
 PNG_BYTES_PER_PIXEL = 3.1  # of noise, which cannot be compressed
 STRIP_PIXELS = 1 << 20
@@ -30,8 +30,8 @@ def decoded(
 ) -> Iterator[Image.Image]:
     """Decode to RGB, upright, transparency on white; the first frame of an animation.
 
-    The picture holds its share of the budget, and is valid, until the end of the block.
-    Raises the BadImage family, OutOfMemory, and what `check` raises while the picture waits for its share.
+    The picture is valid and holds its share of the memory budget until the end of the `with` block. Raises the BadImage
+    family, OutOfMemory, and what `check` raises while the picture waits for its share.
     """
     if not data:
         raise NotAnImage("the image has no bytes")
@@ -58,7 +58,7 @@ def scale_down(file: BinaryIO, settings: IntakeSettings, budget: DecodingBudget,
         ratio = math.sqrt(num_pixels / (image.width * image.height))
         size = (max(int(image.width * ratio), 1), max(int(image.height * ratio), 1))
         if ratio < 1:
-            image.draft(None, size)  # only the decoder of JPEG can
+            image.draft(None, size)  # only JPEG's decoder can scale
         _check_pixels(image, settings.large_pixels)
         with budget.lease(image.width * image.height * _scaling_bytes_per_pixel(image), check):
             return _scaled(image, size if ratio < 1 else image.size)
@@ -68,7 +68,7 @@ def _scaled(image: Image.Image, size: tuple[int, int]) -> bytes:
     image.load()
     picture = image
     if size != image.size:
-        if picture.mode in ("1", "P", "PA"):  # numbers of colours cannot be averaged
+        if picture.mode in ("1", "P", "PA"):  # indexes of a palette cannot be averaged
             picture = picture.convert("RGBA" if image.has_transparency_data else "RGB")
         elif picture.mode.startswith("I;16"):  # which Pillow cannot average either
             picture = picture.convert("I")
@@ -102,26 +102,29 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
     except MemoryError as exc:
         raise OutOfMemory("this machine ran out of memory while decoding an image; try again later") from exc
     except UnidentifiedImageError as exc:
-        raise NotAnImage(f"the bytes are no image of a known format ({', '.join(FORMATS)})") from exc
+        raise NotAnImage(f"the bytes are not an image of a known format ({', '.join(FORMATS)})") from exc
     except Exception as exc:  # hostile bytes make decoders raise struct.error, KeyError, ZeroDivisionError, ...
-        raise NotAnImage("the image is broken and cannot be decoded") from exc
+        raise NotAnImage("the image is broken and cannot be decoded; send the whole file, or save it again") from exc
 
 
 def _check_pixels(image: Image.Image, max_pixels: int) -> None:
     if image.width * image.height > max_pixels:
-        raise ImageTooLarge(f"the image has {image.width} x {image.height} pixels, more than {max_pixels}")
+        size = f"{image.width} x {image.height}"
+        raise ImageTooLarge(f"the image has {size} pixels, more than {max_pixels}; scale it down")
 
 
 def _check_shape(image: Image.Image, settings: IntakeSettings) -> None:
     short, long = sorted(image.size)
     if long > short * settings.max_aspect_ratio:
-        raise ImageTooLarge(f"the image is {image.width} x {image.height} pixels, too long for its width")
+        size, most = f"{image.width} x {image.height}", settings.max_aspect_ratio
+        raise ImageTooLarge(f"the image is {size} pixels, and one side may be {most:g} times the other; crop it")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Return the image upright as RGB. Converts it in strips, so that only source and result are whole."""
-    ImageOps.exif_transpose(image, in_place=True)
-    picture = Image.new("RGB", image.size)
+    """Return the image upright as RGB. Converts it in strips, so that memory holds no third full-size copy."""
+    with suppress(SyntaxError):  # a damaged EXIF of a PNG or WebP; Pillow ignores that of a JPEG
+        ImageOps.exif_transpose(image, in_place=True)
+    picture = Image.new("RGB", image.size, None)  # not filled, which would hold all threads up
     rows = max(STRIP_PIXELS // image.width, 1)
     for top in range(0, image.height, rows):
         strip = image.crop((0, top, image.width, min(top + rows, image.height)))
@@ -133,7 +136,12 @@ def _strip_to_rgb(strip: Image.Image) -> Image.Image:
     if strip.mode.startswith("I"):  # 16-bit greys, which a plain conversion would cut off at 255
         strip = strip.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     if strip.has_transparency_data:
-        with_alpha = strip.convert("RGBA")
-        canvas = Image.new("RGBA", with_alpha.size, "white")
-        return Image.alpha_composite(canvas, with_alpha).convert("RGB")
-    return strip.convert("RGB")
+        with_alpha = strip if strip.mode == "RGBA" else strip.convert("RGBA")
+        least, most = cast(tuple[int, int], with_alpha.getchannel("A").getextrema())
+        if most == 0:
+            return Image.new("RGB", with_alpha.size, "white")
+        if least < 255:
+            canvas = Image.new("RGBA", with_alpha.size, "white")
+            with_alpha = Image.alpha_composite(canvas, with_alpha)
+        return with_alpha.convert("RGB")
+    return strip if strip.mode == "RGB" else strip.convert("RGB")

@@ -48,7 +48,7 @@ def resolve(host: str, port: int) -> list[str]:
 class _Deadline:
     """Cuts the connections of one fetch when its time is over.
 
-    A socket's time-out starts again with every byte, so a peer that sends slowly could go on for hours.
+    A socket's time-out starts again with every byte, so a slow sender could keep a fetch open for hours.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -70,7 +70,10 @@ class _Deadline:
             self._sockets.clear()
 
     def watch(self, sock: socket.socket) -> None:
-        """Cut this socket at the deadline. Keeps a duplicate: TLS detaches the original; a shutdown ends both."""
+        """Close this socket at the deadline.
+
+        Keeps a duplicate, because TLS detaches the original; a shutdown ends both.
+        """
         with self._lock:
             self._sockets.append(sock.dup())
             is_late = self.is_over
@@ -87,7 +90,7 @@ class _Deadline:
 
 
 class _PinnedAdapter(HTTPAdapter):
-    """Speaks TLS with the host name while the URL has the checked address."""
+    """Verifies TLS against the host name, although the URL contains the checked address."""
 
     def __init__(self, host: str, deadline: _Deadline) -> None:
         self._host = host
@@ -137,7 +140,7 @@ class ImageLoader:
         self.num_fetched = 0
 
     def read(self, reference: ImageReference, reply: PendingReply | None = None) -> bytes:
-        """Read the encoded bytes, at most `max_bytes`. reply: a fetch ends as soon as it is cancelled."""
+        """Return the encoded bytes, at most `max_bytes`. If the reply is cancelled, a running fetch ends."""
         if isinstance(reference, KeptImage):
             return self._within_limit(reference.read())
         if isinstance(reference, bytes | bytearray):
@@ -162,7 +165,7 @@ class ImageLoader:
         return data
 
     def decoded(self, data: bytes, check: Callable[[], None]) -> AbstractContextManager[Image.Image]:
-        """Decode to RGB within the worker's account; see `image_decoding.decoded`."""
+        """Decode to RGB within the worker's memory budget; see `image_decoding.decoded`."""
         return image_decoding.decoded(data, self._settings, self.decoding, check)
 
     def _fetch_from_s3(self, url: str, reply: PendingReply | None) -> bytes:
@@ -196,12 +199,14 @@ class ImageLoader:
                 try:
                     url = urljoin(url, answer)
                 except ValueError as exc:
-                    reason = "the image's address redirects to what is no valid URL"  # prose: allow
-                    raise ImageUnreachable(reason) from exc
+                    raise ImageUnreachable("the image's address redirects to an invalid URL") from exc
         raise ImageUnreachable(f"the image's address redirects more than {self._settings.max_redirects} times")
 
     def _find_time(self, reply: PendingReply | None) -> float:
-        """Return how many seconds a fetch may take. Raises Overloaded if the request has waited too long for it."""
+        """Return how many seconds a fetch may take.
+
+        Raises Overloaded if the request has waited too long for a thread.
+        """
         if reply is None:
             return self._settings.total_timeout_s
         left_s = reply.fetches_end_at - self._clock()
@@ -251,7 +256,10 @@ class ImageLoader:
         return bytes(data)
 
     def check(self, url: str) -> tuple[str, str, int]:
-        """Return the URL with a checked address in place of its host, the host, and the port."""
+        """Check a URL's host and addresses.
+
+        Return the URL with a checked address instead of the host, the host, and the port.
+        """
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port

@@ -13,7 +13,7 @@ from handlers.reply import PendingReply
 
 @dataclass(frozen=True, slots=True)
 class ReceivedImage:
-    """An image that came with a request, and the bytes that it came as."""
+    """An image of a request, and its encoded bytes as received."""
 
     image: Image
     encoded: bytes
@@ -22,8 +22,8 @@ class ReceivedImage:
 class ImageReceiver:
     """Reads the images of requests. Any thread; reading may take long.
 
-    can_see: whether the model reads images. max_images: of a conversation; those of a request are checked here before
-    they are read, and those of a session by its store.
+    can_see: whether the model reads images. max_images: per conversation. This class checks a request's images before
+    it reads them; the session's store checks the sum.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ImageReceiver:
         self._max_images = max_images
 
     def receive(self, scope: str, references: Sequence[ImageReference], reply: PendingReply) -> list[ReceivedImage]:
-        """Read these images and hold each once in the store. Stops as soon as the reply is cancelled.
+        """Read these images and hold each in the store. Stops as soon as the reply is cancelled.
 
         Raises the BadImage family, InvalidRequest, OutOfMemory, and the reason for which the reply was cancelled.
         """
@@ -58,7 +58,7 @@ class ImageReceiver:
         return received
 
     def release(self, received: Sequence[ReceivedImage], *, is_kept: bool = False) -> None:
-        """Give these images up; is_kept as for `ImageStore.release`."""
+        """Release these images; is_kept as for `ImageStore.release`."""
         for item in received:
             self._store.release(item.image, is_kept=is_kept)
 

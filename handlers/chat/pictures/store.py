@@ -1,10 +1,10 @@
-"""The image store: each image once, even if many conversations have it.
+"""The image store: holds each image once, even if many conversations have it.
 
 Tiers of an image, fastest first: its projected features on the device, its encoded bytes on the host, and the same
-bytes in the journal. The contract: an image is kept as long as it is held. Features that no running turn has pinned are
-evicted when others need their memory, the least recently used first, and computed again when they are needed. Bytes are
-evicted only if a journal has them. An image that still does not fit is refused. `features_bytes` and `host_bytes` are
-the sums of what is held.
+bytes in the journal. The contract: an image is stored as long as a session holds it. If memory is needed, the least
+recently used features that no running turn has pinned are evicted; they are computed again when they are needed.
+Encoded bytes are evicted only if a journal has them. An image that still does not fit is refused. `features_bytes` and
+`host_bytes` are the sums over all stored images.
 
 Pixel values are not kept: computing features from them takes as long as from the encoded image
 (docs/decisions/0007-blocks-and-tiers.md).
@@ -28,15 +28,15 @@ from handlers.journal.event import image_hash
 
 logger = logging.getLogger(__name__)
 ROWS_PER_DIGEST = 64  # copied at a time
-MAX_ENCODINGS = 8  # of one image that are recognised by their bytes; a further encoding is decoded
+MAX_ENCODINGS = 8  # encodings of one image that are recognised by their bytes; further ones are decoded
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
     """One image of a conversation.
 
-    key: negative, names the image within its sharing scope; stands for it in a cache's list of tokens.
-    digest: of its encoded bytes, its name in the journal.
+    key: a negative number that identifies the image within its sharing scope, and represents it in a cache's list of
+    tokens. digest: hash of its encoded bytes, its name in the journal.
     """
 
     key: int
@@ -57,7 +57,7 @@ class _Entry:
     key: int
     features: PictureFeatures | None = None
     num_tokens: int = 0
-    num_bytes: int = 0  # of its features, wherever they are
+    num_bytes: int = 0  # size of its features, on the device or not
     encoded: bytes | None = None
     num_holders: int = 0
     num_pins: int = 0
@@ -68,10 +68,10 @@ class _Entry:
 class ImageStore:
     """Holds images and their features. Any thread; methods that decode or encode take long.
 
-    max_features_bytes: on the device; an image counts once it is encoded. max_host_bytes: of encoded images.
-    is_durable: a journal has every image that a session holds. defers: recorded images are encoded when a prompt needs
-    them, where every image has the same number of tokens. decoded: makes an RGB image, which is valid within the
-    block; raises the BadImage family, OutOfMemory. encode: computes features, (tokens, hidden size).
+    max_features_bytes: limit of features on the device. max_host_bytes: limit of encoded images on the host.
+    is_durable: a journal has every image that a session holds. defers: images from the journal are encoded only when a
+    prompt needs them; requires that every image has the same number of tokens. decoded: a context manager that returns
+    an RGB image; raises the BadImage family, OutOfMemory. encode: computes features, (tokens, hidden size).
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ImageStore:
         self._encode = encode
         self._counters = counters
         self._defers = defers
-        self._num_tokens = 0  # of every image, once one has been encoded; only if `defers`
+        self._num_tokens = 0  # tokens of every image, known after the first has been encoded; only if `defers`
         self._lock = threading.RLock()
         self._entries: OrderedDict[int, _Entry] = OrderedDict()  # the least recently used first
         self._known: dict[tuple[str, str], _Entry] = {}  # by scope and digest, so that a known image is not decoded
@@ -112,11 +112,9 @@ class ImageStore:
     ) -> Image:
         """Hold the image of these bytes until `release`. Computes its features unless the scope has them.
 
-        is_recorded: it comes from the journal.
-
-        Features that do not fit beside pinned ones are computed again when they are needed. check: raises if the
-        request is cancelled; called while the image waits to be decoded.
-        Raises the BadImage family, OutOfMemory, and what `check` raises.
+        Features that do not fit beside pinned ones are not stored, and computed again when they are needed.
+        is_recorded: the image comes from the journal. check: called while the image waits to be decoded; raises if the
+        request is cancelled. Raises the BadImage family, OutOfMemory, and what `check` raises.
         """
         digest = image_hash(encoded)
         with self._lock:
@@ -184,7 +182,7 @@ class ImageStore:
             raise
 
     def find_encoded(self, image: Image) -> bytes | None:
-        """Return the bytes of a held image, perhaps of another encoding; None if the host does not have them."""
+        """Return encoded bytes of a held image, not necessarily those of `digest`; None if the host has none."""
         with self._lock:
             return self._entries[image.key].encoded
 
@@ -217,7 +215,7 @@ class ImageStore:
         self._entries.move_to_end(entry.key)
 
     def _know(self, entry: _Entry, name: tuple[str, str]) -> None:
-        """Recognise the image by these bytes from now on."""
+        """Register an encoding of the image, so that it is recognised without decoding."""
         if name not in self._known:
             entry.digests.append(name)
             self._known[name] = entry
@@ -240,7 +238,7 @@ class ImageStore:
                 del self._known[name]
 
     def _defer(self, entry: _Entry) -> bool:
-        """Return whether the image may be encoded later."""
+        """Return whether the image is encoded only when a prompt needs it."""
         with self._lock:
             entry.num_tokens = entry.num_tokens or self._num_tokens
             return self._defers and entry.num_tokens > 0
@@ -248,8 +246,8 @@ class ImageStore:
     def _share_or_compute(self, entry: _Entry, picture: Pillow.Image) -> None:
         """Compute the image's features unless they were computed before.
 
-        The lock of an image that was computed before is not waited for: `pin` holds it while it waits to decode, and
-        this thread's decoded picture may be in its way.
+        Does not wait for the lock of an image that was computed before: `pin` holds that lock while it waits for
+        decoding memory, which this thread's decoded picture may occupy.
         """
         if not entry.num_tokens:
             with entry.computing:
@@ -321,7 +319,10 @@ class ImageStore:
         entry.encoded = encoded
 
     def check_integrity(self, num_held: int) -> None:
-        """Raise RuntimeError unless sums and names are right and nothing is pinned. num_held: by all sessions."""
+        """Raise RuntimeError unless sums and names are correct and nothing is pinned.
+
+        num_held: images of all sessions.
+        """
         with self._lock:
             entries = list(self._entries.values())
             if sum(_num_bytes(entry.features) for entry in entries) != self.features_bytes:

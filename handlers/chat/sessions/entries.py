@@ -1,4 +1,4 @@
-"""The entries of a session: what an event adds to the conversation, and how OpenAI's APIs show and change it."""
+"""The entries of a session: what each event adds to the conversation, for OpenAI's APIs to show and change."""
 
 import json
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any
 
 from handlers.chat.items import messages_of, read_items, write_items
 from handlers.chat.messages import answer_message, question_message, result_messages, system_message
+from handlers.chat.sessions.queued_response import QueuedResponse
 from handlers.chat.sessions.session import Session
 from handlers.errors import InvalidRequest
 from handlers.journal.event import Event
@@ -30,7 +31,7 @@ def _remaining(session: Session, number: int) -> Event:
 
 
 def messages_added(event: Event) -> list[dict[str, Any]]:
-    """Return what a turn adds to the conversation. Raises InvalidRequest if its items are damaged."""
+    """Return the messages that a turn adds to the conversation. Raises InvalidRequest if its items are damaged."""
     if event.response:
         answered = read_items(event.answer) if event.answer else ()
         return [*messages_of(read_items(event.question), len(event.images)), *messages_of(answered, 0)]
@@ -44,24 +45,31 @@ def ask_messages(question: str, asked_by: str, num_images: int) -> list[dict[str
 
 
 def remember_entry(session: Session, event: Event, rebuild: Callable[[list[dict[str, Any]]], None]) -> None:
-    """Note what an event says of the session's entries. rebuild: replaces the conversation, after an item is deleted.
+    """Apply an event to the session's list of entries. rebuild: replaces the conversation after an item is deleted.
 
-    Raises InvalidRequest if it names no entry, or has other fields than a conversation's.
+    Raises InvalidRequest if the event refers to no entry, or has fields that a conversation does not have.
     """
     match event.kind:
         case "turn":
             session.entries.append(event)
         case "update":
-            session.resource = {**(session.resource or {}), **_fields(event.response)}
+            session.resource = {**(session.resource or {}), **fields_of(event.response)}
+        case "queue":
+            session.queued = QueuedResponse(len(session.entries) + 1, event)
+        case "end":
+            if session.queued is None:
+                raise InvalidRequest("an event ends no response of its session")
+            session.queued.ended = fields_of(event.response)
         case "open":
+            session.adapter = event.adapter
             session.deleted.update(range(1, _number(event.question or "0") + 1))
             if event.response:
-                session.resource = _fields(event.response)
+                session.resource = fields_of(event.response)
         case "delete":
             entry, _, place = event.question.partition("_")
             number = _number(entry)
             if not 0 < number <= len(session.entries):
-                raise InvalidRequest("an event names no entry of its session")
+                raise InvalidRequest("an event refers to an entry that its session does not have")
             if not place:
                 session.deleted.add(number)
                 return
@@ -72,15 +80,16 @@ def remember_entry(session: Session, event: Event, rebuild: Callable[[list[dict[
 
 def _number(text: str) -> int:
     if not text.isdecimal() or len(text) > 9:
-        raise InvalidRequest("an event has another thing than a number")
+        raise InvalidRequest("an event has a value that is not a number")
     return int(text)
 
 
-def _fields(text: str) -> dict[str, Any]:
+def fields_of(text: str) -> dict[str, Any]:
+    """Read the fields of a resource. Raises InvalidRequest."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise InvalidRequest("an event has no fields of a conversation")
+        raise InvalidRequest("an event lacks the fields of a conversation")
     return value

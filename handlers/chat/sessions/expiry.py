@@ -1,4 +1,4 @@
-"""The expiry of sessions and of their journals: the thread that ends them, and the memory of those that ended."""
+"""The expiry of sessions and of their journals: the thread that ends them, and a record of sessions that have ended."""
 
 import logging
 import threading
@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 from handlers.chat.sessions.session import Session
-from handlers.errors import SessionClosed, SessionExpired, SessionGone, SessionLost, SessionUnknown
+from handlers.errors import SessionExpired, SessionGone, SessionLost, SessionUnknown
 from handlers.journal.journal import EXPIRED_KEPT_S
 from handlers.settings import ChatSessionSettings
 from torchmoor.wire.session_ids import SessionId
@@ -18,7 +18,7 @@ from torchmoor.wire.session_ids import SessionId
 logger = logging.getLogger(__name__)
 INTERVAL_S = 1.0
 SWEEP_INTERVAL_S = 20  # between two deletions of the journals of expired sessions
-NUM_LIGHT_SWEEPS = 30  # from one full sweep to the next, and until a new time is trusted
+NUM_LIGHT_SWEEPS = 30  # between two full sweeps, and until a clock that jumped forward is trusted
 
 
 class Sweep(NamedTuple):
@@ -41,7 +41,7 @@ class SweepSchedule:
         self._clock = clock
         self._next_at = clock()
         self._num_sweeps = 0
-        self._offsets: deque[float] = deque(maxlen=NUM_LIGHT_SWEEPS)  # of the wall clock, at the last sweeps
+        self._offsets: deque[float] = deque(maxlen=NUM_LIGHT_SWEEPS)  # wall-clock times of the last sweeps
 
     def next(self) -> Sweep | None:
         """Return the sweep that is due, or None. Call it every second."""
@@ -90,13 +90,13 @@ class ExpiryThread:
 class ExpiryOrder:
     """Sessions in the order of their expiry. Not thread-safe: the store's lock guards it.
 
-    No operation visits the sessions that have not expired. Memory is bounded by the sessions and the seconds in which
-    one may expire (the setting session.max_ttl_s).
+    Operations cost nothing for sessions that have not expired. Memory is bounded by the number of sessions and of the
+    seconds in which one may expire (session.max_ttl_s).
     """
 
     def __init__(self) -> None:
         self._sessions: defaultdict[int, set[Session]] = defaultdict(set)  # by the second of their expiry
-        self._seconds: list[int] = []  # a heap of the keys; those of sessions that ended stay until they are the first
+        self._seconds: list[int] = []  # a heap of the keys; an ended session's key stays until it is the first
 
     def add(self, session: Session) -> None:
         second = session.id.expires_at
@@ -135,12 +135,12 @@ class ExpiryOrder:
 @dataclass(frozen=True, slots=True)
 class _Tombstone:
     error: type[SessionGone]
-    forget_at: float  # until then the id is answered with `error`, afterwards it is unknown
-    keep_until: float  # until the id itself has expired it must not look lost
+    forget_at: float  # until then requests get `error`, afterwards the id is unknown
+    keep_until: float  # at least until the id itself expires, so that the session does not look lost
 
 
 class Tombstones:
-    """The sessions that ended a short time ago, and why. Not thread-safe: the store's lock guards it."""
+    """Sessions that ended recently, with the reason. Not thread-safe: the store's lock guards it."""
 
     def __init__(self, settings: ChatSessionSettings) -> None:
         self._settings = settings
@@ -152,25 +152,25 @@ class Tombstones:
     def add(self, sid: SessionId, error: type[SessionGone], now: float) -> SessionGone:
         """Remember that a session ended. Return the error that its requests get.
 
-        Of a session that has expired the id itself says so, unless the clock was wrong; then the session goes on.
+        An expired session needs no tombstone, because its id contains the expiry; if the clock was wrong, it continues.
         """
         if error is SessionExpired and sid.expires_at <= now:
-            return _gone(error)
+            return error()
         forget_at = now + self._settings.tombstone_s
         keep_until = max(forget_at, sid.expires_at + self._settings.tombstone_s)
         self._tombstones[sid.text] = _Tombstone(error, forget_at, keep_until)
-        return _gone(error)
+        return error()
 
     def why_gone(self, sid: SessionId, now: float) -> SessionGone:
         """Return the error for a verified id whose session is not open here."""
         tombstone = self._tombstones.get(sid.text)
         if tombstone is not None and tombstone.forget_at > now:
-            return _gone(tombstone.error)
+            return tombstone.error()
         if tombstone is None and sid.expires_at > now:
-            return lost()
+            return SessionLost()
         if tombstone is None and sid.expires_at + self._settings.tombstone_s > now:
-            return _gone(SessionExpired)
-        return SessionUnknown("no session of this id is known any more; open one with a start_session request")
+            return SessionExpired()
+        return SessionUnknown()
 
     def forget_old(self, now: float) -> None:
         """Remove the tombstones whose time is over, and the oldest of too many."""
@@ -179,14 +179,3 @@ class Tombstones:
             if oldest.keep_until > now and len(self._tombstones) <= self._settings.max_tombstones:
                 break
             del self._tombstones[text]
-
-
-def lost() -> SessionLost:
-    """Return the error for a session that is not over and not in this worker's memory."""
-    return SessionLost("this session's memory is gone, because its worker was restarted or replaced; open a new one")
-
-
-def _gone(error: type[SessionGone]) -> SessionGone:
-    if error is SessionClosed:
-        return SessionClosed("this session was closed; open a new one")
-    return SessionExpired("this session has expired; open a new one")

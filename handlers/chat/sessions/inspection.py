@@ -11,9 +11,9 @@ _TIERS = {ImageTier.FEATURES: "device", ImageTier.HOST: "host", ImageTier.JOURNA
 
 
 def list_sessions(store: SessionStore, query: SessionQuery) -> dict[str, Any]:
-    """Return a page: `sessions`; `next`, the hash to ask for the next page with, or None; `open`, their number.
+    """Return a page: `sessions`; `next`, the `after` of the next page, or None; `open`, the number of all sessions.
 
-    `evicted`: how many sessions left this worker's memory since its start. The journal has them, without their hashes.
+    `evicted`: number of sessions that have left this worker's memory since its start. They are only in the journal.
     """
     sessions = store.snapshot()
     matching = [each for each in sessions if each.hash > query.after and each.hash.startswith(query.prefix)]
@@ -25,6 +25,12 @@ def list_sessions(store: SessionStore, query: SessionQuery) -> dict[str, Any]:
         "open": len(sessions),
         "evicted": store.sessions_evicted,
     }
+
+
+def find_by_hash(store: SessionStore, name: str) -> Session | None:
+    """Return the open session with this hash; None if there is none, or more than one."""
+    found = [session for session in store.snapshot() if session.hash == name]
+    return found[0] if len(found) == 1 else None
 
 
 def describe(store: SessionStore, session: Session) -> dict[str, Any]:

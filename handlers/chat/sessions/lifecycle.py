@@ -1,13 +1,15 @@
-"""What clients and operators do to sessions: open, add images, close, pin."""
+"""Opens, changes, closes and pins sessions, for clients and operators."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 from handlers.chat.commands import ActOnSession, AddImages, CloseSession, EndClosed, OpenSession
 from handlers.chat.pictures.receiver import ImageReceiver, ReceivedImage
 from handlers.chat.pictures.store import digests
-from handlers.chat.sessions.recorder import CLOSED, SessionRecorder
+from handlers.chat.sessions.inspection import find_by_hash
+from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
@@ -31,7 +33,7 @@ from torchmoor.wire import operations
 from torchmoor.wire.response_ids import Place
 from torchmoor.wire.session_ids import SessionId
 
-MAX_UNREAD = 3  # journals of a batch, each of which may take a whole time-out
+MAX_UNREAD = 3  # unreadable journals in one batch: each may take a whole time-out
 
 
 class SessionLifecycle:
@@ -58,7 +60,7 @@ class SessionLifecycle:
 
     @contextmanager
     def hold(self, session_id: str, caller: Caller) -> Iterator[Session]:
-        """Hold the session, taken over from its journal if this worker does not have it.
+        """Hold the session. If this worker does not have it, take it over from its journal.
 
         Raises the SessionGone family, Overloaded.
         """
@@ -72,10 +74,12 @@ class SessionLifecycle:
     def hold_resource(
         self, place: Place | None, caller: Caller, unknown: HandlerError, kind: str = ""
     ) -> Iterator[Session]:
-        """Hold the session that one of OpenAI's resources is, with all that the journal has of it. Worker threads only.
+        """Hold the session of one of OpenAI's resources, with all its events in the journal applied.
 
-        place: None for a malformed id. unknown: what is raised if there is no such session, or another caller's.
-        kind: what the resource must be; "" accepts any session. Raises Overloaded, JournalUnavailable.
+        Worker threads only.
+
+        place: None for a malformed id. unknown: raised if there is no such session, or another caller owns it. kind: of
+        the resource; "" accepts any session. Raises Overloaded, JournalUnavailable.
         """
         if place is None:
             raise unknown
@@ -88,6 +92,16 @@ class SessionLifecycle:
                 yield session
         except SessionGone as error:
             raise unknown from error
+
+    def is_own(self, session_id: str, caller: Caller) -> bool:
+        """Return whether this fleet has opened the session for this caller, and this worker knows of no end."""
+        try:
+            self._store.get(session_id, caller)
+        except SessionLost:  # perhaps the journal has it
+            return True
+        except SessionGone:
+            return False
+        return True
 
     def _find(self, session_id: str, caller: Caller) -> Session:
         try:
@@ -110,8 +124,8 @@ class SessionLifecycle:
     ) -> SessionId:
         """Open a session with the command's images.
 
-        source: a session that the caller holds, and how many of its entries the new one begins with. A request that the
-        client sends again gets the session that it opened the first time, perhaps elsewhere.
+        source: a session that the caller holds, and how many of its entries the new one begins with. A retried request
+        gets the session that its first attempt opened, perhaps on another instance.
         """
         self._recorder.check_room(command.caller)
         received = self._receiver.receive(command.caller.scope, command.images, reply)
@@ -137,14 +151,26 @@ class SessionLifecycle:
         names = digests(item.image for item in received)
         try:
             if source is None:
-                self._add(session, "open", received, command.invocation_id, command.resource)
+                event = Event(
+                    kind="open",
+                    images=names,
+                    invocation_id=command.invocation_id,
+                    response=command.resource,
+                    adapter=reply.adapter or "",
+                )
+                self._record_with(session, event, received, self._recorder.record)
             else:
                 parent, num_entries = source
-                opening = Event(kind="open", question=str(num_entries), invocation_id=command.invocation_id)
+                opening = Event(
+                    kind="open",
+                    question=str(num_entries),
+                    invocation_id=command.invocation_id,
+                    adapter=parent.adapter if reply.adapter is None else reply.adapter,
+                )
                 self._recorder.record(session, opening)
                 self._recorder.copy(parent, num_entries, session)
                 names = (parent.id.text, str(num_entries))
-            names = (*names, command.question) if command.question else names
+            names = (*names, *filter(None, (command.question, reply.adapter)))
             claimed = self._recorder.claim_opening(command.caller, command.invocation_id, names, session.id.text)
         except Exception:
             self._discard(session)
@@ -158,7 +184,7 @@ class SessionLifecycle:
         return first
 
     def _discard_if_unread(self, session: Session, reply: PendingReply) -> None:
-        """Undo the opening if the client does not get the id: its first question fails, or it leaves before."""
+        """Undo the opening if the client does not receive the id: its first question fails, or it disconnects."""
 
         def on_end() -> None:
             if reply.is_streaming:  # its head has the id
@@ -171,14 +197,14 @@ class SessionLifecycle:
         reply.on_end(on_end)
 
     def _discard(self, session: Session) -> None:
-        """Undo an opening, in memory now and in the journal soon. Any thread, the pump's too."""
+        """Undo an opening: in memory at once, in the journal later. Any thread, the pump's included."""
         if not self._recorder.openings.try_undo(session.id.text, lambda: self._store.discard(session)):
             return
         with suppress(RuntimeError):  # the worker is stopping: the sweep will find the journal
             self._background.submit("", partial(self._recorder.discard, session.id.text))
 
     def add_images(self, command: AddImages, reply: PendingReply) -> None:
-        """Add images for the session's next question, once even if the client sends the request again."""
+        """Add images for the session's next question, only once if the client retries the request."""
         with self.hold(command.session_id, command.caller) as session:
             self._add_once(session, command, self._receiver.receive(session.scope, command.images, reply))
 
@@ -194,8 +220,8 @@ class SessionLifecycle:
                 self._receiver.release(received)
                 return
             try:
-                self._add(session, "images", received, command.invocation_id)
-            except TurnConflict:  # perhaps with this very request, which another instance got too
+                self._add(session, received, command.invocation_id)
+            except TurnConflict:  # perhaps by this same request, sent to another instance
                 self._recorder.catch_up(session)
                 if not self._has_added(session, command.invocation_id, received):
                     raise
@@ -206,14 +232,12 @@ class SessionLifecycle:
     def _add(
         self,
         session: Session,
-        kind: str,
         received: Sequence[ReceivedImage],
         invocation_id: str,
-        resource: str = "",
     ) -> None:
         """Add images to the session and to its journal. Raises TurnConflict, the session's end, InvalidRequest."""
         images = digests(item.image for item in received)
-        event = Event(kind=kind, images=images, invocation_id=invocation_id, response=resource)
+        event = Event(kind="images", images=images, invocation_id=invocation_id)
         self._record_with(session, event, received, self._recorder.record)
 
     def add_entry(self, session: Session, question: str, received: Sequence[ReceivedImage], invocation_id: str) -> None:
@@ -221,6 +245,12 @@ class SessionLifecycle:
         images = digests(item.image for item in received)
         event = Event(kind="turn", images=images, question=question, response="{}", invocation_id=invocation_id)
         self._record_with(session, event, received, self._recorder.add)
+
+    def queue_response(self, session: Session, event: Event, received: Sequence[ReceivedImage]) -> None:
+        """Record what a response in the background is to answer. Raises TurnConflict, the session's end."""
+        self._record_with(
+            session, replace(event, images=digests(item.image for item in received)), received, self._recorder.record
+        )
 
     def _record_with(
         self,
@@ -252,20 +282,20 @@ class SessionLifecycle:
             self.end(session, "", reply)
 
     def end(self, session: Session, invocation_id: str, reply: PendingReply) -> None:
-        """Close a held session, and let the answer say so."""
+        """Close a held session, and set the header that reports it."""
         self._try_close(session.id.text, session, invocation_id)
         reply.receipts[wire.CLOSED_SESSION_ID] = session.id.text
 
     def close(self, command: CloseSession) -> None:
-        """Close a session at its client's request, once even if the client sends the request again.
+        """Close a session for its client, only once if the client retries the request.
 
-        A session that only its journal knows is not adopted first.
+        A session that exists only in its journal is closed there, without adopting it.
         """
         with suppress(SessionClosed):
             if self._try_close(command.session_id, self._find_open(command), command.invocation_id):
                 return
         if not self._recorder.has_closed(command.session_id, command.invocation_id):
-            raise SessionClosed(CLOSED)
+            raise SessionClosed()
 
     def _find_open(self, command: CloseSession) -> Session | None:
         """Return the session; None if only its journal has it. Raises the SessionGone family."""
@@ -278,7 +308,7 @@ class SessionLifecycle:
 
     def _try_close(self, session_id: str, session: Session | None, invocation_id: str = "") -> bool:
         """Return False if another request closed the session first."""
-        is_first = self._recorder.try_close(session_id, invocation_id)
+        is_first = self._recorder.try_close(session_id, session, invocation_id)
         if session is not None:
             self._store.close(session)
         if is_first:
@@ -288,8 +318,8 @@ class SessionLifecycle:
     def end_closed(self, command: EndClosed) -> int:
         """Free the memory of sessions that another instance has closed. Return how many this worker held.
 
-        The journal decides: a session that is still open stays. One that cannot be read stays, too, and others
-        are still ended. Raises JournalUnavailable at the end if there was one, or after MAX_UNREAD of them.
+        A session stays if its journal says that it is open, or cannot be read. Raises JournalUnavailable at the end if
+        one could not be read, or at once after MAX_UNREAD of them.
         """
         held = [session for session in map(self._store.find, command.session_ids) if session is not None]
         num_ended = 0
@@ -311,7 +341,7 @@ class SessionLifecycle:
         return num_ended
 
     def close_in_journal(self, name: str) -> None:
-        """Close a session that no worker may hold, for an operator, by its hash.
+        """Close a session that may exist only in the journal, for an operator, by its hash.
 
         Raises SessionUnknown if the journal has none that is open, JournalUnavailable.
         """
@@ -321,7 +351,7 @@ class SessionLifecycle:
 
     def act(self, command: ActOnSession) -> Session:
         """Close, pin or unpin a session that this worker holds, for an operator. Raises SessionUnknown."""
-        session = self._store.find_by_hash(command.session)
+        session = find_by_hash(self._store, command.session)
         if session is None:
             raise SessionUnknown("this worker holds no session of this hash")
         match command.action:

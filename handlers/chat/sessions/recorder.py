@@ -1,8 +1,8 @@
 """Records of sessions: events are written to the journal before they are acknowledged, and read from it.
 
-With the journal off, only openings are remembered. A session that this worker does not hold is adopted empty; its next
-turn catches up with the journal like any session that has fallen behind.
-All methods block on the journal: call them on worker threads only, never on the engine's or TorchServe's.
+Without a journal, only openings are remembered. A session that this worker does not hold is adopted empty, and its next
+turn reads the missing events, as for any session that another worker has served meanwhile. All methods block on the
+journal: call them on worker threads only, never on the engine's or TorchServe's.
 """
 
 import json
@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from handlers.chat.pictures.store import Image, ImageStore
-from handlers.chat.sessions.entries import entries_of, messages_added, remember_entry
+from handlers.chat.sessions.entries import entries_of, fields_of, messages_added, remember_entry
 from handlers.chat.sessions.idempotency import IdempotencyCache
 from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.store import SessionStore
@@ -34,17 +35,16 @@ from handlers.errors import (
     TurnConflict,
 )
 from handlers.journal.event import DamagedRecord, Event, EventTooLarge
-from handlers.journal.journal import EventTaken, Journal, JournalClosed, JournalFull, OwnerFull
+from handlers.journal.journal import EventTaken, Journal, JournalClosed, JournalFull, Listed, OwnerFull, make_listed
 from handlers.requests import Caller
 from torchmoor.wire.session_hash import session_hash
 
 logger = logging.getLogger(__name__)
 CONFLICT = "another instance has answered in this session meanwhile; ask again"
-CLOSED = "this session was closed; open a new one"
-FULL_RETRY_S = 60  # where it is not known when the next session expires; others may be closed before
+FULL_RETRY_S = 60  # if the next session's expiry is not known
 FIND_TIMEOUT_S = 20.0  # the admin plane waits 30 s for an action
 DAMAGED = "this session's journal is damaged; open a new one"
-KEPT, DISCARDED = "kept", "discarded"  # the fate of a session whose opening was sent twice; the first claim counts
+KEPT, DISCARDED = "kept", "discarded"  # the outcome of a session whose opening was sent twice; the first claim counts
 
 
 class SessionRecorder:
@@ -62,7 +62,7 @@ class SessionRecorder:
         self._images = images
         self._max_replays = max_replays
         self._counters = counters
-        self._closes: OrderedDict[str, Event] = OrderedDict()  # the last ones, by session, without a journal
+        self._closes: OrderedDict[str, Event] = OrderedDict()  # without a journal: the last closes, by session
         self.openings = IdempotencyCache(store.holds, store.settings.max_sessions)
 
     @property
@@ -99,7 +99,7 @@ class SessionRecorder:
             return False
         first = self._read_first(session_id)
         if first is not None and first.kind == "close":
-            raise SessionClosed(CLOSED)
+            raise SessionClosed()
         return first is not None
 
     def _read_first(self, session_id: str) -> Event | None:
@@ -109,7 +109,7 @@ class SessionRecorder:
             return next(iter(self._journal.read(session_id, max_events=1)), None)
 
     def must_rebuild(self, session: Session) -> bool:
-        """Return True if catching up will load the whole session, because this worker has none of its events."""
+        """Return True if `catch_up` would read the whole session, because this worker has none of its events."""
         return self._journal is not None and session.num_events == 0
 
     def catch_up(self, session: Session) -> int:
@@ -134,7 +134,7 @@ class SessionRecorder:
     def _apply(self, session: Session, event: Event) -> None:
         if event.kind == "close":
             self._store.close(session)
-            raise SessionClosed(CLOSED)
+            raise SessionClosed()
         if (event.kind == "open") != (session.num_events == 0):
             raise self._lose(session.id.text, "the opening is not the first event")
         if event.kind != "turn":
@@ -186,7 +186,7 @@ class SessionRecorder:
                 self._remember(target, copied)
 
     def _share(self, session: Session, images: Sequence[Image]) -> None:
-        """Add images that another session holds."""
+        """Add images of another session, which holds them."""
         for image in images:
             self._images.share(image)
         try:
@@ -202,7 +202,7 @@ class SessionRecorder:
         return self.fetch(session, image.digest) if encoded is None else encoded
 
     def add(self, session: Session, event: Event, encoded: Sequence[bytes]) -> None:
-        """Record a turn that no generation has made, whose images the session holds. Raises as `record` does."""
+        """Record a turn without a generated answer, whose images the session already holds. Raises as `record` does."""
         with session.recording:
             self.record(session, event, encoded)
             self._apply_turn(session, event)
@@ -224,15 +224,39 @@ class SessionRecorder:
                 self.check_history(session, event.num_chars)
             self._write(session, event, encoded_images)
             self._remember(session, event)
+            if event.kind == "open" and session.label and self._journal is not None:
+                with self._translated(session.id.text):
+                    self._journal.enlist(session.id.text, session.label, session.owner)
+
+    def list_owned(self, caller: Caller) -> list[Listed]:
+        """Return the caller's listed sessions: the journal's, or without one those of this worker.
+
+        Some may have ended. Raises JournalUnavailable.
+        """
+        owner = owner_of(caller)
+        if self._journal is None:
+            own = [session for session in self._store.snapshot() if session.label and session.owner == owner]
+            return [make_listed(session.id.text, session.label) for session in own]
+        with self._translated(session_id=""):
+            return self._journal.list_owned(owner)
+
+    def read_resource(self, session_id: str) -> dict[str, Any] | None:
+        """Return the fields that an open session was opened with; None if it has ended. Raises JournalUnavailable."""
+        if self._journal is None:
+            session = self._store.find(session_id)
+            return None if session is None else session.resource
+        first = self._read_first(session_id)
+        return None if first is None or first.kind != "open" else fields_of(first.response)
 
     def check_history(self, session: Session, num_chars: int) -> None:
-        """Raise ContextTooLong if the session would have too many texts with these characters."""
+        """Raise ContextTooLong if the session may not have that many more characters, Overloaded if all may not."""
         limit = self._store.settings.max_history_chars
         if session.num_chars + num_chars > limit:
             raise ContextTooLong(
-                f"the session's texts would have {session.num_chars + num_chars} characters, and they may have {limit} "
+                f"the session's texts would have {session.num_chars + num_chars} characters, more than {limit} "
                 "(session.max_history_chars); open a new one"
             )
+        self._store.check_chars(num_chars)
 
     def _write(self, session: Session, event: Event, encoded_images: Sequence[bytes]) -> None:
         if self._journal is not None:
@@ -247,15 +271,15 @@ class SessionRecorder:
             session.num_events += 1
 
     def _remember(self, session: Session, event: Event) -> None:
-        """Remember an entry, and the event of a client's invocation id, whose texts the conversation shares."""
-        session.num_chars += event.num_chars
+        """Remember an entry, and its event by the client's invocation id; the conversation shares its texts."""
+        self._store.add_chars(session, event.num_chars)
         remember_entry(session, event, lambda messages: self._store.commit(session, messages, []))
         if event.invocation_id and event.kind != "open":
             session.replays.append(event)
             del session.replays[: -self._max_replays]
 
     def find_answer(self, session: Session, invocation_id: str, question: str) -> Event | None:
-        """Return the turn of a request that the client sends again, or None. Catch up first.
+        """Return the recorded turn of a request that the client retries, or None. Call `catch_up` first.
 
         The question is compared too, because a client may use one id for all its requests.
         """
@@ -265,15 +289,15 @@ class SessionRecorder:
         return None
 
     def has_added(self, session: Session, invocation_id: str, images: tuple[str, ...]) -> bool:
-        """Return True if this request has added these images already. Catch up first."""
+        """Return True if this request has already added these images. Call `catch_up` first."""
         done = (event for event in session.replays if event.kind == "images")
         return any((event.invocation_id, event.images) == (invocation_id, images) for event in done)
 
     def claim_opening(self, caller: Caller, invocation_id: str, names: tuple[str, ...], session_id: str) -> str:
-        """Return the session for an opening: this one, or the one that the same request opened before.
+        """Return the session for an opening: `session`, or the one that the same request has opened before.
 
-        With a journal, that may have been on another instance. Call this after the opening is recorded, so that the
-        session exists when another instance answers with it. Discard this session if another one is returned. Raises
+        With a journal, that may have been on another instance. Call this after the opening is recorded, because another
+        instance may answer with the session at once. If another session is returned, discard this one. Raises
         JournalUnavailable.
         """
         if not invocation_id:
@@ -284,18 +308,20 @@ class SessionRecorder:
         with self._translated(session_id):
             first = self._journal.claim(name, session_id)
             if first != session_id and self._journal.claim(_name("fate", first), KEPT) != KEPT:
-                return session_id  # its client left before it had the answer, so it was deleted
+                return session_id  # deleted, because its client left before the answer
         return first
 
-    def try_close(self, session_id: str, invocation_id: str) -> bool:
+    def try_close(self, session_id: str, session: Session | None, invocation_id: str) -> bool:
         """Delete the session's journal, but remember which request closed it.
 
-        Return False if another request was first. Raises JournalUnavailable.
+        session: if this worker has it. Return False if another request was first. Raises JournalUnavailable.
         """
         event = Event(kind="close", invocation_id=invocation_id)
         if self._journal is not None:
             with self._translated(session_id):
                 first = self._journal.close(session_id, event)
+                if session is not None and session.label:
+                    self._journal.delist(session_id, session.label, session.owner)
         else:
             first = self._closes.setdefault(session_id, event)
             while len(self._closes) > self._store.settings.max_tombstones:
@@ -335,7 +361,7 @@ class SessionRecorder:
                     self._journal.delete(session_id)
 
     def sweep(self, expired_before: int, *, is_full: bool) -> None:
-        """Delete journals of sessions that expired before this time. is_full: and all else that is old."""
+        """Delete journals of sessions that expired before this time. is_full: see `Journal.sweep`."""
         if self._journal is not None:
             self._journal.sweep(expired_before, is_full=is_full)
 
@@ -347,7 +373,7 @@ class SessionRecorder:
         except EventTaken as exc:
             raise TurnConflict(CONFLICT) from exc
         except JournalClosed as exc:
-            raise SessionClosed(CLOSED) from exc
+            raise SessionClosed() from exc
         except EventTooLarge as exc:
             raise InvalidRequest(str(exc)) from exc
         except DamagedRecord as exc:
@@ -366,5 +392,5 @@ class SessionRecorder:
 
 
 def _name(*parts: str) -> str:
-    """Join texts to one name without ambiguity."""
+    """Join texts to a name that differs for different texts."""
     return json.dumps(parts)

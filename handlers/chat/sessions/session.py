@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from handlers.chat.pictures.store import Image
+from handlers.chat.sessions.queued_response import QueuedResponse
 from handlers.engine.contract import KvCache, KvPart
 from handlers.errors import HandlerError, SessionGone
 from handlers.journal.event import Event
@@ -28,7 +29,7 @@ class QueuedTurn(Protocol):
         ...
 
     def end_early(self) -> bool:
-        """Let the answer end with its next token. Return False if the model has not begun it, or it is over."""
+        """End the answer with its next token. Return False if no answer is being generated."""
         ...
 
 
@@ -50,24 +51,32 @@ class Session:
     pending_images: list[Image] = field(default_factory=list)  # belong to the next question
     messages: list[dict[str, Any]] = field(default_factory=list)
     num_dropped: int = 0  # turns that were removed from `messages` because they exceeded the context
-    num_holds: int = 0  # requests that use the session beside its turns; they keep it from eviction
+    num_holds: int = 0  # requests other than turns that use the session, which prevents its eviction
     turn: QueuedTurn | None = None  # the running turn; it pins the session
     waiting: deque[QueuedTurn] = field(default_factory=deque)
-    stored_kv: list[KvPart] = field(default_factory=list)  # what the journal has of its KV cache
+    stored_kv: list[KvPart] = field(default_factory=list)  # names of the parts of its KV cache that the journal has
+    adapter: str = ""  # that answers unless a request names another; empty for the base model
     num_events: int = 0  # events of the journal that this session has applied
-    num_chars: int = 0  # of the texts of all events
+    num_chars: int = 0  # characters of the texts of all events
     entries: list[Event] = field(default_factory=list)  # its turns
     deleted: set[int] = field(default_factory=set)  # numbers of entries whose responses are not shown
-    deleted_items: set[tuple[int, int]] = field(default_factory=set)  # number of the entry, place in it
-    resource: dict[str, Any] | None = None  # the fields of the OpenAI conversation or file that it is
-    replays: list[Event] = field(default_factory=list)  # the last requests that were served, to recognise a retry
-    recording: threading.RLock = field(default_factory=threading.RLock)  # held while session and journal change as one
+    deleted_items: set[tuple[int, int]] = field(default_factory=set)  # number of the entry, position in it
+    resource: dict[str, Any] | None = None  # fields, if the session is an OpenAI conversation or file
+    queued: QueuedResponse | None = None  # the response in the background that it was opened for
+    replays: list[Event] = field(default_factory=list)  # the last requests, to recognise a retry
+    recording: threading.RLock = field(default_factory=threading.RLock)  # held while session and journal change
     end: SessionGone | None = None  # why the session is over, once it is
     is_pinned: bool = False  # an operator keeps its blocks between turns
-    hash: str = field(init=False)  # names the session to operators: the id is a credential
+    hash: str = field(init=False)  # identifies the session to operators, because the id is a credential
 
     def __post_init__(self) -> None:
         self.hash = session_hash(self.id.text)
+
+    @property
+    def label(self) -> str:
+        """What its owner's list has it as: the purpose of a file; empty for a session that is not listed."""
+        purpose = (self.resource or {}).get("purpose")
+        return purpose if isinstance(purpose, str) else ""
 
     def __repr__(self) -> str:
         state = "ended" if self.end else "pinned" if self.turn else "idle"
@@ -75,6 +84,6 @@ class Session:
 
 
 def owner_of(caller: Caller) -> str:
-    """Return the caller's name in the journal, where its sessions share their images and one budget."""
+    """Return the caller's name in the journal. Sessions of one owner share images and a budget."""
     is_named = caller.principal or caller.source
     return owner_key(caller.endpoint, json.dumps([caller.principal, caller.source]) if is_named else "")

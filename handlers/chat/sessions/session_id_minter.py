@@ -29,9 +29,9 @@ class SessionIdMinter:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "SessionIdMinter":
-        """Read the keys and the name that the launcher gives; without keys, make one for this process alone.
+        """Read the keys and the instance's name from the environment; without keys, make one for this process alone.
 
-        Raises SettingsError if a variable has another form.
+        Raises SettingsError if a variable is malformed.
         """
         instance = environ.get(INSTANCE_VARIABLE) or "local"
         if not is_instance_name(instance):

@@ -1,10 +1,10 @@
-"""The KV caches of idle sessions in the journal, from which a worker continues without computing them again.
+"""Writes KV caches of idle sessions to the journal, and reads them instead of computing the prompt again.
 
-    idle for kv_idle_s --> written part by part, what the journal does not have --> read by the next worker, or by this
-    one after the cache was evicted
+    idle for kv_idle_s --> parts that the journal lacks are written --> read by the next worker, or by this one after
+    the cache was evicted
 
-A part is used only if it was computed by the same model from the same tokens and pictures. All else is ignored and
-counted, and the prompt is computed as without it.
+A part is used only if it was computed by the same model from the same tokens and pictures. Other parts are ignored and
+counted, and the prompt is computed.
 """
 
 import logging
@@ -19,18 +19,20 @@ from handlers.counters import Counters
 from handlers.engine.contract import KvParts
 from handlers.errors import HandlerError, OutOfMemory
 from handlers.journal.event import DamagedRecord
-from handlers.journal.journal import Journal
+from handlers.journal.journal import Journal, JournalFull, OwnerFull
 from handlers.journal.kv_codec import HEAD_BYTES, KvCodec
 
 logger = logging.getLogger(__name__)
-MAX_WAITING = 10_000  # sessions whose caches are to be written; beyond, the one that waits longest is left out
+MAX_WAITING = 10_000  # sessions that wait to be written; beyond this number the oldest is skipped
 PARTS_READ = 4  # at once
-WEIGHT = 0.2  # of the newest measurement in the running mean
-TRIED_EVERY = 16  # restorations that would be slower than computing: one is done, to measure again
+WEIGHT = 0.2  # weight of the newest measurement in the running mean
+TRIED_EVERY = 16  # one of this many restorations that would be slower than computing is done, to measure again
 
 
 class StoredKv:
-    """Any thread. idle_s: how long a session must be idle before its cache is written. clock: monotonic seconds."""
+    """Writes and reads stored KV caches. Any thread.
+
+    idle_s: how long a session must be idle before its cache is written. clock: monotonic seconds."""
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class StoredKv:
         self._idle_s = idle_s
         self._counters = counters
         self._clock = clock
-        self._token_s: float | None = None  # of a token that is read
+        self._token_s: float | None = None  # seconds to read a token
         self._num_slower = 0
         self._waiting: OrderedDict[Session, float] = OrderedDict()  # by when they are due
         self._wake = threading.Condition()
@@ -101,17 +103,20 @@ class StoredKv:
         """Write the parts of the session's cache that the journal does not have."""
         if session.turn is not None or session.end is not None:
             return
-        keys = self._parts.keys(session.cache)
+        variant, keys = session.cache.variant, self._parts.keys(session.cache)
         digests = {image.key: image.digest for image in session.images}
-        for number, part in enumerate(self._parts.split(self._parts.name(keys, digests))):
+        for number, part in enumerate(self._parts.split(self._parts.name(keys, digests, variant))):
             if session.stored_kv[number : number + 1] == [part]:
                 continue
-            content = self._parts.read(session.cache, keys, part)
+            content = self._parts.read(session.cache, keys, part, variant)
             if content is None:
                 return
             data = self._codec.encode(session.id.text, number, part.name, content)
-            if not self._journal.put_kv(session.id.text, number, data):
-                self._counters.add("stored_kv_refused")
+            try:
+                if not self._journal.put_kv(session.id.text, number, data, session.owner):
+                    return  # the session has ended
+            except JournalFull as exc:
+                self._counters.add("stored_kv_limited" if isinstance(exc, OwnerFull) else "stored_kv_refused")
                 return
             session.stored_kv[number:] = [part]
             self._counters.add("stored_kv_written")
@@ -123,13 +128,14 @@ class StoredKv:
         return bool(session.stored_kv) and session.cache.length < session.stored_kv[-1].end
 
     def restore(self, session: Session, keys: Sequence[int], images: Sequence[Image]) -> None:
-        """Extend the session's cache, which a turn has matched with its prompt, by what the journal has of it.
+        """Extend the session's cache, which a turn has matched with its prompt, by parts from the journal.
 
         At least one token of the prompt is left to compute.
         """
         if self._is_slower():
             return
-        names = self._parts.name(keys[: len(keys) - 1], {image.key: image.digest for image in images})
+        digests = {image.key: image.digest for image in images}
+        names = self._parts.name(keys[: len(keys) - 1], digests, session.cache.variant)
         num_kept, begun_at = session.cache.length, self._clock()
         try:
             self._read(session, keys, names)

@@ -1,8 +1,8 @@
-"""Admission of answers to a worker's memory: which answers use it, and which wait for it.
+"""Admits answers to a worker's memory, and queues those that find none.
 
-An answer that finds no memory frees all that it holds and waits here. Each answer that is over lets two waiting answers
-try again, so that their number grows while there is memory and shrinks when there is none. An answer is refused only if
-it has been the only one since it began and still finds no memory.
+An answer that finds no memory frees all that it holds and waits here. Each answer that ends lets two waiting answers
+try again, so that the number of running answers grows while there is memory and shrinks when there is none. An answer
+is refused only if it has been the only one since it began and still finds no memory.
 """
 
 import threading
@@ -19,7 +19,7 @@ class Admission:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_using = 0
-        self._is_alone = False  # the only answer that uses memory has been the only one since it began
+        self._is_alone = False  # whether the answer that uses memory has been alone since it began
         self._waiting: deque[Callable[[], None]] = deque()
 
     def __repr__(self) -> str:
@@ -40,7 +40,7 @@ class Admission:
             self._is_alone = self._num_using == 1
 
     def leave(self) -> None:
-        """Count an answer that is over, and let two waiting answers try again."""
+        """Count the end of an answer, and let two waiting answers try again."""
         with self._lock:
             self._num_using -= 1
             called = self._pop(2)
@@ -48,13 +48,13 @@ class Admission:
             again()
 
     def try_wait(self, again: Callable[[], None]) -> bool:
-        """Queue an answer that has freed its memory; return False if no other answer was in its way."""
+        """Queue an answer that has freed its memory. Return False if no other answer used memory."""
         with self._lock:
             if self._is_alone:
                 return False
             self._waiting.append(again)
             self._num_using -= 1
-            called = self._pop(0 if self._num_using else 1)  # if all wait for one another, one must begin
+            called = self._pop(0 if self._num_using else 1)  # if no answer uses memory, a waiting one must begin
         for other in called:
             other()
         return True

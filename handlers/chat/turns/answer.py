@@ -1,16 +1,19 @@
-"""The answer on its way to the client: its receipt, its tokens and its end.
+"""Writes an answer to the client: its receipt, its tokens and its end.
 
-The engine's thread only adds tokens. The thread that needs their text makes it: the pump's for a stream, a worker's for
-the end, so the next step of the engine does not wait. A stop string ends the engine's work, so the text of an answer
-with one is made at once.
+The engine's thread only adds tokens. Their text is made by the thread that needs it (the pump's for a stream, a
+worker's for the end), so the engine's next step does not wait. Only an answer with stop strings is converted to text on
+the engine's thread, because a stop string ends the sequence.
 """
 
 import threading
 from collections import deque
 from dataclasses import replace
+from typing import cast
 
 from handlers.chat.answer_parts import AnswerMessage, AnswerReader
-from handlers.chat.forms import AnswerForm, Summary, Token
+from handlers.chat.commands import Ask, Generate
+from handlers.chat.feed import FollowedForm
+from handlers.chat.forms import Summary, Token
 from handlers.chat.turns.detokenizer import Detokenizer
 from handlers.continuation import AnswerStart, Continuation, write_note
 from handlers.engine.contract import FinishReason, TokenEvent
@@ -18,43 +21,42 @@ from handlers.errors import TurnConflict
 from handlers.models.prompt_format import PromptFormat
 from handlers.reply import JSON, PendingReply
 from torchmoor.wire import headers as wire
+from torchmoor.wire.receipt import CACHE_TIER, GENERATED_TOKENS
 
 
 class AnswerWriter:
     """Writes an answer in its dialect's form, as a stream or whole.
 
-    receipt: response headers that say what the answer cost; sent with the first byte. reader: splits the answer into
-    parts, if it can have others than content. start: what another worker needs to continue the stream; None if it
-    cannot be continued.
+    receipt: response headers with the answer's cost, sent with the first byte. reader: splits the answer into parts, if
+    it can have parts other than content. start: another worker needs it to continue the stream; None if that is
+    impossible. The form of an answer that clients follow is a `FollowedForm`.
     """
 
     def __init__(
         self,
         reply: PendingReply,
-        form: AnswerForm,
+        request: Ask | Generate,
         model: PromptFormat,
-        stop: tuple[str, ...],
         reader: AnswerReader | None,
-        *,
-        is_streaming: bool,
     ) -> None:
         self.receipt: dict[str, str] = {}
         self.start: AnswerStart | None = None
         self._reply = reply
-        self._form = form
+        self._form = request.form
         self._eos_token_ids = model.eos_token_ids
-        self._is_streaming = is_streaming
-        self._has_stop = bool(stop)
-        self._detokenizer = Detokenizer(model.tokenizer, stop)
+        self._is_streaming = request.is_streaming
+        self._feed = request.feed if isinstance(request, Ask) else None
+        self._has_stop = bool(request.parameters.stop)
+        self._detokenizer = Detokenizer(model.tokenizer, request.parameters.stop)
         self._reader = reader
         self._encoding = threading.Lock()  # one thread at a time takes tokens from `_added`, and writes them
-        self._added: deque[tuple[TokenEvent, str | None]] = deque()  # with their text, if it is known
+        self._added: deque[tuple[TokenEvent, str | None]] = deque()  # tokens and their text, if it is known
         self._last: tuple[TokenEvent, str | None] | None = None
         self._is_begun = False
-        self._num_chars = 0  # of the tokens' texts so far
+        self._num_chars = 0  # number of characters of the tokens' texts so far
 
     def resume(self, given: Continuation) -> None:
-        """Take over a stream behind the tokens that its client has. Raises TurnConflict if they end the answer."""
+        """Continue a stream after the tokens that its client has. Raises TurnConflict if they end the answer."""
         self.start = given.start
         with self._encoding:
             self._is_begun = given.has_begun
@@ -66,7 +68,7 @@ class AnswerWriter:
             raise TurnConflict("the answer that is to be continued has ended")
 
     def add(self, event: TokenEvent) -> FinishReason | None:
-        """Take one more token; return the finish reason if it is the last. Engine thread."""
+        """Add a token. Return the finish reason if it is the last. Engine thread."""
         reason = event.finish_reason
         text = self._decode(event) if self._has_stop else None
         if self._detokenizer.is_stopped:
@@ -78,16 +80,31 @@ class AnswerWriter:
         return reason
 
     def show(self) -> None:
-        """Let a stream's reader know of the tokens that were added, which others follow. Engine thread."""
+        """Notify a stream's reader of the added tokens. Engine thread."""
         if self._is_streaming:
             self._begin()
             self._reply.announce()
+        elif self._feed is not None:
+            self._feed.announce()
+
+    def begin_feed(self) -> None:
+        """Let clients follow the answer from now on, if they may."""
+        if self._feed is not None:
+            self._feed.begin(cast(FollowedForm, self._form), self._feed_added)
+
+    def _feed_added(self) -> None:
+        """Pass what was added on to the clients that follow."""
+        assert self._feed is not None
+        with self._encoding:
+            self._feed.add(self._take_added())
 
     def read_rest(self) -> tuple[str, list[Token]]:
         """Return the whole text and the tokens that are not streamed yet. Call this after the last token."""
         assert self._last is not None
         if self._reply.is_streaming:
             self._write_added()
+        elif self._feed is not None:
+            self._feed_added()
         tokens = [*self._take_added(), self._token(*self._last, is_last=True)]
         return self._detokenizer.text, tokens
 
@@ -104,16 +121,21 @@ class AnswerWriter:
             note = str(summary.num_tokens) if self.start is not None else ""
             self._reply.write(self._form.token(token, summary), note, is_end=True)
         else:
-            num_tokens = {wire.GENERATED_TOKENS: str(summary.num_tokens)}
+            num_tokens = {GENERATED_TOKENS: str(summary.num_tokens)}
             headers = {**JSON, **self.receipt, **num_tokens}
             self._reply.finish(headers, self._form.whole(summary))
+            if self._feed is not None:
+                self._feed.end(token)
 
     def end_with(self, text: str) -> None:
-        """Send a stored answer, or what its client does not have of it. Raises TurnConflict if it has another one."""
+        """Send a stored answer, or the rest of it.
+
+        Raises TurnConflict if the client has received the start of another answer.
+        """
         shown = self._detokenizer.shown
         if not text.startswith(shown):
             raise TurnConflict("another answer to this question has been recorded; send it again to get that answer")
-        self.receipt[wire.CACHE_TIER] = "answer"
+        self.receipt[CACHE_TIER] = "answer"
         reason = FinishReason.EOS.value
         summary = Summary(text=text, finish_reason=reason, num_tokens=0, num_prompt_tokens=0, seed=None)
         rest, parts = text.removeprefix(shown), None
@@ -130,7 +152,7 @@ class AnswerWriter:
             self._reply.begin(headers, self._form.error, self._write_added, is_marked=self.start is not None)
 
     def _write_added(self) -> None:
-        """Write what was added, behind what precedes the first token."""
+        """Write the added tokens, preceded by the form's beginning if they are the first."""
         with self._encoding:
             is_first, self._is_begun = not self._is_begun, True
             parts = [self._form.begin()] if is_first else []

@@ -1,7 +1,7 @@
-"""An answer without a session: the request carries the whole conversation, or a raw prompt.
+"""An answer without a session: the request contains the whole conversation, or a raw prompt.
 
-When it is over, the pool keeps its KV cache, so that a client that sends the conversation again, one turn longer,
-computes only the new turn.
+When it ends, the pool keeps its KV cache. If the client sends the conversation again with one more turn, only the new
+turn is computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 from handlers.chat.commands import Generate
 from handlers.chat.forms import Summary
-from handlers.chat.messages import MARKDOWN_IMAGE, Part, TextPart, first_address, images_of, split_images
+from handlers.chat.messages import Part, TextPart, first_address, has_markdown_image, images_of, split_images
 from handlers.chat.pictures.fetch_pool import find_line
 from handlers.chat.pictures.receiver import ReceivedImage
 from handlers.chat.pictures.store import Image
@@ -34,10 +34,10 @@ class Completion:
         self._generation = Generation(parts, self, self._cache, request, reply, self._release)
 
     def start(self) -> None:
-        """Begin. Raises ContextTooLong at once where that is known: a body that waits is sent again in each step."""
-        prompt = self._request.prompt  # may have megabytes, so a worker thread searches it for images
+        """Begin. Raises ContextTooLong at once if possible, because TorchServe resends a waiting body in each step."""
+        prompt = self._request.prompt  # searched for images on a worker thread, because it may have megabytes
         images = images_of(self._request_parts()) if prompt is None else first_address(prompt)
-        has_images = bool(images) if prompt is None else MARKDOWN_IMAGE in prompt
+        has_images = bool(images) if prompt is None else has_markdown_image(prompt)
         if prompt is None or not has_images:
             self._check_length(() if prompt is None else (TextPart(prompt),))
         self._parts.counters.add("turns_started")
@@ -52,7 +52,7 @@ class Completion:
         return split_images(prompt) if self._parts.model.image_token_id is not None else (TextPart(prompt),)
 
     def compose(self, raise_if_stopped: Callable[[], None]) -> Prompt:
-        """Receive the request's images and render or tokenize its text."""
+        """Read the request's images, and render or tokenize its text."""
         request, model = self._request, self._parts.model
         parts = self._request_parts()
         self._check_length(parts)
@@ -67,7 +67,7 @@ class Completion:
             ids = model.render([message.for_template() for message in request.messages], sizes, self._tools)
         else:
             ids = model.encode_prompt([p.text if isinstance(p, TextPart) else None for p in parts], sizes)
-        return Prompt(ids, images)
+        return Prompt(ids, images, self._reply.adapter or "")
 
     @property
     def _tools(self) -> Sequence[dict[str, Any]]:
@@ -109,12 +109,15 @@ class Completion:
         return next(item.encoded for item in self._received if item.image == image)
 
     def restore(self, keys: Sequence[int]) -> int:
-        """Read nothing: only sessions have KV caches in the journal."""
+        """Return the cache's length: only sessions have KV caches in the journal."""
         return self._cache.length
 
     def commit(self, summary: Summary) -> None:
         """Do nothing: the answer belongs to no conversation."""
 
     def _release(self) -> None:
-        self._parts.receiver.release(self._received, is_kept=True)
+        self._release_pictures()
         self._cache.unpin()
+
+    def _release_pictures(self) -> None:
+        self._parts.receiver.release(self._received, is_kept=True)

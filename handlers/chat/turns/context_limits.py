@@ -20,17 +20,17 @@ class ContextLimits:
 
     @property
     def max_context(self) -> int:
-        """The most tokens of prompt and answer together."""
+        """The maximum of tokens of prompt and answer together."""
         return min(self.engine.max_context_tokens or self.max_of_model, self.max_of_model)
 
     @property
     def max_prompt(self) -> int:
-        """The most tokens of a prompt that leave room for an answer."""
+        """The maximum of a prompt's tokens that leaves room for an answer."""
         return min(self.engine.max_prompt_tokens or self.max_context - 1, self.max_context - 1)
 
     @property
     def max_bytes(self) -> int:
-        """The most device memory of a conversation and its answer."""
+        """The maximum of device memory for a conversation and its answer, in bytes."""
         return min(self.pool.capacity_bytes, self.session.max_session_bytes or self.pool.capacity_bytes)
 
     def check_chars(self, num_chars: int, described: str) -> None:
@@ -43,12 +43,12 @@ class ContextLimits:
             raise ContextTooLong(f"{described.format(num_chars)}, more than {limit}")
 
     def max_prompt_beside_answer(self, wanted: int | None) -> int:
-        """Return the most tokens of a prompt beside an answer of `wanted` tokens, which gets at most half of all."""
+        """Return the maximum of a prompt's tokens. An answer of `wanted` tokens gets at most half of all."""
         room = min(self.max_context, self.pool.num_tokens(self.max_bytes))
         return min(self.max_prompt, room - min(wanted or self.engine.max_new_tokens, room // 2))
 
     def max_new_tokens(self, num_prompt_tokens: int, parameters: Parameters) -> int:
-        """Return the most tokens of an answer to such a prompt. Raises ContextTooLong, InvalidRequest."""
+        """Return the maximum of an answer's tokens after this prompt. Raises ContextTooLong, InvalidRequest."""
         if num_prompt_tokens > self.max_prompt:
             raise ContextTooLong(
                 f"the conversation has {num_prompt_tokens} tokens and this model reads at most {self.max_prompt}; "
@@ -60,7 +60,7 @@ class ContextLimits:
             raise InvalidRequest(f"{field} must be at most {longest}, not {wanted}", param=field)
         max_new_tokens = min(wanted, self.max_context - num_prompt_tokens)
         limit = self.max_bytes
-        if parameters.max_new_tokens is None:  # only the default asks for so long an answer
+        if parameters.max_new_tokens is None:  # the default may be reduced
             max_new_tokens = max(1, min(max_new_tokens, self.pool.num_tokens(limit) - num_prompt_tokens))
         num_bytes = self.pool.num_bytes(num_prompt_tokens + max_new_tokens)
         if num_bytes > limit:

@@ -11,13 +11,15 @@ from torchmoor.wire.marked_text import ERROR_MARK
 _ERROR_MARK = ERROR_MARK.decode()
 
 REPLACEMENT = "\ufffd"
+MAX_HELD_TOKENS = 64  # without text that is certain; all of them are decoded again with each further token
 
 
 class Detokenizer:
     """Text of one answer as it grows.
 
     `push` returns what may be shown now. Text that could still turn into a stop string, or whose last character is
-    incomplete, is held back until the next token decides; `finish` returns the rest.
+    incomplete, is held back until the next token decides; `finish` returns the rest. A character that stays incomplete
+    for MAX_HELD_TOKENS is shown as it is: a client can bias an answer to tokens that never complete one.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
@@ -26,19 +28,20 @@ class Detokenizer:
         self._stop = stop
         self._hold = max((len(s) for s in stop), default=1) - 1
         self._ids: list[int] = []
-        self._prefix = 0  # ids from here are decoded again with each new one, for tokenizers that add spaces by context
-        self._read = 0  # ids before here are in the text already
+        # Ids from this index on are decoded again with each new one: some tokenizers add spaces by context.
+        self._prefix = 0
+        self._read = 0  # ids before this index are already in the text
         self._text = ""
         self._shown = 0
         self.is_stopped = False
 
     def text_of(self, token_id: int) -> str:
-        """Return the text of one token alone, also of a special one."""
+        """Return the text of one token alone, special tokens included."""
         return str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
 
     @property
     def text(self) -> str:
-        """All of the answer that is known, without the stop string."""
+        """The answer's text so far, without the stop string."""
         return self._text
 
     @property
@@ -47,17 +50,18 @@ class Detokenizer:
         return self._text[: self._shown]
 
     def push(self, token_id: int) -> str:
-        """One more token; returns the text that has become certain. Sets `is_stopped` at a stop string."""
+        """Add a token. Return the text that has become certain. Sets `is_stopped` at a stop string."""
         self._ids.append(token_id)
         before = self._decode(self._ids[self._prefix : self._read])
         after = self._decode(self._ids[self._prefix :])
-        if len(after) <= len(before) or after.endswith(REPLACEMENT):
+        is_uncertain = len(after) <= len(before) or after.endswith(REPLACEMENT)
+        if is_uncertain and len(self._ids) - self._read < MAX_HELD_TOKENS:
             return ""
         self._prefix, self._read = self._read, len(self._ids)
         return self._show(after[len(before) :], self._hold)
 
     def finish(self) -> str:
-        """The text held back so far."""
+        """Return the text that was held back."""
         before = self._decode(self._ids[self._prefix : self._read])
         rest = self._decode(self._ids[self._prefix :])[len(before) :]
         self._prefix = self._read = len(self._ids)
@@ -68,9 +72,9 @@ class Detokenizer:
         if self.is_stopped:
             return ""
         searched_from = max(0, len(self._text) - self._hold)
-        self._text += new.replace(_ERROR_MARK, "")  # what precedes an error at the end of a plain stream
+        self._text += new.replace(_ERROR_MARK, "")  # the byte that precedes an error at the end of a plain stream
         found = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, searched_from)) >= 0]
-        if found:  # the one that was complete first, so that the borders of tokens make no difference
+        if found:  # the one that was complete first, so that the result does not depend on token borders
             self.is_stopped = True
             self._text = self._text[: min(found)[1]]
             hold = 0
@@ -80,10 +84,10 @@ class Detokenizer:
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Return the function that makes text of ids, without special tokens.
+    """Return the function that converts ids to text, without special tokens.
 
-    It is that of the tokenizer's Rust part where transformers adds nothing to it, because the way there takes three
-    times as long as the decoding.
+    If transformers adds nothing to the tokenizer's Rust function, that function is called directly, which takes a
+    quarter of the time.
     """
     own, usual = type(tokenizer), PreTrainedTokenizerFast
     if isinstance(tokenizer, usual) and (own.decode, own._decode) == (usual.decode, usual._decode):

@@ -2,8 +2,8 @@
 
     composing -> generating -> over
 
-A worker thread composes the prompt, the engine's thread adds the tokens, and a worker thread ends the answer. Calls go
-one way: from the generation to its question. Its owner is called back once, when the answer is over.
+A worker thread composes the prompt, the engine's thread adds the tokens, and a worker thread ends the answer. The
+generation calls its question, never the reverse; `on_over` is called once, at the end.
 """
 
 import logging
@@ -16,13 +16,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from handlers.chat.adapters import AdapterUse
 from handlers.chat.answer_parts import AnswerReader
 from handlers.chat.commands import Ask, Generate
 from handlers.chat.forms import Summary
 from handlers.chat.parameters import check_supported
 from handlers.chat.tools import constrain
 from handlers.chat.turns.answer import AnswerWriter
-from handlers.chat.turns.generation_parts import GenerationParts
+from handlers.chat.turns.generation_parts import GenerationParts, Submit
 from handlers.chat.turns.placed_images import PlacedImages, place_images
 from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of
 from handlers.continuation import AnswerStart, Continuation
@@ -45,19 +46,16 @@ from handlers.errors import (
 )
 from handlers.models.answer_style import AnswerStyle
 from handlers.reply import PendingReply
-from torchmoor.wire import headers as wire
+from torchmoor.wire.receipt import CACHE_TIER, CONTEXT_TOKENS, PREFILL_TOKENS, QUEUE_MS, TTFT_MS, TURN
 
 logger = logging.getLogger(__name__)
-SEED_BITS = 62  # of the seed of an answer whose request has none
-
-Submit = Callable[[Callable[[], None]], Future[None]]
-"""Runs an action on another thread. Raises RuntimeError once that is shut down."""
+SEED_BITS = 62  # bits of a random seed, for requests without one
 
 
 class Generation:
-    """One answer being made. Every outcome, errors included, goes through the reply.
+    """Generates one answer. Every outcome, errors included, goes through the reply.
 
-    on_over: called once when the answer is over, whatever its outcome, on any thread; must return at once.
+    on_over: called once at the end of the answer, whatever its outcome, on any thread; must return at once.
     """
 
     def __init__(
@@ -82,13 +80,11 @@ class Generation:
         reader = None
         if has_tools or self._style.thought:
             reader = AnswerReader(self._style, has_tools=has_tools, name=str(reply.received_at))
-        self._writer = AnswerWriter(
-            reply, request.form, parts.model, parameters.stop, reader, is_streaming=request.is_streaming
-        )
+        self._writer = AnswerWriter(reply, request, parts.model, reader)
         self._session_id = request.session_id if isinstance(request, Ask) else ""
         self._is_marked = request.is_streaming and reply.may_mark
         self._lock = threading.Lock()
-        self._cancel: Cancel | None = None  # while the engine has the answer
+        self._cancel: Cancel | None = None  # set while the engine generates
         self._num_new = 0  # tokens that this worker has generated
         self._preparation: Future[None] | None = None
         self._stopped: HandlerError | None = None
@@ -97,6 +93,7 @@ class Generation:
         self._begun = self._first_token_at = self._received
         self._deadline = reply.shorten_deadline(self._received + parts.limits.engine.turn_timeout_s)
         self._images = PlacedImages(parts.images)
+        self._adapter = AdapterUse(parts.adapters)
         self._grammar: Any = None
         self._prompt: Prompt | None = None
         self._is_admitted = False
@@ -111,22 +108,17 @@ class Generation:
     def begin(self, *, is_slow: bool, line: str | None) -> None:
         """Start composing the prompt.
 
-        is_slow: the prompt needs images or a rebuilt session; then it delays only others that are slow. line: in which
-        it waits for the images that it fetches (see FetchPool); None if it fetches none.
+        is_slow: the prompt needs images or a rebuilt session, so other threads prepare it. line: the queue for its
+        downloads of images (see FetchPool); None if there are none.
         """
         with self._lock:
             if self._is_over:
                 return
             self._is_admitted = True
             self._parts.admission.enter()
-        self._preparation = self._submit(self._choose_threads(is_slow=is_slow, line=line), self._prepare)
-
-    def _choose_threads(self, *, is_slow: bool, line: str | None) -> Submit:
-        parts = self._parts
-        if line is not None:
-            return partial(parts.fetching.submit, line, self._reply)
-        threads = parts.loading if is_slow else parts.preparing
-        return partial(threads.submit, self._reply.line)
+        self._preparation = self._submit(
+            self._parts.threads_for(self._reply, is_slow=is_slow, line=line), self._prepare
+        )
 
     def _submit(self, submit: Submit, action: Callable[[], None]) -> Future[None] | None:
         try:
@@ -136,10 +128,7 @@ class Generation:
             return None
 
     def stop(self, error: HandlerError) -> None:
-        """End the answer early, within one step of the engine. Any thread.
-
-        An answer in preparation ends at the next `_raise_if_stopped`; its reply cuts a fetch of its images.
-        """
+        """End the answer within a step of the engine, or at its preparation's next `_raise_if_stopped`. Any thread."""
         with self._lock:
             if self._stopped is not None:
                 return
@@ -147,15 +136,17 @@ class Generation:
             cancel, preparation = self._cancel, self._preparation
         if cancel is not None:
             cancel(error)
-        elif self._parts.admission.try_remove(self._try_again) or (
-            preparation is not None and preparation.cancel()  # it had not begun
+        elif (
+            self._adapter.try_end()
+            or self._parts.admission.try_remove(self._try_again)
+            or (preparation is not None and preparation.cancel())  # it had not begun
         ):
             self.fail(error)
 
     def end_early(self) -> bool:
-        """Let the answer end with its next token, as if a stop string had come. Any thread.
+        """End the answer with its next token, as at a stop string. Any thread.
 
-        Return False if the answer is not the engine's: it is in preparation, waits for memory, or is over.
+        Return False if the engine is not generating it: it is in preparation, waits for memory, or has ended.
         """
         with self._lock:
             self._ends_early = self._cancel is not None and self._stopped is None and not self._is_over
@@ -176,6 +167,7 @@ class Generation:
                 self._parts.counters.observe("queue", self._begun - self._received)
                 if self._reply.continuation is not None:
                     self._resume(self._reply.continuation)
+                self._writer.begin_feed()
                 field = self._parameters.reasoning_field
                 if field and self._style.thought is None:
                     raise InvalidRequest(f"this model's chat template marks no reasoning for '{field}'", param=field)
@@ -184,6 +176,11 @@ class Generation:
                 self._prompt = self._question.compose(self._raise_if_stopped)
                 self._writer.receipt |= self._prompt.receipt
                 self._raise_if_stopped()
+            if self._adapter.must_wait(self._prompt.adapter):
+                self._adapter.wait(self._prompt.adapter, self._go_on, self.fail)
+                if self._stopped is not None and self._adapter.try_end():
+                    self.fail(self._stopped)
+                return
             request = self._make_request(self._prompt)
             with self._lock:
                 self._raise_if_stopped()
@@ -197,13 +194,13 @@ class Generation:
             else:
                 self._wait_for_memory(error)
         except HandlerError as error:
-            self.fail(self._stopped or error)  # a fetch that was cut has an error of its own
+            self.fail(self._stopped or error)  # a download that was aborted raises another error
         except Exception:
             logger.exception("answer could not be prepared %s", self._reply.ids)
             self.fail(InternalError("the question could not be prepared; the worker's log has the reason"))
 
     def _resume(self, given: Continuation) -> None:
-        """Take over an answer that another worker began. Raises InvalidRequest, TurnConflict."""
+        """Continue an answer that another worker began. Raises InvalidRequest, TurnConflict."""
         model, tokens = self._parts.model, given.tokens
         if not all(0 <= token < model.vocabulary and token not in model.eos_token_ids for token in tokens):
             raise InvalidRequest("the answer that is to be continued is not this model's")
@@ -214,17 +211,19 @@ class Generation:
         self._parameters.check_tokens(self._parts.model.vocabulary)
         keys, starts = place_images(prompt, self._parts.model.image_token_id)
         max_new_tokens = self._parts.limits.max_new_tokens(len(keys), self._parameters)
-        num_matched = self._cache.match(keys)
+        num_matched = self._cache.match(keys, self._adapter.version)
         kept = self._question.restore(keys)
         self._is_restored = kept > num_matched
         params = self._parameters.sampling(max_new_tokens, self._grammar)
         check_supported(params, self._parts.engine.capabilities)
+        begun = self._reply.continuation
         if self._is_marked and (params.is_plain or self._parts.engine.capabilities.can_resume):
             params = self._mark(prompt, params, kept)
-        begun = self._reply.continuation
+        elif begun is not None:
+            raise TurnConflict("this worker's engine cannot continue the answer that another one has begun")
         self._given = () if begun is None else begun.tokens
         if len(self._given) >= max_new_tokens:
-            raise TurnConflict("the answer that is to be continued is as long as it may be")
+            raise TurnConflict("the answer that is to be continued has already reached its maximum length")
         self._num_prompt_tokens = len(keys)
         pictures = self._images.pin(prompt, starts, kept, self._question.fetch)
         return AnswerRequest(
@@ -235,15 +234,18 @@ class Generation:
             on_event=self._on_event,
             wake=self._reply.wake,
             given=self._given,
+            adapter=self._adapter.adapter,
         )
 
     def _mark(self, prompt: Prompt, params: SamplingParams, num_cached: int) -> SamplingParams:
-        """Let another worker continue the answer, or check that this one can. Return the parameters with their seed.
+        """Mark the answer for continuation by another worker, or check that this worker can continue it.
+
+        Return the parameters with their seed.
 
         Raises TurnConflict.
         """
         about = f"{self._parts.model.fingerprint} {self._session_id} {params.max_new_tokens}"
-        digest = digest_of(about, prompt)
+        digest = digest_of(f"{about} {self._adapter.version}".rstrip(), prompt)
         start = self._writer.start
         if start is None:
             seed = secrets.randbits(SEED_BITS) if params.do_sample and params.seed is None else params.seed
@@ -255,7 +257,7 @@ class Generation:
     # The engine's thread
 
     def _on_event(self, event: TokenEvent) -> bool:
-        """Take one more token or an error. Return False to end the sequence."""
+        """Handle a token or an error. Return False to end the sequence."""
         if event.token_id is None:
             error = event.error
             if isinstance(error, OutOfMemory) and not self._num_new:
@@ -273,23 +275,24 @@ class Generation:
             if self._num_new > 1:
                 gap_s = (time.monotonic() - self._first_token_at) / (self._num_new - 1)
                 self._parts.counters.observe("inter_token", gap_s)
-            self._submit(self._choose_threads(is_slow=False, line=None), partial(self._finish, reason))
+            self._submit(self._parts.threads_for(self._reply), partial(self._finish, reason))
             return False
         self._writer.show()
         return True
 
     def _note_first(self, event: TokenEvent) -> None:
-        """Say what the prompt cost, and let go of its images, which the engine has read."""
+        """Add the prompt's cost to the receipt, and unpin its images, which the engine has read."""
         self._first_token_at = time.monotonic()
         ttft_s = self._first_token_at - self._received
         self._kept = kept = event.num_cached
         num_prefilled = self._num_prompt_tokens + len(self._given) - kept
         self._writer.receipt |= {
-            wire.CACHE_TIER: self._images.name_tier(kept, is_restored=self._is_restored),
-            wire.PREFILL_TOKENS: str(num_prefilled),
-            wire.CONTEXT_TOKENS: str(self._num_prompt_tokens),
-            wire.QUEUE_MS: f"{(self._begun - self._received) * 1000:.1f}",
-            wire.TTFT_MS: f"{ttft_s * 1000:.1f}",
+            CACHE_TIER: self._images.name_tier(kept, is_restored=self._is_restored),
+            PREFILL_TOKENS: str(num_prefilled),
+            CONTEXT_TOKENS: str(self._num_prompt_tokens),
+            QUEUE_MS: f"{(self._begun - self._received) * 1000:.1f}",
+            TTFT_MS: f"{ttft_s * 1000:.1f}",
+            **self._adapter.receipt,
         }
         if self._writer.start is not None and self._reply.continuation is None:
             self._writer.start = replace(self._writer.start, num_cached=kept)
@@ -299,7 +302,7 @@ class Generation:
         self._images.release()
 
     def _wait_for_memory(self, error: OutOfMemory) -> None:
-        """Free what this answer holds and begin again when another answer is over; fail if no other answer runs."""
+        """Free this answer's memory and begin again when another answer ends. Fail if no other answer runs."""
         self._images.release()
         self._cache.drop()
         with self._lock:
@@ -313,7 +316,11 @@ class Generation:
 
     def _try_again(self) -> None:
         self._is_admitted = True
-        self._submit(self._choose_threads(is_slow=False, line=None), self._prepare)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Prepare the rest, with a prompt that is there."""
+        self._submit(self._parts.threads_for(self._reply), self._prepare)
 
     def _summarise(self, reason: FinishReason) -> Summary:
         text, tokens = self._writer.read_rest()
@@ -349,7 +356,7 @@ class Generation:
             self.fail(InternalError("the answer could not be recorded; the worker's log has the reason"))
 
     def _commit(self, summary: Summary) -> None:
-        """Record the answer, unless a worker that seemed to be lost has recorded the same. Raises as `commit` does."""
+        """Record the answer, unless the worker that began it has recorded it meanwhile. Raises as `commit` does."""
         try:
             self._question.commit(summary)
         except AnsweredBefore as answered:
@@ -357,8 +364,8 @@ class Generation:
                 raise
 
     def _repeat(self, answered: AnsweredBefore) -> None:
-        """Send the stored answer of a request that was answered before."""
-        self._writer.receipt[wire.TURN] = str(answered.number)
+        """Send the stored answer to a retried request."""
+        self._writer.receipt[TURN] = str(answered.number)
         self._over("turns_repeated")
         self._writer.end_with(answered.text)
 
@@ -380,6 +387,7 @@ class Generation:
         if self._cancel is not None:
             self._parts.counters.add("tokens_generated", self._num_new)
         self._images.release()
+        self._adapter.release()
         self._on_over()
         if self._is_admitted:
             self._parts.admission.leave()

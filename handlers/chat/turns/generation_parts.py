@@ -1,7 +1,11 @@
-"""The parts of a worker that all of its answers use."""
+"""The parts of a worker that all its answers share."""
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
+from handlers.chat.adapters import Adapters
 from handlers.chat.pictures.fetch_pool import FetchPool
 from handlers.chat.pictures.receiver import ImageReceiver
 from handlers.chat.pictures.store import ImageStore
@@ -12,6 +16,10 @@ from handlers.counters import Counters
 from handlers.engine.contract import ChatEngine
 from handlers.fair_threads import FairThreads
 from handlers.models.prompt_format import PromptFormat
+from handlers.reply import PendingReply
+
+Submit = Callable[[Callable[[], None]], Future[None]]
+"""Runs an action on another thread. Raises RuntimeError once that is shut down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +30,20 @@ class GenerationParts:
     model: PromptFormat
     engine: ChatEngine
     images: ImageStore
+    adapters: Adapters | None  # None if the model has none
     admission: Admission
     receiver: ImageReceiver
-    preparing: FairThreads  # for answers that fetch no images, and for the end of every answer
+    preparing: FairThreads  # for answers without images to download, and for the end of every answer
     loading: FairThreads  # for answers that decode images or rebuild a session
-    fetching: FetchPool  # for answers that fetch images
+    fetching: FetchPool  # for answers that download images
     stored_kv: StoredKv | None  # None unless the journal has KV caches
     counters: Counters
+
+    def threads_for(self, reply: PendingReply, *, is_slow: bool = False, line: str | None = None) -> Submit:
+        """Return where an answer's next part runs.
+
+        is_slow: it delays only others that are slow. line: in which it waits for what it fetches (see FetchPool).
+        """
+        if line is not None:
+            return partial(self.fetching.submit, line, reply)
+        return partial((self.loading if is_slow else self.preparing).submit, reply.line)

@@ -1,4 +1,4 @@
-"""A session's conversation as messages: what a client repeats of it, and what is left without its oldest turns."""
+"""A session's conversation as messages: compares a client's repetition with it, and removes the oldest turns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from handlers.errors import InvalidRequest
 
 
 def read_system(repeated: Sequence[Message], held: Sequence[dict[str, Any]], num_dropped: int) -> str:
-    """Return the system message that a session's first question brings; empty if it brings none or is not the first.
+    """Return the system message of a session's first question; "" without one, and for later questions.
 
     repeated: the messages that the client sends before its question: none, or the conversation so far, with or without
     its system message. held: the session's own messages, without the first `num_dropped` turns.
@@ -39,12 +39,12 @@ def split_system(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any
 
 
 def count_turns(messages: Sequence[dict[str, Any]]) -> int:
-    """Count the turns: each begins after the assistant's messages of the one before."""
+    """Count the turns. A turn begins after the assistant's messages of the previous one."""
     return len(_starts(split_system(messages)[1]))
 
 
 def without_oldest(messages: Sequence[dict[str, Any]], num_turns: int) -> list[dict[str, Any]]:
-    """Remove the first turns, fewer than all, but put their images before the first question that is left."""
+    """Remove the first turns, fewer than all, and put their images before the first remaining question."""
     system, turns = split_system(messages)
     start = _starts(turns)[num_turns]
     dropped, left = turns[:start], turns[start:]
@@ -55,7 +55,7 @@ def without_oldest(messages: Sequence[dict[str, Any]], num_turns: int) -> list[d
 
 
 def _starts(turns: Sequence[dict[str, Any]]) -> list[int]:
-    """Return the place of each turn's first message."""
+    """Return the index of each turn's first message."""
     roles = [message["role"] for message in turns]
     return [i for i, role in enumerate(roles) if i == 0 or (role != ASSISTANT and roles[i - 1] == ASSISTANT)]
 
@@ -63,7 +63,8 @@ def _starts(turns: Sequence[dict[str, Any]]) -> list[int]:
 def _are_same(given: Sequence[dict[str, Any]], held: Sequence[dict[str, Any]]) -> bool:
     """Compare roles and texts; clients that repeat messages may omit images and trim texts.
 
-    A call of a tool is held as the text that the model wrote, and repeated as a call, so only its place is compared.
+    The session has a tool call as the model's text and the client repeats it as a call, so only its position is
+    compared.
     """
     pairs = zip(given, held, strict=False)
     return len(given) == len(held) and all(

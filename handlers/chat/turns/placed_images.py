@@ -1,4 +1,4 @@
-"""The images of one prompt: where they stand, and their pins until the engine has read them."""
+"""The images of one prompt: their positions, and their pins until the engine has read them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,19 +9,19 @@ from handlers.engine.contract import PlacedPicture
 
 
 class PlacedImages:
-    """Pins images for the engine, and knows from which tiers they came."""
+    """Pins images for the engine, and remembers the tiers in which they were found."""
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
         self._pinned: list[Image] = []
-        self._tiers: list[tuple[int, ImageTier]] = []  # of the pinned images, with their ends in the prompt
+        self._tiers: list[tuple[int, ImageTier]] = []  # of pinned images, with their ends in the prompt
 
     def pin(
         self, prompt: Prompt, starts: list[int], num_cached: int, fetch: Callable[[Image], bytes]
     ) -> list[PlacedPicture]:
-        """Pin the features of the images that are not cached as a whole. fetch: reads encoded bytes from the journal.
+        """Pin the features of images that are not wholly in the KV cache. fetch: reads encoded bytes from the journal.
 
-        Raises OutOfMemory, and what `fetch` raises; the images that were pinned before stay so.
+        Raises OutOfMemory, and what `fetch` raises; images that are already pinned stay pinned.
         """
         self._tiers, pictures = [], []
         for image, start in zip(prompt.images, starts, strict=True):
@@ -34,7 +34,10 @@ class PlacedImages:
         return pictures
 
     def name_tier(self, num_cached: int, *, is_restored: bool) -> str:
-        """Name the slowest tier that the prompt was computed from. num_cached: positions that were not computed."""
+        """Return the name of the slowest tier that was needed.
+
+        num_cached: positions that were found in the KV cache.
+        """
         tiers = {tier for end, tier in self._tiers if end > num_cached}
         if not tiers:
             return "stored-kv" if is_restored else "kv" if num_cached else "none"
@@ -47,7 +50,7 @@ class PlacedImages:
 
 
 def place_images(prompt: Prompt, image_token_id: int | None) -> tuple[list[int], list[int]]:
-    """Return the prompt's keys, in which each position of an image has the image's key, and where each image starts."""
+    """Return the prompt's keys, with an image's key at each of its positions, and the start of each image."""
     keys, starts, start = list(prompt.ids), [], 0
     for image in prompt.images:
         assert image_token_id is not None

@@ -1,4 +1,4 @@
-"""What a generation answers: where its prompt comes from, and what becomes of the answer."""
+"""The protocol of a question: makes the prompt, and records the answer."""
 
 import hashlib
 from array import array
@@ -14,12 +14,13 @@ from handlers.chat.pictures.store import Image
 class Prompt:
     """The input of the model.
 
-    ids: with `image_token_id` in each position of an image. images: in order. receipt: response headers that say how
-    the prompt was made.
+    ids: with `image_token_id` at each position of an image. images: in order. adapter: the name of the one that
+    answers; empty for the base model. receipt: response headers about how the prompt was made.
     """
 
     ids: list[int]
     images: Sequence[Image]
+    adapter: str = ""
     receipt: dict[str, str] = field(default_factory=dict)
 
 
@@ -27,7 +28,7 @@ class Question(Protocol):
     """A question of a session, or a request without a session. Its methods run on worker threads."""
 
     def compose(self, raise_if_stopped: Callable[[], None]) -> Prompt:
-        """Make the prompt. Calls `raise_if_stopped` between slow steps. Raises HandlerError, AnsweredBefore."""
+        """Return the prompt. Calls `raise_if_stopped` between slow steps. Raises HandlerError, AnsweredBefore."""
         ...
 
     def fetch(self, image: Image) -> bytes:
@@ -47,7 +48,7 @@ class Question(Protocol):
 
 
 class AnsweredBefore(Exception):
-    """The conversation has this question's answer already. number: of its turn."""
+    """Raised if the conversation already has this question's answer. number: of its turn."""
 
     def __init__(self, text: str, number: int) -> None:
         super().__init__()
@@ -56,7 +57,9 @@ class AnsweredBefore(Exception):
 
 
 def digest_of(about: str, prompt: Prompt) -> str:
-    """Name what an answer follows from, which must be the same where it is continued. about: all but the prompt."""
+    """Return a digest of all that determines an answer; it must be equal where the answer is continued.
+
+    about: everything except the prompt."""
     digest = hashlib.blake2b(about.encode(), digest_size=16)
     digest.update(array("q", prompt.ids).tobytes())
     for image in prompt.images:

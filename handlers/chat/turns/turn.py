@@ -1,7 +1,7 @@
-"""A turn of a session: its place in the session's queue, its prompt with the whole conversation, and its record.
+"""A turn of a session: waits in the session's queue, makes a prompt of the whole conversation, and records the answer.
 
-A turn waits behind the session's earlier turns, and when it is over the next one begins. A turn that does not finish
-leaves no trace in the conversation.
+A turn waits for the session's earlier turns, and when it ends the next one begins. A turn that does not finish does not
+change the conversation.
 """
 
 from bisect import bisect_left
@@ -27,7 +27,7 @@ from handlers.chat.turns.question import AnsweredBefore, Prompt
 from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.journal.event import Event
 from handlers.reply import PendingReply
-from torchmoor.wire import headers as wire
+from torchmoor.wire.receipt import DROPPED_TURNS, REBUILT_EVENTS, TURN
 
 DROP_STEP = 4  # turns dropped at once: fewer would change the prompt's beginning, and so its cached blocks, more often
 
@@ -50,28 +50,34 @@ class Turn:
         self._session = session
         self._ask = ask
         self._reply = reply
-        self._text = ""  # of the question, as it is recorded
+        self._text = ""  # the question's text, as it is recorded
         self._history: list[dict[str, Any]] = []  # the conversation before the question
-        self._messages: list[dict[str, Any]] = []  # the conversation with the question, as it is kept
-        self._system = ""  # came with this question, the session's first
+        self._messages: list[dict[str, Any]] = []  # the conversation with the question
+        self._system = ""  # of this question, if it is the session's first
         self._num_dropped = 0
-        self._own_images: list[ReceivedImage] = []  # came with this question
-        self._new_images: list[Image] = []  # first asked about by this question
+        self._own_images: list[ReceivedImage] = []  # received with this question
+        self._new_images: list[Image] = []  # that this question is the first to ask about
         self._images: list[Image] = []  # of the prompt
         self._is_rebuilt = False  # the session has turns that this worker did not compute
         self._generation = Generation(parts, self, session.cache, ask, reply, self._release)
 
     def is_answered(self) -> bool:
-        """Return whether the session has the answer already, to the same request when it came first."""
+        """Return whether the session already has the answer, from an earlier attempt of this request."""
         text = self._read_text()
         return self._recorder.find_answer(self._session, self._ask.invocation_id, text) is not None
 
     def start(self) -> None:
-        """Begin now or wait for the session's earlier turns. Raises Overloaded, the session's end."""
+        """Begin now or wait for the session's earlier turns.
+
+        Raises Overloaded, or the session's error if it has ended.
+        """
         self._start(may_begin=self._store.enqueue(self._session, self))
 
     def try_start(self) -> bool:
-        """Begin now unless another turn of the session runs. Raises the session's end, SessionLost."""
+        """Begin now unless another turn of the session runs.
+
+        Raises SessionLost, or the session's error if it has ended.
+        """
         may_begin = self._store.enqueue(self._session, self, may_wait=False)
         if may_begin:
             self._start(may_begin=True)
@@ -88,34 +94,36 @@ class Turn:
         self._generation.begin(is_slow=is_slow, line=find_line(self._ask.caller, self._ask.images))
 
     def stop(self, error: HandlerError) -> None:
-        """End the turn early, also while it waits in the queue. Any thread."""
+        """End the turn early, even while it waits in the queue. Any thread."""
         self._generation.stop(error)
         if self._store.is_waiting(self._session, self):
             self._generation.fail(error)
 
     def end_early(self) -> bool:
-        """Let the answer end with its next token. Return False if the model has not begun it, or it is over."""
+        """End the answer with its next token. Return False if no answer is being generated."""
         return self._generation.end_early()
 
     def compose(self, raise_if_stopped: Callable[[], None]) -> Prompt:
-        """Catch up with the journal, receive the question's images and render the conversation."""
+        """Catch up with the journal, read the question's images and render the conversation."""
         session = self._session
         receipt: dict[str, str] = {}
         if session.end is not None:
             raise session.end
+        self._raise_if_ended()
         self._text = self._read_text()
         with session.recording:
             num_caught_up = self._recorder.catch_up(session)
             self._raise_if_answered()
+            self._recorder.check_history(session, self._num_chars)
             self._place_draft()
-            receipt[wire.TURN] = str(len(session.entries) + 1)
+            receipt[TURN] = str(len(session.entries) + 1)
         self._is_rebuilt = num_caught_up > 0
         if num_caught_up:
-            receipt[wire.REBUILT_EVENTS] = str(num_caught_up)
+            receipt[REBUILT_EVENTS] = str(num_caught_up)
         raise_if_stopped()
         if self._ask.images:
             self._add_images(self._parts.receiver.receive(session.scope, self._ask.images, self._reply))
-        with session.recording:  # not between the two halves of another request's change
+        with session.recording:  # waits until another request's change is complete
             self._new_images = list(session.pending_images)
             images = [*session.images, *self._new_images]
             self._history = session.messages
@@ -124,11 +132,12 @@ class Turn:
         ids = self._render([image.num_tokens for image in images])
         num_dropped = session.num_dropped + self._num_dropped
         if num_dropped and self._may_drop:
-            receipt[wire.DROPPED_TURNS] = str(num_dropped)
-        return Prompt(ids, images, receipt)
+            receipt[DROPPED_TURNS] = str(num_dropped)
+        adapter = session.adapter if self._reply.adapter is None else self._reply.adapter
+        return Prompt(ids, images, adapter, receipt)
 
     def _place_draft(self) -> None:
-        """Number the response. Raises TurnConflict if the session has other turns than the one that it answers."""
+        """Set the response's number. Raises TurnConflict if the session has turns after the one that it follows."""
         draft, num_entries = self._ask.draft, len(self._session.entries)
         if draft is not None:
             if draft.after not in (None, num_entries):
@@ -136,7 +145,7 @@ class Turn:
             draft.place(self._session.id.text, num_entries + 1)
 
     def _compose_question(self) -> list[dict[str, Any]]:
-        """Make the messages that the conversation gets with the question."""
+        """Return the messages that the question adds to the conversation."""
         draft, num_images = self._ask.draft, len(self._new_images)
         if draft is not None:
             check_results(draft.items, self._history)
@@ -186,12 +195,12 @@ class Turn:
         place = bisect_left(steps, True, hi=len(steps) - 1, key=lambda number: try_render(number) is not None)
         self._num_dropped = steps[place]
         left = without_oldest(messages, self._num_dropped)
-        if draft is None:  # the Responses API decides it for each prompt
+        if draft is None:  # with the Responses API, each request decides
             self._messages = left
         return model.render(left, sizes, tools)
 
     def fetch(self, image: Image) -> bytes:
-        """Return the bytes that came with the question, or read them from the journal."""
+        """Return an image's bytes, from the request or from the journal."""
         own = next((item.encoded for item in self._own_images if item.image == image), None)
         return own if own is not None else self._recorder.fetch(self._session, image.digest)
 
@@ -202,7 +211,7 @@ class Turn:
         return session.cache.length
 
     def _raise_if_answered(self) -> None:
-        """Raise AnsweredBefore if the client sends the question again because it missed the answer."""
+        """Raise AnsweredBefore if the client retries a question whose answer is recorded."""
         turn = self._recorder.find_answer(self._session, self._ask.invocation_id, self._text)
         if turn is None:
             return
@@ -212,13 +221,21 @@ class Turn:
         draft.place(self._session.id.text, number)
         raise AnsweredBefore(draft.restore(turn.answer, turn.response), number)
 
+    def _raise_if_ended(self) -> None:
+        """Raise ResponseCancelled if this is a response in the background that was ended meanwhile."""
+        if self._ask.feed is not None and self._session.queued is not None:
+            self._session.queued.raise_if_ended()
+
+    @property
+    def _num_chars(self) -> int:
+        """Characters of the question, and of the tools that it offers."""
+        text, draft, tools = self._ask.prompt_text, self._ask.draft, self._ask.parameters.tools
+        num_chars = len(text) if draft is None else sum(item.message.num_chars for item in draft.items)
+        return num_chars + (0 if tools is None else tools.num_chars)
+
     def _read_text(self) -> str:
         text, draft = self._ask.prompt_text, self._ask.draft
-        num_chars = len(text) if draft is None else sum(item.message.num_chars for item in draft.items)
-        tools = self._ask.parameters.tools
-        num_chars += 0 if tools is None else tools.num_chars
-        self._parts.limits.check_chars(num_chars, "the question has {} characters")
-        self._recorder.check_history(self._session, num_chars)
+        self._parts.limits.check_chars(self._num_chars, "the question has {} characters")
         if draft is not None:
             return write_items(draft.items)
         if self._ask.are_results:
@@ -227,7 +244,13 @@ class Turn:
 
     def commit(self, summary: Summary) -> None:
         """Add question and answer to the journal and to the conversation."""
+        with self._session.recording:
+            self._commit(summary)
+        self._own_images = []
+
+    def _commit(self, summary: Summary) -> None:
         session, draft = self._session, self._ask.draft
+        self._raise_if_ended()
         answer, response = (summary.text, "") if draft is None else draft.record(summary)
         event = Event(
             kind="turn",
@@ -239,22 +262,20 @@ class Turn:
             asked_by=self._asked_by,
             invocation_id=self._ask.invocation_id,
         )
-        with session.recording:
-            try:
-                if session.messages is not self._history:  # another request has caught up with the journal
-                    raise TurnConflict(CONFLICT)
-                self._recorder.record(session, event, [item.encoded for item in self._own_images])
-            except TurnConflict:  # perhaps with this very request, sent again while it ran elsewhere
-                self._recorder.catch_up(session)
-                self._raise_if_answered()
-                raise
-            answered = [answer_message(answer)] if draft is None else messages_of(read_items(answer), 0)
-            self._store.commit(session, [*self._messages, *answered], self._new_images)
-            session.num_dropped += self._num_dropped if draft is None else 0
-        self._own_images = []
+        try:
+            if session.messages is not self._history:  # another request has caught up with the journal
+                raise TurnConflict(CONFLICT)
+            self._recorder.record(session, event, [item.encoded for item in self._own_images])
+        except TurnConflict:  # perhaps by this same request, retried on another instance
+            self._recorder.catch_up(session)
+            self._raise_if_answered()
+            raise
+        answered = [answer_message(answer)] if draft is None else messages_of(read_items(answer), 0)
+        self._store.commit(session, [*self._messages, *answered], self._new_images)
+        session.num_dropped += self._num_dropped if draft is None else 0
 
     def _release(self) -> None:
-        """Take back the images of a question that was not answered, and begin the session's next turn."""
+        """Remove the images of a question that was not answered, and begin the session's next turn."""
         self._store.drop_images(self._session, [item.image for item in self._own_images])
         following = self._store.dequeue(self._session, self)
         if following is not None:

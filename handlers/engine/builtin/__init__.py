@@ -1,1 +1,1 @@
-"""Our own engine: continuous batching over one model, with a KV cache in blocks."""
+"""The built-in engine: continuous batching over one model, with a KV cache in blocks."""

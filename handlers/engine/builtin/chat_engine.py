@@ -1,8 +1,9 @@
-"""Our own engine as chat sees it."""
+"""The built-in engine behind the interface of engine/contract.py."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 
 from PIL.Image import Image as Picture
 from torch import Tensor
@@ -30,6 +31,7 @@ from handlers.engine.contract import (
 from handlers.engine.grammar import Grammar, GrammarCompiler
 from handlers.errors import OutOfMemory
 from handlers.grammar_settings import GrammarSettings
+from handlers.models.lora import LoraAdapter
 from handlers.models.text import TextModel
 from handlers.settings import EngineSettings
 
@@ -77,6 +79,11 @@ class BuiltinEngine:
     def compile_grammar(self, source: GrammarText) -> Grammar:
         return self._grammars.compile(source)
 
+    def load_adapter(self, folder: Path) -> LoraAdapter:
+        model = self._model
+        assert model.adapted is not None  # the settings name adapters
+        return model.adapted.read(folder, model.dtype, model.device)
+
     def submit(self, cache: KvCache, request: AnswerRequest) -> Cancel:
         spans = [ImageSpan(each.start, _own_features(each.features)) for each in request.pictures]
         sequence = TokenSequence(
@@ -89,6 +96,9 @@ class BuiltinEngine:
             request.wake,
             request.given,
         )
+        if request.adapter is not None:
+            assert isinstance(request.adapter, LoraAdapter)  # `load_adapter` has returned it
+            sequence.adapter = request.adapter
         self._engine.submit(sequence)
         return partial(self._engine.cancel, sequence)
 
@@ -112,8 +122,8 @@ class BlockParts:
     def keys(self, cache: KvCache) -> list[int]:
         return list(_own(cache).tokens)
 
-    def name(self, keys: Sequence[int], digests: Mapping[int, str]) -> list[bytes]:
-        return block_names(self._about, keys, digests)
+    def name(self, keys: Sequence[int], digests: Mapping[int, str], variant: str) -> list[bytes]:
+        return block_names(f"{self._about} {variant}".rstrip(), keys, digests)
 
     def split(self, names: Sequence[bytes]) -> list[KvPart]:
         return split_parts(names)
@@ -121,8 +131,8 @@ class BlockParts:
     def find(self, names: Sequence[bytes], number: int, num_bytes: int) -> KvPart | None:
         return find_part(names, number, num_bytes, self._shape)
 
-    def read(self, cache: KvCache, keys: Sequence[int], part: KvPart) -> bytes | None:
-        reading: Future[bytes | None] = self._engine.call(partial(read_part, _own(cache), keys, part))
+    def read(self, cache: KvCache, keys: Sequence[int], part: KvPart, variant: str) -> bytes | None:
+        reading: Future[bytes | None] = self._engine.call(partial(read_part, _own(cache), keys, part, variant))
         return reading.result()
 
     def write(self, cache: KvCache, keys: Sequence[int], part: KvPart, content: memoryview) -> None:

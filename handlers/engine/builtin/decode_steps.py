@@ -19,11 +19,11 @@ from handlers.models.attention import DecodingRows, PackedBatch
 from handlers.models.text import TextModel
 
 logger = logging.getLogger(__name__)
-NUM_WARM_UPS = 2  # before a capture: libraries allocate and Triton compiles when first called
+NUM_WARM_UPS = 2  # runs before a capture: libraries allocate and Triton compiles at their first calls
 
 
 class BlockTable:
-    """(max_rows, max blocks) int32 on the device: the blocks of each row. Written where a row has changed only."""
+    """(max_rows, max blocks) int32 on the device: the blocks of each row. Only changed rows are written."""
 
     def __init__(self, pool: BlockPool, max_rows: int, max_blocks: int) -> None:
         self._spare = torch.tensor([pool.capacity], dtype=torch.int32, device=pool.shape.device)
@@ -34,7 +34,7 @@ class BlockTable:
         return self._rows[rows]
 
     def set(self, caches: Sequence[SequenceCache], num_rows: int) -> Tensor:
-        """Return the first `num_rows` rows, those behind the caches with the spare block."""
+        """Write the caches' blocks. Return `num_rows` rows; rows beyond the caches have the spare block."""
         for row in range(num_rows):
             blocks = caches[row].blocks if row < len(caches) else self._spare
             if self._held[row] is not blocks:
@@ -44,9 +44,9 @@ class BlockTable:
 
 
 class DecodeSteps:
-    """Steps in which each row gets one token, as graphs where the device has them. All calls on one thread.
+    """Steps in which each row gets one token. All calls on one thread.
 
-    has_graphs: on a GPU, capture the steps. Without, their kernels are launched one by one.
+    has_graphs: on a GPU, capture the steps as CUDA graphs; else their kernels are launched one by one.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class DecodeSteps:
 
     def _capture_all(self) -> dict[int, tuple[torch.cuda.CUDAGraph, Tensor]]:
         memory, before = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
-        stream = torch.cuda.Stream()  # one for all, since cuBLAS keeps a workspace for each
+        stream = torch.cuda.Stream()  # one stream for all graphs, because cuBLAS keeps a workspace per stream
         gc.collect()  # a graph that is freed during a capture would break it
         try:
             # The largest first: the others fit into its memory.
             graphs = {num_rows: self._capture(num_rows, memory, stream) for num_rows in reversed(self._sizes)}
         except torch.OutOfMemoryError as exc:
             raise OutOfMemory("the device has no room for the engine's CUDA graphs") from exc
-        except RuntimeError as exc:  # a model that waits for the device, like one that routes tokens to experts
+        except RuntimeError as exc:  # a model that waits for the device, such as a mixture of experts
             torch.cuda.set_stream(before)
             torch.cuda.synchronize()
             logger.warning("decoding runs without CUDA graphs, which is slower error=%s", str(exc).partition("\n")[0])

@@ -1,6 +1,6 @@
-"""The engine thread, which owns the device; sequences join and leave the batch at every step.
+"""The engine thread, which owns the device. Sequences join and leave the batch between two steps.
 
-Other threads call `submit`, `call` and `cancel` only; everything else happens here, between two steps.
+Other threads call only `submit`, `call` and `cancel`; their work is done on this thread between two steps.
 """
 
 import logging
@@ -34,7 +34,7 @@ T = TypeVar("T")
 class Engine:
     """Continuous batching over one model.
 
-    on_device_lost: called when the device has failed for good, which a process cannot mend.
+    on_device_lost: called when the device has failed and only a new process can use it.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Engine:
         self._on_device_lost = on_device_lost
         self._num_threads = num_threads
         self._clock = clock
-        # A step's own time: of a CPU this thread's share, since others may want it, too; of a GPU all that passes.
+        # Measures a step: on a CPU this thread's processor time, because others use it, too; on a GPU elapsed time.
         self._step_clock = time.thread_time if runner.model.device.type == "cpu" else clock
         self._samplers: dict[Sequence, Sampler] = {}
         self._inbox: deque[Callable[[], None]] = deque()
@@ -69,15 +69,15 @@ class Engine:
             self._is_stopping = True
             self._wake.notify()
         self._thread.join(timeout=30)
-        if not self._thread.is_alive():  # else a step still reads it
+        if not self._thread.is_alive():  # otherwise a running step still reads it
             self.runner.close()
 
     def submit(self, sequence: Sequence) -> None:
-        """Begin to generate when there is room; its events arrive on the engine thread."""
+        """Queue a sequence, which begins when there is room. Its events are called on the engine thread."""
         self._post(self._inbox, lambda: self.admit(sequence))
 
     def cancel(self, sequence: Sequence, error: Exception) -> None:
-        """The sequence leaves before the next step, its last event being this error; nothing if it has ended."""
+        """Remove a sequence before the next step, with this error as its last event. Does nothing if it has ended."""
         self._post(self._inbox, lambda: self.finish(sequence, error))
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
@@ -125,7 +125,7 @@ class Engine:
                 self._fail_all(InternalError("the engine failed; the worker's log has the reason"))
 
     def _guard(self, action: Callable[[], object]) -> None:
-        """Run what belongs to one sequence, so that its failure is not the others'."""
+        """Run an action for one sequence, so that its failure does not affect others."""
         try:
             action()
         except Exception:
@@ -173,7 +173,7 @@ class Engine:
         return True
 
     def _choose(self, batch: list[StepShare], result: StepResult) -> list[tuple[Sequence, int, float]]:
-        """Return the next token of each sequence that has its prompt's last one behind it, and its log probability."""
+        """Return the next token, and its log probability, of each sequence whose prompt is computed."""
         chosen: list[tuple[Sequence, int, float]] = []
         sampled: list[tuple[int, Sequence]] = []
         for row, share in enumerate(batch):
@@ -215,7 +215,7 @@ class Engine:
         return True
 
     def _sample(self, rows: list[tuple[int, Sequence]], logits: Tensor) -> list[tuple[Sequence, int, float]]:
-        """Sample these rows of the logits. A failure is followed by a try of each row alone."""
+        """Sample these rows of the logits. After a failure, sample each row alone."""
         samplers = [self._samplers[sequence] for _, sequence in rows]
         try:
             own = logits if len(rows) == len(logits) else logits[[row for row, _ in rows]]
@@ -234,7 +234,7 @@ class Engine:
         return chosen
 
     def _isolate(self, batch: list[StepShare], error: Exception) -> None:
-        """A step failed: find whose fault it was by running its halves alone, so that the others go on."""
+        """After a failed step, run its halves separately, until only the failing sequence ends."""
         device = self.runner.model.device
         is_lost = is_device_lost(device)
         if is_lost:
@@ -261,14 +261,14 @@ class Engine:
         self._commit(batch[middle:])
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        """This sequence cannot go on; the reason is in the log."""
+        """End a sequence whose step failed, and log the reason."""
         logger.error("sequence failed error=%s", error, exc_info=error)
         if isinstance(error, torch.OutOfMemoryError):
             answer: Exception = OutOfMemory("the device ran out of memory while computing this answer")
         else:
             answer = InternalError("the model failed on this conversation; see the worker's log")
         self._forget(sequence)
-        sequence.cache.drop()  # what it stored may be the reason
+        sequence.cache.drop()  # its stored keys and values may be the cause
         self._guard(lambda: sequence.on_event(TokenEvent(None, error=answer)))
 
     def _deliver(self, sequence: Sequence, token: int, logprob: float, top: tuple[tuple[int, float], ...] = ()) -> None:
@@ -301,7 +301,7 @@ class Engine:
             return
         except Exception as exc:
             self._fail(sequence, exc)
-        if pool.shape.num_bytes(sequence.max_tokens) > pool.capacity_bytes:  # it would wait for ever, others behind it
+        if pool.shape.num_bytes(sequence.max_tokens) > pool.capacity_bytes:  # it would wait forever, and block others
             self.finish(
                 sequence, OutOfMemory(f"this turn takes more than the KV cache's {pool.capacity * BLOCK} tokens")
             )
@@ -313,12 +313,12 @@ class Engine:
             self._guard(lambda: sequence.on_event(TokenEvent(None, error=error)))
 
     def _forget(self, sequence: Sequence) -> None:
-        """Out of the batch; the sequence may have left already, by its own event."""
+        """Remove a sequence from the batch, unless its own event has already done so."""
         self.scheduler.remove(sequence)
         self._samplers.pop(sequence, None)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless just the sequences that run or wait have a sampler. Engine thread only."""
+        """Raise RuntimeError unless exactly the running and waiting sequences have a sampler. Engine thread only."""
         if set(self._samplers) != set(self.scheduler.all()):
             raise RuntimeError(f"{len(self._samplers)} samplers are kept for {self.scheduler!r}")
 
@@ -340,7 +340,7 @@ def _too_complex(error: GrammarFailed) -> InvalidRequest:
 
 
 def is_device_lost(device: torch.device) -> bool:
-    """True if not even the simplest computation succeeds: an error of CUDA's that outlives its cause."""
+    """Return True if even the simplest computation fails: a CUDA error that only a new process clears."""
     try:
         torch.ones(1, device=device).add(1).cpu()
     except torch.OutOfMemoryError:

@@ -1,6 +1,6 @@
 """The free blocks of the pool, kept as gaps so that a sequence's blocks are adjacent where possible.
 
-A sequence whose blocks are one run is read in place; scattered blocks are right as well, but are gathered at each step.
+A sequence whose blocks are adjacent is read in place; scattered blocks must be gathered at each step.
 """
 
 from bisect import bisect_left, insort
@@ -24,10 +24,9 @@ class FreeBlocks:
         return f"<FreeBlocks {self._num_free} in {len(self._gaps)} gaps>"
 
     def take(self, num_blocks: int, after: int | None = None) -> list[int]:
-        """Return blocks for a sequence whose last block is `after`: the adjacent ones, else from the widest gaps.
+        """Return blocks for a sequence whose last block is `after`: the next ones if free, else from the widest gaps.
 
-        A new run begins in the middle of a gap that is wide enough, so that the sequence before the gap can still
-        grow into it.
+        A new run begins in the middle of a wide gap, so that the sequence before the gap can still grow into it.
         """
         assert num_blocks <= self._num_free
         taken: list[int] = []
@@ -44,7 +43,7 @@ class FreeBlocks:
         return taken
 
     def _cut(self, index: int, first: int, num_blocks: int) -> list[int]:
-        """Up to `num_blocks` blocks from `first` on out of the gap of this index."""
+        """Remove up to `num_blocks` blocks, from `first` on, from the gap of this index, and return them."""
         start, end = self._gaps.pop(index)
         last = min(first + num_blocks, end)
         rest = [gap for gap in ((start, first), (last, end)) if gap[0] < gap[1]]

@@ -1,14 +1,13 @@
 """The KV cache: keys and values of all conversations in one preallocated tensor, allocated in blocks.
 
-    BlockPool      the storage; who holds which block, what full blocks contain, which caches may be evicted
+    BlockPool      the storage; which caches hold each block, what full blocks contain, which caches may be evicted
     SequenceCache  one conversation's table of blocks
 
-The contract: a block belongs to the caches that hold it and is free when none does. A full block that a step has
-filled is published under its content and everything before it, so that another cache with the same beginning may
-hold it too; it is written never again. A cache is pinned while a turn uses it and idle between turns; when blocks run
-short, idle caches lose theirs, the least recently used first. A session's end drops its cache at once; a completion's
-stays idle. `length` moves when a step has succeeded, so a step that
-failed half way leaves nothing behind.
+The contract: a block belongs to the caches that hold it and is free when none does. A full block is published under its
+content and everything before it, so that another cache with the same beginning can hold it too; it is never written
+again. A cache is pinned while a turn uses it and idle between turns. When blocks run short, the least recently used
+idle cache loses its blocks. A session's end drops its cache at once; a completion's cache stays idle. `length` changes
+only after a successful step, so a failed step has no effect.
 """
 
 import threading
@@ -28,7 +27,7 @@ BLOCK = 16  # positions
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one position of a model's cache is made of."""
+    """The shape of one position of a model's cache."""
 
     num_layers: int
     num_kv_heads: int
@@ -41,7 +40,7 @@ class CacheShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize * BLOCK
 
     def num_bytes(self, num_tokens: int) -> int:
-        """Bytes of the blocks that this many positions take."""
+        """Return the bytes of the blocks that this many positions take."""
         return num_blocks(num_tokens) * self.block_bytes
 
 
@@ -52,15 +51,15 @@ def num_blocks(num_tokens: int) -> int:
 @dataclass(slots=True)
 class _Block:
     num_holders: int = 0
-    content: int = 0  # a number that nothing else ever had or will have, while the block is published
-    key: tuple[object, tuple[int, ...]] | None = None  # its place in the index, while it is published
+    content: int = 0  # a number that is never reused; set while the block is published
+    key: tuple[object, tuple[int, ...]] | None = None  # its key in the index, while it is published
 
 
 class BlockPool:
     """All methods may be called from any thread; the tensors are read and written by the engine's only.
 
-    max_bytes: what the storage may take. Raises OutOfMemory if the device does not have it.
-    num_spare: blocks behind the others in storage that no cache gets.
+    max_bytes: size limit of the storage. Raises OutOfMemory if the device does not have that much. num_spare: blocks
+    behind the others in storage that no cache gets.
     """
 
     can_pin = True
@@ -98,11 +97,11 @@ class BlockPool:
         return self.capacity * self.shape.block_bytes
 
     def num_bytes(self, num_tokens: int) -> int:
-        """Bytes of the blocks that this many positions take."""
+        """Return the bytes of the blocks that this many positions take."""
         return self.shape.num_bytes(num_tokens)
 
     def num_tokens(self, num_bytes: int) -> int:
-        """How many positions the blocks have that fit into this many bytes."""
+        """Return how many positions fit into this many bytes."""
         return num_bytes // self.shape.block_bytes * BLOCK
 
     def open(self, scope: str) -> "SequenceCache":
@@ -112,27 +111,10 @@ class BlockPool:
         """Free the storage's memory although others still refer to the pool. No step may follow."""
         self.storage = self.storage.new_empty(0)
 
-    def pin(self, cache: "SequenceCache") -> None:
-        """A turn begins to use this cache."""
-        with self.lock:
-            self._idle.pop(cache, None)
-
-    def unpin(self, cache: "SequenceCache", *, is_kept: bool = False) -> None:
-        """The turn is over: give back what holds nothing; the rest may be evicted unless it is kept."""
-        with self.lock:
-            cache.truncate(cache.length)
-            if cache.table and not is_kept:
-                self._idle[cache] = None
-
-    def is_pinned(self, cache: "SequenceCache") -> bool:
-        """True if the cache holds blocks that cannot be evicted."""
-        with self.lock:
-            return bool(cache.table) and cache not in self._idle
-
     def take(self, count: int, after: int | None) -> list[int]:
-        """Hold `count` free blocks, evicting idle caches if need be. Raises OutOfMemory if they are not to be had."""
+        """Hold `count` free blocks, and evict idle caches if necessary. Raises OutOfMemory if there are too few."""
         with self.lock:
-            if len(self._free) < count <= len(self._free) + self._num_evictable():  # else none is evicted in vain
+            if len(self._free) < count <= len(self._free) + self._num_evictable():  # evict none in vain
                 while len(self._free) < count:
                     next(iter(self._idle)).drop()
                     self.num_evicted += 1
@@ -146,12 +128,12 @@ class BlockPool:
             return taken
 
     def _num_evictable(self) -> int:
-        """How many blocks idle caches alone hold."""
+        """Return the number of blocks that only idle caches hold."""
         held = Counter(block for cache in self._idle for block in cache.table)
         return sum(count == self._blocks[block].num_holders for block, count in held.items())
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One holder fewer for each of these blocks."""
+        """Remove one holder from each of these blocks."""
         with self.lock:
             for block in blocks:
                 state = self._blocks[block]
@@ -163,7 +145,7 @@ class BlockPool:
     def publish(self, block: int, parent: object, tokens: tuple[int, ...]) -> object:
         """Register a full block under its tokens and its prefix; return the name of the extended prefix.
 
-        parent: the name of the beginning before it. If another block holds the same already, that one stays known.
+        parent: the name of the prefix before it. If another block with the same content is published, that one stays.
         """
         with self.lock:
             key = (parent, tokens)
@@ -181,7 +163,7 @@ class BlockPool:
             state.key = None
 
     def make_private(self, block: int) -> bool:
-        """True if the block's one holder may write to it; it is not known to others any more."""
+        """Unpublish a block with one holder, so that it may write to it. Return False if there are several holders."""
         with self.lock:
             if self._blocks[block].num_holders > 1:
                 return False
@@ -189,7 +171,10 @@ class BlockPool:
             return True
 
     def find(self, scope: object, tokens: Sequence[int]) -> tuple[list[int], list[object]]:
-        """Published blocks that hold a beginning of `tokens`, and the beginnings' names. Call with the lock held."""
+        """Return the published blocks with the longest beginning of `tokens`, and the prefixes' names.
+
+        Hold the lock.
+        """
         blocks: list[int] = []
         names: list[object] = []
         parent = scope
@@ -203,7 +188,7 @@ class BlockPool:
         return blocks, names
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """One holder more for each of these blocks. Call with the lock held since `find`."""
+        """Add one holder to each of these blocks. Hold the lock since `find`."""
         for block in blocks:
             self._blocks[block].num_holders += 1
 
@@ -228,14 +213,15 @@ class BlockPool:
 class SequenceCache:
     """One sequence's part of the cache: `match`, `reserve` and `advance` extend it, `truncate` and `drop` shrink it.
 
-    scope: caches share blocks only within a scope.
+    scope: caches share blocks only within a scope. variant: see `KvCache.match`.
     """
 
-    __slots__ = ("_blocks", "_names", "_slots", "pool", "run", "scope", "table", "tokens")
+    __slots__ = ("_blocks", "_names", "_slots", "pool", "run", "scope", "table", "tokens", "variant")
 
     def __init__(self, pool: BlockPool, scope: str = "") -> None:
         self.pool = pool
         self.scope = scope
+        self.variant = ""
         self.tokens: list[int] = []  # what each valid position holds
         self.table: list[int] = []  # its blocks in order
         self.run: int | None = None  # where in storage it begins, if its blocks lie side by side
@@ -256,17 +242,22 @@ class SequenceCache:
 
     @property
     def is_pinned(self) -> bool:
-        return self.pool.is_pinned(self)
+        with self.pool.lock:
+            return bool(self.table) and self not in self.pool._idle
 
     def pin(self) -> None:
-        self.pool.pin(self)
+        with self.pool.lock:
+            self.pool._idle.pop(self, None)
 
     def unpin(self, *, is_kept: bool = False) -> None:
-        self.pool.unpin(self, is_kept=is_kept)
+        with self.pool.lock:
+            self.truncate(self.length)
+            if self.table and not is_kept:
+                self.pool._idle[self] = None
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its blocks; what several caches hold counts for each of them."""
+        """Bytes of its blocks; a shared block counts for each cache."""
         return len(self.table) * self.pool.shape.block_bytes
 
     @property
@@ -284,16 +275,24 @@ class SequenceCache:
             self._slots = (starts + torch.arange(BLOCK, device=starts.device)).flatten()
         return self._slots
 
-    def match(self, prompt: Sequence[int]) -> int:
-        """Set the cache to the longest stored prefix of `prompt`, its own or others'; return its length.
+    @property
+    def _root(self) -> object:
+        """The name of the empty beginning."""
+        return self.scope, self.variant
+
+    def match(self, prompt: Sequence[int], variant: str = "") -> int:
+        """Set the cache to the longest stored prefix of `prompt`, its own or another cache's, and return its length.
 
         At least one token of the prompt is left to compute.
         """
         pool = self.pool
         limit = len(prompt) - 1
         with pool.lock:
+            if variant != self.variant:
+                self.drop()
+                self.variant = variant
             own = min(self.common_prefix(prompt), limit)
-            blocks, names = pool.find(self.scope, prompt[:limit])
+            blocks, names = pool.find(self._root, prompt[:limit])
             if len(blocks) * BLOCK <= own:
                 return self.truncate(own)
             pool.hold(blocks)
@@ -312,9 +311,9 @@ class SequenceCache:
                 self._changed()
 
     def truncate(self, length: int) -> int:
-        """Drop the positions from `length` on, and perhaps a few before: a block that others hold stays whole.
+        """Drop the positions from `length` on, and all of the last block if other caches share it.
 
-        Returns what is left.
+        Return the length left.
         """
         with self.pool.lock:
             length = min(length, self.length)
@@ -342,17 +341,17 @@ class SequenceCache:
         self._blocks = self._slots = None
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """The step that stored these has succeeded."""
+        """Add positions that a successful step has stored."""
         self.tokens.extend(tokens)
         while len(self._names) < self.length // BLOCK:
             i = len(self._names)
-            parent = self._names[-1] if i else self.scope
+            parent = self._names[-1] if i else self._root
             self._names.append(
                 self.pool.publish(self.table[i], parent, tuple(self.tokens[i * BLOCK : (i + 1) * BLOCK]))
             )
 
     def common_prefix(self, tokens: Sequence[int]) -> int:
-        """How many leading positions hold just these tokens."""
+        """Return the number of leading positions that hold exactly these tokens."""
         held = self.tokens
         limit = min(len(held), len(tokens))
         if held[:limit] == tokens[:limit]:

@@ -1,4 +1,4 @@
-"""Parts of a sequence's KV cache as bytes, to store them elsewhere and to use them again."""
+"""Converts parts of a sequence's KV cache to bytes and back, to store them elsewhere."""
 
 import hashlib
 from array import array
@@ -15,7 +15,7 @@ PART = PART_BLOCKS * BLOCK  # positions
 
 
 def block_names(about: str, keys: Sequence[int], digests: Mapping[int, str]) -> list[bytes]:
-    """Name the full blocks of a sequence, 32 bytes each, so that a name stands for all tokens up to its block's end.
+    """Name the full blocks of a sequence, 32 bytes each. A name identifies all tokens up to its block's end.
 
     about: the model and the cache's layout. keys: see `Sequence`. digests: of the images, by their keys. The names end
     where a key has no digest.
@@ -50,10 +50,10 @@ def find_part(names: Sequence[bytes], number: int, num_bytes: int, shape: CacheS
     return KvPart(names[last], number * PART, (last + 1) * BLOCK)
 
 
-def read_part(cache: SequenceCache, keys: Sequence[int], part: KvPart) -> bytes | None:
-    """Return the keys and values of a part; None if the cache does not hold it any more. Engine thread only."""
+def read_part(cache: SequenceCache, keys: Sequence[int], part: KvPart, variant: str) -> bytes | None:
+    """Return the keys and values of a part; None if the cache no longer holds it. Engine thread only."""
     with cache.pool.lock:
-        if cache.tokens[part.start : part.end] != keys[part.start : part.end]:
+        if cache.variant != variant or cache.tokens[part.start : part.end] != keys[part.start : part.end]:
             return None
         slots = cache.slots[part.start : part.end]
     found = cache.pool.storage.index_select(3, slots).cpu()

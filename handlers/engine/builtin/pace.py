@@ -1,16 +1,16 @@
 """The number of prompt tokens per step, chosen so that running streams are hardly delayed.
 
-A step's time is what its decoding rows cost and what its prompt tokens cost. Both are measured as the engine goes,
-since they differ between a laptop and a GPU by factors of a thousand.
+A step's time is the sum of the costs of its decoding rows and of its prompt tokens. Both are measured at run time,
+because they differ between a laptop and a GPU by a factor of a thousand.
 """
 
 WEIGHT = 0.2  # of the newest measurement in the running mean
-MIN_CHUNK = 8  # prompt tokens; fewer would leave long prompts waiting for ever
+MIN_CHUNK = 8  # prompt tokens; with fewer, long prompts would take forever
 NUM_GOOD_STEPS = 1000  # with prompt tokens, before a chunk that was halved is doubled again
 
 
 class Pace:
-    """max_chunk: the most prompt tokens in a step, also when nothing streams.
+    """Limits the prompt tokens of each step. max_chunk: limit even if nothing streams.
 
     max_stretch: how many times longer than a step without prompts one with prompts may take.
     """
@@ -32,19 +32,19 @@ class Pace:
         return self._token_s
 
     def chunk(self, num_decoding: int) -> int:
-        """How many prompt tokens the next step may carry beside this many decoding rows."""
+        """Return how many prompt tokens the next step may have beside this many decoding rows."""
         if not num_decoding or self._step_s is None or self._token_s is None:
             return self.max_chunk
         room_s = (self._max_stretch - 1) * self._step_s
         return min(self.max_chunk, max(MIN_CHUNK, int(room_s / max(self._token_s, 1e-9))))
 
     def halve(self) -> None:
-        """The device had no room for a step: take fewer prompt tokens for a while."""
+        """Halve the chunk for a while, after the device had no memory for a step."""
         self.max_chunk = max(min(MIN_CHUNK, self._full_chunk), self.max_chunk // 2)
         self._num_good_steps = 0
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
-        """A step of this many rows and prompt tokens took so long."""
+        """Add the measured time of a step with this many rows and prompt tokens."""
         if num_prompt_tokens and self.max_chunk < self._full_chunk:
             self._num_good_steps += 1
             if self._num_good_steps >= NUM_GOOD_STEPS:

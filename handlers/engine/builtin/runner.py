@@ -10,12 +10,13 @@ from handlers.engine.builtin.decode_steps import BlockTable, DecodeSteps
 from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache, num_blocks
 from handlers.engine.builtin.scheduler import StepShare
 from handlers.models.attention import DecodingRows, PackedBatch, PackedShare, in_place
+from handlers.models.lora import LoraAdapter
 from handlers.models.text import TextModel
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step has computed for each share of its batch.
+    """The results of a step for each share of its batch.
 
     logits: (shares, vocabulary) float32 on the device, valid until the next step.
     greedy: the token of the largest logit; logprobs: its log probability, not finite if the model has failed.
@@ -29,10 +30,9 @@ class StepResult:
 class ModelRunner:
     """Makes tensors of scheduled work and runs the model. Engine thread only.
 
-    max_rows: the most sequences in a step.
-    is_row_batched: compute the attention of all decoding rows in one call, which is what a GPU wants; a CPU is faster
-    with one call per row.
-    has_graphs: on a GPU, run decoding steps as CUDA graphs.
+    max_rows: limit of sequences in a step. is_row_batched: compute the attention of all decoding rows in one call,
+    which is faster on a GPU; a CPU is faster with one call per row. has_graphs: on a GPU, run decoding steps as CUDA
+    graphs.
     """
 
     def __init__(
@@ -62,9 +62,14 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: Sequence[StepShare]) -> StepResult:
         """Compute the batch. Advances the caches when the device has computed everything without an error."""
-        if self._decode_steps is not None and all(not share.sequence.is_prefilling for share in batch):
+        adapted = _find_adapted(batch)
+        is_decoding = all(not share.sequence.is_prefilling for share in batch)
+        if self._decode_steps is not None and is_decoding and not adapted:  # the graphs have no adapters
             tokens = [share.tokens[0] for share in batch]
             logits = self._decode_steps.run(tokens, [share.sequence.cache for share in batch])
+        elif adapted and self.model.adapted is not None:
+            with self.model.adapted.adding(adapted):
+                logits = self._forward(batch)
         else:
             logits = self._forward(batch)
         greedy = logits.argmax(dim=-1, keepdim=True)
@@ -76,7 +81,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def encode_image(self, pixels: Tensor) -> Tensor:
-        """(image tokens, hidden size) on the device, from (1, channels, height, width) float32 on the CPU."""
+        """Return features, (image tokens, hidden size) on the device.
+
+        pixels: (1, channels, height, width) float32, CPU.
+        """
         return self.model.encode_image(pixels.to(self.model.device, self.model.dtype))
 
     def _forward(self, batch: Sequence[StepShare]) -> Tensor:
@@ -94,7 +102,7 @@ class ModelRunner:
         return self.model.forward(embeds, inputs[num_tokens : 2 * num_tokens], self._pack(batch), last)
 
     def _pack(self, batch: Sequence[StepShare]) -> PackedBatch:
-        """Where in storage the batch's tokens go, and where what they attend to is."""
+        """Return where in storage the batch's tokens are written, and which positions they attend to."""
         ends = [share.sequence.cache.length + len(share.tokens) for share in batch]
         slots = [w.sequence.cache.slots[end - len(w.tokens) : end] for w, end in zip(batch, ends, strict=True)]
         num_rows, rows = 0, None
@@ -110,7 +118,7 @@ class ModelRunner:
 
 
 def _place_features(embeds: Tensor, batch: Sequence[StepShare]) -> None:
-    """Put image features where an image stands. embeds: (T, hidden size), of the batch's tokens."""
+    """Write image features into the images' positions of `embeds`, (T, hidden size), the batch's embeddings."""
     offset = 0
     for share in batch:
         start = share.sequence.cache.length
@@ -123,8 +131,23 @@ def _place_features(embeds: Tensor, batch: Sequence[StepShare]) -> None:
         offset += len(share.tokens)
 
 
+def _find_adapted(batch: Sequence[StepShare]) -> list[tuple[slice, LoraAdapter]]:
+    """Return which of the batch's tokens have which adapter; neighbours with the same one are joined."""
+    found: list[tuple[slice, LoraAdapter]] = []
+    end = 0
+    for share in batch:
+        start, end = end, end + len(share.tokens)
+        adapter = share.sequence.adapter
+        if adapter is None:
+            continue
+        if found and found[-1][1] is adapter and found[-1][0].stop == start:
+            start = found.pop()[0].start
+        found.append((slice(start, end), adapter))
+    return found
+
+
 def cache_shape(model: TextModel) -> CacheShape:
-    """What a position of this model's KV cache is made of."""
+    """Return the shape of a position of this model's KV cache."""
     return CacheShape(model.num_layers, model.num_kv_heads, model.head_size, model.dtype, model.device)
 
 

@@ -1,8 +1,8 @@
 """Samples the next tokens of a step's rows together, each with its row's own parameters and random numbers.
 
-A row draws one number per token. Its candidates' probabilities are added up, the likeliest first where they had to be
-sorted, else in the order of the vocabulary; the token is the first one whose sum exceeds the number. Other rows do not
-change a row's choice (docs/decisions/0038-one-number-per-token.md).
+A row draws one random number per token. The probabilities of its candidates are added up, in the order of the
+vocabulary or, if top_k or top_p needs it, the likeliest first; the first token whose sum exceeds the number is chosen.
+Other rows do not change a row's choice (docs/decisions/0038-one-number-per-token.md).
 """
 
 import math
@@ -17,12 +17,12 @@ from transformers import TypicalLogitsWarper
 
 from handlers.engine.contract import SamplingParams
 
-MIN_TEMPERATURE = 1e-6  # below it logits overflow float32; it is greedy already
+MIN_TEMPERATURE = 1e-6  # below it logits overflow float32, and sampling is already greedy
 NUM_LIKELIEST = (256, 4096)  # tokens among which top_p looks before it sorts the whole vocabulary
 
 
 class Cuts(NamedTuple):
-    """What leaves out tokens; None where it does not. Rows with equal ones are sampled together."""
+    """Parameters that exclude tokens; None if they do not. Rows with equal cuts are sampled together."""
 
     top_k: int | None
     top_p: float | None
@@ -32,8 +32,8 @@ class Cuts(NamedTuple):
 class Candidates(NamedTuple):
     """Tokens among which rows choose.
 
-    rows: the rows' numbers; ids: (rows, tokens), the likeliest first, None for the vocabulary in its order; scores,
-    probabilities: (rows, tokens), the logits by temperature, and what each token's chance is before the next cut.
+    rows: the rows' indexes. ids: (rows, tokens), the likeliest first; None for the whole vocabulary in its order.
+    scores: (rows, tokens), logits divided by temperature. probabilities: (rows, tokens), before the next cut.
     """
 
     rows: list[int]
@@ -43,9 +43,9 @@ class Candidates(NamedTuple):
 
 
 class AnswerPenalties:
-    """What is taken off the logits of tokens that an answer has: `frequency` for each time, `presence` once.
+    """OpenAI's penalties on the logits of tokens in the answer: `frequency` per occurrence, `presence` once.
 
-    As OpenAI defines them. answer: its tokens so far.
+    answer: its tokens so far.
     """
 
     def __init__(self, frequency: float, presence: float, device: torch.device, answer: Sequence[int]) -> None:
@@ -72,10 +72,10 @@ class AnswerPenalties:
 
 
 class Sampler:
-    """Holds a row's parameters, random state, penalized tokens, and where its answer is in its grammar.
+    """Holds a row's parameters, random state, penalized tokens, and grammar state.
 
-    context: the row's token ids so far; negative ones, which name images, are not penalized. answer: those of them
-    that its answer has already. Raises GrammarFailed if the grammar does not allow them.
+    context: the row's token ids so far; negative ones, which identify images, are not penalized. answer: the ids of
+    `context` that belong to its answer. Raises GrammarFailed if the grammar does not allow them.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Sampler:
     ) -> None:
         self.random = random.Random(params.seed) if params.do_sample else None  # no seed: the system's entropy
         if self.random is not None:
-            for _ in answer:  # the next number is the next token's
+            for _ in answer:  # skip the numbers of the given tokens
                 self.random.random()
         self.temperature = max(params.temperature, MIN_TEMPERATURE)
         self.cuts = Cuts(params.top_k or None, _below_one(params.top_p), _below_one(params.typical_p))
@@ -99,7 +99,7 @@ class Sampler:
             tokens, amounts = zip(*params.logit_bias, strict=True)
             self._bias = torch.tensor(tokens, device=device), torch.tensor(amounts, device=device)
         self.grammar = None if params.grammar is None else params.grammar.begin(answer)
-        self.mask = b""  # of the tokens that may come next, if there is a grammar
+        self.mask = b""  # mask of the allowed next tokens, if there is a grammar
         self._number: float | None = None
         self._device = device
         self._said = {token for token in context if token >= 0} if self.penalty != 1.0 else set()
@@ -107,7 +107,7 @@ class Sampler:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """True if the choice is the largest logit, which the engine takes for all such rows at once."""
+        """True if the token is the largest logit, which the engine computes for all such rows at once."""
         return self.random is None and not self.weighs and self.grammar is None
 
     @property
@@ -117,7 +117,7 @@ class Sampler:
 
     @property
     def is_complete(self) -> bool:
-        """True if the answer's grammar allows nothing more."""
+        """True if the answer's grammar allows no further token."""
         return self.grammar is not None and self.grammar.is_complete
 
     def prepare(self) -> None:
@@ -126,7 +126,7 @@ class Sampler:
             self.mask = self.grammar.mask()
 
     def draw(self) -> float:
-        """Return the number that decides about the next token: the same one until `note`, if a step is repeated."""
+        """Return the random number for the next token. Until `note` it stays the same, for repeated steps."""
         if self._number is None:
             assert self.random is not None
             self._number = self.random.random()
@@ -144,7 +144,7 @@ class Sampler:
             logits[tokens] += amounts
 
     def note(self, token: int) -> None:
-        """Penalize this token from now on, and let the grammar go on by it. The next token gets a number of its own."""
+        """Record the chosen token: for penalties, and for the grammar. The next token gets a new random number."""
         self._number = None
         if self.grammar is not None:
             self.grammar.take(token)
@@ -161,7 +161,7 @@ def _below_one(mass: float | None) -> float | None:
 
 @torch.inference_mode()
 def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int], list[float]]:
-    """Return each row's next token and its log probability among the row's candidates, not finite if the row failed.
+    """Return each row's next token, and its log probability among the candidates: not finite if the row failed.
 
     logits: (rows, vocabulary) float32, a row for each sampler. Samplers with a grammar must be prepared.
     """
@@ -203,13 +203,13 @@ def _masked(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
 
 
 def _take_largest(logits: Tensor) -> Tensor:
-    """Return (rows, 2): each row's largest logit's token, and its probability."""
+    """Return (rows, 2): the token of each row's largest logit, and its probability."""
     tokens = logits.argmax(dim=-1, keepdim=True)
     return torch.cat((tokens.double(), logits.softmax(dim=-1).gather(1, tokens)), dim=-1)
 
 
 def _draw(logits: Tensor, samplers: Sequence[Sampler], cuts: Cuts) -> Iterator[tuple[Sequence[int], Tensor]]:
-    """Return the rows in parts: their numbers, and (rows, 2): the tokens drawn, and their probabilities."""
+    """Yield parts of the rows: their indexes, and (rows, 2): the drawn tokens and their probabilities."""
     device = logits.device
     numbers = torch.tensor([[sampler.draw()] for sampler in samplers], dtype=torch.float64, device=device)
     temperatures = torch.tensor([[sampler.temperature] for sampler in samplers], device=device)
@@ -230,7 +230,7 @@ def _draw(logits: Tensor, samplers: Sequence[Sampler], cuts: Cuts) -> Iterator[t
 
 
 def _find_likeliest(whole: Candidates, mass: float) -> Iterator[Candidates]:
-    """Return the rows in parts, each with its likeliest tokens in order: at least as many as have this mass."""
+    """Yield parts of the rows with their likeliest tokens in order, whose probabilities have at least this sum."""
     rows, size = whole.rows, whole.scores.shape[-1]
     for number in (*(n for n in NUM_LIKELIEST if n < size), size):
         probabilities, ids = whole.probabilities[rows].topk(number)
@@ -245,7 +245,7 @@ def _find_likeliest(whole: Candidates, mass: float) -> Iterator[Candidates]:
 
 
 def _cut(candidates: Candidates, cuts: Cuts) -> Tensor:
-    """Return the candidates' probabilities, 0 where top_p or typical_p leave one out. They need not add up to 1."""
+    """Return the candidates' probabilities, 0 if top_p or typical_p excludes them. They need not add up to 1."""
     probabilities = candidates.probabilities
     if cuts.top_p is not None:
         before = probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities

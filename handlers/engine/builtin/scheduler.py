@@ -1,8 +1,8 @@
 """Chooses the sequences of the next step and their numbers of tokens. Decides only; runs without a model.
 
-Every decoding sequence gets its one token in each step; what the pace leaves goes to prompts, in chunks, so that a long
-prompt never holds up the streams. A sequence joins, in order of arrival, when there is a row for it and
-room for its whole answer in the KV cache, so that none that runs can ever run out of it.
+Every decoding sequence gets one token in each step. The pace limits the prompt tokens beside them, so that a long
+prompt never delays the streams. Sequences join in order of arrival, when there is a row and KV cache for the whole
+answer, so that no running sequence can run out of it.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from handlers.errors import OutOfMemory
 
 @dataclass(frozen=True, slots=True)
 class StepShare:
-    """A sequence's share of a step: its next `tokens`; `is_last` when a new token comes out of them."""
+    """A sequence's share of a step: its next `tokens`. is_last: the step produces a new token."""
 
     sequence: Sequence
     tokens: list[int]
@@ -39,7 +39,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take out a sequence that has ended, wherever it is."""
+        """Remove a sequence that has ended, whether it runs or waits."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
@@ -64,7 +64,10 @@ class Scheduler:
         return None
 
     def next_batch(self) -> list[StepShare]:
-        """Return the next step's shares, none when there is nothing to do; decoding sequences come first."""
+        """Return the next step's shares, decoding sequences first; empty if there is nothing to do.
+
+        Among the decoding ones, and among the others, those of one adapter are side by side.
+        """
         self._count += 1
         decoding = [StepShare(s, s.pending(1), True) for s in self.running if not s.is_prefilling]
         for each in decoding:
@@ -73,15 +76,18 @@ class Scheduler:
         for sequence, share in self._share([each.sequence for each in decoding]):
             tokens = sequence.pending(share)
             prefilling.append(StepShare(sequence, tokens, len(tokens) == sequence.num_pending))
+        if any(sequence.adapter is not None for sequence in self.running):
+            decoding.sort(key=_adapter_of)
+            prefilling.sort(key=_adapter_of)
         return decoding + prefilling
 
     def _share(self, decoding: list[Sequence]) -> list[tuple[Sequence, int]]:
         """Return the number of prompt tokens of each prefilling sequence; none is 0.
 
-        The pace protects answers from prompts that come later. Prompts that were there before any of those that decode
-        had begun are one burst with them: they go first and at once, since steps of half the burst would cost each of
-        them more than a pause does. Of a step's prompt tokens the oldest prompt gets half, so that none starves, the
-        others the rest, the shortest first: a short question does not wait until a long document has been read.
+        The pace protects running answers from later prompts. Prompts that arrived before any decoding sequence had
+        begun belong to the same burst: they are computed first, without the pace's limit, because splitting the burst
+        would delay all of it more. Of a step's prompt tokens the oldest prompt gets half, so that none starves; the
+        others share the rest, the shortest first, so that a short question does not wait for a long document.
         """
         prompts = [sequence for sequence in self.running if sequence.is_prefilling]
         early = [p for p in prompts if all(p.arrived < sequence.began for sequence in decoding)]
@@ -99,3 +105,7 @@ class Scheduler:
             shares.append((sequence, min(sequence.num_pending, left)))
             left -= shares[-1][1]
         return shares
+
+
+def _adapter_of(share: StepShare) -> int:
+    return id(share.sequence.adapter)

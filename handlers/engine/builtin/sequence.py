@@ -7,6 +7,7 @@ from torch import Tensor
 
 from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.contract import SamplingParams, TokenEvent
+from handlers.models.lora import LoraAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,12 @@ class ImageSpan:
 class Sequence:
     """A token sequence in the engine, owned by the engine thread from `Engine.submit` to the last event.
 
-    prompt: one key a position: a token id, or for an image's position a negative number that names the image, so
-    that two prompts are equal in a position only if the same token or image stands there.
-    images: those with a position that is not in the cache yet.
-    on_event: called on the engine thread for each token; it returns False to end the sequence there.
-    wake: called on the engine thread after a step's events, once for all sequences with the same one.
-    given: the beginning of the answer, which another engine has generated.
-    num_cached: positions of the prompt that were in the cache when the sequence was made.
+    prompt: one key per position: a token id, or a negative number that identifies an image at all of its positions. So
+    two prompts are equal at a position only if they have the same token or image there. images: those with a position
+    that is not in the cache yet. on_event: called on the engine thread for each token; it returns False to end the
+    sequence there. wake: called on the engine thread after a step's events, once for all sequences with the same
+    `wake`. given: the beginning of the answer, which another engine has generated. num_cached: positions of the prompt
+    that were in the cache when the sequence was created. adapter: that computes it; set before `Engine.submit`.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class Sequence:
         self.output = list(given)
         self.num_given = len(self.output)
         self.num_cached = cache.length
-        self.arrived = 0  # the scheduler's count when it came, and when its first token was there
+        self.adapter: LoraAdapter | None = None
+        self.arrived = 0  # the scheduler's counter at its arrival, and at its first token
         self.began = 0
 
     def __repr__(self) -> str:
@@ -62,7 +63,7 @@ class Sequence:
 
     @property
     def num_new(self) -> int:
-        """Tokens that this engine has generated."""
+        """Number of tokens that this engine has generated."""
         return len(self.output) - self.num_given
 
     @property
@@ -71,7 +72,7 @@ class Sequence:
 
     @property
     def max_tokens(self) -> int:
-        """Positions that its cache may have to hold; the last new token is never stored."""
+        """Maximum of positions in its cache; the last new token is never stored."""
         return len(self.prompt) + self.params.max_new_tokens - 1
 
     @property
@@ -84,7 +85,7 @@ class Sequence:
         return self.cache.length < len(self.prompt) + self.num_given
 
     def pending(self, limit: int) -> list[int]:
-        """The next tokens to compute, at most `limit`."""
+        """Return the next tokens to compute, at most `limit`."""
         start = self.cache.length
         if start >= len(self.prompt):
             return self.output[start - len(self.prompt) :][:limit]

@@ -1,4 +1,4 @@
-"""The start of our own engine: its device, its model, and its memory for keys and values."""
+"""Starts the built-in engine: its device, its model, and its memory for keys and values."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from handlers.models.text import TextModel
 from handlers.settings import ChatSessionSettings, HandlerSettings
 
 DEFAULT_CPU_KV_BYTES = 1 << 30
-STEP_BYTES = 512 << 20  # of a GPU: activations, workspaces and graphs, beside the logits
+STEP_BYTES = 512 << 20  # of a GPU, for activations, workspaces and graphs; logits are added
 
 
 def open_builtin(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -> tuple[TextModel, BuiltinEngine]:
@@ -21,7 +21,14 @@ def open_builtin(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.engine.num_threads)
     own = settings.model
-    model = load_model(checkpoint, device, own.dtype, attention=own.attention, is_compiled=own.compile == "layers")
+    model = load_model(
+        checkpoint,
+        device,
+        own.dtype,
+        attention=own.attention,
+        is_compiled=own.compile == "layers",
+        max_rank=settings.adapters.max_rank if settings.adapters.source else 0,
+    )
     try:
         kv_bytes = choose_kv_bytes(settings.session, model, settings.engine.max_rows)
         return model, make_builtin_engine(model, kv_bytes, settings.engine, settings.grammar)

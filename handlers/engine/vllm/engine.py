@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM as chat sees it.
+"""vLLM's AsyncLLM behind the interface of engine/contract.py.
 
 Requests come from the worker's threads. An event loop on a thread of its own passes them to vLLM, whose scheduler and
 model run in other processes, and its outputs back as events.
@@ -12,10 +12,12 @@ from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from PIL.Image import Image as Picture
 from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -32,15 +34,19 @@ from handlers.engine.contract import (
     TokenEvent,
 )
 from handlers.engine.grammar import GrammarCompiler
+from handlers.engine.vllm.adapters import VllmAdapter
 from handlers.engine.vllm.event_loop import EventLoopThread
+from handlers.engine.vllm.parameters import REFUSED
 from handlers.engine.vllm.pictures import VllmPicture, make_prompt
 from handlers.engine.vllm.pool import VllmCache, VllmPool
-from handlers.engine.vllm.sampling import REFUSED, read_output, to_vllm
+from handlers.engine.vllm.sampling import read_output, to_vllm
 from handlers.engine.vllm.step_log import StepLog
-from handlers.errors import BadImage, HandlerError, InternalError, InvalidRequest, TurnTimedOut
+from handlers.errors import BadImage, HandlerError, InternalError, InvalidRequest, ModelBroken, TurnTimedOut
+from handlers.models.lora import read_files
 from handlers.models.prompt_format import PromptFormat
 
 logger = logging.getLogger(__name__)
+MAX_REASON_CHARS = 500
 STOP_TIMEOUT_S = 20.0  # for vLLM's processes to end by themselves
 
 
@@ -55,7 +61,10 @@ class _RunningAnswer:
 
 
 class VllmEngine:
-    """Implements `ChatEngine`. on_dead: called when vLLM's processes have failed for good."""
+    """Implements `ChatEngine`.
+
+    max_adapter_bytes: of an adapter's file. on_dead: called when vLLM's processes have failed for good.
+    """
 
     def __init__(
         self,
@@ -65,15 +74,18 @@ class VllmEngine:
         grammars: GrammarCompiler,
         counters: Counters,
         steps: StepLog,
+        max_adapter_bytes: int,
         on_dead: Callable[[], None] = exit_worker,
     ) -> None:
+        self._max_adapter_bytes = max_adapter_bytes
+        self._adapter_ids = count(1)
         self._llm = llm
         self._loop = loop
         self._prompts = prompts
         self._grammars = grammars
         self.counters = counters
         self._steps = steps
-        self._on_dead = on_dead
+        self.on_dead = on_dead
         self._is_stopping = False
         self._answers: set[_RunningAnswer] = set()
         self._ids = count()
@@ -101,9 +113,10 @@ class VllmEngine:
         self._llm.output_handler.add_done_callback(lambda task: self._note_dead())
 
     def _note_dead(self) -> None:
+        """End the worker before its answers, so that the proxy lets another instance give or continue them."""
         if not self._is_stopping:
             logger.critical("vLLM has ended, and so does the worker")
-            self._on_dead()
+            self.on_dead()
 
     def stop(self) -> None:
         self._grammars.stop()
@@ -145,9 +158,31 @@ class VllmEngine:
         self._grammars.compile(source)
         return source
 
+    def load_adapter(self, folder: Path) -> VllmAdapter:
+        """Let vLLM read a copy of the folder's files. It accepts the layers that it knows how to adapt."""
+        files = read_files(folder, self._max_adapter_bytes)
+        files.check_config()
+        adapter = VllmAdapter(files, next(self._adapter_ids), self._drop_adapter)
+        try:
+            self._loop.run(self._llm.add_lora(adapter.request))
+        except EngineDeadError as exc:
+            adapter.forget()
+            self._loop.post(self._note_dead)
+            raise InternalError("vLLM has failed; the worker starts again") from exc
+        except Exception as exc:  # of every kind
+            adapter.forget()
+            raise ModelBroken(f"vLLM cannot use the adapter: {str(exc)[:MAX_REASON_CHARS]}") from exc
+        return adapter
+
+    def _drop_adapter(self, request: LoRARequest) -> None:
+        try:
+            self._loop.run(self._llm.remove_lora(request.lora_int_id))
+        except Exception as exc:  # vLLM has ended
+            logger.warning("adapter not removed from vLLM error=%s", exc)
+
     def submit(self, cache: KvCache, request: AnswerRequest) -> Cancel:
         assert isinstance(cache, VllmCache)
-        answer = _RunningAnswer(request, cache.scope)
+        answer = _RunningAnswer(request, f"{cache.scope} {cache.variant}".rstrip())
         self._loop.post(partial(self._begin, answer))
         return partial(self._cancel_later, answer)
 
@@ -177,6 +212,7 @@ class VllmEngine:
         except TimeoutError:
             error = TurnTimedOut("the answer was not finished before the turn's deadline")
         except EngineDeadError:
+            self._note_dead()
             error = InternalError("vLLM has failed; the worker starts again")
         except HandlerError as exc:
             error = exc
@@ -195,7 +231,11 @@ class VllmEngine:
         prompt["prompt_token_ids"] += request.given
         rendered = await self._llm.renderer.process_for_engine_async(prompt, time.time())
         params = to_vllm(request.params, len(request.given), self._prompts.eos_token_ids)
-        stream = self._llm.generate(rendered, params, f"answer-{next(self._ids)}")
+        adapter = None
+        if request.adapter is not None:
+            assert isinstance(request.adapter, VllmAdapter)  # `load_adapter` has returned it
+            adapter = request.adapter.request
+        stream = self._llm.generate(rendered, params, f"answer-{next(self._ids)}", lora_request=adapter)
         async with aclosing(stream):
             async for output in stream:
                 for event in read_output(output, request.params, self._prompts.eos_token_ids):

@@ -30,7 +30,7 @@ def make_prompt(
     """Return vLLM's prompt: one placeholder for each picture, which vLLM expands, and each picture by its key.
 
     keys: see `AnswerRequest`; pictures: all of the prompt's. vLLM shares a computed beginning only between prompts of
-    one scope. It does not read a picture again whose key it knows.
+    one scope. It reads each picture once, and knows it by its key afterwards.
     """
     ids: list[int] = []
     names: list[str] = []

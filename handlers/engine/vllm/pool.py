@@ -1,4 +1,4 @@
-"""Memory of keys and values that vLLM manages by itself: it keeps and evicts blocks of prompts that it has computed."""
+"""The KvPool of vLLM, which manages and evicts its memory for keys and values by itself."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,8 +14,10 @@ class VllmCache:
 
     def __init__(self, scope: str) -> None:
         self.scope = scope
+        self.variant = ""
 
-    def match(self, prompt: Sequence[int]) -> int:
+    def match(self, prompt: Sequence[int], variant: str = "") -> int:
+        self.variant = variant
         return 0
 
     def pin(self) -> None: ...

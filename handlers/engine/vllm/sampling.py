@@ -8,28 +8,19 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from handlers.engine.contract import FinishReason, GrammarText, SamplingParams, TokenEvent
+from handlers.engine.vllm.parameters import read_values
 from handlers.errors import InternalError
-
-REFUSED = frozenset({"typical_p"})  # vLLM has no such cut
 
 
 def to_vllm(params: SamplingParams, num_given: int, eos_token_ids: Collection[int]) -> VllmParams:
     """Return vLLM's parameters of an answer that has `num_given` tokens already."""
     return VllmParams(
         max_tokens=params.max_new_tokens - num_given,
-        temperature=params.temperature if params.do_sample else 0.0,
-        top_k=(params.top_k or 0) if params.do_sample else 0,
-        top_p=(params.top_p or 1.0) if params.do_sample else 1.0,
-        repetition_penalty=params.repetition_penalty or 1.0,
-        frequency_penalty=params.frequency_penalty or 0.0,
-        presence_penalty=params.presence_penalty or 0.0,
-        logit_bias=dict(params.logit_bias) or None,
-        seed=params.seed if params.do_sample else None,
-        logprobs=params.top_n_tokens or 0,
         stop_token_ids=sorted(eos_token_ids),
         structured_outputs=_grammar(params.grammar),
         output_kind=RequestOutputKind.DELTA,
         detokenize=False,
+        **read_values(params),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoProcessor, AutoTokenizer, GenerationConfig
 
 from handlers.counters import Counters
 from handlers.errors import SettingsError
@@ -18,6 +18,8 @@ from handlers.models.prompt_format import PromptFormat
 from handlers.settings import HandlerSettings
 
 logger = logging.getLogger(__name__)
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM accepts as its limit
+CPU_LORAS = 64  # adapters that vLLM keeps in the host's memory; it reads others again when they are used
 MAX_TOP_TOKENS = 20  # of a request
 
 
@@ -44,13 +46,16 @@ def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -
     unknown = set(arguments) - {each.name for each in fields(AsyncEngineArgs)}
     if unknown:
         raise SettingsError(f"handler.vllm.options: this vLLM has no option {', '.join(sorted(unknown))}")
+    engine_arguments = AsyncEngineArgs(**arguments)
 
     async def start() -> AsyncLLM:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[StepLog])
+        return AsyncLLM.from_engine_args(engine_arguments, stat_loggers=[StepLog])
 
     loop = EventLoopThread("vllm")
     try:
         prompts = read_prompts(checkpoint, arguments)
+        if gpu_id is None:
+            _check_attention(engine_arguments.create_model_config())
         llm = loop.run(start())
     except Exception as exc:  # vLLM's errors are of every kind; TorchServe expects one
         loop.stop()
@@ -60,13 +65,14 @@ def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -
     grammars = GrammarCompiler(prompts.tokenizer, prompts.eos_token_ids, prompts.vocabulary, settings.grammar, counters)
     assert llm.logger_manager is not None
     [steps] = (each for each in llm.logger_manager.stat_loggers if isinstance(each, StepLog))
-    return prompts, VllmEngine(llm, loop, prompts, grammars, counters, steps)
+    max_adapter_bytes = settings.adapters.max_bytes
+    return prompts, VllmEngine(llm, loop, prompts, grammars, counters, steps, max_adapter_bytes)
 
 
 def prepare_environment(settings: HandlerSettings, gpu_id: int | None, environ: Any) -> None:
     """Set what vLLM reads from the environment when it is imported; what operators have set stays."""
     environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would report to its makers
+    environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # otherwise vLLM sends usage statistics
     environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # the worker has threads already
     if gpu_id is None:
         environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -104,10 +110,33 @@ def make_arguments(settings: HandlerSettings, checkpoint: Path) -> dict[str, Any
         arguments["kv_offloading_size"] = own.kv_offload_bytes / (1 << 30)
     if own.speculative:
         arguments["speculative_config"] = dict(own.speculative)
+    if settings.adapters.source:
+        arguments |= _adapter_arguments(settings)
     taken = own.options.keys() & arguments.keys()
     if taken:
         raise SettingsError(f"handler.vllm.options: {', '.join(sorted(taken))} is set by the handler's own settings")
     return {**arguments, **own.options}
+
+
+def _check_attention(config: Any) -> None:
+    """Raise for models that vLLM's attention on a CPU computes wrongly, without an error. config: vLLM's."""
+    if config.is_mm_prefix_lm:
+        raise ValueError(
+            f"in models of type {config.hf_config.model_type}, a picture's tokens attend to each other, which vLLM "
+            "does not compute on a CPU; such a model needs a GPU"
+        )
+
+
+def _adapter_arguments(settings: HandlerSettings) -> dict[str, Any]:
+    max_rank = settings.adapters.max_rank
+    if max_rank > LORA_RANKS[-1]:
+        raise SettingsError(f"handler.adapters.max_rank must be at most {LORA_RANKS[-1]} with vLLM, not {max_rank}")
+    return {
+        "enable_lora": True,
+        "max_loras": settings.vllm.max_loras,
+        "max_cpu_loras": max(settings.vllm.max_loras, CPU_LORAS),
+        "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= max_rank),
+    }
 
 
 def read_prompts(checkpoint: Path, arguments: Mapping[str, Any]) -> PromptFormat:
@@ -117,8 +146,9 @@ def read_prompts(checkpoint: Path, arguments: Mapping[str, Any]) -> PromptFormat
     if (checkpoint / "generation_config.json").is_file():
         generation = GenerationConfig.from_pretrained(checkpoint, local_files_only=True)
     if hasattr(config, "vision_config"):
-        image_token_id = getattr(config, "image_token_id", None) or config.image_token_index
-        processor = Processor.load(checkpoint, image_token_id)
+        # Templates write this token for a picture; the config names the one at its positions, which may be another.
+        own = AutoProcessor.from_pretrained(checkpoint, local_files_only=True)
+        processor = Processor.load(checkpoint, own.tokenizer.convert_tokens_to_ids(own.image_token))
         prompts = PromptFormat(config, generation, processor.tokenizer, processor)
     else:
         prompts = PromptFormat(config, generation, AutoTokenizer.from_pretrained(checkpoint, local_files_only=True))

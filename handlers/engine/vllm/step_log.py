@@ -1,4 +1,4 @@
-"""What vLLM reports of each step, for the worker's status."""
+"""Counts of vLLM's steps, for the worker's status."""
 
 from typing import Any
 

@@ -26,7 +26,7 @@ from handlers.settings import HandlerSettings, JournalSettings
 
 
 class ChatModel(PlacedModel):
-    """Implements `handlers.many.model.ResidentModel`.
+    """Implements `handlers.many.model.AnsweringModel`.
 
     assembled: the decoder; None to load the folder as the chat archives do, for vision models.
     """

@@ -21,7 +21,7 @@ from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.loading.tensor_placement import Assembled
 from handlers.many.loading.transformers_loading import load_model
-from handlers.many.model import LoadProgress, ResidentModel
+from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many.tasks.embeddings import MODULES, Embeddings, read_pooling
 from handlers.many.tasks.feature_extraction import FeatureExtraction
 from handlers.many.tasks.fill_mask import FillMask
@@ -102,7 +102,7 @@ class CheckpointLoader:
         self._image_readers.shutdown()
         self.compute.stop()
 
-    def __call__(self, folder: Path, progress: LoadProgress) -> ResidentModel:
+    def __call__(self, folder: Path, progress: LoadProgress) -> AnsweringModel:
         """Load a folder. Raises ModelBroken with the reason, OutOfMemory."""
         try:
             check_files(folder, self._settings.model)
@@ -120,14 +120,14 @@ class CheckpointLoader:
         readers = self._image_readers if task == ImageClassification.name else self._readers
         return TaskModel(made, assembled, self._device, self.compute, readers)
 
-    def _load_triton(self, folder: Path) -> ResidentModel:
+    def _load_triton(self, folder: Path) -> AnsweringModel:
         task = TritonTask.load(folder, self._device, is_allowed=self._settings.many.allow_torchscript)
         assembled = Assembled(task.module)
         return TaskModel(
             task, assembled, self._device, self.compute, self._readers, read_inference, metadata=task.describe()
         )
 
-    def _load_chat(self, folder: Path, config: dict[str, Any], progress: LoadProgress) -> ResidentModel:
+    def _load_chat(self, folder: Path, config: dict[str, Any], progress: LoadProgress) -> AnsweringModel:
         assembled = None
         if "vision_config" not in config:
             assembled = self._load_weights(folder, TEXT_GENERATION, progress)
@@ -186,7 +186,7 @@ def choose_task(folder: Path, config: Mapping[str, Any], environ: Mapping[str, s
     if named is not None:
         task = _ALIASES.get(str(named), str(named))
         if task not in HEADS:
-            raise ModelBroken(f"there is no task {str(named)[:100]!r}; there are {', '.join(HEADS)}")
+            raise ModelBroken(f"there is no task {str(named)[:100]!r}; the tasks are {', '.join(HEADS)}")
         return task
     if (folder / MODULES).is_file():
         return Embeddings.name

@@ -20,7 +20,7 @@ from handlers.requests import Incoming
 
 
 class TaskModel(PlacedModel):
-    """Implements `handlers.many.model.ResidentModel`.
+    """Implements `handlers.many.model.AnsweringModel`.
 
     readers: the threads that check and tokenize. read: reads bodies, if not those of `openai_bodies`. metadata: the
     open inference protocol's; None if the model takes no tensors.
@@ -39,7 +39,7 @@ class TaskModel(PlacedModel):
         super().__init__(assembled, device)
         self.task = task
         self._readers = readers
-        self._read = read or partial(read_task_request, task=task.name)
+        self._read = read or partial(read_task_request, task=task.name, max_inputs=compute.settings.max_inputs)
         self.metadata = metadata or {"versions": ["1"], "platform": task.name, "inputs": [], "outputs": []}
         self._compute = compute
         self.queue = RowQueue(task.run)

@@ -1,1 +1,1 @@
-"""Decides which models are on the device, the host and the disk. Knows tasks and requests only as `ResidentModel`."""
+"""Decides which models are on the device, the host and the disk. Sees a model only as a `ResidentModel`."""

@@ -1,4 +1,4 @@
-"""The model cache: which models are in memory, which requests wait for them, and the next step of each.
+"""The model cache: tracks which models are in memory and which requests wait, and decides each model's next step.
 
 The cache decides and does no I/O. Every method changes the state and appends to `todo`, which the registry empties:
 callbacks run at once, work runs on loader threads, which report the outcome through another method. So a test tries
@@ -69,10 +69,10 @@ class ModelCache:
         """Give the ticket a lease or an error, now or later."""
         entry = self.entries.current.get(name)
         if entry is not None and entry.state is ModelState.READY:
-            self.counters.add("hits")
+            self.counters.add("events_hits")
             self._lend(entry, ticket, now)
             return
-        self.counters.add("misses")
+        self.counters.add("events_misses")
         error = self._refusal(name, entry, now)
         if error is not None:
             self.todo.append(partial(ticket.fail, error))
@@ -114,17 +114,17 @@ class ModelCache:
 
     def loaded(self, entry: ModelEntry, model: ResidentModel, now: float) -> None:
         entry.model = model
-        self.counters.add("loads")
+        self.counters.add("events_loads")
         self._measure(entry, now)
 
     def promoted(self, entry: ModelEntry, now: float) -> None:
-        self.counters.add("promotions")
+        self.counters.add("events_promotions")
         self.budget.count_host(entry, 0)
         self._measure(entry, now)
 
     def demoted(self, entry: ModelEntry, now: float) -> None:
         assert entry.model is not None
-        self.counters.add("demotions")
+        self.counters.add("events_demotions")
         self.budget.count_device(entry, 0)
         real = self.budget.on_host(entry.model)
         has_room = self.budget.host.has_room(real - entry.host_bytes)
@@ -138,7 +138,7 @@ class ModelCache:
 
     def failed(self, entry: ModelEntry, error: HandlerError, now: float) -> None:
         """Drop the entry. A failed promotion leaves it on the host, a failed demotion closes it."""
-        self.counters.add("failures")
+        self.counters.add("events_failures")
         if (
             isinstance(error, ModelBroken)
             and entry.state in (ModelState.FETCHING, ModelState.LOADING)
@@ -294,7 +294,7 @@ class ModelCache:
         steps = eviction.plan_eviction(self.entries, self.budget)
         for work, entry in steps:
             if work is LoaderStep.CLOSE:
-                self.counters.add("evictions")
+                self.counters.add("events_evictions")
                 self._close(entry)
             else:
                 self.budget.count_host(entry, self.budget.after_demotion(entry))
@@ -369,7 +369,7 @@ class ModelCache:
             f"the model needs {entry.need_bytes} bytes more on the device, whose budget is {device.max_bytes}, "
             f"{device.used_bytes} of them taken, {why}"
         )
-        self.counters.add("failures")
+        self.counters.add("events_failures")
         self._fail_tickets(entry, error)
         if entry.state is ModelState.LOADED:
             self._close(entry)

@@ -28,7 +28,7 @@ from handlers.many.residency.status import add_disk, describe_memory
 from handlers.many.residency.ticket import ModelTicket
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import open_source
-from handlers.many.sources.source import check_name
+from handlers.many.sources.source import SOURCE, check_name
 from handlers.many_settings import ManySettings
 from handlers.process_memory import choose_device_bytes
 
@@ -238,9 +238,14 @@ class ModelRegistry:
                 logger.exception("comparing models with their source failed")
 
 
-def open_registry(settings: ManySettings, worker_dir: Path, load: Loader, device: torch.device) -> ModelRegistry:
-    """Build a registry with its source and its disk. worker_dir: base of a relative source. Raises SettingsError."""
-    source = GivenSource(open_source(settings, worker_dir), settings.url_roots, settings.max_files)
+def open_registry(
+    settings: ManySettings, worker_dir: Path, load: Loader, device: torch.device, setting: str = SOURCE
+) -> ModelRegistry:
+    """Build a registry with its source and its disk.
+
+    worker_dir: base of a relative source. setting: that has named the source. Raises SettingsError.
+    """
+    source = GivenSource(open_source(settings, worker_dir, setting), settings.url_roots, settings.max_files)
     home, lock_file = take_home(settings)
     downloader = Downloader(DiskCache(home, settings.disk_bytes), source.find, settings)
     return ModelRegistry(settings, source, downloader, load, device, lock_file)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from handlers.counters import MODEL_EVENTS
+from handlers.many.metrics import MANY_METRICS
 from handlers.many.model import ModelTier
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.disk_cache import DiskCache
@@ -25,7 +25,7 @@ def describe_memory(cache: ModelCache, now: float) -> dict[str, Any]:
         },
         "next_to_go": cache.next_to_go(),
         "waiting": cache.entries.num_waiting(),
-        "counters": cache.counters.get_all(MODEL_EVENTS),
+        "counters": cache.counters.read(MANY_METRICS)["events"],
     }
 
 

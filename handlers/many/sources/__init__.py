@@ -1,1 +1,1 @@
-"""Finds and reads models in a directory or in S3. Keeps nothing."""
+"""Finds and reads models in a directory or in S3. Has no state."""

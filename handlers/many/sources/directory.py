@@ -41,7 +41,7 @@ def _open(path: Path, file: SourceFile, progress: LoadProgress) -> BinaryIO:
     try:
         opened = path.open("rb")
     except OSError as exc:
-        raise Replaced(f"its file cannot be read any more: {exc.strerror or exc}") from exc
+        raise Replaced(f"its file can no longer be read: {exc.strerror or exc}") from exc
     if _tag(os.fstat(opened.fileno())) != file.tag:
         opened.close()
         raise Replaced("it was replaced while it was read")

@@ -1,4 +1,4 @@
-"""Models that were given by name and url, as SageMaker gives them to a container, beside another source."""
+"""Models loaded by name and URL, as SageMaker's platform loads them, in addition to another source."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ class GivenSource:
         self._given: dict[str, Path] = {}
 
     def give(self, name: str, url: str) -> None:
-        """Make the name stand for the url's content. Raises ModelUnknown if the url is not allowed."""
+        """Register a name for the URL's content. Raises ModelUnknown if the URL is not allowed."""
         path = Path(url.removeprefix(FILE_URL)).resolve()
         if not any(path.is_relative_to(root) for root in self._roots):
             raise ModelUnknown("the url must be a path below one of the directories in handler.many.url_roots")

@@ -1,26 +1,31 @@
-"""The source that the setting handler.many.source names."""
+"""The source that a setting names."""
 
 from pathlib import Path
 
 from handlers.errors import ModelUnknown, SettingsError
 from handlers.many.sources.directory import find_in
-from handlers.many.sources.source import Find, SourceModel
+from handlers.many.sources.given import FILE_URL
+from handlers.many.sources.source import SOURCE, Find, SourceModel
 from handlers.many_settings import ManySettings
 
 
-def open_source(settings: ManySettings, worker_dir: Path) -> Find:
-    """Make the source; makes no request. worker_dir: base of a relative directory. Raises SettingsError."""
+def open_source(settings: ManySettings, worker_dir: Path, setting: str = SOURCE) -> Find:
+    """Make the source; makes no request.
+
+    worker_dir: base of a relative directory. setting: that has named the source. Raises SettingsError.
+    """
     if not settings.source:
         return _find_nothing
     if settings.source.startswith("s3://"):
         from handlers.many.sources.s3 import open_s3  # loads boto3
 
-        return open_s3(settings).find
-    if "://" in settings.source:
-        raise SettingsError("handler.many.source must be a directory or s3://bucket/prefix")
-    root = (worker_dir / Path(settings.source).expanduser()).resolve()
+        return open_s3(settings, setting).find
+    path = settings.source.removeprefix(FILE_URL)
+    if "://" in path:
+        raise SettingsError(f"{setting} must be a directory, file:// or s3://bucket/prefix")
+    root = (worker_dir / Path(path).expanduser()).resolve()
     if not root.is_dir():
-        raise SettingsError(f"handler.many.source: there is no directory {root}")
+        raise SettingsError(f"{setting}: there is no directory {root}")
     return lambda name: find_in(root / name, name, settings.max_files)
 
 

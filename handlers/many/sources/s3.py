@@ -14,6 +14,7 @@ from handlers.errors import ModelUnknown, SettingsError, SourceUnavailable
 from handlers.many.model import LoadProgress
 from handlers.many.sources.source import (
     ARCHIVES,
+    SOURCE,
     Replaced,
     SourceFile,
     SourceModel,
@@ -83,13 +84,13 @@ def _as_source_errors() -> Iterator[None]:
         raise SourceUnavailable(str(exc)) from exc
 
 
-def open_s3(settings: ManySettings) -> S3Source:
-    """Make the source; makes no request. Raises SettingsError."""
+def open_s3(settings: ManySettings, setting: str = SOURCE) -> S3Source:
+    """Make the source; makes no request. setting: that has named it. Raises SettingsError."""
     bucket, prefix = split_url(settings.source)
     if not bucket:
-        raise SettingsError(f"handler.many.source must be s3://bucket/prefix, not {settings.source!r}")
+        raise SettingsError(f"{setting} must be s3://bucket/prefix, not {settings.source!r}")
     client = make_client(
-        "handler.many.source",
+        setting,
         settings.connect_timeout_s,
         settings.read_timeout_s,
         connections=settings.num_downloads + 2,

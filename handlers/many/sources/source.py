@@ -1,7 +1,7 @@
-"""The source of models: what a model, its files and its version are, and the function that finds one.
+"""The types of a source: a model, its files and its version, and the function that finds a model.
 
-A model is a `.tar.gz`, a `.mar`, or a folder. Its version changes with its content, so that asking again finds what was
-added or replaced. Sources keep nothing; handlers/many/residency/disk_cache.py does.
+A model is a `.tar.gz`, a `.mar`, or a folder. Its version changes with its content, so that the next look-up notices a
+new or replaced model. Sources have no state; handlers/many/residency/disk_cache.py stores models.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from handlers.errors import ModelBroken, ModelUnknown
 from handlers.many.model import LoadProgress
 
 ARCHIVES = (".tar.gz", ".tgz", ".mar")
+SOURCE = "handler.many.source"  # the setting that names the source
 MAX_NAME_BYTES = 1024
 MAX_PART_BYTES = 255
 
@@ -68,7 +69,7 @@ def check_name(name: str) -> str:
         and all(part and not part.startswith(".") and len(part.encode()) <= MAX_PART_BYTES for part in parts)
     )
     if not is_safe:
-        raise ModelUnknown("a model's name is a path below the models' place, like a/b.tar.gz, without hidden parts")
+        raise ModelUnknown("a model's name is a path below the source, like a/b.tar.gz, without hidden parts")
     return path
 
 

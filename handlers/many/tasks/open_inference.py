@@ -1,4 +1,4 @@
-"""Tensors on the wire, as the open inference protocol (V2) has them: JSON, or JSON with raw tensors after it.
+"""Reads and writes tensors in the open inference protocol (V2): JSON, or JSON followed by raw tensors.
 
 A binary body has the JSON's length in the header Inference-Header-Content-Length, as Triton's clients send it, or in
 the content type that SageMaker's Triton examples use: application/vnd.sagemaker-triton.binary+json;json-header-size=N.
@@ -45,11 +45,11 @@ _SAGEMAKER_TYPE = re.compile(re.escape(_SAGEMAKER).replace(";", r"\s*;\s*") + r"
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """What a request says of its answer.
+    """The form of the answer that a request asks for.
 
-    model: its name. id: the request's; None without one. names: of the wanted outputs; empty for all. are_binary: for
-    which of them the request says whether they are raw. is_binary: whether the others are. is_sagemakers: the content
-    type of a binary answer is SageMaker's.
+    model: its name. id: the request's, or None. names: of the requested outputs; empty for all. are_binary: by output,
+    whether it is raw, if the request says so. is_binary: whether the other outputs are raw. is_sagemakers: a binary
+    answer has SageMaker's content type.
     """
 
     model: str
@@ -134,7 +134,7 @@ def _parameters(given: dict[str, Any], param: str) -> dict[str, Any]:
 
 
 def _with_raw_data(inputs: list[Any], raw: memoryview) -> list[Any]:
-    """Give each input that names a binary_data_size its bytes, in order, as "data". Raises InvalidRequest."""
+    """Add to each input with a binary_data_size its raw bytes, in order, as "data". Raises InvalidRequest."""
     found, start = [], 0
     for each in inputs:
         size = _parameters(each, "inputs").get("binary_data_size") if isinstance(each, dict) else None

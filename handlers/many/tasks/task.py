@@ -28,7 +28,7 @@ class EncodedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """A request that was read. finish: converts the outputs of its rows, in order, to JSON or an EncodedAnswer."""
+    """The rows of a request. finish: converts their outputs, in order, to JSON or an EncodedAnswer."""
 
     inputs: Sequence[Input]
     finish: Callable[[Sequence[Any]], Any]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from handlers.chat.checks import check_unicode
 from handlers.errors import ContextTooLong
 from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest, texts_of
@@ -27,7 +28,9 @@ class SharedTokenizer:
         self._lock = threading.Lock()
 
     def encode(self, *texts: str, **options: Any) -> Any:
-        """Return transformers' BatchEncoding of one text or one pair."""
+        """Return transformers' BatchEncoding of one text or one pair. Raises InvalidRequest if it is not Unicode."""
+        for text in texts:
+            check_unicode(text, "a text", "inputs")
         with self._lock:
             return self.tokenizer(*texts, **options)
 

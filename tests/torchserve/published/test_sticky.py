@@ -1,4 +1,4 @@
-"""The sticky-session sample, with an archive of another maker whose sessions are TorchServe's own."""
+"""The sticky-session sample, with a third-party archive whose sessions are TorchServe's own."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A model that begins a call if it has tools, or writes one answer, with reasoning if it is asked for it.
+"""A model that writes what its scripts say: a call if it has tools, an answer, with reasoning if it is asked for it.
 
 Where the script ends, or a grammar forbids it, the model ends as soon as it may.
 """
@@ -11,7 +11,21 @@ from torch import Tensor
 ANSWER = "The circle is red."
 REASONED = f"<think>\nTen times 37, and half of that.\n</think>\n\n{ANSWER}"
 CALL = "<tool_call>"
+JOKE = '{"setup":"Why do cats purr?","punchline":"Purrhaps they are happy."}'
+# The call or answer to a question with these words, each as a name of a function and its arguments. LangChain asks so.
+CALLS = {
+    "magic_function(3)": ("magic_function", '{"input":3}'),
+    "magic_function_no_args()": ("magic_function_no_args", "{}"),
+    "Pirate greeting": ("greeting_generator", '{"answer_style":"Pirate"}'),
+    "San Francisco": ("get_weather", '{"location":"San Francisco"}'),
+    "3 + 4": ("my_adder_tool", '{"a":3,"b":4}'),
+    "\u4f60\u597d": ("unicode_customer", '{"customer_name":"\u4f60\u597d","description":"a company"}'),
+    "\u3053\u3093": ("unicode_customer", '{"customer_name":"\u3053\u3093","description":"a company"}'),
+    "joke about cats": ("Joke", JOKE),
+}
+ANSWERS = {"joke about cats": JOKE}
 ASKED, OFFERED = "reasoning", "</tools>"  # in the question: the model reasons; in the prompt: it has tools
+RESULT = "<tool_response>"  # in the question: a tool's result, which the model answers
 # Logits: the script's token, the ends of the answer, of a JSON string, and of a JSON object.
 NEXT, END, QUOTE, BRACE = 4.0, 3.0, 2.0, 1.0
 
@@ -25,8 +39,14 @@ class ScriptedModel:
     def __init__(self, model: Any) -> None:
         self.real = model
         tokenizer = model.tokenizer
-        ids: list[list[int]] = tokenizer([ANSWER, REASONED, CALL], add_special_tokens=False)["input_ids"]
-        self._answer, self._reasoned, self._call = ids
+
+        def encode(text: str) -> list[int]:
+            ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+            return ids
+
+        self._answer, self._reasoned, self._call = map(encode, (ANSWER, REASONED, CALL))
+        self._calls = {words: encode(_call(*call)) for words, call in CALLS.items()}
+        self._answers = {words: encode(text) for words, text in ANSWERS.items()}
         self._assistant: int = tokenizer.convert_tokens_to_ids("<|assistant|>")
         self._quote, self._brace = (tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in '"}')
         self._ids = torch.empty(0, dtype=torch.int64)
@@ -53,12 +73,23 @@ class ScriptedModel:
         if self._assistant in context:
             start = len(context) - context[::-1].index(self._assistant)
             before, _, question = self.real.tokenizer.decode(context[:start]).rpartition("<|user|>")
-            script, said = self._call if OFFERED in before else self._answer, context[start:]
-            if ASKED in question:
-                script = self._reasoned
+            script, said = self._choose(question, has_tools=OFFERED in before), context[start:]
             if said == script[: len(said)] and len(said) < len(script):
                 logits[script[len(said)]] = NEXT
         return logits
+
+    def _choose(self, question: str, *, has_tools: bool) -> list[int]:
+        """Return the script for a question."""
+        if ASKED in question:
+            return self._reasoned
+        scripts = self._calls if has_tools else self._answers
+        default = self._call if has_tools and RESULT not in question else self._answer
+        return next((script for words, script in scripts.items() if words in question), default)
+
+
+def _call(name: str, arguments: str) -> str:
+    """Write a call as the template describes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def _context(given: Any, kept: Tensor) -> list[int]:

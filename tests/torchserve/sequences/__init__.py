@@ -1,1 +1,1 @@
-"""A handler of another maker that uses TorchServe's sequenceBatching, and the tests of it behind the proxy."""
+"""A third-party handler that uses TorchServe's sequenceBatching, and the tests of it behind the proxy."""

@@ -106,6 +106,7 @@ def test_a_closed_or_forged_session_is_an_error(counters: Fleet) -> None:
         invoke(counters, f"{sid[:-1]}{'a' if sid[-1] != 'a' else 'b'}", type="add", number=1)
 
 
+@pytest.mark.slow
 def test_the_image_starts_with_the_samples_environment(tmp_path: Path) -> None:
     """The role that SageMaker starts serves the sample's folder of a model with its notebook's variables."""
     make_archive(tmp_path, "--archive-format", "no-archive")

@@ -1,6 +1,8 @@
 """Benchmark output is read by people and by programs, and drawn as charts."""
 
 import json
+import platform
+import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
@@ -55,6 +57,22 @@ def test_options_that_make_no_sense_are_refused(
         report.parse_options("Example.", quick="less")
 
     assert arguments[-1] in capsys.readouterr().err
+
+
+def test_interpreter_is_named_with_its_build(tmp_path: Path) -> None:
+    """Debian's Python has PGO and LTO, although the arguments of its configure do not say so."""
+    python = tmp_path / "python"
+    python.touch(mode=0o755)
+
+    def describe(shown: str) -> str:
+        python.write_text(f'#!/bin/sh\necho "{shown}"\n')
+        return report.describe_python(str(python))
+
+    assert describe("3.11.7 False '--prefix=/opt' '--enable-shared'") == "3.11.7, without PGO"
+    assert describe("3.12.1 False '--enable-optimizations'") == "3.12.1, with PGO"
+    assert describe("3.13.0 False '--enable-optimizations' '--with-lto'") == "3.13.0, with PGO and LTO"
+    assert describe("3.11.2 True '--prefix=/usr'") == "3.11.2, with PGO and LTO (Debian)"
+    assert report.describe_python(sys.executable).startswith(f"{platform.python_version()}, with")
 
 
 def test_chart_shows_every_arm_and_goal() -> None:

@@ -24,6 +24,8 @@ from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
 from handlers.errors import InternalError
 from handlers.journal.journal import Journal
+from handlers.many.adapters import AdapterStore, open_adapters
+from handlers.many_settings import AdapterSettings, ManySettings
 from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
 from handlers.reply import PendingReply, ReplyPieces, WholeReply
@@ -145,8 +147,9 @@ class Exchange:
 class Client:
     """A client of the session API that calls a service without TorchServe."""
 
-    def __init__(self, service: ChatService, engine: Engine) -> None:
+    def __init__(self, service: ChatService, engine: Engine, adapters: AdapterStore | None) -> None:
         self.service = service
+        self.adapters = adapters
         self.engine = engine
         self.pool = engine.runner.pool
 
@@ -233,7 +236,7 @@ class Reference:
     def __init__(self) -> None:
         self._processor = AutoProcessor.from_pretrained(CHECKPOINT, local_files_only=True)
         loader = AutoModelForImageTextToText
-        self._model = loader.from_pretrained(CHECKPOINT, dtype=torch.float32, local_files_only=True).eval()
+        self.model = loader.from_pretrained(CHECKPOINT, dtype=torch.float32, local_files_only=True).eval()
 
     def __call__(self, messages: list[dict[str, Any]], images: list[Image.Image], max_new_tokens: int) -> str:
         """Return the answer to a conversation."""
@@ -244,7 +247,7 @@ class Reference:
         """Return the continuation of a raw prompt, in which `<image>` stands for an image."""
         inputs = self._processor(text=text, images=images or None, return_tensors="pt", add_special_tokens=adds_special)
         with torch.inference_mode():
-            output = self._model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
+            output = self.model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
         start = inputs["input_ids"].shape[1]
         return str(self._processor.tokenizer.decode(output[0, start:], skip_special_tokens=True))
 
@@ -263,6 +266,8 @@ def make_settings(**groups: dict[str, Any]) -> HandlerSettings:
         "engine": EngineSettings,
         "pump": PumpSettings,
         "journal": JournalSettings,
+        "adapters": AdapterSettings,
+        "many": ManySettings,
     }
     return HandlerSettings(**{name: kinds[name](**values) for name, values in groups.items()})
 
@@ -290,9 +295,10 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
         engine = Engine(ModelRunner(model, settings.session.kv_bytes), scheduler, 1)
         ids = SessionIdMinter({"k0": b"k" * 32}, instance)
         builtin = BuiltinEngine(engine, settings.grammar)
-        service = ChatService(settings, model, builtin, ids, ImageLoader(settings.intake), clock, journal)
+        adapters = open_adapters(settings, Path("/"), builtin)
+        service = ChatService(settings, model, builtin, ids, ImageLoader(settings.intake), clock, journal, adapters)
         builtin.start()
-        clients.append(Client(service, engine))
+        clients.append(Client(service, engine, adapters))
         return clients[-1]
 
     yield make
@@ -300,6 +306,8 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
     for client in clients:
         service, engine = client.service, client.engine
         service.stop()
+        if client.adapters is not None:
+            client.adapters.close()
         engine.check_integrity()
         store = service.store
         store.check_integrity()

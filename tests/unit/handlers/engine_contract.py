@@ -5,9 +5,10 @@ They use nothing of an engine but `handlers/engine/contract.py`.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,20 +16,27 @@ import torch
 from PIL import Image, ImageDraw
 
 from handlers.engine.contract import (
+    Adapter,
     AnswerRequest,
     Cancel,
     ChatEngine,
     FinishReason,
     GrammarText,
+    PictureFeatures,
     PlacedPicture,
     SamplingParams,
     TokenEvent,
 )
-from handlers.errors import HandlerError, InternalError, TurnTimedOut
+from handlers.errors import HandlerError, InternalError, ModelBroken, TurnTimedOut
 from handlers.models.prompt_format import PromptFormat
+from scripts.make_adapters import make_adapters
+from tests.unit.handlers.merged import add_adapter
 
 DEADLINE_S = 60.0
 QUESTION = "What do you see in this picture, and where is it? Please say its shape and its colour. " * 4
+
+Question = str | Sequence[dict[str, Any]]  # the text of one question, or a conversation
+Pictures = Image.Image | Sequence[Image.Image] | None
 
 
 class Asked:
@@ -68,36 +76,36 @@ class Asked:
 
 @dataclass(slots=True)
 class Contender:
-    """An engine under test. reference: transformers' own model of the same checkpoint, in float32."""
+    """An engine under test.
+
+    reference: transformers' own model of the same checkpoint, in float32. checkpoint: for which adapters are made.
+    """
 
     engine: ChatEngine
     prompts: PromptFormat
     reference: Any
     processor: Any = None
+    checkpoint: Path = Path()
     _keys: Any = field(default_factory=lambda: count(1))
 
     def ask(
         self,
-        text: str,
-        picture: Image.Image | None = None,
+        text: Question,
+        picture: Pictures = None,
         *,
         scope: str = "",
         given: Sequence[int] = (),
+        adapter: Adapter | None = None,
         within_s: float = DEADLINE_S,
         is_enough: Callable[[int], bool] = lambda number: False,
         **params: Any,
     ) -> Asked:
         """Begin an answer to a question. Scopes that are not named are each the only one of their kind."""
         cache = self.engine.pool.open(scope or f"scope-{next(self._keys)}")
-        features = None if picture is None else self.engine.encode(picture)
-        sizes = [] if features is None else [len(features)]
-        keys, placed = self.prompts.render(_messages(text, picture), sizes), []
-        if features is not None:
-            assert self.prompts.image_token_id is not None
-            start, key = keys.index(self.prompts.image_token_id), -next(self._keys)
-            keys[start : start + len(features)] = [key] * len(features)
-            placed = [PlacedPicture(start, features)]
-        cache.match(keys)
+        pictures = _listed(picture)
+        encoded = [self.engine.encode(each) for each in pictures]
+        keys, placed = place(self.prompts, _messages(text, pictures), encoded, self._keys)
+        cache.match(keys, "" if adapter is None else adapter.version)
         asked = Asked(is_enough)
         asked.cancel = self.engine.submit(
             cache,
@@ -109,16 +117,17 @@ class Contender:
                 on_event=asked.on_event,
                 wake=asked.wake,
                 given=given,
+                adapter=adapter,
             ),
         )
         return asked
 
-    def answer(self, text: str, picture: Image.Image | None = None, **options: Any) -> list[int]:
+    def answer(self, text: Question, picture: Pictures = None, **options: Any) -> list[int]:
         asked = self.ask(text, picture, **options).wait()
         assert asked.events[-1].error is None, asked.events[-1].error
         return asked.tokens
 
-    def generate(self, text: str, picture: Image.Image | None, num: int) -> list[int]:
+    def generate(self, text: Question, picture: Pictures, num: int) -> list[int]:
         """Return transformers' greedy answer."""
         inputs = self._inputs(text, picture)
         with torch.inference_mode():
@@ -130,17 +139,37 @@ class Contender:
         with torch.inference_mode():
             return self.reference(**self._inputs(text, picture)).logits[0, -1].log_softmax(dim=-1)  # type: ignore[no-any-return]
 
-    def _inputs(self, text: str, picture: Image.Image | None) -> Any:
-        if picture is None:
-            ids = torch.tensor([self.prompts.render(_messages(text, None), [])])
+    def _inputs(self, text: Question, picture: Pictures) -> Any:
+        pictures = _listed(picture)
+        if not pictures:
+            ids = torch.tensor([self.prompts.render(_messages(text, []), [])])
             return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        rendered = self.prompts.template.render(_messages(text, picture), ())
-        return self.processor(text=rendered, images=[picture], return_tensors="pt")
+        rendered = self.prompts.template.render(_messages(text, pictures), ())
+        return self.processor(text=rendered, images=pictures, return_tensors="pt")
 
 
-def _messages(text: str, picture: Image.Image | None) -> list[dict[str, Any]]:
-    pictures = [] if picture is None else [{"type": "image"}]
-    return [{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}]
+def place(
+    prompts: PromptFormat, messages: Sequence[dict[str, Any]], pictures: Sequence[PictureFeatures], keys: Iterator[int]
+) -> tuple[list[int], list[PlacedPicture]]:
+    """Return the keys of a conversation's positions, and its pictures; each picture gets a key of its own."""
+    prompt = prompts.render(messages, [len(features) for features in pictures])
+    placed: list[PlacedPicture] = []
+    for features in pictures:
+        assert prompts.image_token_id is not None
+        start = prompt.index(prompts.image_token_id)
+        prompt[start : start + len(features)] = [-next(keys)] * len(features)
+        placed.append(PlacedPicture(start, features))
+    return prompt, placed
+
+
+def _listed(picture: Pictures) -> list[Image.Image]:
+    return [picture] if isinstance(picture, Image.Image) else list(picture or ())
+
+
+def _messages(text: Question, pictures: Sequence[Image.Image]) -> list[dict[str, Any]]:
+    if not isinstance(text, str):
+        return list(text)
+    return [{"role": "user", "content": [*[{"type": "image"}] * len(pictures), {"type": "text", "text": text}]}]
 
 
 def draw(shape: str, colour: str) -> Image.Image:
@@ -273,6 +302,37 @@ class EngineContract:
     def test_a_grammar_that_cannot_be_followed_is_refused(self, contender: Contender) -> None:
         with pytest.raises(HandlerError, match="grammar"):
             contender.engine.compile_grammar(GrammarText("json_schema", '{"type": "nothing"}', "grammar"))
+
+    def test_adapters_share_steps_but_no_beginnings(self, contender: Contender, tmp_path: Path) -> None:
+        """Each answers as the model with the adapter merged into its weights."""
+        text = QUESTION[: self.max_question]
+        folders = make_adapters(contender.checkpoint, tmp_path, 2, strength=1.0)
+        adapters = [None, *(contender.engine.load_adapter(folder) for folder in folders)]
+        expected = [contender.generate(text, None, 16)]
+        for folder in folders:
+            add_adapter(contender.reference, folder)
+            expected.append(contender.generate(text, None, 16))
+            add_adapter(contender.reference, folder, sign=-1)
+
+        together = [contender.ask(text, adapter=each, scope="adapted") for each in adapters]
+        assert [asked.wait().tokens for asked in together] == expected
+        assert [asked.events[0].num_cached for asked in together] == [0, 0, 0]
+        again = [contender.ask(text, adapter=each, scope="adapted").wait() for each in adapters]
+        assert [asked.tokens for asked in again] == expected
+        assert all(asked.events[0].num_cached > 0 for asked in again)
+        assert len({tuple(tokens) for tokens in expected}) == len(expected)
+        for adapter in adapters[1:]:
+            assert adapter is not None
+            assert adapter.num_bytes > 0
+            adapter.drop()
+            assert adapter.num_bytes == 0
+
+    def test_an_adapter_that_is_none_is_refused(self, contender: Contender, tmp_path: Path) -> None:
+        [folder] = make_adapters(contender.checkpoint, tmp_path, 1)
+        (folder / "adapter_model.safetensors").write_bytes(b"no tensors")
+        with pytest.raises(ModelBroken):
+            contender.engine.load_adapter(folder)
+        contender.answer("Hello there")
 
     def test_numbers_are_those_of_the_work(self, contender: Contender) -> None:
         """Steps go up; the pool has a capacity, whose parts fit into it."""

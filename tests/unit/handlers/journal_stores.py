@@ -22,7 +22,7 @@ HOURS_S = 10_000
 KINDS = (
     "directory",
     pytest.param("valkey", marks=pytest.mark.redis),
-    pytest.param("cluster", marks=pytest.mark.redis),
+    pytest.param("cluster", marks=[pytest.mark.redis, pytest.mark.slow]),  # the same scripts, with keys in one slot
     pytest.param("s3", marks=pytest.mark.s3),
 )
 

@@ -1,6 +1,9 @@
 """The reader of TorchServe's batches against TorchServe's own."""
 
+import socket
 import struct
+import threading
+import tracemalloc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +34,11 @@ class Connection:
         most = self._cuts.pop(0) if self._cuts else len(self._data)
         part, self._data = self._data[: min(length, most)], self._data[min(length, most) :]
         return part
+
+    def recv_into(self, buffer: memoryview) -> int:
+        part = self.recv(len(buffer))
+        buffer[: len(part)] = part
+        return len(part)
 
 
 def field(value: bytes) -> bytes:
@@ -84,10 +92,39 @@ def test_a_body_larger_than_a_part_is_whole() -> None:
     body = bytes(range(256)) * (PART_BYTES // 64)
 
     with buffered():
-        [(command, rows)] = read_all(encode_batch([(b"a", [], body)]), [1000], 1)
+        [(command, rows)] = read_all(encode_batch([(b"a", [], body), (b"b", [], b"next")]), [1000], 1)
 
     assert command == b"I"
+    assert [row["parameters"][0]["value"] for row in rows] == [body, b"next"]
+
+
+def test_a_large_body_takes_its_own_length() -> None:
+    """It is read into one block, although it arrives in parts."""
+    body = bytes(64 * PART_BYTES)
+    message = encode_batch([(b"a", [], body)])
+    sender, connection = socket.socketpair()
+    sending = threading.Thread(target=sender.sendall, args=(message,), daemon=True)
+    with buffered(), sender, connection:
+        tracemalloc.start()
+        try:
+            sending.start()
+            rows = otf_message_handler.retrieve_msg(connection)[1]
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
     assert rows[0]["parameters"][0]["value"] == body
+    assert most < 1.2 * len(body)
+
+
+@pytest.mark.parametrize("num_sent", [10, PART_BYTES + 10])
+def test_worker_ends_in_a_large_body(num_sent: int) -> None:
+    data = encode_batch([(b"a", [], bytes(4 * PART_BYTES))])
+
+    with buffered(), pytest.raises(SystemExit) as caught:
+        read_all(data[: -4 * PART_BYTES + num_sent], [100], 1)
+
+    assert caught.value.code == 0
 
 
 def test_worker_ends_when_the_front_end_has_gone() -> None:

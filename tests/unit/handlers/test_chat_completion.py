@@ -413,12 +413,16 @@ def test_too_many_images_are_refused(make_client: Any, red: Any) -> None:
     assert client.call(chat(user("what?", red, red.rotate(90)))).status == 200
 
 
-@pytest.mark.parametrize("kind", ["input_audio", "video_url"])
-def test_sounds_and_videos_are_refused_as_such(client: Any, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "allowed"), [("input_audio", "texts and images"), ("video_url", "images, which may be a video's frames")]
+)
+def test_sounds_and_videos_are_refused_as_such(client: Any, kind: str, allowed: str) -> None:
     """OpenAI's audio parts, and other servers' parts for video, are refused with a clear error."""
     answer = client.call({"messages": [{"role": "user", "content": [{"type": kind, kind: {"data": "AAAA"}}]}]})
 
     assert (answer.status, answer.error) == (415, "UnsupportedMedia")
+    assert f"{kind} is not supported" in answer.json["error"]["message"]
+    assert allowed in answer.json["error"]["message"]
 
 
 def test_bad_image_fails_its_request_only(client: Any, red: Any) -> None:

@@ -611,10 +611,10 @@ def test_white_space_in_base64_costs_no_memory() -> None:
 def test_a_machine_without_memory_does_not_blame_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """Running out of memory is not reported as a broken image, because the same bytes can be decoded later."""
 
-    def fail(image: Image.Image, mode: str) -> Image.Image:
+    def fail(*arguments: object) -> Image.Image:
         raise MemoryError
 
-    monkeypatch.setattr(Image.Image, "convert", fail)
+    monkeypatch.setattr(Image, "new", fail)
 
     with pytest.raises(OutOfMemory):
         decode(intake(no_resolver), PNG)
@@ -668,6 +668,16 @@ def test_palette_grey_and_bilevel_become_rgb() -> None:
     assert decode(intake(), encoded(Image.new("1", (4, 4), 1))).getpixel((0, 0)) == (255, 255, 255)
 
 
+@pytest.mark.parametrize("alphas", [(0,), (255,), (1,), (0, 128, 255)])
+def test_every_transparency_is_composed_as_pillow_does(alphas: tuple[int, ...]) -> None:
+    """Also pictures that are wholly transparent or opaque, which are not composed."""
+    picture = Image.new("RGBA", (30, 4))
+    picture.putdata([(8 * i % 256, i, 255 - i, alphas[i % len(alphas)]) for i in range(120)])
+    expected = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+
+    assert decode(intake(), encoded(picture)).tobytes() == expected.tobytes()
+
+
 def test_transparency_lies_on_white() -> None:
     """RGBA, grey with alpha and a transparent palette entry are composed on white."""
     clear = (255, 255, 255)
@@ -695,6 +705,14 @@ def test_exif_rotation_is_applied() -> None:
     assert upright.size == (16, 32)
     assert near(upright.getpixel((8, 4)), RED)
     assert near(upright.getpixel((8, 28)), BLUE)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
+def test_a_damaged_exif_is_ignored(form: str) -> None:
+    """The picture itself is whole."""
+    found = decode(intake(), encoded(Image.new("RGB", (8, 8), RED), form, exif=b"Exif\0\0garbage"))
+
+    assert near(found.getpixel((4, 4)), RED)
 
 
 def test_animation_gives_its_first_frame() -> None:

@@ -650,7 +650,8 @@ def test_a_turn_whose_time_is_up_lets_go_of_everything(
     assert (late.status, late.error) == (504, "TurnTimedOut")
     assert len(client.service.images) == 0
     client.service.store.check_integrity()
-    assert client.ask(sid, "hello", parameters={"max_new_tokens": 1}).wait().status == 200
+    short = {"max_new_tokens": 1}  # on a busy machine, even this may take longer than a turn may here
+    wait_until(lambda: client.ask(sid, "hello", parameters=short).wait().status == 200, "the session continues")
 
 
 def test_turns_at_once_with_room_for_two_pictures(

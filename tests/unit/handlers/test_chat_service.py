@@ -715,7 +715,7 @@ def test_session_is_worth_nothing_to_another_caller(client: Any) -> None:
 def test_status_tells_what_the_worker_holds(client: Any, tiny_llava: Any, red: Any) -> None:
     """The status reports counts and bytes for the proxy and for operators."""
     sid = client.open(data_url(red))
-    client.answer(sid, "what?", **SHORT)
+    answer = client.answer(sid, "what?", **SHORT)
 
     status = settled(client)
 
@@ -726,6 +726,7 @@ def test_status_tells_what_the_worker_holds(client: Any, tiny_llava: Any, red: A
         "open": 1,
         "max": 1024,
         "is_durable": 0,
+        "chars": len("what?") + len(answer),
         "opened": 1,
         "closed": 0,
         "adopted": 0,
@@ -870,6 +871,52 @@ def test_what_is_remembered_of_openings_is_bounded() -> None:
 
     assert openings.try_undo("A0", lambda: None)  # it is not remembered that two requests were answered with it
     assert [openings.claim(name, "another") for name in "cdab"] == ["C3", "D4", "another", "another"]
+
+
+@pytest.mark.parametrize("is_undone", [False, True])
+def test_openings_do_not_wait_for_the_table_of_sessions(is_undone: bool) -> None:
+    """A thread that ends a session, and so undoes its opening, holds the table's lock that another opening needs."""
+    table, is_asked, ended = threading.Lock(), threading.Event(), threading.Event()
+
+    def use_table() -> bool:
+        is_asked.set()
+        with table:
+            return True
+
+    openings = IdempotencyCache(lambda session_id: use_table(), 9)
+    openings.claim("one", "first")
+
+    def wait_for_table() -> None:
+        if is_undone:
+            openings.try_undo("third", use_table)
+        else:
+            openings.claim("one", "second")
+
+    def end() -> None:
+        if openings.try_undo("fourth", lambda: None):
+            ended.set()
+
+    waiting = threading.Thread(target=wait_for_table, daemon=True)
+    with table:
+        waiting.start()
+        assert is_asked.wait(30)
+        threading.Thread(target=end, daemon=True).start()
+        assert ended.wait(30)
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_an_opening_that_is_undone_meanwhile_is_not_answered_with() -> None:
+    """The session of an opening is gone as soon as it is decided that it is undone, before its memory is free."""
+    openings = IdempotencyCache(lambda session_id: True, 9)
+    openings.claim("one", "first")
+    found: list[str] = []
+
+    assert openings.try_undo("first", lambda: found.append(openings.claim("one", "second")))
+    assert openings.claim("one", "third") == "second"
+
+    assert found == ["second"]
+    assert not openings.try_undo("second", lambda: None)
 
 
 # System messages, stopped answers and branches

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 from handlers.chat.pictures.store import Image, ImageStore
-from handlers.chat.sessions import store as store_module
+from handlers.chat.sessions import table as table_module
 from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
@@ -748,7 +748,7 @@ def test_a_full_store_visits_few_sessions(
     new_store: Stores, clock: Any, monkeypatch: pytest.MonkeyPatch, num_sessions: int, is_durable: bool
 ) -> None:
     """An opening, a refused one and an expiry visit only the sessions that come or go, however many there are."""
-    monkeypatch.setattr(store_module, "Session", VisitedSession)
+    monkeypatch.setattr(table_module, "Session", VisitedSession)
     store = new_store(is_durable=is_durable, max_sessions=num_sessions, ttl_s=10_000)
     oldest = opened(store, 100)
     for number in range(num_sessions - 1):
@@ -875,3 +875,40 @@ def test_a_clock_that_jumps_ends_no_session_too_early(new_store: Stores, clock: 
     clock.advance(7200)
     store.expire()
     assert len(store) == 0
+
+
+def test_texts_of_all_sessions_are_bounded_by_evicting_idle_ones(new_store: Stores) -> None:
+    """With a journal the session that was used least recently makes room, also while another one is being read."""
+    store = new_store(is_durable=True, max_total_history_chars=100)
+    first, second, third = opened(store), opened(store), opened(store)
+    for session in (first, second, third):
+        store.add_chars(session, 30)
+        store.unhold(store.hold(session.id.text, Caller("e", "p")))
+
+    store.check_chars(10)
+    assert (store.sessions_evicted, store.num_chars) == (0, 90)
+    store.check_chars(11)
+    assert (store.session_ids(), store.num_chars) == ([second.id.text, third.id.text], 60)
+    store.add_chars(third, 50)
+
+    assert (store.session_ids(), store.num_chars) == ([third.id.text], 80)
+    store.check_integrity()
+
+
+def test_without_a_journal_texts_beyond_the_bound_are_refused(new_store: Stores, clock: Any) -> None:
+    """The error says when the first session ends; an ended session's texts no longer count."""
+    store = new_store(max_total_history_chars=100)
+    first, second = opened(store, 10), opened(store, 50)
+    store.add_chars(first, 60)
+    store.add_chars(second, 30)
+
+    with pytest.raises(Overloaded, match="have 90 characters, and may have 100: the first one expires in 10 s") as full:
+        store.check_chars(11)
+    assert full.value.retry_after_s == 10
+    clock.advance(10)
+    store.check_chars(70)
+    store.close(second)
+    store.add_chars(second, 5)
+
+    assert store.num_chars == 0
+    store.check_integrity()

@@ -11,7 +11,7 @@ import boto3
 import pytest
 import torch
 from botocore.exceptions import BotoCoreError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import handlers.s3
 from handlers.errors import SettingsError
@@ -312,6 +312,42 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
         load_model(checkpoint, CPU, "float32")
 
     check_fits(checkpoint, CPU, torch.float16)
+
+
+def test_a_checkpoint_without_some_of_its_weights_is_refused(tmp_path: Path, checkpoint: Path) -> None:
+    """Transformers would make them up, and the answers would be nonsense."""
+    folder = tmp_path / "cut"
+    shutil.copytree(checkpoint, folder)
+    weights = load_file(folder / "model.safetensors")
+    name = next(each for each in weights if each.endswith("layers.0.self_attn.q_proj.weight"))
+    del weights[name]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    with pytest.raises(
+        SettingsError, match=r"lack 1 of the model's weights \(.*layers\.0\.self_attn\.q_proj\.weight\)"
+    ):
+        load_model(folder, torch.device("cpu"), "auto")
+
+
+def test_a_checkpoint_of_other_sizes_than_declared_is_refused(tmp_path: Path, checkpoint: Path) -> None:
+    """The error names weights that config.json describes otherwise."""
+    folder = tmp_path / "other"
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_bytes())
+    config["text_config"]["intermediate_size"] *= 2
+    (folder / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(SettingsError, match=r"other shapes for \d+ of the model's weights \(.*mlp.*\)"):
+        load_model(folder, torch.device("cpu"), "auto")
+
+
+def test_a_checkpoint_without_tokenizer_says_so(tmp_path: Path, checkpoint: Path) -> None:
+    """The error names the missing file."""
+    folder = tmp_path / "mute"
+    shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("tokenizer*"))
+
+    with pytest.raises(SettingsError, match=r"cannot be used: .*; there is no tokenizer\.json in it"):
+        load_model(folder, torch.device("cpu"), "auto")
 
 
 def test_the_free_memory_of_this_machine_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

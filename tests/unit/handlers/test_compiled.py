@@ -59,6 +59,7 @@ def test_float32_on_a_cpu_is_not_compiled(checkpoint: Path) -> None:
         load_model(checkpoint, CPU, "float32", is_compiled=True)
 
 
+@pytest.mark.slow
 def test_a_compiler_that_does_not_work_is_a_config_error(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:

@@ -33,7 +33,8 @@ def test_a_prompt_is_continued_as_it_is() -> None:
     ("body", "param"),
     [
         *(({"prompt": prompt}, "prompt") for prompt in ("", [], ["a", "b"], [1, 2], 7, "\ud800")),
-        *(({name: 2}, name) for name in ("n", "best_of", "echo", "suffix", "logit_bias", "stop", "colour")),
+        *(({name: 2}, name) for name in ("best_of", "echo", "suffix", "logit_bias", "stop", "colour")),
+        *(({"n": number}, "n") for number in (0, 9, True, "2")),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),

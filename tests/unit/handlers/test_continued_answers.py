@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from handlers.continuation import read_continuation
+from handlers.engine.builtin import chat_engine
+from handlers.engine.contract import Capabilities
 from handlers.errors import InvalidRequest
 from handlers.journal.directory import DirectoryJournal
 from handlers.models.llava import LlavaModel
@@ -99,6 +101,12 @@ def text_of(pieces: list[MarkedPiece]) -> bytes:
     return COMPLETED_AT.sub(b"", LOGPROB.sub(lambda found: b"%b%.3f" % (found[1], float(found[2])), data))
 
 
+def places_to_cut(pieces: list[MarkedPiece]) -> list[int]:
+    """Return each place in a short answer; in a long one its beginning, its end, and every sixth between."""
+    last = len(pieces) - 1
+    return [cut for cut in range(len(pieces)) if last < 20 or cut < 3 or last - cut < 3 or cut % 6 == 0]
+
+
 @pytest.mark.parametrize("name", BODIES)
 def test_an_answer_that_is_cut_anywhere_goes_on_elsewhere(
     make_client: ServiceFactory, endless_llava: EndlessModel, name: str
@@ -114,7 +122,7 @@ def test_an_answer_that_is_cut_anywhere_goes_on_elsewhere(
     assert [piece.kind for piece in whole] == [PieceKind.PART] * (len(whole) - 1) + [PieceKind.END]
     assert len(whole) > 3
 
-    for cut in range(len(whole)):
+    for cut in places_to_cut(whole):
         rest = pieces_of(rest_of(other, body, headers, begun.headers[wire.CONTINUABLE], whole[:cut]))
         assert text_of(whole[:cut]) + text_of(rest) == text_of(whole), cut
 
@@ -218,6 +226,22 @@ def test_an_answer_of_another_model_or_prompt_is_not_continued(make_client: Serv
     for length, given in (("9", b'["a", 1, 2]'), ("x", b"{}"), ("2", b"{}"), ("3", b'"a"')):
         with pytest.raises(InvalidRequest):
             read_continuation(Incoming({wire.CONTINUATION: length}, given))
+
+
+def test_an_engine_that_cannot_resume_an_answer_refuses_it(
+    make_client: ServiceFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sampled answer of an engine that can resume goes on at another one only from its beginning."""
+    one = make_client()
+    monkeypatch.setattr(chat_engine, "Capabilities", lambda **own: Capabilities(**{**own, "can_resume": False}))
+    other = make_client()
+    body = {**INPUTS, "parameters": HOT}
+    begun = begin(one, Incoming({}, body))
+    pieces = pieces_of(begun)
+
+    refused = rest_of(other, body, {}, begun.headers[wire.CONTINUABLE], pieces[:2]).wait()
+
+    assert (refused.status, refused.error) == (409, "TurnConflict")
 
 
 def test_a_stream_has_no_marks_unless_the_proxy_asks(make_client: ServiceFactory) -> None:

@@ -46,7 +46,7 @@ class Generation:
         self.cache = cache or SequenceCache(engine.runner.pool)
         self._stop_after = stop_after
         self._changed = threading.Condition()
-        self.cache.pool.pin(self.cache)
+        self.cache.pin()
         self.kept = self.cache.match(prompt)
         settings = SamplingParams(max_new_tokens=max_new_tokens, **params)
         self.sequence = Sequence(prompt, images or [], self.cache, settings, deadline, self._on_event, wake)
@@ -55,7 +55,7 @@ class Generation:
         with self._changed:
             self.events.append(event)
             if self.is_over:
-                self.cache.pool.unpin(self.cache)
+                self.cache.unpin()
             self._changed.notify_all()
         return len(self.tokens) != self._stop_after
 
@@ -375,7 +375,7 @@ def test_listener_that_raises_fails_its_own_sequence(start_engine: EngineFactory
     def raising(event: TokenEvent) -> bool:
         told.append(event)
         if event.token_id is None:
-            bad.cache.pool.unpin(bad.cache)
+            bad.cache.unpin()
             ended.set()
         raise KeyError("listener")
 
@@ -926,7 +926,7 @@ def test_calls_take_turns_with_steps(model: Any) -> None:
 
 
 def test_stop_forgets_no_call(model: Any) -> None:
-    """Calls made before a stop are completed, so that no caller waits for ever."""
+    """Calls made before a stop are completed, so that no caller waits forever."""
     engine = make_engine(model)
     engine.start()
     stopper = threading.Thread(target=engine.stop)

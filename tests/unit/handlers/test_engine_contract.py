@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor
 
 from handlers.engine.open_engine import open_engine
+from handlers.many_settings import AdapterSettings
 from handlers.settings import ChatSessionSettings, HandlerSettings
 from tests.unit.handlers.engine_contract import Contender, EngineContract
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save
@@ -18,11 +19,12 @@ class TestBuiltin(EngineContract):
     @pytest.fixture(scope="class")
     @classmethod
     def contender(cls, checkpoint: Path, one_thread: None) -> Contender:
-        settings = HandlerSettings(session=ChatSessionSettings(kv_bytes=64 << 20))
+        adapters = AdapterSettings(source="adapters")
+        settings = HandlerSettings(session=ChatSessionSettings(kv_bytes=64 << 20), adapters=adapters)
         prompts, engine = open_engine(settings, checkpoint, None)
         reference = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
         engine.start()
-        return Contender(engine, prompts, reference, AutoProcessor.from_pretrained(checkpoint))
+        return Contender(engine, prompts, reference, AutoProcessor.from_pretrained(checkpoint), checkpoint)
 
 
 class TestPlain(EngineContract):
@@ -30,6 +32,8 @@ class TestPlain(EngineContract):
 
     can_see = False
     max_question = 150
+    test_adapters_share_steps_but_no_beginnings = None  # type: ignore[assignment]  # it has none
+    test_an_adapter_that_is_none_is_refused = None  # type: ignore[assignment]
 
     @pytest.fixture(scope="class")
     @classmethod

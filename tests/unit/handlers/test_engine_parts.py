@@ -21,7 +21,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from handlers.chat.turns.detokenizer import REPLACEMENT, Detokenizer
+from handlers.chat.turns.detokenizer import MAX_HELD_TOKENS, REPLACEMENT, Detokenizer
 from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache
 from handlers.engine.builtin.pace import MIN_CHUNK, Pace
 from handlers.engine.builtin.sampler import Sampler, choose_tokens
@@ -328,6 +328,32 @@ def test_characters_are_never_halved() -> None:
     assert "".join(shown) == detokenizer.text == text
 
 
+class CountingTokenizer:
+    """The demo model's tokenizer, which counts the ids that it decodes."""
+
+    def __init__(self) -> None:
+        self.num_decoded = 0
+
+    def decode(self, ids: list[int], **options: bool) -> str:
+        self.num_decoded += len(ids)
+        return str(TOKENIZER.decode(ids, **options))
+
+
+@pytest.mark.parametrize("token", [TOKENIZER.convert_tokens_to_ids("\u0122"), TOKENIZER.all_special_ids[0]])
+def test_tokens_that_never_become_text_are_not_decoded_again_and_again(token: int) -> None:
+    """A client can bias an answer to half of a character, or to a special token. Text that follows is whole."""
+    tokenizer = CountingTokenizer()
+    detokenizer = Detokenizer(tokenizer, ())
+
+    shown = [detokenizer.push(each) for each in [token] * 1000 + encode("It is red.")]
+    shown.append(detokenizer.finish())
+
+    assert tokenizer.num_decoded < 1000 * 4 * MAX_HELD_TOKENS
+    assert "".join(shown) == detokenizer.text
+    assert detokenizer.text.endswith("It is red.")
+    assert detokenizer.text.count(REPLACEMENT) in (0, 1000)
+
+
 def test_half_a_character_at_the_end_is_shown_as_such() -> None:
     """An answer cut inside a character ends with the replacement character, as in a whole decode."""
     ids = encode("a\U0001f600")[:-1]
@@ -584,14 +610,15 @@ def test_tokens_are_drawn_with_the_probabilities_of_transformers(rows: list[Samp
     expected = warp(row, [3, 3, 59], params)
     count = 500
     numbers: Any = Numbers(count)
-    drawn: Counter[int] = Counter()
-    for _ in range(count):
-        sampler = Sampler(params, (-1, 3, 3, 59), CPU)
+    samplers = [Sampler(params, (-1, 3, 3, 59), CPU) for _ in range(count)]
+    for sampler in samplers:
         sampler.random = numbers
-        token, logprob = choose(sampler, row)
-        drawn[token] += 1
-        assert logprob == pytest.approx(math.log(expected[token]), abs=1e-3)
 
+    tokens, logprobs = choose_tokens(row.repeat(count, 1), samplers)
+
+    drawn = Counter(tokens)
+    for token, logprob in set(zip(tokens, logprobs, strict=True)):
+        assert logprob == pytest.approx(math.log(expected[token]), abs=1e-3)
     assert all(abs(drawn[token] - count * float(expected[token])) <= 2 for token in range(60))
 
 

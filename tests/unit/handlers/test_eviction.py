@@ -100,6 +100,15 @@ def test_images_for_an_evicted_session_are_added(make_client: Any, journal: Any,
     assert len(client.service.store.get(sid, Caller()).pending_images) == 2
 
 
+@pytest.mark.parametrize(
+    "journal",
+    [
+        "directory",
+        pytest.param("valkey", marks=[pytest.mark.redis, pytest.mark.slow]),
+        pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow]),
+    ],
+    indirect=True,
+)
 def test_sessions_are_evicted_while_their_next_turns_arrive(make_client: Any, journal: Any) -> None:
     """Many threads share a worker for three sessions: every question is answered, in the order of its session."""
     client = make_client(journal=journal, session={"max_sessions": 3})

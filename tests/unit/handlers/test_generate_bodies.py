@@ -259,7 +259,7 @@ def test_answers_have_ids_and_a_model_of_their_own() -> None:
         ("tool_choice", "required"),
         ("functions", [{}]),
         ("response_format", {"type": "xml"}),
-        ("n", 2),
+        ("n", 9),
         ("presence_penalty", 2.5),
         ("frequency_penalty", -3),
         ("logit_bias", {"1": 200}),

@@ -2,7 +2,9 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
@@ -22,6 +24,8 @@ from handlers.engine.contract import FinishReason, GrammarText, SamplingParams, 
 from handlers.engine.grammar import GrammarCompiler, GrammarFailed
 from handlers.errors import InvalidRequest, Overloaded
 from handlers.grammar_settings import GrammarSettings
+from handlers.limited_process import LimitedProcess
+from tests.waiting import wait_until
 
 PROMPT = [1, 5, 9, 12]
 PERSON = {
@@ -59,13 +63,13 @@ class Rows:
         pool = self._engine.runner.pool
         for own, heard in zip(params, events, strict=True):
             cache = SequenceCache(pool)
-            pool.pin(cache)
+            cache.pin()
             cache.match(PROMPT)
 
             def hear(event: TokenEvent, heard: list[TokenEvent] = heard, cache: SequenceCache = cache) -> bool:
                 heard.append(event)
                 if event.finish_reason is not None or event.error is not None:
-                    pool.unpin(cache)
+                    cache.unpin()
                 return True
 
             self._engine.admit(Sequence(PROMPT, [], cache, own, float("inf"), hear))
@@ -83,7 +87,7 @@ def rows(tiny_llava: Any) -> Rows:
 
 
 @settings(
-    max_examples=8,
+    max_examples=5,
     deadline=None,
     derandomize=True,
     database=None,
@@ -219,6 +223,60 @@ def test_kept_grammars_have_a_bound_in_bytes(tiny_llava: Any) -> None:
     assert max(each.num_bytes for each in compiled) > 1 << 20
     assert last is compiled[-1]
     assert first is not compiled[0]
+
+
+def test_a_grammar_that_leaves_the_cache_while_it_waits_is_refused(tiny_llava: Any, monkeypatch: Any) -> None:
+    """Its client is asked to try again; the grammar that took its place is compiled."""
+    own = GrammarSettings(max_cached=1, compile_timeout_s=100)
+    compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, own)
+    compiler.compile(json_grammar({"const": "before"}))
+    is_tried, may_go_on, ask = threading.Event(), threading.Event(), LimitedProcess.ask
+
+    def wait_and_ask(trial: LimitedProcess, request: dict[str, Any]) -> dict[str, Any]:
+        is_tried.set()
+        assert may_go_on.wait(30)
+        return ask(trial, request)
+
+    waiting: list[Any] = []
+
+    def note(pool: ThreadPoolExecutor, action: Any, *given: Any) -> Any:
+        if pool is not clients:
+            waiting.append(action)
+        return submit(pool, action, *given)
+
+    submit = ThreadPoolExecutor.submit
+    clients = ThreadPoolExecutor(3)
+    monkeypatch.setattr(LimitedProcess, "ask", wait_and_ask)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", note)
+    try:
+        with clients:
+            first = clients.submit(compiler.compile, json_grammar({"const": "first"}))
+            assert is_tried.wait(30)
+            second = clients.submit(compiler.compile, json_grammar({"const": "second"}))
+            wait_until(lambda: len(waiting) == 2, "the second grammar waits")
+            third = clients.submit(compiler.compile, json_grammar({"const": "third"}))
+            with pytest.raises(Overloaded):
+                second.result(30)
+            may_go_on.set()
+            assert first.result(30)
+            assert third.result(30)
+    finally:
+        may_go_on.set()
+        compiler.stop()
+
+
+def test_a_failure_that_is_not_the_grammars_is_not_remembered(tiny_llava: Any, monkeypatch: Any) -> None:
+    """A grammar that could not be tried, because no process could be started, is tried again with the next request."""
+    compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, GrammarSettings())
+    grammar = json_grammar({"const": "first"})
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(LimitedProcess, "ask", lambda *args: (_ for _ in ()).throw(OSError("no process")))
+            with pytest.raises(OSError, match="no process"):
+                compiler.compile(grammar)
+        assert compiler.compile(grammar)
+    finally:
+        compiler.stop()
 
 
 @pytest.mark.parametrize("limit", [{"max_states": 40}, {"max_cpu_s": 1e-9}])

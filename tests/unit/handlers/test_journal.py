@@ -293,6 +293,20 @@ def test_a_question_sent_again_is_answered_from_the_journal(two_workers: Any, re
     assert second.call(None, {"x-torchmoor-operation": "status"}).json["tokens"]["generated"] == 0
 
 
+def test_a_question_sent_again_needs_no_room(make_client: Any, red: Any) -> None:
+    """The last question that a session had room for is repeated, although there is none for another one."""
+    client = make_client(session={"max_history_chars": 100})
+    sid, headers, text = client.open(data_url(red)), {"amz-sdk-invocation-id": "0b3a"}, "what is it?" + " " * 60
+    once = client.ask(sid, text, headers=headers, **SHORT).wait()
+    assert once.status == 200
+
+    again = client.ask(sid, text, headers=headers, **SHORT).wait()
+    other = client.ask(sid, text, headers={"amz-sdk-invocation-id": "another"}, **SHORT).wait()
+
+    assert (again.status, again.json) == (200, once.json)
+    assert (other.status, other.error) == (400, "ContextTooLong")
+
+
 def test_without_a_journal_a_session_of_another_worker_is_lost(make_client: Any, red: Any) -> None:
     """Without a journal, a session of another worker is reported as lost."""
     first, second = make_client(instance="llava-0"), make_client(instance="llava-1")
@@ -725,9 +739,9 @@ def test_of_two_closes_at_once_one_is_answered_with_success(
     sid, barrier = client.open(), threading.Barrier(2)
     try_close = SessionRecorder.try_close
 
-    def meet_and_close(self: SessionRecorder, session_id: str, invocation_id: str) -> bool:
+    def meet_and_close(self: SessionRecorder, *given: Any) -> bool:
         barrier.wait(20)
-        return try_close(self, session_id, invocation_id)
+        return try_close(self, *given)
 
     monkeypatch.setattr(SessionRecorder, "try_close", meet_and_close)
     both = [client.send(close_request(sid), headers=invocation(name)) for name in ("c1", "c2")]

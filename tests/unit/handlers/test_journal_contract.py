@@ -13,10 +13,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from handlers.journal import redis_scripts, s3_objects
+from handlers.journal import directory_lists, redis, redis_scripts, s3, s3_objects
 from handlers.journal.event import CLOSE, DamagedRecord, Event, EventTooLarge, image_hash
 from handlers.journal.event_codec import EventCodec
-from handlers.journal.journal import NO_KEYS, EventTaken, Journal, JournalClosed
+from handlers.journal.journal import (
+    ANYONE,
+    NO_KEYS,
+    EventTaken,
+    Journal,
+    JournalClosed,
+    JournalFull,
+    OwnerFull,
+    expiry,
+    owner_key,
+)
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 from tests.unit.handlers.journal_stores import HOURS_S, Store, new_id, turn
@@ -554,14 +564,52 @@ def test_kv_caches_have_a_budget_of_their_own(store: Store) -> None:
         journal.append(sid, 0, Event(kind="open"))
     assert journal.put_kv(sids[0], 0, bytes(30_000))
 
-    assert not journal.put_kv(sids[1], 0, bytes(30_000))
-    assert not store.journal.put_kv(sids[1], 0, b"off")
+    with pytest.raises(JournalFull):
+        journal.put_kv(sids[1], 0, bytes(30_000))
+    with pytest.raises(JournalFull):
+        store.journal.put_kv(sids[1], 0, b"off")
     journal.check_room()
     journal.sweep(int(time.time()) - HOURS_S)
-    assert not journal.put_kv(sids[1], 0, bytes(30_000))
+    with pytest.raises(JournalFull):
+        journal.put_kv(sids[1], 0, bytes(30_000))
+    assert journal.read_kv(sids[1], 0, 1, 100_000) == []
     journal.check_room()
     journal.close(sids[0], CLOSE)
     assert journal.put_kv(sids[1], 0, bytes(30_000))
+
+
+@pytest.mark.parametrize("share", [{"max_kv_bytes": 80_000}, {"max_kv_bytes": 200_000, "max_caller_kv_bytes": 40_000}])
+def test_each_owner_has_a_budget_for_kv_caches(store: Store, share: dict[str, int]) -> None:
+    """Half of all, unless set. Another owner's caches are written, and openings are not refused.
+
+    A sweep measures the same, and another worker that has swept knows it.
+    """
+    journal, other = store.reopened(**share), store.reopened(**share)
+    alice, bob = (owner_key("llava", name) for name in ("alice", "bob"))
+    sids = {owner: new_id() for owner in (alice, bob, ANYONE)}
+    for owner, sid in sids.items():
+        journal.append(sid, 0, Event(kind="open"), owner)
+    assert journal.put_kv(sids[alice], 0, bytes(30_000), alice)
+
+    for worker in (journal, other):
+        for _ in range(2):  # an S3 journal measures in steps
+            worker.sweep(int(time.time()) - HOURS_S)
+        with pytest.raises(OwnerFull):
+            worker.put_kv(sids[alice], 1, bytes(30_000), alice)
+    assert journal.read_kv(sids[alice], 1, 1, 100_000) == []
+    journal.check_room(alice)
+    assert journal.put_kv(sids[bob], 0, bytes(30_000), bob)
+    journal.close(sids[alice], CLOSE)
+    sid = new_id()
+    journal.append(sid, 0, Event(kind="open"), alice)
+    assert journal.put_kv(sid, 0, bytes(30_000), alice)
+
+
+def test_callers_without_a_name_share_all_room_for_kv_caches(store: Store) -> None:
+    journal = store.reopened(max_kv_bytes=80_000)
+    sid = new_id()
+    journal.append(sid, 0, Event(kind="open"))
+    assert all(journal.put_kv(sid, number, bytes(30_000)) for number in range(2))
 
 
 def test_a_kv_cache_expires_with_its_session(store: Store) -> None:
@@ -578,3 +626,52 @@ def test_a_kv_cache_expires_with_its_session(store: Store) -> None:
     other = new_id(lives_s=7200)
     journal.append(other, 0, Event(kind="open"))
     assert journal.put_kv(other, 0, bytes(30_000))
+
+
+def test_each_owner_has_a_list(store: Store) -> None:
+    """Another worker reads it; adding twice is adding once, and removing what is not there has no effect."""
+    owners = [owner_key("llava", name) for name in ("alice", "bob")]
+    sids = [new_id(600), new_id(900)]
+    for sid in (*sids, sids[0]):
+        store.journal.enlist(sid, "vision", owners[0])
+    store.journal.enlist(sids[0], "user_data", owners[0])
+    store.journal.enlist(new_id(), "vision")
+    store.journal.delist(sids[0], "user_data", owners[0])
+    store.journal.delist(new_id(), "vision", owners[0])
+
+    listed = store.reopened().list_owned(owners[0])
+
+    assert sorted(listed) == [(expiry(sid), sid, "vision") for sid in sids]
+    assert store.journal.list_owned(owners[1]) == []
+    assert len(store.journal.list_owned()) == 1
+    for sid, label in (("../x", "vision"), (sids[0], "../x"), (sids[0], "")):
+        with pytest.raises(ValueError, match="session id and a label"):
+            store.journal.enlist(sid, label)
+    with pytest.raises(ValueError, match="owner"):
+        store.journal.list_owned("../x")
+
+
+def test_expired_sessions_leave_their_list(store: Store) -> None:
+    """The sweep removes them and keeps the others."""
+    early, late = new_id(lives_s=600), new_id(lives_s=7200)
+    for sid in (early, late):
+        store.journal.enlist(sid, "vision")
+
+    store.pass_time(700)
+    store.journal.enlist(late, "vision")
+    store.journal.sweep(int(time.time()) + 700)
+
+    # Redis goes by the score, from which the test has taken the time.
+    assert [listed.session_id for listed in store.journal.list_owned()] == [late]
+    assert early.encode() not in store.dump()
+
+
+def test_a_list_returns_a_limited_number(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that expire last."""
+    for module in (directory_lists, redis, s3):
+        monkeypatch.setattr(module, "MAX_LISTED", 2)
+    sids = [new_id(lives_s) for lives_s in (300, 500, 400)]
+    for sid in sids:
+        store.journal.enlist(sid, "vision")
+
+    assert sorted(listed.session_id for listed in store.journal.list_owned()) == sorted(sids[1:])

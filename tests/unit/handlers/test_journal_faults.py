@@ -314,29 +314,49 @@ def check_lost_answer(journal: Journal, proxy: LossyProxy) -> None:
         journal.append(sid, 1, Event(kind="turn", answer="mine"))
 
 
+class FailingLookUps:
+    """Look-ups of names, of which the next num_failing fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_failing = 1
+        self._look_up = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self._run)
+
+    def _run(self, *arguments: Any, **options: Any) -> Any:
+        if self.num_failing:
+            self.num_failing -= 1
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return self._look_up(*arguments, **options)
+
+
 @pytest.mark.redis
 def test_one_failed_look_up_of_valkeys_name_is_retried(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second one is the journal's error."""
     journal, sid = opened(redis_server.url), new_id("f")
-    look_up, num_failing = socket.getaddrinfo, 1
-
-    def failing(*arguments: Any, **options: Any) -> Any:
-        nonlocal num_failing
-        if num_failing:
-            num_failing -= 1
-            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-        return look_up(*arguments, **options)
-
-    monkeypatch.setattr(socket, "getaddrinfo", failing)
+    names = FailingLookUps(monkeypatch)
 
     journal.append(sid, 0, Event(kind="open"))
 
-    assert num_failing == 0
-    num_failing = 2
+    assert names.num_failing == 0
+    names.num_failing = 2
     with pytest.raises(OSError, match="cannot be reached"):
         opened(redis_server.url).append(sid, 1, Event(kind="turn"))
+
+
+@pytest.mark.s3
+def test_one_failed_look_up_of_s3s_name_is_retried(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event is written all the same."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    journal, sid = opened(f"s3://{BUCKET}/look-up"), new_id("f")
+    names = FailingLookUps(monkeypatch)
+
+    journal.append(sid, 0, Event(kind="open"))
+
+    assert names.num_failing == 0
+    assert [event.kind for event in journal.read(sid)] == ["open"]
 
 
 @pytest.mark.redis

@@ -215,6 +215,15 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.parametrize(
+    "store",
+    [
+        "directory",
+        *(pytest.param(kind, marks=[pytest.mark.redis, pytest.mark.slow]) for kind in ("valkey", "cluster")),
+        pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow]),
+    ],
+    indirect=True,
+)
 def test_a_worker_that_is_killed_loses_no_picture(store: Store) -> None:
     """It is killed at each step of an opening and a close: another session keeps its picture.
 

@@ -128,7 +128,7 @@ def test_reserve_keeps_what_is_stored_and_unpin_gives_back_the_rest() -> None:
 
     cache.reserve(500)
     assert cache.table[:5] == table
-    pool.unpin(cache)
+    cache.unpin()
 
     assert (cache.table, cache.length) == (table, 70)
     assert pool.num_used == 5
@@ -307,9 +307,9 @@ def test_least_recently_used_idle_cache_goes_first() -> None:
     pool = new_pool(8 * BLOCK)
     caches = [stored(pool, [i] * 2 * BLOCK) for i in range(4)]
     for i in (2, 0, 1):
-        pool.unpin(caches[i])
-    pool.pin(caches[2])
-    pool.unpin(caches[2])
+        caches[i].unpin()
+    caches[2].pin()
+    caches[2].unpin()
 
     SequenceCache(pool).reserve(3 * BLOCK)
 
@@ -322,7 +322,7 @@ def test_nothing_is_evicted_in_vain() -> None:
     pool = new_pool(4 * BLOCK)
     tokens = list(range(2 * BLOCK))
     pinned, idle = stored(pool, [*tokens, 1]), stored(pool, [*tokens, 1])
-    pool.unpin(idle)
+    idle.unpin()
     assert pool.num_used == 4
 
     with pytest.raises(OutOfMemory, match="64 tokens"):
@@ -337,11 +337,11 @@ def test_evicted_cache_can_be_used_again() -> None:
     """The next turn of an evicted cache computes everything again."""
     pool = new_pool(4 * BLOCK)
     cache = stored(pool, list(range(3 * BLOCK)))
-    pool.unpin(cache)
+    cache.unpin()
     other = SequenceCache(pool)
     other.reserve(2 * BLOCK)
 
-    pool.pin(cache)
+    cache.pin()
     assert cache.match(list(range(3 * BLOCK))) == 0
     cache.reserve(2 * BLOCK)
     cache.advance(list(range(2 * BLOCK)))
@@ -394,7 +394,7 @@ class PoolMachine(RuleBasedStateMachine):
         """Return a cache, pinned as for a turn, that is not in the middle of one."""
         cache: SequenceCache = data.draw(st.sampled_from(list(self.held)), label="cache")
         self.pending.pop(cache, None)
-        self.pool.pin(cache)
+        cache.pin()
         if cache in self.idle:
             self.idle.remove(cache)
         return cache
@@ -477,7 +477,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.let_go(self.pick(data))
 
     def let_go(self, cache: SequenceCache) -> None:
-        self.pool.unpin(cache)
+        cache.unpin()
         assert cache.capacity - cache.length < BLOCK
         if cache.table:
             self.idle.append(cache)
@@ -536,7 +536,7 @@ def test_threads_open_share_evict_and_drop_at_the_same_time(workers: ThreadPoolE
         start.wait()
         for i in range(150):
             cache = caches[i % 4]
-            pool.pin(cache)
+            cache.pin()
             prompt = [i % 3] * (BLOCK * (1 + i % 4) + number)
             cache.match(prompt)
             try:
@@ -548,7 +548,7 @@ def test_threads_open_share_evict_and_drop_at_the_same_time(workers: ThreadPoolE
                 assert cache.tokens == prompt
             if i % 7 == 0:
                 cache.drop()
-            pool.unpin(cache)
+            cache.unpin()
         return caches
 
     caches = [cache for future in [workers.submit(work, i) for i in range(4)] for cache in future.result(30)]

@@ -323,8 +323,8 @@ def test_long_random_lives_keep_the_books_right(seed: int) -> None:
         bench.check()
 
     counters = bench.cache.counters
-    assert counters.get("hits") > 0
-    assert counters.get("evictions") + counters.get("demotions") > 0 or bench.settings.cache == "disabled"
+    assert counters.get("events_hits") > 0
+    assert counters.get("events_evictions") + counters.get("events_demotions") > 0 or bench.settings.cache == "disabled"
     bench.check_end()
 
 

@@ -87,6 +87,7 @@ def test_files_come_out_as_they_went_in(into: Path) -> None:
         (special("code/link", tarfile.SYMTYPE, "/etc/passwd"), "is a link"),
         (("config.json", b"again"), "twice"),
         (("config.json/x", b"again"), "both a file and a folder"),
+        ((".", b"x"), "both a file and a folder"),
     ],
 )
 def test_what_is_no_file_below_the_top_is_refused(into: Path, member: Member, reason: str) -> None:

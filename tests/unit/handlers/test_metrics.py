@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from handlers.counters import MAX_TIMES, Counters
-from handlers.metrics import CHAT_METRICS, COUNTER, HISTOGRAM, PREFIX, MetricsPublisher, enable_metric_lines
+from handlers.chat.metrics import CHAT_METRICS
+from handlers.counters import COUNTER, HISTOGRAM, MAX_TIMES, Counters
+from handlers.metrics_publisher import PREFIX, MetricsPublisher, enable_metric_lines
 from tests.unit.handlers.test_chat_service import data_url
 from tests.waiting import wait_until
 
@@ -52,7 +53,7 @@ def numbers(**changes: dict[str, int]) -> dict[str, dict[str, int]]:
     """Return every number of the table, zero except for the changes."""
     found: dict[str, dict[str, int]] = {}
     for metric in CHAT_METRICS:
-        if metric.kind is HISTOGRAM:
+        if metric.kind == HISTOGRAM:
             continue
         values = metric.label[1] if metric.label else (metric.source[1],)
         found.setdefault(metric.source[0], {}).update(dict.fromkeys(values, 0))
@@ -62,7 +63,7 @@ def numbers(**changes: dict[str, int]) -> dict[str, dict[str, int]]:
 
 
 def publisher(metrics_cache: Any, current: dict[str, Any], counters: Counters | None = None) -> MetricsPublisher:
-    return MetricsPublisher(metrics_cache, "llava", lambda: current, (counters or Counters()).drain)
+    return MetricsPublisher(metrics_cache, "llava", lambda: current, (counters or Counters()).drain, CHAT_METRICS)
 
 
 def test_every_number_of_the_table_is_one_of_the_service(client: Any) -> None:
@@ -70,7 +71,7 @@ def test_every_number_of_the_table_is_one_of_the_service(client: Any) -> None:
     found = client.service.numbers()
 
     for metric in CHAT_METRICS:
-        if metric.kind is not HISTOGRAM:
+        if metric.kind != HISTOGRAM:
             for value in metric.label[1] if metric.label else ("",):
                 at: Any = found
                 for step in (*metric.source, *([value] if value else [])):
@@ -85,7 +86,7 @@ def test_names_are_such_as_prometheus_wants() -> None:
     assert len(set(names)) == len(names)
     for metric in CHAT_METRICS:
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", metric.name)
-        assert metric.name.endswith("_total") is (metric.kind is COUNTER)
+        assert metric.name.endswith("_total") is (metric.kind == COUNTER)
         assert metric.name.endswith("_seconds") is (metric.unit == "s")
 
 
@@ -109,7 +110,7 @@ def test_first_everything_is_told_then_only_what_changes(metrics_cache: Any, tol
     metrics.publish()
     changed = told.take()
 
-    assert {name for name, _, _ in first} == {PREFIX + m.name for m in CHAT_METRICS if m.kind is not HISTOGRAM}
+    assert {name for name, _, _ in first} == {PREFIX + m.name for m in CHAT_METRICS if m.kind != HISTOGRAM}
     assert ("torchmoor_turns_total", "ModelName:llava,Outcome:finished", 3.0) in first
     assert ("torchmoor_turns_total", "ModelName:llava,Outcome:failed", 0.0) in first
     assert silence == []
@@ -175,7 +176,7 @@ def test_publisher_survives_a_number_that_fails(
     metrics_cache: Any, told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An exception is logged, and the next interval tries again."""
-    metrics = MetricsPublisher(metrics_cache, "llava", lambda: {}, Counters().drain)
+    metrics = MetricsPublisher(metrics_cache, "llava", lambda: {}, Counters().drain, CHAT_METRICS)
 
     metrics.start()
     metrics.stop()

@@ -10,11 +10,24 @@ import transformers as hf
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.engine.builtin.sequence import ImageSpan
 from handlers.errors import InvalidRequest, SettingsError
+from handlers.models import transformers_check
+from handlers.models.attention import DecodingRows
 from handlers.models.loader import load_model
+from scripts.make_smollm2 import TARGET as SMOLLM2
+from tests.tools import missing
 from tests.unit.handlers.tiny_checkpoints import CPU, PLAIN, REFUSED, VOCABULARY, WORKING, generate, save, seeing_config
 
+# One family for each part that others combine; test-slow has all.
+USUAL = {
+    *("llama", "llama-mqa", "llama3-rope", "qwen2-mixed-windows", "qwen3", "phi3", "gemma3", "olmo2", "opt"),
+    *("gpt2", "falcon-new", "gemma2", "keys-larger-than-values"),
+}
 
-@pytest.mark.parametrize("family", [*WORKING, *PLAIN])
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=() if name in USUAL else pytest.mark.slow) for name in (*WORKING, *PLAIN)],
+)
 def test_text_family_answers_as_in_transformers(
     family: str, tmp_path: Path, checkpoint: Path, one_thread: None
 ) -> None:
@@ -88,11 +101,12 @@ def test_text_model_chats(family: str, tmp_path: Path, checkpoint: Path, make_cl
     assert "text only" in refused.json["error"]["message"]
 
 
-def test_other_models_that_see_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [hf.Qwen2VLConfig, hf.Qwen2_5_VLConfig, hf.Gemma3Config, hf.InternVLConfig])
+def test_other_models_that_see_are_refused(tmp_path: Path, config: type[hf.PreTrainedConfig]) -> None:
     """Another vision architecture is refused by its type, before its weights are read."""
-    hf.Qwen2VLConfig().save_pretrained(tmp_path)
+    config().save_pretrained(tmp_path)
 
-    with pytest.raises(SettingsError, match="qwen2_vl"):
+    with pytest.raises(SettingsError, match=f"type {config.model_type} are not supported"):
         load_model(tmp_path, CPU, "auto")
 
 
@@ -172,3 +186,27 @@ def test_half_precision_loads(dtype: str, tmp_path: Path, checkpoint: Path, one_
     save(WORKING["llama-gqa"](), tmp_path, checkpoint)
 
     assert load_model(tmp_path, CPU, dtype).dtype is getattr(torch, dtype)
+
+
+@pytest.mark.slow
+def test_a_real_model_loads_in_half_precision(one_thread: None) -> None:
+    """Its 30 layers change the logits by more than a tenth if transformers itself reads a prompt in several steps."""
+    if not (SMOLLM2 / "config.json").is_file():
+        missing(f"there is no {SMOLLM2}: make archives downloads it")
+
+    assert load_model(SMOLLM2, CPU, "bfloat16").is_packed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_fault_of_decoding_rows_alone_is_noticed(
+    dtype: str, checkpoint: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU all decoding takes this path, so the check at load takes it, too. Here each row misses one position."""
+
+    def miss_first(table: torch.Tensor, lengths: torch.Tensor, block: int) -> DecodingRows:
+        return DecodingRows(table[:, 1:], lengths - 1, block)
+
+    monkeypatch.setattr(transformers_check, "DecodingRows", miss_first)
+
+    with pytest.raises(SettingsError, match="in steps of one token per row"):
+        load_model(checkpoint, CPU, dtype)

@@ -13,6 +13,7 @@ from PIL import Image
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings import JournalSettings
 from tests.unit.handlers.test_chat_service import features_bytes
+from torchmoor.wire.session_row import SESSION_FIELDS
 
 SHORT = {"parameters": {"max_new_tokens": 8}}
 OPERATION = {"x-torchmoor-operation": "sessions"}
@@ -59,6 +60,7 @@ def test_session_is_told_by_its_hash_with_what_it_holds(client: Any, clock: Any,
     [row] = answer.json["sessions"]
     assert (answer.json["open"], answer.json["next"]) == (1, None)
     assert row["session"] == hash_of(sid)
+    assert row.keys() == {"session", *(field.name for field in SESSION_FIELDS)}
     assert (row["tier"], row["turns"], row["images"], row["waiting"]) == ("device", 1, 1, 0)
     assert (row["is_running"], row["is_pinned"]) == (False, False)
     assert (row["opened_at"], row["last_used_at"], row["expires_at"]) == (opened_at, clock.now, int(opened_at + 500))

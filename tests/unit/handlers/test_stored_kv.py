@@ -141,6 +141,22 @@ def test_a_full_budget_writes_nothing(make_worker: Any, red: Any, tmp_path: Path
     assert parts(tmp_path) == []
 
 
+def test_a_full_share_of_one_caller_leaves_room_for_others(make_worker: Any, red: Any, tmp_path: Path) -> None:
+    """The caller's next part is not written and counted as limited; another caller's is written."""
+    client = make_worker(journal_settings={"max_caller_kv_bytes": 1000})
+    alice, anyone = {"x-torchmoor-endpoint": "llava", "x-torchmoor-principal": "alice"}, {}
+    for headers in (alice, anyone):
+        opening = {"type": "start_session", "images": [data_url(red)]}
+        sid = client.call(opening, headers).json["session_id"]
+        assert client.ask(sid, QUESTION, headers=headers, **SHORT).wait().status == 200
+
+        wait_until(lambda: count(client, "limited") == 1, "the refusal is counted")
+        assert bool(parts(tmp_path)) == bool(count(client, "written"))
+
+    wait_until(lambda: count(client, "written") == 2, "the other cache is written")
+    assert {part.parent.name for part in parts(tmp_path)} == {sid}
+
+
 def test_a_closed_session_leaves_no_part(make_worker: Any, red: Any, tmp_path: Path) -> None:
     client = make_worker()
     sid = talk(client, red, 2)

@@ -83,13 +83,14 @@ def test_texts_are_those_of_transformers(
     ],
 )
 def test_every_template_ends(template: str, process: TemplateProcess) -> None:
-    """A template that computes for ever or fills the memory fails; the next one is rendered by a new process."""
+    """A template that computes forever or fills the memory fails; the next one is rendered by a new process."""
     with pytest.raises(TemplateFailed):
         process.render(request(template, ["Hello"]))
 
     assert process.render(request("{{ messages[0].content }}", ["Hello"])) == "Hello"
 
 
+@pytest.mark.slow
 def test_a_client_is_told_that_the_template_is_too_much(checkpoint: Path) -> None:
     """A worker answers an error of the request, and goes on with other templates."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)

@@ -11,6 +11,7 @@ from handlers import tgi_lmi_settings
 from handlers.errors import SettingsError
 from handlers.settings import HandlerSettings, load_settings
 from handlers.tgi_lmi_settings import understand
+from handlers.vllm_settings import VllmSettings
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +154,8 @@ def test_contradictions_are_refused(environ: dict[str, str], named: str) -> None
     [
         {"QUANTIZE": "bitsandbytes"},
         {"TRUST_REMOTE_CODE": "true"},
-        {"OPTION_ENABLE_LORA": "true"},
+        {"LORA_ADAPTERS": "sql=/adapters/sql"},
+        {"OPTION_ADAPTERS": "adapters"},
         {"OPTION_QUANTIZE": "awq"},
     ],
 )
@@ -163,6 +165,19 @@ def test_what_would_change_answers_is_refused(environ: dict[str, str]) -> None:
 
     with pytest.raises(SettingsError, match=f"{name}.*not offered"):
         settings(environ)
+
+
+def test_adapters_of_lmi_need_their_source() -> None:
+    """LMI's switch goes with the folder's name; its limits become ours, or vLLM's."""
+    lmi = {"OPTION_ENABLE_LORA": "true", "OPTION_MAX_LORA_RANK": "16", "OPTION_MAX_LORAS": "3"}
+    with pytest.raises(SettingsError, match=r"OPTION_ENABLE_LORA.*TORCHMOOR_HANDLER_ADAPTERS_SOURCE"):
+        settings(lmi)
+    found = settings({**lmi, "TORCHMOOR_HANDLER_ADAPTERS_SOURCE": "/adapters"})
+    assert (found.adapters.source, found.adapters.max_rank) == ("/adapters", 16)
+    assert found.vllm.max_loras == VllmSettings().max_loras
+    own = {"TORCHMOOR_HANDLER_ADAPTERS_SOURCE": "/adapters", "TORCHMOOR_HANDLER_ENGINE_NAME": "vllm"}
+    assert settings({**lmi, **own}).vllm.max_loras == 3
+    assert settings({"OPTION_ENABLE_LORA": "false"}).adapters.source == ""
 
 
 @pytest.mark.parametrize("environ", [{"SM_NUM_GPUS": "4"}, {"NUM_SHARD": "2"}, {"OPTION_TENSOR_PARALLEL_DEGREE": "8"}])

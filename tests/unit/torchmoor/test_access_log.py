@@ -20,8 +20,10 @@ from torchmoor.proxy.observe.access_log import PIPE_BYTES, AccessLog, render
 WRITER = """
 import sys
 from tests.unit.torchmoor.test_access_log import make_record
+from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.observe.access_log import AccessLog
-log = AccessLog(sys.argv[1], max_buffer_bytes=1 << 24, interval_s=0.001)
+settings = ObserveSettings(access_log=sys.argv[1], access_log_buffer_bytes=1 << 24, access_log_interval_s=0.001)
+log = AccessLog(settings)
 log.start()
 for number in range(2000):
     log.write(make_record(f"{sys.argv[2]}-{number}"))
@@ -40,8 +42,10 @@ def make_record(inference_id: str = "one", *, path: str = "/", **values: object)
     return record
 
 
-def make_log(target: Path | str, **options: int) -> AccessLog:
-    return AccessLog(str(target), **{"max_buffer_bytes": 1 << 20, "interval_s": 3600, **options})
+def make_log(target: Path | str, max_buffer_bytes: int = 1 << 20) -> AccessLog:
+    return AccessLog(
+        ObserveSettings(access_log=str(target), access_log_buffer_bytes=max_buffer_bytes, access_log_interval_s=3600.0)
+    )
 
 
 def test_line_is_json_whatever_clients_send() -> None:

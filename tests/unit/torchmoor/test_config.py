@@ -150,6 +150,7 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         ("Endpoints.0.MultiModelConfig", {"Cache": "Enabled"}, "MultiModelConfig: unknown key 'Cache'"),
         ("Endpoints.0.ModelDataUrl", "s3://b/p", "ModelDataUrl is only for an endpoint with MultiModelConfig"),
         ("Endpoints.0.multi_model", {}, "multi_model is only for an endpoint with MultiModelConfig"),
+        ("Endpoints.0.adapters", {"max_bytes": 1}, "adapters: unknown key 'max_bytes'"),
         ("container", {"serves_models": True}, "container.serves_models needs a multi-model endpoint"),
         ("Instances", None, "Instances must be a list"),
         ("Instances", [*SMALL["Instances"] * 2], r"Instances\[1\].name 'a' is given twice"),
@@ -250,6 +251,17 @@ def test_endpoint_with_many_models_is_declared_as_in_create_model(caplog: pytest
     assert parse(changed("Endpoints.0.MultiModelConfig", {})).proxy.endpoints[0].multi_model == MultiModelSettings()
 
 
+def test_endpoint_with_adapters_has_one_model() -> None:
+    content = changed("Endpoints.0.adapters", {"hot_outstanding": 4})
+    [endpoint] = parse(content).proxy.endpoints
+    assert endpoint.multi_model == MultiModelSettings(are_adapters=True, hot_outstanding=4)
+    assert endpoint.has_adapters
+    assert not endpoint.has_many
+    content["Endpoints"][0]["MultiModelConfig"] = {}
+    with pytest.raises(ConfigError, match="adapters of one model, or MultiModelConfig, but not both"):
+        parse(content)
+
+
 def test_keys_of_sagemakers_machines_are_without_effect_and_said_to_be(caplog: pytest.LogCaptureFixture) -> None:
     """So that one file serves here and in create_endpoint_config."""
     with caplog.at_level(logging.WARNING):
@@ -265,7 +277,7 @@ def test_keys_of_sagemakers_machines_are_without_effect_and_said_to_be(caplog: p
         ("listen: {port: 1}\nlisten: {port: 2}\n", "key 'listen' is given twice"),
         ("a: [", "not valid YAML"),
         ("? [a, b]\n: 1\n", "a key must be plain text"),
-        ("[" * 5000, "not valid YAML"),
+        ("[" * 500, "not valid YAML"),
         ("!!python/object:os.system {}", "not valid YAML"),
         ("", "the file must be keys and values, not None"),
         ("#" * (MAX_FILE_BYTES + 1), "is longer than"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchmoor.config.access import AccessKey, AccessSettings, Credentials
+from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.torchserve import SECRETS
@@ -159,7 +160,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         ListenSettings(tls_certificate="cert.pem")
     with pytest.raises(ConfigError, match=r"admin_tls_key must be given together"):
         ListenSettings(admin_tls_certificate="cert.pem")
-    with pytest.raises(ConfigError, match="max_unverified_bytes"):
-        AccessSettings(max_unverified_bytes=10)
+    with pytest.raises(ConfigError, match="max_arriving_bytes"):
+        LimitSettings(max_arriving_bytes=10)
     with pytest.raises(ConfigError, match="clock_skew_s"):
         AccessSettings(clock_skew_s=0)

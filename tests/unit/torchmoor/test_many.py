@@ -8,6 +8,8 @@ import pytest
 
 from torchmoor.config.container import ContainerSettings
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.adapters import SOURCE as ADAPTERS
+from torchmoor.fleet.adapters import adapter_environment, adapter_settings
 from torchmoor.fleet.many import CACHE, MULTI_MODEL, SOURCE, URL_ROOTS, many_environment, many_settings, read_container
 
 
@@ -52,3 +54,21 @@ def test_models_that_are_not_kept_are_not_expected_to_be() -> None:
     """The handlers' setting is read, so that it need not be given twice."""
     assert many_settings({}).is_cached
     assert not many_settings({CACHE: "disabled"}).is_cached
+
+
+def test_adapters_belong_to_the_one_endpoint(tmp_path: Path) -> None:
+    found = adapter_environment(["llava"], tmp_path.as_uri())
+    assert found == {ADAPTERS: str(tmp_path)}
+    assert adapter_environment(["llava"], "s3://bucket/p") == {ADAPTERS: "s3://bucket/p"}
+    assert adapter_environment(["llava", "notes"], "") == {}
+    settings = adapter_settings(found)
+    assert settings is not None
+    assert settings.are_adapters
+    assert adapter_settings({}) is None
+    for endpoints, adapters, message in (
+        (["llava", "notes"], str(tmp_path), "exactly one endpoint"),
+        (["many"], str(tmp_path), "exactly one endpoint"),
+        (["llava"], "/nowhere", "there is no directory /nowhere"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            adapter_environment(endpoints, adapters)

@@ -51,6 +51,7 @@ def report(
         "variants": [{"metrics": metrics.snapshot(), "num_waiting": waiting, "turns": {"chat-0": waiting}}],
         "denied": {"InvalidSignature": invocations},
         "limited": {"max_requests": 2 * invocations},
+        "websockets": invocations,
         "log": {"lines": invocations, "dropped": 1},
         "instances": {
             "chat-0": {
@@ -76,6 +77,7 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
 
     assert (variant.metrics.invocations, variant.num_waiting, totals.denied) == (5, 7, {"InvalidSignature": 5})
     assert totals.limited == {"max_requests": 10}
+    assert totals.num_websockets == 5
     assert variant.waiting_turns == {"chat-0": 7}
     assert (variant.metrics.model_latency.sum, sum(variant.metrics.model_latency.counts)) == (pytest.approx(0.3), 2)
     assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (5, 5, 2)
@@ -90,6 +92,7 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
 
     assert (variant.metrics.invocations, variant.num_waiting, totals.denied) == (25, 3, {"InvalidSignature": 25})
     assert totals.limited == {"max_requests": 50}
+    assert totals.num_websockets == 11
     assert sum(variant.metrics.model_latency.counts) == 4
     assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (25, 25, 4)
     assert (instance.breaker.state, instance.share) == (BreakerState.CLOSED, 1.0)
@@ -114,7 +117,7 @@ def test_no_part_is_too_small_for_one_request() -> None:
     part = divide(SETTINGS, 64)
 
     assert part.limits.max_waiting_bytes >= part.limits.max_body_bytes
-    assert part.access.max_unverified_bytes >= part.access.max_signed_body_bytes
+    assert part.limits.max_arriving_bytes >= part.limits.max_passthrough_body_bytes
 
 
 def test_each_process_sends_an_instance_its_part_of_the_bodies() -> None:
@@ -154,7 +157,7 @@ class OneWayLink:
 
 
 class Nobody:
-    """Hears what becomes of a process, and does nothing about it."""
+    """Ignores the events of a process."""
 
     def on_started(self, child: ChildProcess) -> None:
         pass

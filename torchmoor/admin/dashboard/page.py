@@ -18,11 +18,12 @@ from torchmoor.admin.dashboard.history import INTERVAL_S, NOW, RANGES, VariantHi
 from torchmoor.admin.dashboard.instance_history import InstanceHistory, find_gpu
 from torchmoor.admin.http import RequestRefused
 from torchmoor.admin.statuses import InstanceStatuses
-from torchmoor.admin.views import describe_instance, describe_scaling
+from torchmoor.admin.views import SHOWN_VALUES, describe_instance, describe_scaling
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.metrics.host import Gpus, GpuUse
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
+from torchmoor.wire import receipt
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Dashboard:
             if kind is not None:
                 path = "/" if file.name == "index.html" else f"/dashboard/{file.name}"
                 router.add_get(path, _answering(file.read_text(encoding="utf-8"), kind))
+        router.add_get("/dashboard/receipt.js", _answering(receipt.make_script(), KINDS[".js"]))
         router.add_get("/dashboard.json", self._show)
         router.add_get("/instances/{name}/history", self._show_load)
 
@@ -135,6 +137,7 @@ class Dashboard:
             "interval_s": INTERVAL_S,
             "chat_port": self._data.port if self._has_chat else None,
             "reasons": reasons.SENTENCES,
+            "shown_values": [asdict(each) for each in SHOWN_VALUES],
             "has_many_models": any(each.settings.multi_model is not None for each in self._registry.endpoints()),
             "async_endpoints": [each.name for each in self._registry.endpoints() if each.settings.async_inference],
             "autoscaling": describe_scaling(self._registry),
@@ -159,14 +162,7 @@ class Dashboard:
             "instances": len(members),
             "ready": sum(instance.is_ready for instance in members),
             "desired": None if variant.scale is None else variant.scale.desired,
-            "invocations": metrics.invocations,
-            "client_errors": metrics.client_errors,
-            "server_errors": metrics.server_errors,
-            "model_errors": metrics.model_errors,
-            "faults": metrics.faults,
-            "mid_stream_errors": metrics.mid_stream_errors,
-            "no_capacity": metrics.no_capacity,
-            "retries": metrics.retries,
+            **metrics.request_counts(),
             "in_flight": sum(instance.outstanding for instance in members),
             "waiting": history.traffic.num_waiting,
             "waiting_turns": dict(history.traffic.waiting_turns),

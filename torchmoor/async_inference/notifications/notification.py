@@ -10,7 +10,7 @@ from typing import Any
 
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest
 
-MAX_RESPONSE_BYTES = 128 * 1024  # that a message includes
+MAX_RESPONSE_BYTES = 128 * 1024  # longest answer that a message includes
 MAX_REASON_CHARS = 4096  # in a message, which SNS limits to 256 KiB; the failure object holds all of it
 
 

@@ -16,6 +16,7 @@ Which failures are final, and which are retried:
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
 from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ from time import monotonic
 
 from torchmoor.async_inference.objects.locations import locate_staged
 from torchmoor.async_inference.objects.object_store import Download, ObjectError
-from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState, Claim
+from torchmoor.async_inference.request import CANCELLED, AsyncOutcome, AsyncRequest, AsyncState, Claim
 from torchmoor.async_inference.workers.capacity import CapacityLease
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.instance_client import (
@@ -36,7 +37,7 @@ from torchmoor.async_inference.workers.instance_client import (
 )
 from torchmoor.config.launcher import body_weight
 from torchmoor.errors import BodyTooLarge, invocation_timed_out
-from torchmoor.wire import error_codes, headers
+from torchmoor.wire import background, error_codes, headers
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +137,8 @@ class Attempt:
             headers.REQUEST_ID: self._request_id,
             headers.TIMEOUT_MS: str(int((request.timeout_s + headers.TIMEOUT_GRACE_S) * 1000)),
             headers.PRINCIPAL: request.principal,
+            headers.SOURCE: request.source,
+            headers.RESOURCE: background.run_resource(request.response_id) if request.response_id else "",
             # The same in every attempt, so that a handler does not repeat what it recorded in an earlier one.
             "Amz-Sdk-Invocation-Id": f"async-{request.inference_id}",
         }
@@ -193,6 +196,11 @@ class Attempt:
             self._lease.on_failed(is_dead=True)
             raise RetryableFailure(_model_error(status, text))
         self._lease.on_answered()
+        if code == error_codes.RESPONSE_CANCELLED:
+            return CANCELLED
+        response_id = self._request.response_id
+        if response_id:  # the id suffices to use the response, so operators see its name
+            return _failure(_message_in(text).replace(response_id, self._request.inference_id))
         return _failure(_model_error(status, text))
 
     def _bounded(self, delay_s: float) -> float:
@@ -222,3 +230,12 @@ def fail_exhausted(request: AsyncRequest, attempts: int, reason: str) -> AsyncOu
     # The reason is not logged: it may quote the model's answer.
     logger.warning("attempts exhausted inference_id=%s attempts=%d", request.inference_id, attempts)
     return _failure(f"Gave up after {attempts} attempts. The last one: {reason}")  # prose: allow
+
+
+def _message_in(text: str) -> str:
+    """Return the message of an error of OpenAI's form; the whole text if it has another form."""
+    try:
+        message = json.loads(text)["error"]["message"]
+    except (ValueError, TypeError, KeyError):
+        return text
+    return str(message)

@@ -42,6 +42,15 @@ class Capacity(Protocol):
     def try_take(self) -> CapacityLease | None:
         """Lease free capacity; None if there is none, or clients wait for it."""
 
+    def try_take_of(self, session_id: str, principal: str) -> CapacityLease | None:
+        """Lease free capacity at the instance that serves a session; None if there is none."""
+
+    def find_url(self, session_id: str, principal: str) -> str | None:
+        """Return where requests of a session are sent; None if no instance serves it."""
+
+    def is_lost(self, session_id: str, principal: str) -> bool:
+        """Return True if no instance will ever serve a session again: its id was signed with a key that is gone."""
+
     @property
     def num_ready(self) -> int:
         """Return the number of instances that accept requests."""

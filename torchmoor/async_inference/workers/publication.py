@@ -36,28 +36,32 @@ class Publication:
     """Publishes one decided request."""
 
     def __init__(self, context: WorkerContext, claim: Claim, outcome: AsyncOutcome, variant: str | None) -> None:
-        self._context = context
+        self.context = context
         self._claim = claim
-        self._request = claim.request
-        self._outcome = outcome
+        self.request = claim.request
+        self.outcome = outcome
         self._metrics = context.metrics.of(variant)
 
     async def run(self) -> None:
         """Publish. Raises PublishLater, ClaimLost, QueueUnavailable."""
         error = await self._try_write()
-        if error is not None and self._outcome.succeeded:
+        if error is not None and self.outcome.succeeded:
             await self._revoke(error)
             error = await self._try_write()
-        context, request, outcome, metrics = self._context, self._request, self._outcome, self._metrics
+        context, request, outcome, metrics = self.context, self.request, self.outcome, self._metrics
         if error is not None:
             logger.error("ends without a failure object inference_id=%s error=%s", request.inference_id, error)
         await self._remove_staged()
-        response = outcome.body if outcome.succeeded else outcome.reason.encode()
-        notification = Notification(request, outcome, context.wall(), response)
-        metrics.async_notification_failures += await context.notifier.notify(notification, context.topics)
+        await self._notify()
         if await context.queue.finish(self._claim):
             setattr(metrics, _COUNTERS[outcome.state], getattr(metrics, _COUNTERS[outcome.state]) + 1)
             metrics.async_total_time.observe(max(0.0, context.wall() - request.received_at))
+
+    async def _notify(self) -> None:
+        context, outcome = self.context, self.outcome
+        response = outcome.body if outcome.succeeded else outcome.reason.encode()
+        notification = Notification(self.request, outcome, context.wall(), response)
+        self._metrics.async_notification_failures += await context.notifier.notify(notification, context.topics)
 
     async def _try_write(self) -> ObjectError | None:
         """Write the object. Returns the error of an object that can never be written. Raises PublishLater."""
@@ -65,22 +69,26 @@ class Publication:
             await self._write()
         except ObjectError as error:
             self._metrics.async_upload_failures += 1
-            is_late = self._context.wall() - self._request.expires_at > MAX_LATE_S
-            if not error.is_permanent and not is_late:
+            if not error.is_permanent and not self.is_late:
                 raise PublishLater(str(error)) from error
             return error
         return None
 
+    @property
+    def is_late(self) -> bool:
+        """True if the outcome is no longer to be published."""
+        return self.context.wall() - self.request.expires_at > MAX_LATE_S
+
     async def _revoke(self, error: ObjectError) -> None:
         """Replace the result by a failure. Raises ClaimLost."""
-        logger.warning("result replaced by a failure inference_id=%s error=%s", self._request.inference_id, error)
+        logger.warning("result replaced by a failure inference_id=%s error=%s", self.request.inference_id, error)
         failure = AsyncOutcome(state=AsyncState.FAILED, reason=f"The result could not be stored: {error}")
-        if not await self._context.queue.revoke(self._claim, failure):
-            raise ClaimLost(f"the claim of {self._request.inference_id} is lost")
-        self._outcome = failure
+        if not await self.context.queue.revoke(self._claim, failure):
+            raise ClaimLost(f"the claim of {self.request.inference_id} is lost")
+        self.outcome = failure
 
     async def _write(self) -> None:
-        store, request, outcome = self._context.store, self._request, self._outcome
+        store, request, outcome = self.context.store, self.request, self.outcome
         if not outcome.succeeded:
             await store.put(request.failure_location, outcome.reason.encode(), FAILURE_TYPE)
         elif outcome.staged is not None:
@@ -92,10 +100,10 @@ class Publication:
 
     async def _remove_staged(self) -> None:
         """Remove what lost attempts may have staged. A success at the first attempt leaves nothing to remove."""
-        for attempt in range(1, self._claim.attempt + (0 if self._outcome.succeeded else 1)):
-            staged = locate_staged(self._context.output_path, self._request.identity, attempt)
-            if staged != self._outcome.staged:
+        for attempt in range(1, self._claim.attempt + (0 if self.outcome.succeeded else 1)):
+            staged = locate_staged(self.context.output_path, self.request.identity, attempt)
+            if staged != self.outcome.staged:
                 try:
-                    await self._context.store.delete(staged)
+                    await self.context.store.delete(staged)
                 except ObjectError as error:
                     logger.warning("staged object not removed url=%s error=%s", staged, error)

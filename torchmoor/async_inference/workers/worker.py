@@ -13,15 +13,22 @@ from contextlib import suppress
 from itertools import count
 
 from torchmoor.async_inference.objects.object_store import ObjectError
-from torchmoor.async_inference.request import AsyncOutcome, Claim
+from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState, Claim
 from torchmoor.async_inference.workers.attempt import Attempt, RetryableFailure, fail_exhausted
 from torchmoor.async_inference.workers.capacity import CapacityLease
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.lease_renewal import ClaimLost, LeaseRenewal
 from torchmoor.async_inference.workers.publication import Publication, PublishLater
+from torchmoor.async_inference.workers.response_publication import ResponsePublication
 from torchmoor.errors import QueueUnavailable
 
 logger = logging.getLogger(__name__)
+
+SESSION_LOST = AsyncOutcome(
+    state=AsyncState.FAILED,
+    reason="The response's session is lost: its id was signed with a key that is gone. To keep responses across "
+    "restarts, set TORCHMOOR_SESSION_KEYS and a journal.",
+)
 
 
 class Worker:
@@ -158,17 +165,43 @@ class Worker:
 
     async def _finish(self, claim: Claim, lease: CapacityLease | None, renewal: LeaseRenewal) -> None:
         outcome, variant = claim.decided, None
-        if outcome is None:
+        if outcome is None and self._is_lost(claim.request):
             assert lease is not None
+            lease.release()
+            outcome = await self._decide_or_lose(claim, SESSION_LOST)
+        elif outcome is None:
+            assert lease is not None
+            lease = await self._lease_for(claim, lease)
+            if lease is None:
+                return
             variant, renewal.instance = lease.variant, lease.instance
-            outcome = await self._run(claim, lease)
+            try:
+                outcome = await self._run(claim, lease)
+            finally:
+                lease.release()
             if outcome is None:
                 return
+        make = ResponsePublication if claim.request.response_id else Publication
         try:
-            await Publication(self._context, claim, outcome, variant).run()
+            await make(self._context, claim, outcome, variant).run()
         except PublishLater as later:
             self._faults.add("result not published yet", later, inference_id=claim.request.inference_id)
             await self._return(claim, self._delay_since_s(claim), f"The result could not be published: {later}")
+
+    def _is_lost(self, request: AsyncRequest) -> bool:
+        return bool(request.session_id) and self._capacity.is_lost(request.session_id, request.principal)
+
+    async def _lease_for(self, claim: Claim, lease: CapacityLease) -> CapacityLease | None:
+        """Replace the lease of a request that only one instance can run. Returns None if that has no capacity now."""
+        request = claim.request
+        if not request.session_id:
+            return lease
+        lease.release()
+        own = self._capacity.try_take_of(request.session_id, request.principal)
+        if own is None:
+            reason = "The instance that has the response has no capacity now."
+            await self._return(claim, self._settings.min_backoff_s, reason, counts=False)
+        return own
 
     async def _run(self, claim: Claim, lease: CapacityLease) -> AsyncOutcome | None:
         """Run one attempt. Returns the decided outcome; None if the request will be tried again."""
@@ -187,9 +220,7 @@ class Worker:
                     return None
                 outcome = fail_exhausted(claim.request, claim.attempt, failure.reason)
             lease.release()
-            if await self._decide(claim, outcome):
-                return outcome
-            raise ClaimLost("another worker has decided it, or it was cancelled")
+            return await self._decide_or_lose(claim, outcome)
         except BaseException:
             if attempt.staged is not None:
                 await asyncio.shield(self._discard(claim, attempt.staged))
@@ -206,6 +237,12 @@ class Worker:
         except Exception as error:
             logger.exception("attempt failed in the proxy inference_id=%s", claim.request.inference_id)
             raise RetryableFailure(f"The proxy failed: {type(error).__name__}") from error
+
+    async def _decide_or_lose(self, claim: Claim, outcome: AsyncOutcome) -> AsyncOutcome:
+        """Decide the outcome and return it. Raises ClaimLost."""
+        if not await self._decide(claim, outcome):
+            raise ClaimLost("another worker has decided it, or it was cancelled")
+        return outcome
 
     async def _decide(self, claim: Claim, outcome: AsyncOutcome) -> bool:
         """Decide the outcome; repeats until the queue answers, for as long as the claim is held."""

@@ -33,14 +33,16 @@ def async_() -> None:
     "--endpoint",
     metavar="NAME",
     shell_complete=complete_endpoints,
-    help="The endpoint; needed if several take asynchronous requests.",
+    help="The endpoint; required if several accept asynchronous requests.",
 )
 @click.option(
     "--state",
     type=click.Choice([each.value for each in AsyncState], case_sensitive=False),
     help="List only requests in this state.",
 )
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="The most that are listed.")
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="Maximum number of listed requests."
+)
 @json_option
 @admin_options
 def list_(admin: AdminClient, endpoint: str | None, state: str | None, limit: int, as_json: bool) -> None:

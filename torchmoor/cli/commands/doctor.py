@@ -37,7 +37,7 @@ option = partial(setting, UpSettings)
     "--config",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Configuration file of `serve`, which has the ports, stores and instances. With it no instance runs here, "
+    help="Configuration file of `serve`, which names the ports, stores and instances. With it no instance runs here, "
     "unless --instances is given.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one object with all findings.")

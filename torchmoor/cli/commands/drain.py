@@ -93,7 +93,7 @@ def _move(
         sleep(INTERVAL_S)
         found = {row["name"]: row for row in admin.get("/instances")["instances"]}
         if gone := [name for name in rows if name not in found]:
-            raise AdminError(f"there is no instance {gone[0]!r} any more")
+            raise AdminError(f"instance {gone[0]!r} no longer exists")
         rows = {name: {key: found[name][key] for key in ("name", "state", "outstanding")} for name in rows}
     found_rows = list(rows.values())
     show(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -14,7 +14,7 @@ from torchmoor.cli.running_fleets import complete_endpoints
 from torchmoor.cli.tables import format_table, in_bytes, terminal_width
 from torchmoor.clients.admin import AdminClient
 
-HEADS = ("NAME", "ENDPOINT", "STATE", "LOAD", "SESSIONS", "KV", "FEATURES", "HOST")
+HEADS = ("NAME", "ENDPOINT", "STATE")  # the other columns are the proxy's `shown_values`
 COLORS = {"ready": "green", "draining": "yellow", "starting": "yellow", "down": "red"}
 
 
@@ -40,41 +40,49 @@ def instances(admin: AdminClient, endpoint: str | None, watch: float | None, as_
       torchmoor instances --json | jq -r '.instances[] | select(.state != "ready") | .name'
     """
     while True:
-        found = admin.get("/dashboard.json")["instances"]
-        rows = [row for row in found if endpoint in (None, row["endpoint"])]
+        found = admin.get("/dashboard.json")
+        columns = [each for each in found.get("shown_values", ()) if each["column"]]
+        rows = [row for row in found["instances"] if endpoint in (None, row["endpoint"])]
         rows.sort(key=lambda row: (row["endpoint"], row["name"]))  # the page has them in their order of start
         if as_json:
             click.echo(json.dumps({"instances": rows}))
         else:
             if watch is not None and terminal_width() is not None:
                 click.clear()
-            for line in describe(rows, terminal_width()):
+            for line in describe(rows, columns, terminal_width()):
                 click.echo(line)
         if watch is None:
             return
         time.sleep(watch)
 
 
-def describe(rows: list[dict[str, Any]], width: int | None) -> Iterator[str]:
+def describe(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Mapping[str, str]], width: int | None
+) -> Iterator[str]:
     """Yield the table's lines."""
     if not rows:
         yield "There is no instance."
         return
-    head, *lines = format_table(HEADS, [_cells(row) for row in rows], width)
+    cells = [
+        (row["name"], row["endpoint"], row["state"], *(_format(row, column) for column in columns)) for row in rows
+    ]
+    head, *lines = format_table((*HEADS, *(column["column"] for column in columns)), cells, width)
     yield head
     for row, line in zip(rows, lines, strict=True):
         state = row["state"]
         yield line.replace(f" {state} ", f" {click.style(state, fg=COLORS.get(state))} ", 1)
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    status = row.get("status") or {}
-    sessions, memory = status.get("sessions", {}), status.get("memory", {})
-    tiers = (_share(memory, f"{name}_bytes", f"{name}_capacity_bytes") for name in ("kv", "features", "host"))
-    is_open = f"{sessions['open']}/{sessions['max']}" if "open" in sessions and "max" in sessions else ""
-    load = f"{row['outstanding']}/{row['capacity']}"
-    return (row["name"], row["endpoint"], row["state"], load, is_open, *tiers)
+def _format(row: Mapping[str, Any], column: Mapping[str, str]) -> str:
+    """Return a value, with its limit if it has one; empty if the instance does not report it."""
+    values = [_find(row, path) for path in (column["used"], column["most"]) if path]
+    if None in values:
+        return ""
+    return "/".join(in_bytes(value) if column["unit"] == "bytes" else str(value) for value in values)
 
 
-def _share(memory: Mapping[str, Any], used: str, most: str) -> str:
-    return f"{in_bytes(memory[used])}/{in_bytes(memory[most])}" if used in memory and most in memory else ""
+def _find(row: Mapping[str, Any], path: str) -> Any:
+    found: Any = row
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found

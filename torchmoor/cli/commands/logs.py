@@ -1,4 +1,4 @@
-"""`torchmoor logs`: what a fleet or one of its instances has logged."""
+"""`torchmoor logs`: the log of a fleet or of one of its instances."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ POLL_S = 0.2
 
 @click.command()
 @click.argument("instance", required=False, shell_complete=complete_instances)
-@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C or the fleet's end.")
 @click.option(
-    "-n", "--lines", type=click.IntRange(0), default=100, show_default=True, help="How many lines to begin with."
+    "-f", "--follow", is_flag=True, help="Print new lines as they are written, until Ctrl-C or the fleet's end."
+)
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=100, show_default=True, help="Number of last lines to print first."
 )
 @port_option
 def logs(instance: str | None, follow: bool, lines: int, port: int | None) -> None:
     """Print the last lines of a log: the fleet's own, or an INSTANCE's.
 
-    An instance's log is TorchServe's, with the lines of its workers. It is gone when the fleet has ended. The fleet's
-    own log is kept where `torchmoor up` runs in the background or its standard error goes to a file.
+    An instance's log is TorchServe's, with the lines of its workers; it is deleted when the fleet ends. The fleet's own
+    log exists if `torchmoor up` runs in the background or its standard error goes to a file.
 
     \b
     Examples:
@@ -65,7 +67,7 @@ def _find_log(fleet: FleetRecord, instance: str | None) -> Path:
 
 
 def _follow(path: Path, offset: int, fleet: FleetRecord) -> Iterator[bytes]:
-    """Yield what is added to a log after an offset, also once it is rotated, until the fleet has ended."""
+    """Yield new bytes of a log after an offset, also after a rotation, until the fleet has ended."""
     is_running = True
     while is_running:
         with path.open("rb") as file:

@@ -76,7 +76,7 @@ def _add(action: str, summary: str) -> None:
         "--endpoint",
         metavar="NAME",
         shell_complete=complete_endpoints,
-        help="The endpoint; needed if several have many models.",
+        help="The endpoint; required if several have many models.",
     )
     @click.option("--instance", metavar="NAME", shell_complete=complete_instances, help="Act on this instance only.")
     @json_option

@@ -24,9 +24,9 @@ from torchmoor.cli.package import package as make_package
 def package(directory: Path, output: Path | None, allow_pickle: bool) -> None:
     """Package DIRECTORY, a checkpoint written by save_pretrained.
 
-    NAME.tar.gz is for an endpoint with many models, or for SageMaker. NAME.mar of a model that chats has the chat
-    handler too, and `up --endpoint NAME` serves it. The archive has only the files that serving needs; the others are
-    listed. The same files give the same bytes.
+    NAME.tar.gz is for an endpoint with many models, or for SageMaker. NAME.mar of a chat model also contains the chat
+    handler, and `up --endpoint NAME` serves it. Files that serving does not need are left out and listed. The same
+    files give the same bytes.
 
     \b
     Examples:

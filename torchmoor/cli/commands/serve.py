@@ -33,10 +33,10 @@ from torchmoor.run.serve import run
     show_default=False,
     help="Proxy processes that share the port (default: the file's listen.processes).",
 )
-@click.option("--check", is_flag=True, help="Check the file and everything that it names, then end.")
+@click.option("--check", is_flag=True, help="Check the file and everything that it names, then exit.")
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
 def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
-    """Run the front proxy for TorchServe instances that run already, until Ctrl-C.
+    """Run the front proxy for TorchServe instances that already run, until Ctrl-C.
 
     One line of JSON on standard output has its addresses. Session ids are verified with the keys in
     TORCHMOOR_SESSION_KEYS, which the instances must have too.

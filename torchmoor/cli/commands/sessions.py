@@ -14,9 +14,11 @@ from torchmoor.cli.running_fleets import complete_endpoints, complete_instances
 from torchmoor.cli.tables import format_table, in_bytes, in_time, terminal_width
 from torchmoor.clients.admin import AdminClient
 from torchmoor.wire.session_query import MAX_PAGE
+from torchmoor.wire.session_row import BYTES, FUTURE, PAST, SESSION_FIELDS
 
 ACTION_TIMEOUT_S = 60.0  # a close waits for the journal, for half of this at most
-HEADS = ("SESSION", "ENDPOINT", "INSTANCE", "TIER", "SIZE", "TURNS", "USED", "EXPIRES", "")
+COLUMNS = [field for field in SESSION_FIELDS if field.column]
+HEADS = ("SESSION", "ENDPOINT", "INSTANCE", *(field.column for field in COLUMNS), "")
 
 
 @click.group()
@@ -39,7 +41,13 @@ def sessions() -> None:
 @click.option(
     "--instance", metavar="NAME", shell_complete=complete_instances, help="List only this instance's sessions."
 )
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, MAX_PAGE), help="The most to list.")
+@click.option(
+    "--limit",
+    default=100,
+    show_default=True,
+    type=click.IntRange(1, MAX_PAGE),
+    help="Maximum number of listed sessions.",
+)
 @click.option("--after", metavar="PLACE", help="Continue a list after this hash, its `next`.")
 @json_option
 @admin_options
@@ -74,11 +82,7 @@ def describe(found: Mapping[str, Any], now: float, width: int | None) -> Iterato
             row["session"],
             row["endpoint"],
             row["instance"],
-            row["tier"] or "",
-            in_bytes(row["bytes"]),
-            "" if row["turns"] is None else str(row["turns"]),
-            "" if row["last_used_at"] is None else f"{in_time(now - row['last_used_at'])} ago",
-            "" if row["expires_at"] is None else f"in {in_time(row['expires_at'] - now)}",
+            *(_format(field.kind, row.get(field.name), now) for field in COLUMNS),
             "running" * bool(row["is_running"]) or "pinned" * bool(row["is_pinned"]),
         )
         for row in found["sessions"]
@@ -86,6 +90,17 @@ def describe(found: Mapping[str, Any], now: float, width: int | None) -> Iterato
     yield from format_table(HEADS, rows, width)
     if found.get("next"):
         yield f"There are more: --after {found['next']}"
+
+
+def _format(kind: str, value: float | None, now: float) -> str:
+    """Return a field's text; empty if the instance does not report it."""
+    if value is None:
+        return ""
+    if kind == BYTES:
+        return in_bytes(value)
+    if kind == PAST:
+        return f"{in_time(now - value)} ago"
+    return f"in {in_time(value - now)}" if kind == FUTURE else str(value)
 
 
 def _add(action: str, summary: str, done: str) -> None:
@@ -98,6 +113,6 @@ def _add(action: str, summary: str, done: str) -> None:
         show(found, lambda: [f"{session}: {done}"], as_json=as_json)
 
 
-_add("close", "Close a session, also an evicted one: free its memory, and refuse its next turn.", "closed")
+_add("close", "Close a session, even an evicted one: free its memory, and refuse its next turn.", "closed")
 _add("pin", "Keep a session in memory until it is unpinned or expires.", "pinned")
 _add("unpin", "Allow a session's memory to be evicted again.", "unpinned")

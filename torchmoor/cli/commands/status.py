@@ -25,8 +25,8 @@ HEADS = ("PID", "UP", "RUNTIME", "ADMIN", "ENDPOINTS", "READY")
 def status(as_json: bool) -> None:
     """List the fleets of `torchmoor up` that this user runs on this machine.
 
-    READY is how many instances are ready, of all; `?` if the admin plane does not tell. The exit status is 3 if no
-    fleet runs.
+    READY is the number of ready instances of all instances; `?` if the admin plane does not answer. The exit status is
+    3 if no fleet runs.
 
     \b
     Examples:

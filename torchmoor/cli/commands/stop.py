@@ -28,7 +28,7 @@ POLL_S = 0.1
     help="How long to wait until the fleet has ended.",
 )
 def stop(port: int | None, is_all: bool, timeout: float) -> None:
-    """Stop a fleet of `torchmoor up`, as Ctrl-C does: requests that run are answered first.
+    """Stop a fleet of `torchmoor up`, as Ctrl-C does: running requests are answered first.
 
     \b
     Examples:

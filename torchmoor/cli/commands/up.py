@@ -45,7 +45,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
     metavar="FILE",
     envvar=KEYS_FILE,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Access keys and tokens that requests must come with; docs/access.md has the form. "
+    help="File of access keys and tokens, one of which each request needs; docs/access.md has the form. "
     f"Also read from {ACCESS_KEYS} and {TOKENS}.",
 )
 @option("listen.allowed_hosts", "--allow-host", metavar="NAME")
@@ -71,6 +71,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @option("async_failure", "--async-failure", metavar="S3URL")
 @option("max_body_mib", "--max-body-mib")
 @option("heap_mib", "--heap-mib")
+@option("adapters", "--adapters", metavar="DIR|S3URL")
 @option("models", "--models", metavar="DIR|S3URL")
 @option("strategy", "--strategy", type=click.Choice(tuple(STRATEGIES)))
 @option("launch.python", "--python", metavar="FILE")
@@ -89,17 +90,23 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 )
 @option("control.own_images", "--own-image", metavar="NAME")
 @option("control.max_instances", "--max-created-instances")
-@option("chat_page.is_on", "--no-chat-page", flag_value=False, help="Leave out the page at /chat (docs/chat-page.md).")
+@option(
+    "chat_page.is_on", "--no-chat-page", flag_value=False, help="Do not serve the page at /chat (docs/chat-page.md)."
+)
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option(
-    "-d", "--detach", "is_detached", is_flag=True, help="Return when the fleet is ready; it runs on in the background."
+    "-d",
+    "--detach",
+    "is_detached",
+    is_flag=True,
+    help="Return when the fleet is ready, and leave it running in the background.",
 )
 def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached: bool) -> None:
     """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
 
-    MODEL is a model that chats: a checkpoint's directory, s3://bucket/prefix or hf://owner/name, with @revision for a
-    branch, tag or commit. Each MODEL is an endpoint of its own, under its --name. Without MODEL and --endpoint, the
-    demo model is served as llava.
+    MODEL is a chat model: a checkpoint's directory, s3://bucket/prefix or hf://owner/name, with @revision for a branch,
+    tag or commit. Each MODEL is an endpoint, named by its --name. Without MODEL and --endpoint, the demo model is
+    served as llava.
 
     Progress goes to standard error. When everything is ready, one line of JSON on standard output has the addresses.
     `torchmoor status`, `logs` and `stop` find the fleet, also with -d.
@@ -111,6 +118,7 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
       torchmoor up ./my-llava --name my-llava
       torchmoor up ./my-llava --name seeing hf://org/model --name text
       torchmoor up --model-store my_store --endpoint notes    my_store/notes.mar
+      torchmoor up ./my-llava --adapters ./adapters
       torchmoor up --endpoint many --models ./models
       torchmoor up --min-instances 0 --max-instances 2    no instance runs without load
       torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
@@ -126,7 +134,9 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
         given = {"endpoints": (), **given}
     settings = UpSettings.read(given)
     if settings.is_late_binding and "capacity" not in given.get("launch", {}):
-        raise click.UsageError("--late-binding needs --capacity: how many requests an instance does at full speed")
+        raise click.UsageError(
+            "--late-binding needs --capacity: the number of requests that an instance processes at full speed"
+        )
     if settings.instances == 0 and settings.min_instances is None and settings.max_instances is None:
         raise click.UsageError("--instances 0 needs --min-instances 0, so that an instance is started when needed")
     if is_detached:

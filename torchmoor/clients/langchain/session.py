@@ -74,7 +74,7 @@ class ChatSagemakerSession(StreamingEndpoint):
         """Split into digests of the messages up to the last answer, and the new messages after it."""
         if any(message["role"] == "system" for message in messages):
             raise ValueError(
-                "a session takes no system message; say it in the first question, or ask without a session"
+                "a session does not accept a system message: put it into the first question, or ask without a session"
             )
         answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         begin = answers[-1] + 1 if answers else 0

@@ -1,4 +1,4 @@
-"""Check of the listening addresses: other machines need credentials, unless the operator says otherwise."""
+"""Check of the listening addresses: a plane that other machines reach needs credentials, unless --no-auth is given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 def check_exposure(listen: ListenSettings, credentials: Credentials, *, is_open: bool) -> None:
     """Raise ConfigError if other machines could use a plane without credentials.
 
-    is_open: the operator allows that for the data plane; nothing allows it for the admin plane.
+    is_open: --no-auth was given, which allows it for the data plane only.
     """
     if is_open and credentials.guards_data:
         raise ConfigError("--no-auth lets anybody in, and there are access keys or tokens: leave one of them out")
@@ -37,7 +37,7 @@ def check_exposure(listen: ListenSettings, credentials: Credentials, *, is_open:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine reaches the address. Raises ConfigError if it is not an address."""
+    """Return True if only this machine reaches the address. Raises ConfigError if it is not an address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError as error:

@@ -1,8 +1,7 @@
 """Authentication of every request, before anything else reads it.
 
-A bearer token is checked with the head alone. A signature covers the body, so the request gets a `BodyCheck` and is not
-sent on before that has seen the whole body. The bytes that wait for their check are limited over all requests
-(torchmoor.proxy.access.unverified).
+A bearer token is checked with the head alone. A signature covers the body, so a signed request gets a `BodyCheck` and
+is sent on only after the check of its whole body.
 """
 
 from __future__ import annotations
@@ -10,21 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b, sha256
-from time import monotonic
 
 from torchmoor.config.access import AccessSettings, Credentials
 from torchmoor.errors import (
     AccessDenied,
+    ApiError,
     IncompleteSignature,
     InvalidSignature,
     MissingCredentials,
-    ServiceUnavailable,
     UnrecognizedClient,
     ValidationError,
 )
 from torchmoor.proxy.access.sagemaker_token import TOKEN_PREFIX, verify_token
-from torchmoor.proxy.access.sigv4 import ALGORITHM, EMPTY_HASH, UNSIGNED_PAYLOAD, Signed, SigV4, is_presigned
-from torchmoor.proxy.access.unverified import UnverifiedBodies, UnverifiedBody, source_of
+from torchmoor.proxy.access.sigv4 import ALGORITHM, UNSIGNED_PAYLOAD, Signed, SigV4, is_presigned
 from torchmoor.proxy.http.message import Request
 
 BEARER = b"bearer "
@@ -33,58 +30,31 @@ BEARER = b"bearer "
 class SignedBody:
     """Checks the body of a signed request; its BodyCheck."""
 
-    __slots__ = ("max_body_bytes", "_gate", "_signed", "_principal", "_unverified")
+    __slots__ = ("max_body_bytes", "is_head_verified", "_gate", "_signed")
 
-    def __init__(self, gate: Gate, signed: Signed, principal: str, *, max_body_bytes: int) -> None:
+    def __init__(self, gate: Gate, signed: Signed, *, max_body_bytes: int) -> None:
         self.max_body_bytes = max_body_bytes
+        self.is_head_verified = signed.declared_hash is not None
         self._gate = gate
         self._signed = signed
-        self._principal = principal
-        self._unverified: UnverifiedBody | None = None  # until the first bytes are held
-
-    def hold(self, num_bytes: int, address: str, drop: Callable[[], None]) -> None:
-        """Count what was received for the client's address, or for the caller if the head's signature was verified."""
-        if not num_bytes:
-            return
-        body = self._unverified
-        if body is None:
-            is_verified = self._signed.declared_hash is not None
-            body = self._unverified = UnverifiedBody(self._principal if is_verified else source_of(address), drop)
-        self._gate.unverified.add(body, num_bytes - body.num_bytes)
 
     def verify(self, body: bytes) -> None:
-        """Raise AccessDenied unless this is the body that was signed."""
-        self.release()
-        body_hash = sha256(body).hexdigest().encode()
+        """Raise AccessDenied, and count it, unless this is the body that was signed."""
         try:
-            declared = self._signed.declared_hash
-            if declared is None:
-                self._signed.verify(body_hash)
-            elif declared != body_hash:
-                raise InvalidSignature("The provided 'x-amz-content-sha256' header does not match what was computed.")
+            self._signed.verify_body(body)
         except AccessDenied as error:
             self._gate.count(error)
             raise
-
-    def release(self) -> None:
-        """Stop counting the body's bytes; further calls do nothing."""
-        body, self._unverified = self._unverified, None
-        if body is not None:
-            self._gate.unverified.remove(body)
 
 
 class Gate:
     """Checks requests against the configured keys and tokens.
 
-    unverified: the bodies that wait for their check. num_denied: requests refused for their credentials, by kind of
-    error; ServiceUnavailable for those that were dropped before their signature could be checked.
+    num_denied: requests refused for their credentials, by kind of error.
     """
 
     def __init__(self, settings: AccessSettings, credentials: Credentials, *, wall: Callable[[], float]) -> None:
         """wall: seconds since 1970."""
-        self.unverified = UnverifiedBodies(
-            settings.max_unverified_bytes, clock=monotonic, on_dropped=self._count_dropped
-        )
         self.num_denied: Counter[str] = Counter()
         self._settings = settings
         self._wall = wall
@@ -97,33 +67,51 @@ class Gate:
             credentials.keys, region=settings.region, clock_skew_s=settings.clock_skew_s, wall=self._wall
         )
         self._key_principals = {key_id: principal_of("key", key_id) for key_id in credentials.keys}
-        # A lookup by hash takes the same time however much of a token is right.
+        # A lookup by hash takes the same time for every wrong token.
         self._token_principals = {
             sha256(token.encode()).digest(): principal_of("token", name) for name, token in credentials.tokens.items()
         }
 
     def admit(self, request: Request) -> None:
-        """Set the request's principal, and its body check if it needs one. Raises ApiError."""
+        """Set the request's principal, and its body check if it needs one. Raises ApiError, and counts a denial."""
+        if request.is_admitted:
+            return
         try:
-            authorization = _find_authorization(request)
-            if authorization.startswith(ALGORITHM):
-                self._admit_signed(request, self._sigv4.read(request, authorization))
-            elif authorization[: len(BEARER)].lower() == BEARER:
-                request.principal = self._find_token(authorization[len(BEARER) :].strip())
-            elif authorization:
-                scheme = authorization.partition(b" ")[0].decode("latin-1")[:32]
-                raise IncompleteSignature(
-                    f"Authorization by {scheme!r} is not known here: use AWS4-HMAC-SHA256 or Bearer."
-                )
-            elif is_presigned(request.query):
-                raise IncompleteSignature(
-                    "Signatures in the query (presigned URLs) are not accepted: sign in the Authorization header."
-                )
-            else:
-                raise MissingCredentials()
+            signed = self._check_head(request)
         except AccessDenied as error:
             self.count(error)
             raise
+        if signed is not None:
+            request.body_check = SignedBody(self, signed, max_body_bytes=self._settings.max_signed_body_bytes)
+
+    def try_admit(self, request: Request, body: bytes) -> bool:
+        """Admit a request with its whole body, or return False and count nothing: `admit` then gives the error."""
+        try:
+            signed = self._check_head(request)
+            if signed is not None:
+                signed.verify_body(body)
+        except ApiError:
+            request.principal = ""
+            return False
+        request.is_admitted = True
+        return True
+
+    def _check_head(self, request: Request) -> Signed | None:
+        """Set the request's principal. Returns the signature that its body must match, if any. Raises ApiError."""
+        authorization = _find_authorization(request)
+        if authorization.startswith(ALGORITHM):
+            return self._check_signed(request, self._sigv4.read(request, authorization))
+        if authorization[: len(BEARER)].lower() == BEARER:
+            request.principal = self._find_token(authorization[len(BEARER) :].strip())
+            return None
+        if authorization:
+            scheme = authorization.partition(b" ")[0].decode("latin-1")[:32]
+            raise IncompleteSignature(f"Authorization by {scheme!r} is not known here: use AWS4-HMAC-SHA256 or Bearer.")
+        if is_presigned(request.query):
+            raise IncompleteSignature(
+                "Signatures in the query (presigned URLs) are not accepted: sign in the Authorization header."
+            )
+        raise MissingCredentials()
 
     def admit_again(self, request: Request) -> None:
         """Check that a caller who was admitted before still has access. Raises AccessDenied.
@@ -148,7 +136,7 @@ class Gate:
             return self._key_principals[verify_token(token, self._sigv4)]
         raise UnrecognizedClient()
 
-    def _admit_signed(self, request: Request, signed: Signed) -> None:
+    def _check_signed(self, request: Request, signed: Signed) -> Signed | None:
         settings = self._settings
         declared, length = signed.declared_hash, request.content_length
         if declared is not None:
@@ -157,19 +145,14 @@ class Gate:
         if declared == UNSIGNED_PAYLOAD:
             if not settings.allows_unsigned_payload:
                 raise InvalidSignature("UNSIGNED-PAYLOAD is not accepted here: sign the body's hash.")
-            return
+            return None
         limit = settings.max_signed_body_bytes
         if length is not None and length > limit:
             raise ValidationError(f"A signed body may have up to {limit} bytes; send a longer one with a bearer token.")
         if request.is_chunked or length:
-            request.body_check = SignedBody(self, signed, request.principal, max_body_bytes=limit)
-        elif declared is None:
-            signed.verify(EMPTY_HASH)
-        elif declared != EMPTY_HASH:
-            raise InvalidSignature("The provided 'x-amz-content-sha256' header does not match what was computed.")
-
-    def _count_dropped(self) -> None:
-        self.num_denied[ServiceUnavailable.kind] += 1
+            return signed
+        signed.verify_body(b"")
+        return None
 
     def count(self, error: AccessDenied) -> None:
         """Count a refused access."""

@@ -67,6 +67,14 @@ class Signed:
     signing_key: bytes
     signature: bytes
 
+    def verify_body(self, body: bytes) -> None:
+        """Raise InvalidSignature unless this body was signed; a hash that the head declares was verified with it."""
+        body_hash = sha256(body).hexdigest().encode()
+        if self.declared_hash is None:
+            self.verify(body_hash)
+        elif self.declared_hash != body_hash:
+            raise InvalidSignature("The provided 'x-amz-content-sha256' header does not match what was computed.")
+
     def verify(self, body_hash: bytes) -> None:
         """Raise InvalidSignature unless the key's secret signs this request with a body of this hash."""
         digest = sha256(self.canonical + body_hash).hexdigest().encode()
@@ -93,7 +101,7 @@ class SigV4:
         self._times: tuple[bytes, float] = (b"", 0.0)
 
     def read(self, request: Request, authorization: bytes) -> Signed:
-        """Check everything that the head shows. Raises AccessDenied."""
+        """Check all that the head alone can show. Raises AccessDenied."""
         parts = _PARTS.fullmatch(authorization)
         if parts is None:
             raise _why_incomplete(authorization)
@@ -172,7 +180,7 @@ def make_signing_key(secret: str, day: str, region: str, service: str = SERVICE)
 
 
 def is_presigned(query: bytes) -> bool:
-    """True if a query carries a signature."""
+    """Return True if a query carries a signature."""
     return any(part in query for part in _PRESIGNED)
 
 
@@ -195,7 +203,7 @@ def _canonical_request(request: Request, names: list[bytes], fields: Mapping[byt
     lines = [request.method, _canonical_path(request.path), _canonical_query(request.query)]
     for name in names:
         value = fields.get(name)
-        if value is None:  # kept elsewhere by the reader, or absent, so that the signature does not match
+        if value is None:  # absent, or kept elsewhere in the request: the signature does not match
             value = request.host if name == b"host" else _length(request) if name == b"content-length" else b""
         lines.append(b"%b:%b" % (name, b" ".join(value.split())))
     lines += (b"", joined, b"")

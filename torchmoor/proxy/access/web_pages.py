@@ -1,7 +1,7 @@
 """Refusal of requests that a web page of another site may have sent through a local user's browser.
 
-A listener on loopback needs no credentials, and every page in a browser of this machine can send it requests: to its
-address, as another origin, or under a name of the page's own site that leads to this address.
+A listener on loopback needs no credentials, and every page in a browser of this machine can send it requests: as
+another origin, or through a name of the page's own site that resolves to this address (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torchmoor.proxy.http.message import Request
 ORIGIN, SITE = b"origin", b"sec-fetch-site"
 FOREIGN_SITES = frozenset((b"cross-site", b"same-site"))
 MAX_SHOWN = 256
-MAX_KEPT = 64  # values of Host that were found to be right
+MAX_KEPT = 64  # values of Host that were accepted
 
 
 class WebPageGuard:
-    """Decides whether a Host names a listener, and whether an Origin is a page of it.
+    """Decides whether a Host names a listener, and whether an Origin belongs to one of its pages.
 
     host: the listener's address. allowed: names besides those of loopback, and hosts of other pages that may call it.
     """
@@ -31,13 +31,13 @@ class WebPageGuard:
         self.is_on = bool(allowed) or is_loopback(host)
 
     def knows(self, host: bytes) -> bool:
-        """Return whether a Host was found to be right before, and is remembered."""
+        """Return whether this Host was accepted before, and is remembered."""
         return host in self._own
 
     def check(self, request: Request, *, is_open: bool) -> None:
         """Raise SourceRefused if a page of another site may have sent the request.
 
-        is_open: other sites may lead a browser there.
+        is_open: links from other sites may lead to this path.
         """
         host = request.host
         if host not in self._own:
@@ -48,7 +48,7 @@ class WebPageGuard:
             raise SourceRefused("A page of another site may not do this.")
 
     def check_origin(self, request: Request) -> None:
-        """Raise SourceRefused if the request is of a page that neither this listener nor an allowed host has sent."""
+        """Raise SourceRefused if the request is from a page that neither this listener nor an allowed host served."""
         origin = request.find(ORIGIN)
         if origin is None:
             return
@@ -59,7 +59,7 @@ class WebPageGuard:
             )
 
     def is_own_host(self, host: str) -> bool:
-        """Return whether a Host is a name or address of loopback, or is allowed. Any port will do."""
+        """Return whether a Host is a name or address of loopback, or is allowed, with any port."""
         try:
             name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
             return name in self._allowed or name.endswith(".localhost") or is_loopback(name)
@@ -68,7 +68,7 @@ class WebPageGuard:
 
     def _check_host(self, host: bytes) -> None:
         text = host.decode("latin-1")
-        if host and not self.is_own_host(text):  # every browser sends one
+        if host and not self.is_own_host(text):  # a client that is not a browser: every browser sends a Host
             raise SourceRefused(
                 f"This server is not called {text[:MAX_SHOWN]!r}: use its address, or add the name to "
                 "listen.allowed_hosts (--allow-host)."

@@ -1,7 +1,7 @@
-"""Affinity keys: what clients and gateways send so that a conversation's calls reach one instance.
+"""Affinity keys: the header or body fields by which clients and gateways keep a conversation's calls on one instance.
 
-A key is opaque. Only its hash together with the caller leaves this module, so that keys are in no log, and a caller's
-key says nothing about another's.
+A key is opaque. Only the hash of the key and its caller leaves this module: no log shows keys, and equal keys of two
+callers differ.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEYS = {field: re.compile(rb'"%b"[ \t\r\n]*:' % field.encode()) for field in FI
 
 
 def has_header(request: Request) -> bool:
-    """Return whether a header field has a key, so that the body's fields do not matter."""
+    """Return whether a header field has a key; the body's fields are then not read."""
     places = request.layout.places
     return any(name in places for name in HEADERS)
 

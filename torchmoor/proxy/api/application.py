@@ -23,6 +23,7 @@ from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.api.reference.document import find_handler as find_reference
 from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error
+from torchmoor.proxy.api.response_invocation import BackgroundQueue
 from torchmoor.proxy.api.response_socket import ResponseSockets
 from torchmoor.proxy.api.runtime import RuntimeApi
 from torchmoor.proxy.api.torchserve import TorchServeApi
@@ -39,7 +40,7 @@ _INVOKING = frozenset((b"POST", b"PUT", b"GET"))
 
 
 class DataPlaneApplication:
-    """Every dialect on one port, behind one gate."""
+    """All dialects on one port, behind one gate."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class DataPlaneApplication:
         self._dispatchers = dispatchers
         self._gate = gate
         pass_through = PassThrough(dispatchers)
-        self._openai = OpenAIApi(dispatchers)
+        self._openai = OpenAIApi(dispatchers, BackgroundQueue(async_inference, operations))
         self.runtime = RuntimeApi(dispatchers, async_inference)
         self._container = ContainerApi(dispatchers, pass_through)
         self._models = (
@@ -66,7 +67,7 @@ class DataPlaneApplication:
         dispatchers.registry.watch(self._find_many, on_retired=self._find_many)
         settings = dispatchers.settings
         self._page = ChatPage(dispatchers.registry, settings) if settings.chat_page.is_on else None
-        # A load balancer has no credentials; a browser has none before it has the page that asks for them.
+        # Load balancers have no credentials, and a browser has none until it shows the page that asks for them.
         self._open_paths = frozenset(
             (
                 container.PING,
@@ -76,7 +77,7 @@ class DataPlaneApplication:
         )
         self.pages = WebPageGuard(settings.listen.host, settings.listen.allowed_hosts)
         self._control = ControlApi(dispatchers, control, self.pages, is_guarded=gate is not None)
-        self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
+        self.metrics: MetricsApi | None = None  # set before the first request, if this port shows the metrics
 
     @property
     def sockets(self) -> ResponseSockets:
@@ -109,7 +110,7 @@ class DataPlaneApplication:
     def _find_many(self, endpoint: Endpoint) -> None:
         """Serve the open inference protocol for the first endpoint with many models, when endpoints come or go."""
         endpoints = self._dispatchers.registry.endpoints()
-        many = next((each for each in endpoints if each.settings.multi_model is not None), None)
+        many = next((each for each in endpoints if each.settings.has_many), None)
         if many is None:
             self._open_inference = None
         elif self._open_inference is None or self._open_inference.endpoint is not many:
@@ -120,7 +121,10 @@ class DataPlaneApplication:
         return refuse_unknown(request, request_id) if api is None else api.handle(request, request_id)
 
     def handle(self, request: Request) -> Call | Reply:
-        """Pass the request to its dialect. A fault of the proxy is a 500 that has an id and no details."""
+        """Pass the request to its dialect.
+
+        An unexpected exception becomes a 500 with the request's id and no details.
+        """
         request_id = self._dispatchers.new_request_id()
         try:
             self._admit(request)
@@ -150,7 +154,7 @@ class DataPlaneApplication:
         return decision
 
     def _handle_message(self, request: Request) -> Call | Reply:
-        """Handle the request of a WebSocket connection's message, whose caller may have lost its access meanwhile."""
+        """Check the caller's access again, and handle the request of a WebSocket connection's message."""
         request_id = self._dispatchers.new_request_id()
         try:
             if self._gate is not None:
@@ -181,8 +185,6 @@ class DataPlaneApplication:
 
     def _fault(self, request: Request, request_id: bytes) -> Reply:
         """Log the exception that is being handled, and answer without its details."""
-        if request.body_check is not None:
-            request.body_check.release()
         logger.exception("fault request_id=%s", request_id.decode())
         return self._error(request, InternalFailure(f"The proxy failed. Request id {request_id.decode()}."), request_id)
 
@@ -198,7 +200,7 @@ class DataPlaneApplication:
         )
 
     def _error(self, request: Request, error: ApiError, request_id: bytes) -> Reply:
-        """Render an error from outside the dialects in the form of the one that the path means."""
+        """Render an error that arose outside the dialects, in the form of the path's dialect."""
         render = openai_error if self._openai.serves(request.path) else runtime_error
         return render(error, request_id)
 

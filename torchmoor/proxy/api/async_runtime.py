@@ -41,7 +41,7 @@ MAX_BODY_BYTES = 128_000
 MAX_INVOCATION_ID_CHARS = 256
 DEFAULT_TTL_S = 21_600
 DEFAULT_TIMEOUT_S = 900
-SUBMIT_TIMEOUT_S = 30.0  # the queue's own comes first
+SUBMIT_TIMEOUT_S = 30.0  # after the queue's own time-out
 
 
 class AsyncOperation:

@@ -1,9 +1,9 @@
 """The operations on models of SageMaker's containers (AWS: "Custom Containers Contract for Multi-Model Endpoints").
 
-    POST   /models                 {"model_name", "url"}: load; 409 if it is loaded, 507 without memory for it
+    POST   /models                 {"model_name", "url"}: load; 409 if it is loaded already, 507 if memory is full
     GET    /models                 list the loaded models, in pages
     GET    /models/{name}          describe a loaded model, or 404
-    DELETE /models/{name}          unload; its memory is free when this is answered
+    DELETE /models/{name}          unload; the answer comes when its memory is free
     POST   /models/{name}/invoke   send a request to it, or 404
 
 The platform chooses the names; they are not TargetModels. One instance of the first endpoint loads a model and gets its
@@ -136,7 +136,7 @@ class ContainerModelsApi:
     def _choose(self, name: str, tried: frozenset[str]) -> Instance:
         dispatcher = self._dispatchers.first(self._endpoint)
         models, pool = dispatcher.variant.models, dispatcher.variant.pool
-        assert models is not None  # checked by the settings
+        assert models is not None  # the settings ensure it
         pick = models.choose(name, pool, tried)
         if pick is None:
             raise ServiceUnavailable("No instance is ready to load the model. Try again later.")
@@ -168,7 +168,7 @@ class ContainerModelsApi:
         """Start to unload a model. Raises ApiError."""
         model = self._get(name)
         instance = self._dispatchers.registry.find(model.instance)
-        assert instance is not None  # otherwise the model would be forgotten
+        assert instance is not None  # a lost instance's models are forgotten
         model.is_ready = False
 
         def on_done(answer: OperationAnswer | None) -> None:
@@ -178,7 +178,7 @@ class ContainerModelsApi:
                 return
             if self._models.get(name) is model:
                 del self._models[name]
-            order.end(json_reply(200, _row(name, model)))  # 404: the instance had evicted it
+            order.end(json_reply(200, _row(name, model)))  # 404: the instance has evicted it already
 
         def undo() -> None:
             model.is_ready = True

@@ -2,8 +2,8 @@
 
 The protocol smithy-rpc-v2-cbor has the target in the path, and a header Smithy-Protocol.
 
-These operations can run code, so a web page must not reach them: each header makes a browser ask first, which is
-refused, and on every address a page of another origin is refused, too.
+These operations can run code, so web pages must not reach them: because of either header, a browser sends a preflight
+request first, which is refused; and every request of a page of another origin is refused too.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ControlApi:
         deferred.end(Reply(reply.status, (*reply.headers, (b"x-amzn-requestid", request_id)), reply.body))
 
     def _check_source(self, request: Request) -> None:
-        """Raise AccessDenied for what another site's page may have sent, and on an open address without credentials."""
+        """Raise AccessDenied if a page of another site may have sent it, or if an open address has no credentials."""
         self._pages.check_origin(request)
         if not (self._is_guarded or is_loopback(self._host)):
             raise AccessDenied(f"The control plane on {self._host} needs access keys: see docs/access.md.")

@@ -16,8 +16,6 @@ class DeferredReply:
     The operation continues if the client leaves.
     """
 
-    body_need = WHOLE_BODY
-
     def __init__(
         self,
         request: Request,
@@ -32,7 +30,7 @@ class DeferredReply:
     ) -> None:
         """observe: called with the reply. too_large: the error for a body above max_body_bytes.
 
-        timeout_s: longer than the operation's own time-out, which is reported first. late: the message after it.
+        timeout_s: longer than the operation's own time-out, which is reported first. late: the message after timeout_s.
         """
         self.max_body_bytes = max_body_bytes
         self.deadlines = Deadlines(timeout_s, timeout_s)
@@ -46,6 +44,8 @@ class DeferredReply:
         self.source = ""  # the client's address, once the operation begins
         self._waiter: Waiter | None = None
         self._reply: Reply | None = None
+
+    num_read_bytes = WHOLE_BODY
 
     def route(self, body: bytes, waiter: Waiter) -> NextStep:
         """Verify the body and begin the operation."""
@@ -71,7 +71,7 @@ class DeferredReply:
         self.end(self._render_error(error))
 
     def on_wait_over(self) -> Reply:
-        """Answer if the operation's own time-out has failed to end it."""
+        """Answer the client although the operation has not ended: its own time-out failed."""
         self._waiter = None
         return self._deliver(self._render_error(ServiceUnavailable(self._late)))
 
@@ -81,9 +81,8 @@ class DeferredReply:
     def on_body_dropped(self) -> Reply:
         return self._deliver(self._render_error(unavailable.body_dropped()))
 
-    def on_body_growth(self, num_bytes: int) -> Reply | None:
-        """Accept more: no instance will hold the body."""
-        return None
+    def limit_body(self, waiter: Waiter) -> None:
+        """Do nothing: no instance will hold the body."""
 
     def _deliver(self, reply: Reply) -> Reply:
         """Observe the reply; the client gets it without a body if it sent HEAD."""
@@ -91,10 +90,8 @@ class DeferredReply:
         return Reply(reply.status, reply.headers) if self._request.method == b"HEAD" else reply
 
     def finish(self, outcome: Outcome) -> None:
-        """Forget the client; free the verification of the body."""
+        """Forget the client."""
         self._waiter = None
-        if self._request.body_check is not None:
-            self._request.body_check.release()
 
 
 Begin = Callable[[DeferredReply, bytes], None]

@@ -1,4 +1,4 @@
-"""The protocol of a dialect: how one API's requests are sent on, and how answers and errors look in it."""
+"""The protocol of a dialect: how requests of one API are sent to instances, and the form of its answers and errors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Explain = Callable[[AnswerHead, bytes], ApiError]
 
 
 class ApiDialect(Protocol):
-    """Shared by all requests of an operation, so it keeps nothing of a request.
+    """One object serves all requests of an operation, so it has no state of a single request.
 
-    operation_name: for the access log, traces and decisions. names_sessions_in_body: a request without a session
-    header may name one in its body. held_back: names of fields that do not pass on, beside those that never do.
+    operation_name: for the access log, traces and decisions. names_sessions_in_body: a request without a session header
+    may name one in its body. held_back: names of fields that are not sent on, besides those that never are.
     too_large_status: the status for a body above the limit. times_first_chunk: metrics have the time to the first chunk
     of its answers. sent_method: of all requests to instances; empty for the client's own. names_variant: its answers
     name the variant that gave them.
@@ -33,7 +33,7 @@ class ApiDialect(Protocol):
     names_variant: bool = False
 
     def added_lines(self, request: Request) -> bytes:
-        """Render header lines for the instance beside the fields that pass on."""
+        """Render header lines for the instance, added to the client's fields that are sent on."""
         return b""
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:

@@ -1,11 +1,11 @@
-"""Takes an answer of the Responses API apart: its events become messages, its error the event of an error."""
+"""Splits a streamed answer of the Responses API into messages, one for each event; an error becomes an error event."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-MAX_EVENT_BYTES = 64 << 20  # of a longer event, or error, only the end is kept, which is not passed on
+MAX_EVENT_BYTES = 64 << 20  # of a longer event or error, only the end is read; it is not sent on
 _EVENT_END = b"\n\n"
 _DATA = b"data: "
 _BEGINNING = 256  # bytes of an event with a response that have the field's name
@@ -13,7 +13,7 @@ _BROKEN = {"code": "server_error", "message": "The answer was broken off.", "par
 
 
 def error_message(status: int, error: dict[str, Any]) -> bytes:
-    """Encode the event by which a WebSocket's client sees an error."""
+    """Encode an error as an event for a WebSocket's client."""
     return json.dumps({"type": "error", "status": status, "error": error}).encode()
 
 
@@ -40,7 +40,7 @@ class EventMessages:
         return [message for event in events if (message := self._read_event(event, previous))]
 
     def end(self, status: int, *, is_whole: bool) -> list[bytes]:
-        """Read the end. Return the event of an error, unless the client has had the last event."""
+        """Read the end. Return an error event if the answer ended before its last event."""
         if (is_whole and self.last is not None) or self.is_failed:
             return []
         self.is_failed = True

@@ -1,4 +1,4 @@
-"""One forwarded request of any dialect: when it is sent, how often, and what is counted of it.
+"""One request that is sent to an instance, of any dialect: its attempts, its answer, and its counts.
 
 An Invocation has an ApiDialect, which renders answers and errors, and an Assignment, which has the instance.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 from functools import partial
 from time import monotonic
 
-from torchmoor.errors import ApiError, BodyTooLarge, ModelError, invocation_timed_out
+from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ValidationError, invocation_timed_out
 from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.observation import Observation, complete_record
 from torchmoor.proxy.api.operation import Operation, timeout_line
 from torchmoor.proxy.api.stream_continuer import find_continuer
-from torchmoor.proxy.api.validation import PREFIX_AWARE_ID, SESSION_ID
+from torchmoor.proxy.api.validation import PREFIX_AWARE_ID, SESSION_ID, check_form
 from torchmoor.proxy.dispatch import unavailable
-from torchmoor.proxy.dispatch.assignment import ERROR_HEADER, Assignment
+from torchmoor.proxy.dispatch.assignment import CONTENT_TYPE, ERROR_HEADER, Assignment
+from torchmoor.proxy.dispatch.callers import CallerLease
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.model_use import ModelUse
@@ -24,35 +25,22 @@ from torchmoor.proxy.dispatch.record import RequestRecord, begin_record
 from torchmoor.proxy.dispatch.request_sessions import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.sequences import SEQUENCE_FIELDS
 from torchmoor.proxy.http.answer import Answer, Loss
-from torchmoor.proxy.http.call import (
-    NOTHING,
-    WAIT,
-    WHOLE_BODY,
-    BodyNeed,
-    Judgement,
-    NextStep,
-    Outcome,
-    ReadRefusal,
-    Send,
-    Wait,
-    Waiter,
-)
+from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Judgement, NextStep, Outcome, ReadRefusal, Send, Wait, Waiter
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.instance import Lease
-from torchmoor.proxy.routing.kv_aware import Expectation
-from torchmoor.wire import error_codes, headers
+from torchmoor.wire import error_codes, receipt
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import SessionId
 
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
-WORKER_DIED = 500  # TorchServe's answer when a worker dies with the request; or a handler's own that is not ours
-PREFILL_TOKENS = headers.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
-CONTEXT_TOKENS = headers.CONTEXT_TOKENS.encode()  # of the whole prompt
+WORKER_DIED = 500  # TorchServe's answer when a worker dies with the request; also the answer of other handlers
+PREFILL_TOKENS = receipt.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
+CONTEXT_TOKENS = receipt.CONTEXT_TOKENS.encode()  # of the whole prompt
 _TRACE_FIELDS = frozenset((TRACEPARENT,))
 # Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
-MAX_RESETS = 1  # second attempts after a connection ended with the request perhaps begun
+MAX_RESETS = 1  # second attempts after a connection ended when the instance had perhaps begun the request
 
 
 class Invocation:
@@ -61,7 +49,7 @@ class Invocation:
     A plain class without slots: attributes that most requests never change are not set.
     """
 
-    body_need = NOTHING
+    _is_limited_by_form = False  # what a target can hold of a form
     _status = 0  # sent to the client
     _error_kind = ""
     _num_resets = 0
@@ -96,22 +84,14 @@ class Invocation:
         self.assignment = Assignment(self._dispatchers, request, dispatcher, session, use)
         if session is None:
             self.assignment.opens_session = request.find(SESSION_ID) == NEW_SESSION
-            self.body_need = self._decide_body_need()
-        if request.body_check is not None:  # a signature covers the whole body
-            self.body_need = WHOLE_BODY
+        if request.body_check is not None:
             self.max_body_bytes = min(self.max_body_bytes, request.body_check.max_body_bytes)
         self._metrics.invocations += 1
         if self._dispatchers.observer is not None:
             self._observation = Observation(self._dispatchers.observer, request)
 
-    def _decide_body_need(self) -> BodyNeed:
-        if self._may_name_session():
-            return WHOLE_BODY
-        num_bytes = self._num_prefix_bytes()
-        return BodyNeed(num_bytes) if num_bytes else NOTHING
-
     def _may_name_session(self) -> bool:
-        """True if the body, without a header for it, may name the session that the request belongs to."""
+        """Return True if the body, without a header for it, may name the session that the request belongs to."""
         assignment, length = self.assignment, self.request.content_length or 0
         return (
             assignment.session is None
@@ -122,12 +102,18 @@ class Invocation:
         )
 
     def _num_prefix_bytes(self) -> int:
-        """How many of the body's first bytes the strategy reads: none if another rule chooses the instance."""
+        """Return how many of the body's first bytes the strategy reads: none if another rule chooses the instance."""
         assignment = self.assignment
         is_strategy_asked = assignment.session is None and assignment.model is None
         return assignment.dispatcher.chooser.strategy.num_prefix_bytes if is_strategy_asked else 0
 
     # Call
+
+    @property
+    def num_read_bytes(self) -> int:
+        """Return the whole body for a signature, a form or a session's id, else what the strategy reads."""
+        is_read = self.request.body_check is not None or self.assignment.body_weight > 1 or self._may_name_session()
+        return WHOLE_BODY if is_read else self._num_prefix_bytes()
 
     @property
     def wait_ends_at(self) -> float:
@@ -137,32 +123,41 @@ class Invocation:
         """Check the body, find its session, count the request for its caller, and assign an instance."""
         self._waiter = waiter
         try:
-            if self.body_need is not NOTHING:
-                self._read_body(body)
+            self._read_body(body)
             if self._dispatchers.callers is not None:  # a signature is verified by now
                 self.assignment.enter(self._dispatchers.callers, waiter.source)
+            self.assignment.complete_at = waiter.complete_at
             if self.request.is_chunked:
-                self.assignment.count_body(waiter.num_bytes_in)
+                self.assignment.num_body_bytes = waiter.num_bytes_in * self.assignment.body_weight
             self.assignment.assign(self._resume)
         except ApiError as error:
             return self.fail(error)
         return self._place()
 
-    def take_over(self, waiter: Waiter, choice: Choice, lease: Lease, sent_at: float) -> Send:
+    def take_over(
+        self, waiter: Waiter, choice: Choice, lease: Lease, caller_lease: CallerLease | None, sent_at: float
+    ) -> Send:
         """Go on with a request that the fast path has counted, and sent to the instance that it has leased."""
         self._metrics.invocations -= 1  # counted twice
         self._waiter, self._sent_at = waiter, sent_at
-        self.assignment.take_over(choice, lease)
+        self.assignment.take_over(choice, lease, caller_lease)
         return Send(choice.instance, self)
 
     def _read_body(self, body: bytes) -> None:
         request = self.request
         if request.body_check is not None:
             request.body_check.verify(body)
-        if SESSION_KEY in body and self._may_name_session():
+        if self.assignment.body_weight > 1:
+            try:
+                check_form(request.find(CONTENT_TYPE), body, self._dispatchers.settings.limits.max_form_fields)
+            except ValidationError:
+                self._metrics.forms_refused += 1
+                raise
+        if self._may_name_session() and SESSION_KEY in body:
             self._find_session(body)
-        if self._num_prefix_bytes():
-            self.assignment.look_at(body, request.find(PREFIX_AWARE_ID) or b"")
+        num_prefix_bytes = self._num_prefix_bytes()
+        if num_prefix_bytes:
+            self.assignment.look_at(body[:num_prefix_bytes], request.find(PREFIX_AWARE_ID) or b"")
 
     def _find_session(self, body: bytes) -> None:
         endpoint = self.operation.endpoint
@@ -182,17 +177,16 @@ class Invocation:
         return self.fail(self.assignment.dispatcher.wait_over())
 
     def on_body_too_large(self) -> Reply:
-        return self.fail(BodyTooLarge(self.max_body_bytes))
+        return self.fail(BodyTooLarge(self.max_body_bytes, is_form=self._is_limited_by_form))
+
+    def limit_body(self, waiter: Waiter) -> None:
+        self._waiter, assignment = waiter, self.assignment
+        most = assignment.dispatcher.longest_body(assignment)
+        if most is not None and most < self.max_body_bytes:
+            self.max_body_bytes, self._is_limited_by_form = most, assignment.body_weight > 1
 
     def on_body_dropped(self) -> Reply:
         return self.fail(unavailable.body_dropped())
-
-    def on_body_growth(self, num_bytes: int) -> Reply | None:
-        try:
-            self.assignment.count_body(num_bytes)
-        except ApiError as error:
-            return self.fail(error)
-        return None
 
     def finish(self, outcome: Outcome) -> None:
         """Release what is held, then count and record the invocation."""
@@ -200,10 +194,8 @@ class Invocation:
         is_usual = outcome is _ANSWERED and self._status < 400 and not self.assignment.num_retries
         if self._observation is not None or not (is_usual and self._dispatchers.decisions.try_leave_out(now)):
             self._record(outcome, now)
-        self._waiter = None  # the exchange refers to this: a cycle for the garbage collector
+        self._waiter = None  # breaks the cycle with the exchange, which only the garbage collector would free
         self.assignment.release()
-        if self.request.body_check is not None:
-            self.request.body_check.release()
         metrics = self._metrics
         if self._sent_at:
             model_s = now - self._sent_at
@@ -305,8 +297,8 @@ class Invocation:
             return True
         return False
 
-    def _read_receipt(self, expected: Expectation, head: AnswerHead) -> None:
-        """Report to KV_AWARE how much of a prompt that it believed to be held was held."""
+    def _read_receipt(self, expected: object, head: AnswerHead) -> None:
+        """Report to the strategy how much of a prompt the instance had in its KV cache."""
         num_tokens, num_prefill = head.find_number(CONTEXT_TOKENS), head.find_number(PREFILL_TOKENS)
         if num_tokens is not None and num_prefill is not None:
             num_kept = num_tokens - num_prefill
@@ -315,10 +307,10 @@ class Invocation:
             )
 
     def on_lost(self, loss: Loss, *, can_replay: bool) -> NextStep:
-        """Send the request to another instance if that cannot repeat its work, else report the loss."""
+        """Send the request to another instance if no work can be done twice, else report the loss."""
         assignment, instance = self.assignment, self.chosen.instance
         if loss is Loss.SHORTAGE:
-            assignment.has_failed = True  # the reply shows nothing about the instance
+            assignment.has_failed = True  # the loss says nothing about the instance
             self._metrics.shortages += 1
             return self.fail(unavailable.no_descriptor())
         if loss is Loss.TIMEOUT:
@@ -327,8 +319,8 @@ class Invocation:
         if loss is Loss.UNREACHABLE:
             self._dispatchers.report_unreachable(instance)
         else:
-            # A reset alone does not condemn the instance: it may concern one worker, one request or one lost packet.
-            # A probe finds out.
+            # A reset alone does not mark the instance as failed: it may concern one worker, one request or one lost
+            # packet. A probe tells.
             assignment.note_failure(is_dead=True)
         was_sent = loss is Loss.RESET
         is_safe = not was_sent or (assignment.is_repeatable and self._num_resets < MAX_RESETS)
@@ -351,7 +343,7 @@ class Invocation:
         if error.retry_after_s is not None and self._soonest_retry_s is not None:
             error.retry_after_s = min(error.retry_after_s, self._soonest_retry_s)
         reply = self._dialect.error(error, self.request_id, self.operation.endpoint)
-        self._status = self._status or reply.status  # that of an answer which has begun stays
+        self._status = self._status or reply.status  # the status of an answer that has begun stays
         self._error_kind = error.kind
         return reply
 

@@ -1,4 +1,4 @@
-"""Prometheus' page on the data plane's port, where SageMaker looks for it; the admin plane renders it."""
+"""Prometheus' page on the data plane's port, where SageMaker reads it; the admin plane renders it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of an invocation beside its record: its trace, and the answer as it was sent."""
+"""An invocation's trace and the measurements of its answer, which its record gets at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchmoor.proxy.http.answer import Answer, WatchedAnswer
 from torchmoor.proxy.http.call import Waiter
 from torchmoor.proxy.http.message import AnswerHead, Request
 from torchmoor.wire import headers
-from torchmoor.wire.receipt_numbers import NUMBER_FIELDS, read_number
+from torchmoor.wire.receipt import GENERATED_TOKENS, NUMBER_FIELDS, read_number
 from torchmoor.wire.session_hash import session_hash
 
 logger = logging.getLogger(__name__)
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 _ERROR_HEADER = headers.ERROR.encode()
 _NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
 _RECEIPT = {name.encode(): field for name, field in NUMBER_FIELDS.items()}
-_GENERATED_TOKENS = NUMBER_FIELDS[headers.GENERATED_TOKENS]
+_GENERATED_TOKENS = NUMBER_FIELDS[GENERATED_TOKENS]
 _MAX_CODE = 64  # characters of a handler's error code
 
 
 class Observation:
-    """One invocation's, for as long as it runs; there is one only where there is an observer."""
+    """The trace and measurements of one running invocation; made only if there is an observer."""
 
     def __init__(self, observer: Observer, request: Request) -> None:
         self._observer = observer
@@ -39,14 +39,14 @@ class Observation:
         return b"" if self._trace is None else self._trace.line
 
     def watch(self, answer: Answer) -> Answer:
-        """Measure an answer that is passed on."""
+        """Measure an answer while it is sent to the client."""
         self._answer = WatchedAnswer(answer)
         return self._answer
 
     def end(self, record: RequestRecord) -> None:
-        """Add what was measured, and hand the record to the observer.
+        """Add the measurements to the record, and give it to the observer.
 
-        A failure is logged: the request still has to release what it holds.
+        A failure is logged, not raised: the request must still release its lease.
         """
         try:
             if self._answer is not None:
@@ -61,7 +61,7 @@ class Observation:
 def complete_record(
     record: RequestRecord, request: Request, waiter: Waiter | None, assignment: Assignment, head: AnswerHead | None
 ) -> None:
-    """Add to a record what most requests do not need. head: of the instance's last answer. Failures are logged."""
+    """Add the fields that only logs and traces need. head: of the instance's last answer. Failures are logged."""
     try:
         record.model = assignment.dispatcher.variant.settings.model
         if waiter is not None:
@@ -86,7 +86,7 @@ def _read_answer(record: RequestRecord, head: AnswerHead, *, opens_session: bool
         record.session = session_hash(opened.partition(b";")[0].strip())
     if head.status >= 400:
         record.status_refused = head.status
-        code = head.find(_ERROR_HEADER)  # reaches the client in some dialects
+        code = head.find(_ERROR_HEADER)  # some dialects send it to the client
         if code:
             record.model_error = code.decode("latin-1")[:_MAX_CODE]
             record.error_type = record.error_type or record.model_error

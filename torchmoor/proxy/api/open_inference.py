@@ -4,8 +4,8 @@ GET  /v2, /v2/health/live, /v2/health/ready
 GET  /v2/models/{model}, /v2/models/{model}/ready
 POST /v2/models/{model}/infer
 
-A model's name is what TargetModel says, and may have slashes. Each request about a model goes to an instance that has
-it, or loads it.
+A model's name is the same as in TargetModel, and may have slashes. A request about a model goes to an instance that
+holds it, or else to one that loads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchmoor import __version__
 from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
-from torchmoor.proxy.api.operation import Operation
+from torchmoor.proxy.api.operation import Operation, whole_deadlines
 from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, TOO_LARGE_STATUS
 from torchmoor.proxy.api.replies import LOOKING, json_reply, message_of, unknown_operation
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
@@ -25,7 +25,6 @@ from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL, TARGET_VARIANT
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.call import Deadlines
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers, operations
@@ -47,11 +46,9 @@ class OpenInferenceApi:
         self._dispatchers = dispatchers
         self.endpoint = endpoint
         settings = dispatchers.settings
-        total_s = settings.timeouts.model_timeout_s
         max_body_bytes = settings.limits.max_passthrough_body_bytes
-        self._operation = Operation(
-            dispatchers, endpoint, OpenInferenceDialect(), Deadlines(total_s, total_s), max_body_bytes
-        )
+        deadlines = whole_deadlines(settings.timeouts)
+        self._operation = Operation(dispatchers, endpoint, OpenInferenceDialect(), deadlines, max_body_bytes)
 
     @staticmethod
     def serves(path: bytes) -> bool:
@@ -102,14 +99,14 @@ class OpenInferenceApi:
 
 
 class OpenInferenceDialect(ApiDialect):
-    """An answer passes as it is; every error becomes the protocol's error object."""
+    """Answers are sent on unchanged; every error becomes the protocol's error object."""
 
     operation_name = "ModelInfer"
     names_sessions_in_body = False
     held_back = frozenset((TARGET_MODEL,))
 
     def added_lines(self, request: Request) -> bytes:
-        """Name the model of the path, and what the request asks about it."""
+        """Name the path's model, and which question about it the request asks."""
         found = _find_model(request)
         assert found is not None
         question = _QUESTIONS.get(found["verb"] or "")

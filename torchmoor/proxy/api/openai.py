@@ -5,14 +5,15 @@ GET  /endpoints/{EndpointName}/openai/v1/models[/{id}],    GET  /v1/models[/{id}
 POST /endpoints/{EndpointName}/openai/v1/tokenize, POST /v1/tokenize, POST /tokenize; detokenize
 *    /endpoints/{EndpointName}/openai/v1/responses[/...],  *    /v1/responses[/...]; conversations, files; WebSocket
 
-A model's name is its endpoint's. The proxy reads the body only for that name, where there are several endpoints, and
-for what names an instance. The endpoint is looked up again once the body is there: it may have been changed or deleted
-meanwhile.
+A model's name is its endpoint's; that of an adapter is ENDPOINT/ADAPTER. The proxy reads the body only for this name,
+if there are several endpoints or adapters, and for fields that choose an instance (affinity keys, ids of resources).
+The endpoint is looked up again when the body has arrived: it may have been changed or deleted meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from urllib.parse import unquote
 
 from torchmoor.errors import (
@@ -41,34 +42,33 @@ from torchmoor.proxy.api.openai_dialects import (
     split_path,
     with_status,
 )
-from torchmoor.proxy.api.openai_models import find_many, list_models, read_target_model
-from torchmoor.proxy.api.openai_resources import OPENING, RESPONSES, needs_body, read_named, read_path
-from torchmoor.proxy.api.operation import Operation, find_target_model
+from torchmoor.proxy.api.openai_models import find_many, list_models, read_adapter, read_target_model
+from torchmoor.proxy.api.openai_resources import FILES, OPENING, RESPONSES, needs_body, read_named, read_path
+from torchmoor.proxy.api.operation import Operation, find_target_model, placed_name, stream_deadlines
 from torchmoor.proxy.api.replies import LOOKING, unknown_operation
+from torchmoor.proxy.api.response_invocation import BackgroundQueue, ResponseInvocation
 from torchmoor.proxy.api.response_socket import ResponseSockets
 from torchmoor.proxy.api.validation import SESSION_ID, TARGET_MODEL, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
-from torchmoor.proxy.http.call import Call, Deadlines, Upgrade
+from torchmoor.proxy.http.call import Call, Upgrade
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire.response_ids import Place
 from torchmoor.wire.session_ids import SessionId
 
 _MODELS = b"models"
-_CHOOSING: dict[bytes, OpenAIDialect] = {**COMPLETIONS, **TOKENS}  # whose body names an endpoint, and no resource
+_CHOOSING: dict[bytes, OpenAIDialect] = {**COMPLETIONS, **TOKENS}  # their body names an endpoint, not a resource
 
 
 class OpenAIApi:
     """Reads the path of a request and makes its call."""
 
-    def __init__(self, dispatchers: Dispatchers) -> None:
+    def __init__(self, dispatchers: Dispatchers, queue: BackgroundQueue) -> None:
         self._dispatchers = dispatchers
+        self._queue = queue
         settings = dispatchers.settings
-        timeouts = settings.timeouts
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
-        self._deadlines = Deadlines(
-            timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s
-        )
+        self._deadlines = stream_deadlines(settings.timeouts)
         self.sockets = ResponseSockets(settings.websocket)
         self._operations: dict[Endpoint, dict[OpenAIDialect, Operation]] = {}
         dispatchers.registry.watch(self._add, on_retired=self._drop)
@@ -127,6 +127,8 @@ class OpenAIApi:
                 lambda body, num_read: self._create(request, request_id, name, dialect, body, num_read),
             )
         place, endpoints = read_path(operation), self._endpoints(name)
+        if operation == FILES and len(endpoints) > 1:
+            raise WrongModel("There are several endpoints: use the base URL of one, /endpoints/NAME/openai/v1.")
         for endpoint in endpoints:
             session = self._find_session(endpoint, request, place)
             if session is not None:
@@ -146,7 +148,10 @@ class OpenAIApi:
         named = read_named(body)
         endpoint = self._find_endpoint(name, body, num_read)
         session = self._find_session(endpoint, request, named.place)
-        call = self._call(request, request_id, self._operations[endpoint][dialect], session, body)
+        adapter = self._find_adapter(endpoint, request, body)
+        is_response = split_path(request.path)[1] == RESPONSES
+        make = partial(ResponseInvocation, self._queue) if is_response else Invocation
+        call = self._call(request, request_id, self._operations[endpoint][dialect], session, body, adapter, make=make)
         is_new = session is None and named.is_stored
         call.assignment.opens_session = is_new and split_path(request.path)[1] in OPENING
         return call
@@ -157,20 +162,29 @@ class OpenAIApi:
             return None
         try:
             return self._dispatchers.sessions.get(endpoint, request.principal, place.session_id.encode())
-        except ApiError:  # the instance reports it
+        except ApiError:  # the instance answers with the error
             return None
+
+    @staticmethod
+    def _find_adapter(endpoint: Endpoint, request: Request, body: bytes) -> str | None:
+        """Return the adapter that only the body names."""
+        if not endpoint.settings.has_adapters or TARGET_MODEL in request.layout.places:
+            return None
+        return read_adapter(body, endpoint)
 
     def _choose(self, request: Request, request_id: bytes, name: str | None, dialect: OpenAIDialect) -> Call:
         """Make the call of the only endpoint, or of the one that the body will name."""
         endpoints = self._endpoints(name)
-        if len(endpoints) == 1 and endpoints[0].settings.multi_model is not None:
+        if len(endpoints) == 1 and endpoints[0].settings.has_many:
             return self._ask_model(request, request_id, name, dialect)
-        if len(endpoints) == 1 and not self._may_have_affinity(request, endpoints[0]):
+        must_read = len(endpoints) != 1 or endpoints[0].settings.has_adapters
+        if not must_read and not self._may_have_affinity(request, endpoints[0]):
             return self._call(request, request_id, self._operations[endpoints[0]][dialect], None)
 
         def complete(body: bytes, num_read: int) -> Call:
             endpoint = self._find_endpoint(name, body, num_read)
-            return self._call(request, request_id, self._operations[endpoint][dialect], None, body)
+            adapter = self._find_adapter(endpoint, request, body)
+            return self._call(request, request_id, self._operations[endpoint][dialect], None, body, adapter)
 
         return self._read_body(request, request_id, complete)
 
@@ -189,22 +203,17 @@ class OpenAIApi:
         return self._read_body(request, request_id, ask)
 
     def _may_have_affinity(self, request: Request, endpoint: Endpoint) -> bool:
-        """Return whether a key in the body can matter for the instance, and there is room to keep the body."""
-        limits, waiting = self._dispatchers.settings.limits, self._dispatchers.waiting_bytes
-        length = limits.max_unrouted_body_bytes
-        if not request.is_chunked:
-            length = min(length, request.content_length or 0)
+        """Return whether a key in the body can decide the instance."""
         return (
             len(endpoint.instances) > 1
             and any(variant.settings.affinity.max_key_bytes for variant in endpoint.variants)
             and SESSION_ID not in request.layout.places
             and endpoint.settings.multi_model is None
             and not has_header(request)
-            and waiting.used_bytes + length <= waiting.max_bytes
         )
 
     def _read_body(self, request: Request, request_id: bytes, make: Callable[[bytes, int], Call]) -> Call:
-        """Make the call that the body's beginning asks for."""
+        """Make the call of the endpoint, model or resource that the body's beginning names."""
         self._check_length(request)
 
         def render_error(error: ApiError) -> Reply:
@@ -238,6 +247,8 @@ class OpenAIApi:
         for endpoint in endpoints:
             if endpoint.name == model:
                 return endpoint
+            if endpoint.settings.has_adapters and model.startswith(f"{endpoint.name}/"):
+                return endpoint
         raise UnknownModel(model, [endpoint.name for endpoint in endpoints])
 
     def _call(
@@ -248,10 +259,11 @@ class OpenAIApi:
         session: SessionId | None,
         body: bytes = b"",
         model: str | None = None,
+        make: Callable[..., Invocation] = Invocation,
     ) -> Invocation:
         """Make the call of an operation.
 
-        session: that its resource has, if it has one. body: what was read of it. model: that the body names, of many.
+        session: that its resource has, if it has one. body: what was read of it. model: that only the body names.
         """
         endpoint = operation.endpoint
         try:
@@ -265,13 +277,13 @@ class OpenAIApi:
         except ApiError as error:
             self._dispatchers.count_without_invocation(endpoint, error.status)
             raise
-        call = Invocation(
+        call = make(
             operation,
             request,
             request_id=request_id,
             dispatcher=dispatcher,
             session=session,
-            model=model or find_target_model(request, endpoint),
+            model=find_target_model(request, endpoint) if model is None else placed_name(model, endpoint),
         )
         if model is not None:
             call.assignment.model_lines = b"%b: %b\r\n" % (TARGET_MODEL, model.encode())

@@ -1,8 +1,7 @@
-"""OpenAI's requests whose body says where they go: `model` names one of several endpoints, an id an instance.
+"""OpenAI's requests that are routed by their body: `model` names one of several endpoints, an id names an instance.
 
-OpenAI's own client writes `model` after `messages`, so the body is kept until it is whole or the limit is reached; the
-instance could not begin with less of it anyway. Kept bytes count as waiting (limits.max_waiting_bytes), those of a
-signed body as unverified (access.max_unverified_bytes).
+OpenAI's own client writes `model` after `messages`, so the body is searched for it up to a limit
+(limits.max_unrouted_body_bytes).
 """
 
 from __future__ import annotations
@@ -11,19 +10,19 @@ import json
 import re
 from collections.abc import Callable
 
-from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable, WrongModel
+from torchmoor.errors import ApiError, BodyTooLarge, WrongModel
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
-from torchmoor.proxy.http.call import WHOLE_BODY, BodyNeed, Call, Deadlines, NextStep, Outcome, Waiter
+from torchmoor.proxy.http.call import WHOLE_BODY, Call, Deadlines, NextStep, Outcome, Waiter
 from torchmoor.proxy.http.message import Reply, Request
 
 MAX_VALUE_BYTES = 512  # of a value that is not a text
-MAX_TOKENS = 20_000  # brackets and strings before `model`: as many messages as are allowed have a third of that
+MAX_TOKENS = 20_000  # brackets and strings before `model`; three times as many as the most messages need
 
-# Between two tokens. Short strings inside of values are skipped without a step of Python's, as numbers are.
-_NESTED_GAP = re.compile(rb'(?:[^"{}\[\]]++|"[^"\\]{0,200}+"){0,16}+')
-_GAP = re.compile(rb'[^"{}\[\]]*+')
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # without backtracking: linear in the body
+# The text between two tokens. Numbers and short strings in values are skipped by the pattern, not by Python's loop.
+# No possessive quantifiers: Python before 3.11.5, such as Debian 12's, matches groups that have them wrongly.
+_NESTED_GAP = re.compile(rb'(?:[^"{}\[\]]+|"[^"\\]{0,200}"){0,16}')
+_GAP = re.compile(rb'[^"{}\[\]]*')
 _COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _QUOTE, _BACKSLASH = b'"\\'
 _OPENING = b"{["
@@ -36,7 +35,7 @@ def find_fields(body: bytes, names: frozenset[str]) -> dict[str, bytes]:
     """
     depth = at = 0
     found: dict[str, bytes] = {}
-    longest = max(map(len, names)) * 6 + 2  # each character of a key as an escape
+    longest = max(map(len, names)) * 6 + 2  # if each character of a key is an escape
     for _ in range(MAX_TOKENS):
         at = (_NESTED_GAP if depth > 1 else _GAP).match(body, at).end()  # type: ignore[union-attr]  # matches nothing, too
         if at == len(body) or len(found) == len(names):
@@ -84,12 +83,18 @@ def _end_of_string(body: bytes, start: int) -> int:
         return 0
     if body[end - 1] != _BACKSLASH:  # true of most strings, pictures included
         return end + 1
-    string = _STRING.match(body, start)
-    return 0 if string is None else string.end()
+    size = end - start
+    while start + size < len(body):  # doubled each time, so linear in the string's length
+        size *= 2
+        text = body[start + 1 : start + 1 + size]
+        end = text.replace(rb"\\", b"__").replace(rb"\"", b"__").find(b'"')  # the first quote that is not escaped
+        if end >= 0:
+            return start + end + 2
+    return 0
 
 
 def _read_value(body: bytes, start: int) -> bytes:
-    """Return the string that begins there, empty if it does not end in this body; the beginning of other values."""
+    """Return a string's bytes, empty if it does not end in this body; of another value, its beginning."""
     if body[start : start + 1] != b'"':
         return body[start : start + MAX_VALUE_BYTES]
     return body[start : _end_of_string(body, start) or start]
@@ -103,7 +108,7 @@ def _try_read(text: bytes) -> str | None:
 
 
 class OpenAIByBody:
-    """A Call that finds its endpoint in the body, and then leaves the request to that endpoint's call."""
+    """A Call that finds its endpoint in the body, and then hands the request to that endpoint's call."""
 
     def __init__(
         self,
@@ -115,74 +120,55 @@ class OpenAIByBody:
         make: Callable[[bytes, int], Call],
         render_error: Callable[[ApiError], Reply],
     ) -> None:
-        """make: makes the call for the body's beginning; gets the limit of its bytes, too. Raises ApiError.
-
-        Raises ServiceUnavailable if too many bytes are kept already.
-        """
+        """make: makes the call for the body's beginning; gets the limit of its bytes, too. Raises ApiError."""
         check = request.body_check
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
-        num_bytes = self._num_read = dispatchers.settings.limits.max_unrouted_body_bytes
-        self.body_need = BodyNeed(num_bytes)
+        self._num_read = dispatchers.settings.limits.max_unrouted_body_bytes
         if check is not None:
             self.max_body_bytes = min(max_body_bytes, check.max_body_bytes)
-            num_bytes = self._num_read = self.max_body_bytes + 1
-            self.body_need = WHOLE_BODY
         self._make = make
         self._render_error = render_error
         self._call: Call | None = None
-        self._waiting = dispatchers.waiting_bytes
-        length = num_bytes if request.is_chunked else request.content_length or 0
-        self._num_held = min(length, num_bytes) if check is None else 0
-        if self._waiting.used_bytes + self._num_held > self._waiting.max_bytes:
-            raise ServiceUnavailable("Too many requests are being received. Try again later.")
-        self._waiting.used_bytes += self._num_held
         self._request = request
+
+    num_read_bytes = WHOLE_BODY  # of the endpoint's call, which is not known yet
 
     @property
     def wait_ends_at(self) -> float:
-        assert self._call is not None  # only it waits
+        assert self._call is not None  # other requests do not wait for it
         return self._call.wait_ends_at
 
     def route(self, body: bytes, waiter: Waiter) -> NextStep:
         """Find the endpoint, and let its call place the request."""
-        self._let_go()
         try:
             check, self._request.body_check = self._request.body_check, None
-            if check is not None:  # verified here, before the name is used, and not again
+            if check is not None:  # verified here once, before the name is used
                 check.verify(body)
-            call = self._make(body, self._num_read)
+            call = self._make(body[: self._num_read], self._num_read)
         except ApiError as error:
             return self._render_error(error)
         self._call = call
         return call.route(body, waiter)
-
-    def _let_go(self) -> None:
-        self._waiting.used_bytes -= self._num_held
-        self._num_held = 0
 
     def on_wait_over(self) -> Reply:
         assert self._call is not None
         return self._call.on_wait_over()
 
     def on_body_too_large(self) -> Reply:
-        """Answer as the endpoint's call does; with the dialect's error before there is one."""
+        """Answer as the endpoint's call does; before that is found, with the dialect's error."""
         if self._call is not None:
             return self._call.on_body_too_large()
         error = BodyTooLarge(self.max_body_bytes)
-        error.status = 413  # HTTP's own status for it
+        error.status = 413  # HTTP's own status for a long body
         return self._render_error(error)
 
     def on_body_dropped(self) -> Reply:
         return self._render_error(unavailable.body_dropped())
 
-    def on_body_growth(self, num_bytes: int) -> Reply | None:
-        return None if self._call is None else self._call.on_body_growth(num_bytes)
+    def limit_body(self, waiter: Waiter) -> None:
+        """Do nothing: the endpoint is not known yet."""
 
     def finish(self, outcome: Outcome) -> None:
-        """Free everything, whether or not an endpoint was found."""
-        self._let_go()
-        if self._request.body_check is not None:
-            self._request.body_check.release()
         if self._call is not None:
             self._call.finish(outcome)

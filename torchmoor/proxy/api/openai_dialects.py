@@ -1,4 +1,4 @@
-"""How requests, answers and errors of OpenAI's API differ from the other dialects', and where its paths lead."""
+"""The dialects of OpenAI's API: the form of their requests, answers and errors, and their paths."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ from torchmoor.wire import headers
 
 PREFIX = b"/v1/"
 INFIX = b"/openai/v1/"
-UNPREFIXED = frozenset((b"/tokenize", b"/detokenize"))  # where vLLM has these, which are not OpenAI's
+UNPREFIXED = frozenset((b"/tokenize", b"/detokenize"))  # vLLM's paths; OpenAI has no such operations
 TOO_LARGE = 413
 
-_DROPPED_FIELDS = frozenset((b"ts_stream_next", CONTINUABLE, b"x-request-id", ERROR_HEADER))
+_DROPPED_FIELDS = frozenset(
+    (b"ts_stream_next", CONTINUABLE, b"x-request-id", ERROR_HEADER, headers.BACKGROUND.encode())
+)
 _NEEDS_MODEL_LINE = f"{headers.NEEDS_MODEL}: true\r\n".encode()
 _TIMED_OUT = 504
-# To these clients, a handler without memory is one kind of "try again later".
+# To OpenAI's clients, an instance without memory is one more error to retry.
 _STATUS_SHOWN_AS = {507: 503}
 
 
@@ -51,7 +53,7 @@ def split_path(path: bytes) -> tuple[str | None, bytes]:
 
 
 class OpenAIDialect(ApiDialect):
-    """An answer passes as it is; every error becomes OpenAI's error object."""
+    """Answers are sent on unchanged; every error becomes OpenAI's error object."""
 
     names_sessions_in_body = False
 
@@ -59,11 +61,11 @@ class OpenAIDialect(ApiDialect):
         self.operation_name = operation_name
 
     def added_lines(self, request: Request) -> bytes:
-        """Have the handler require `model`, as OpenAI does; other paths take the same bodies without it."""
+        """Make the handler require `model`, as OpenAI does; on other paths, the same bodies need none."""
         return _NEEDS_MODEL_LINE
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
-        """Render OpenAI's error object; a time-out is the proxy's here, and has its status."""
+        """Render OpenAI's error object; a time-out has the status 504, as the proxy is a gateway here."""
         return openai_error(with_status(error, _TIMED_OUT) if isinstance(error, ModelError) else error, request_id)
 
     def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
@@ -75,7 +77,7 @@ class OpenAIDialect(ApiDialect):
 
 
 class ResourceDialect(OpenAIDialect):
-    """A request for a resource names its session itself, so the session API's header does not pass on."""
+    """The resource of a request determines its session, so the session header is not sent on."""
 
     held_back = frozenset((SESSION_ID, b"accept"))
     sent_method = b"POST"
@@ -92,7 +94,7 @@ TASKS = {b"embeddings": OpenAIDialect("Embeddings"), b"rerank": OpenAIDialect("R
 TOKENS = {b"tokenize": ResourceDialect("Tokenize"), b"detokenize": ResourceDialect("Detokenize")}
 RESOURCES = dict(zip(OPENING, map(ResourceDialect, ("Responses", "Conversations", "Files")), strict=True))
 DIALECTS: dict[bytes, OpenAIDialect] = {**COMPLETIONS, **TASKS, **TOKENS, **RESOURCES}
-"""The dialect of each path below /v1/; of a resource's, by its first part."""
+"""The dialect of each path below /v1/; for resources, of the path's first part."""
 
 
 def _explain(head: AnswerHead, body: bytes) -> ApiError:
@@ -101,7 +103,7 @@ def _explain(head: AnswerHead, body: bytes) -> ApiError:
 
 
 class _HandlerRefusal(ApiError):
-    """An error object of the handler's, which passes on as it is. code, param: as the object has them."""
+    """The handler's error object, sent on unchanged. code, param: the object's fields."""
 
     def __init__(self, head: AnswerHead, kind: str, body: bytes) -> None:
         self.status = _STATUS_SHOWN_AS.get(head.status, head.status)

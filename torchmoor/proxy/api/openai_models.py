@@ -13,12 +13,12 @@ from torchmoor.proxy.http.message import Reply
 from torchmoor.proxy.instances.registry import Endpoint
 
 _OF_ONE = ("chat.completions", "completions", "responses")
-_OF_MANY = ("chat.completions", "completions", "embeddings", "rerank")  # each of its models has one of them
+_OF_MANY = ("chat.completions", "completions", "embeddings", "rerank")  # each of its models can do one of these
 
 
 def list_models(endpoints: Sequence[Endpoint], wanted: str) -> Reply:
     """List the models, or describe one. Raises UnknownModel."""
-    models = [_describe(endpoint) for endpoint in endpoints]
+    models = [model for endpoint in endpoints for model in _describe(endpoint)]
     if not wanted:
         return json_reply(200, {"object": "list", "data": models})
     for model in models:
@@ -27,21 +27,27 @@ def list_models(endpoints: Sequence[Endpoint], wanted: str) -> Reply:
     raise UnknownModel(wanted, [endpoint.name for endpoint in endpoints])
 
 
-def _describe(endpoint: Endpoint) -> dict[str, Any]:
-    has_many = endpoint.settings.multi_model is not None
-    return {
+def _describe(endpoint: Endpoint) -> list[dict[str, Any]]:
+    """Describe an endpoint, and those of its adapters that its instances have reported."""
+    described = {
         "id": endpoint.name,
         "object": "model",
         "created": 0,
         "owned_by": "torchmoor",
-        "capabilities": list(_OF_MANY if has_many else _OF_ONE),
+        "capabilities": list(_OF_MANY if endpoint.settings.has_many else _OF_ONE),
     }
+    if not endpoint.settings.has_adapters:
+        return [described]
+    placements = [variant.models for variant in endpoint.variants if variant.models is not None]
+    adapters = sorted({name for placement in placements for name in placement.names()})
+    parts = [{**described, "id": f"{endpoint.name}/{name}", "parent": endpoint.name} for name in adapters]
+    return [described, *parts]
 
 
 def find_many(endpoints: Sequence[Endpoint]) -> Endpoint:
     """Return the first endpoint with many models. Raises UnknownOperation if there is none."""
     for endpoint in endpoints:
-        if endpoint.settings.multi_model is not None:
+        if endpoint.settings.has_many:
             return endpoint
     raise UnknownOperation("Embeddings and rerank need an endpoint with many models, and there is none here.")
 
@@ -54,6 +60,20 @@ def read_target_model(body: bytes, endpoint: Endpoint) -> str:
     model = find_model(body)
     if not model:
         raise WrongModel(f"Endpoint {endpoint.name} has many models: name one of them as `model`.")
+    return _checked(model)
+
+
+def read_adapter(body: bytes, endpoint: Endpoint) -> str | None:
+    """Return the adapter that the beginning of a body names, with or without the endpoint's name before it.
+
+    The endpoint's own name is its model's; None if the body names nothing. Raises WrongModel, and ValidationError if it
+    cannot be an adapter's name.
+    """
+    model = find_model(body)
+    return _checked(model.removeprefix(f"{endpoint.name}/")) if model else None
+
+
+def _checked(model: str) -> str:
     problem = MEMBERS[TARGET_MODEL].find_problem(model.encode("utf-8", "surrogatepass"))
     if problem is not None:
         raise ValidationError(problem)

@@ -1,7 +1,7 @@
-"""OpenAI's resources that have ids, such as responses: which requests are for them, and what names their session.
+"""OpenAI's resources that have ids, such as responses: their requests, and the fields that name their session.
 
-An instance reads these requests itself. The proxy passes method and path on as a header field, in a POST, because
-TorchServe has one path.
+An instance reads these requests itself. The proxy sends each as a POST that has the original method and path in a
+header field, because TorchServe has one path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torchmoor.wire import headers
 from torchmoor.wire.response_ids import Place, read_compaction_id, read_conversation_id, read_file_id, read_response_id
 
 RESPONSES = b"responses"
-OPENING = (RESPONSES, b"conversations", b"files")  # a POST to exactly such a path opens a session
+FILES = b"files"
+OPENING = (RESPONSES, b"conversations", FILES)  # a POST to exactly such a path opens a session
 _FIELDS = frozenset(("previous_response_id", "conversation", "store"))
 _LINE = f"{headers.RESOURCE}: ".encode()
 _COMPACTION = re.compile(rb'"encrypted_content"[ \t\r\n]*:[ \t\r\n]*"(cmp_[a-z0-9-]{1,256})"')
@@ -26,9 +27,9 @@ _JSON = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a request says of its session. place: of the response or conversation that it continues.
+    """The fields of a request that determine its session. place: of the response or conversation that it continues.
 
-    is_stored: the answer is to be kept.
+    is_stored: the answer is to be stored.
     """
 
     place: Place | None = None
@@ -36,12 +37,12 @@ class Named:
 
 
 def needs_body(method: bytes, operation: bytes) -> bool:
-    """Return whether the body says which session a request belongs to, and not its path."""
+    """Return whether a request's session is named by its body, not by its path."""
     return method == b"POST" and read_path(operation) is None
 
 
 def read_path(operation: bytes) -> Place | None:
-    """Return what the path names; None if it names nothing, or nothing that could be there."""
+    """Return the resource that a path names; None if it names none, or one that cannot exist."""
     parts = operation.decode("latin-1").split("/")
     return _read_id(unquote(parts[1])) if len(parts) > 1 else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchmoor.config.limits import TimeoutSettings
 from torchmoor.proxy.api.dialect import ApiDialect
 from torchmoor.proxy.api.validation import INFERENCE_ID, INVOCATION_ID, TARGET_MODEL
 from torchmoor.proxy.dispatch.choice import Choice
@@ -19,7 +20,7 @@ _TIMEOUT_LINE = f"\r\n{headers.TIMEOUT_MS}: ".encode()
 
 
 class Operation:
-    """Holds what all requests for one operation of an endpoint share."""
+    """The limits and header lines of one operation of one endpoint."""
 
     def __init__(
         self,
@@ -49,9 +50,9 @@ class Operation:
         held_back: frozenset[bytes],
         timeout_line: bytes,
     ) -> list[bytes]:
-        """Render a request's head for an instance, but for the lines that depend on more than these, and its end.
+        """Render the beginning of a request's head for an instance; the caller adds its other lines and the end.
 
-        framing: the lines that frame the body. held_back: names of fields that do not pass.
+        framing: the lines that frame the body. held_back: names of fields that are not sent on.
         """
         places = request.layout.places
         parts = [
@@ -74,12 +75,27 @@ class Operation:
         return parts
 
 
+def whole_deadlines(timeouts: TimeoutSettings) -> Deadlines:
+    """Return the limits of an answer that is not streamed."""
+    return Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
+
+
+def stream_deadlines(timeouts: TimeoutSettings) -> Deadlines:
+    """Return the limits of an answer that may be a stream."""
+    return Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
+
+
 def timeout_line(time_left_s: float) -> bytes:
-    """Tell an instance how long its answer is awaited; begins with the line end of the field before."""
+    """Return the header line with the answer's time-out; it begins with the line end of the field before."""
     return b"%b%d\r\n" % (_TIMEOUT_LINE, max(0.0, time_left_s + headers.TIMEOUT_GRACE_S) * 1000)
 
 
 def find_target_model(request: Request, endpoint: Endpoint) -> str | None:
-    """Return the model that a request names, of an endpoint with many."""
+    """Return the model that a request names, of an endpoint with many or with adapters."""
     name = None if endpoint.settings.multi_model is None else request.find(TARGET_MODEL)
-    return None if name is None else name.decode("latin-1")
+    return None if name is None else placed_name(name.decode("latin-1"), endpoint)
+
+
+def placed_name(name: str, endpoint: Endpoint) -> str | None:
+    """Return the name by which a target model is placed; None for the model of an endpoint with adapters."""
+    return None if endpoint.settings.has_adapters and name == endpoint.name else name

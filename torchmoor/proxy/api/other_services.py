@@ -1,6 +1,6 @@
-"""Answers to requests without an operation here, also those that AWS_ENDPOINT_URL leads here from other services.
+"""Answers to unknown requests, among them those for other AWS services that AWS_ENDPOINT_URL leads here.
 
-A client of S3, IAM or STS reads XML, and sees no message in an error that is JSON.
+Clients of S3, IAM or STS read XML, and would show no message of an error in JSON.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 from torchmoor.proxy.api.replies import runtime_error, unknown_operation
 from torchmoor.proxy.http.message import Reply, Request
 
-OWN = frozenset(("sagemaker", "application-autoscaling", "monitoring", "logs"))  # as signatures name them
+OWN = frozenset(("sagemaker", "application-autoscaling", "monitoring", "logs"))  # their names in signatures
 _SERVICE = re.compile(rb"Credential=[^,\s]*/([a-z0-9-]{1,40})/aws4_request")
 _XML = (b"content-type", b"text/xml")
 
 
 def refuse_unknown(request: Request, request_id: bytes) -> Reply:
-    """Refuse a request without an operation; say what to do if it is signed for a service that is not served here."""
+    """Refuse an unknown request; if it is signed for a service that torchmoor does not serve, say what to do."""
     match = _SERVICE.search(request.find(b"authorization") or b"")
     service = "" if match is None else match[1].decode()
     if not service or service in OWN:

@@ -1,4 +1,4 @@
-"""Dialects in which the instance's own words reach the client: answers and errors pass as they are."""
+"""Dialects that send an instance's answers and errors to the client unchanged."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ValidationError
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
 from torchmoor.proxy.api.dialect import ApiDialect
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.operation import Operation, find_target_model
+from torchmoor.proxy.api.operation import Operation, find_target_model, stream_deadlines
 from torchmoor.proxy.api.replies import container_error
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.validation import SESSION_ID, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.call import Deadlines
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
@@ -27,12 +26,12 @@ _DROPPED_FIELDS = frozenset((b"ts_stream_next", CONTINUABLE, headers.REQUEST_ID.
 
 
 class PassThroughDialect(ApiDialect):
-    """An answer is not rewritten. A stream that breaks off ends the client's connection."""
+    """Answers are sent on unchanged. A stream that breaks off ends the client's connection."""
 
     operation_name = "PassThrough"
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
-        """Render the handlers' error form; a time-out is the proxy's, not the model's."""
+        """Render an error in the handlers' form; a time-out is reported as the proxy's."""
         status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
         return container_error(error, request_id, status=status)
 
@@ -59,15 +58,13 @@ def defer(
 
 
 class PassThrough:
-    """Makes the invocations of the dialects that pass through."""
+    """Makes the invocations of these dialects."""
 
     def __init__(self, dispatchers: Dispatchers) -> None:
         self._dispatchers = dispatchers
         settings = dispatchers.settings
-        timeouts = settings.timeouts
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
-        deadlines = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
-        self._deadlines = deadlines
+        self._deadlines = stream_deadlines(settings.timeouts)
         self._operations: dict[Endpoint, Operation] = {}
         dispatchers.registry.watch(self._add, on_retired=self._drop)
 
@@ -94,7 +91,7 @@ class PassThrough:
     ) -> Invocation | Reply:
         """Send the request to `path` of an instance of the endpoint, or to its model; sticky by the session header.
 
-        operation, model: instead of the endpoint's own, and of what the header names.
+        operation, model: used in place of the endpoint's operation and of the header's model.
         """
         try:
             check_members(request.layout)

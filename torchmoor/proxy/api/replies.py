@@ -15,7 +15,7 @@ _ERROR = wire.ERROR.encode()
 _REQUEST_ID = wire.REQUEST_ID.encode()
 
 Handler = Callable[[Request, bytes], Call | Reply]
-"""Serves a request under an id; chosen by method and path alone."""
+"""Serves a request, which has an id; chosen by method and path only."""
 
 LOOKING = frozenset((b"GET", b"HEAD"))
 
@@ -30,7 +30,7 @@ def json_reply(status: int, content: object, headers: tuple[tuple[bytes, bytes],
 def runtime_error(error: ApiError, request_id: bytes) -> Reply:
     """Render an error that boto3 raises as the exception named by `error.kind`."""
     headers = ((b"x-amzn-errortype", error.kind.encode()), (b"x-amzn-requestid", request_id))
-    if isinstance(error, AccessDenied):  # AWS's front end, which denies access, spells the body this way
+    if isinstance(error, AccessDenied):  # so spelled by AWS's front end, which denies access
         return json_reply(error.status, {"message": error.message}, headers)
     body: dict[str, object] = {"Message": error.message}
     if isinstance(error, ModelError):
@@ -58,12 +58,12 @@ def message_of(body: bytes) -> str:
 
 
 def unknown_operation(request: Request) -> UnknownOperation:
-    """Make the error for a method and path without an operation."""
+    """Make the error for an unknown method and path."""
     return UnknownOperation(f"No operation {request.method.decode()} {request.path.decode('latin-1')[:256]}.")
 
 
 def refusal(status: int, message: str, request_id: bytes) -> Reply:
-    """Answer bytes that are not a servable request, with HTTP's status and the runtime API's body."""
+    """Answer bytes that are not a valid request, with HTTP's status and the runtime API's body."""
     error = ApiError(message)
     error.status = HTTPStatus(status).value
     error.kind = "ValidationError" if status < 500 else "ServiceUnavailable" if status == 503 else "InternalFailure"

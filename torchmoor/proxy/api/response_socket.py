@@ -1,7 +1,7 @@
 """OpenAI's Responses API over a WebSocket connection: each `response.create` message is a streamed request.
 
-A response with `store: false` leaves no trace at an instance. Its connection keeps the items of the last one, and sends
-them again with the input of the response that follows it. See docs/decisions/0047-websockets-resend.md.
+No instance stores a response with `store: false`. So a connection keeps the items of its last such response, and sends
+them again with the input of the next one. See docs/decisions/0047-websockets-resend.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from torchmoor.config.websocket import WebSocketSettings
-from torchmoor.errors import ServiceUnavailable, ValidationError
+from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.affinity_keys import FIELDS, has_header
 from torchmoor.proxy.api.event_messages import EventMessages, error_message
 from torchmoor.proxy.api.validation import INVOCATION_ID, make_note
@@ -24,6 +24,7 @@ from torchmoor.proxy.http.head import HeadBook
 from torchmoor.proxy.http.message import Reply, Request, RequestLine
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.websocket import accept
+from torchmoor.wire.json_values import BYTES_PER_VALUE, count_values
 
 CREATE = "response.create"
 _HANDSHAKE = b"sec-websocket-"
@@ -38,7 +39,10 @@ _TOO_OLD = {
 
 @dataclass(slots=True)
 class Unstored:
-    """A response that only its connection knows. base: fields that name what precedes the items."""
+    """A response that only its connection stores.
+
+    base: the fields that name the context before the items. num_bytes: of their memory.
+    """
 
     id: str
     base: dict[str, Any]
@@ -48,7 +52,7 @@ class Unstored:
 
 @dataclass(slots=True)
 class _Asked:
-    """The message that is being answered. named: the unstored response that it continues, None for any other."""
+    """The message that is being answered. num_bytes: of its memory; named: the unstored response that it continues."""
 
     is_stored: bool
     base: dict[str, Any]
@@ -60,7 +64,7 @@ class _Asked:
 
 
 class ResponseSockets:
-    """Opens connections, and limits what they hold together."""
+    """Opens connections, and limits their number and the bytes that they keep together."""
 
     def __init__(self, settings: WebSocketSettings) -> None:
         self._settings = settings
@@ -73,7 +77,7 @@ class ResponseSockets:
         return self._budget.used_bytes
 
     def open(self, request: Request, handle: Callable[[Request], Call | Reply]) -> Upgrade:
-        """Accept a handshake. handle: decides about the request of each message. Raises ApiError."""
+        """Accept a handshake. handle: makes the call for the request of each message. Raises ApiError."""
         if self.num_open >= self._settings.max_connections:
             raise ServiceUnavailable("Too many WebSocket connections. Try again later.")
         try:
@@ -83,7 +87,18 @@ class ResponseSockets:
             error.status = bad.status
             raise error from bad
         self.num_open += 1
-        return Upgrade(protocol, accepted, ResponseSocket(request, handle, self._heads, self._budget, self._close))
+        return Upgrade(
+            protocol,
+            accepted,
+            ResponseSocket(
+                request,
+                handle,
+                self._heads,
+                self._budget,
+                self._close,
+                max_values=self._settings.max_message_values,
+            ),
+        )
 
     def _close(self) -> None:
         self.num_open -= 1
@@ -101,22 +116,26 @@ class ResponseSocket:
         heads: HeadBook,
         budget: ReplayBudget,
         on_close: Callable[[], None],
+        *,
+        max_values: int,
     ) -> None:
         """upgrade: the request that opened the connection, whose fields and access its messages have.
 
-        handle: decides about a message's request. budget: of what is held by all connections.
+        handle: makes the call for a message's request. budget: of the bytes that all connections keep. max_values: of a
+        message.
         """
         self._upgrade = upgrade
         self._handle = handle
         self._heads = heads
         self._budget = budget
         self._on_close = on_close
+        self._max_values = max_values
         self._num_held = 0
         self._last: Unstored | None = None
         self._asked: _Asked | None = None
         self._line = RequestLine(b"POST", upgrade.path, b"", is_http10=False)
         self._kept_lines = _kept_lines(upgrade)
-        # Without a session, it is this key that leads to the instance that has the conversation's KV cache.
+        # Without a session, this affinity key leads to the instance that has the conversation's KV cache.
         self._key_line = b"x-session-id: ws-%b" % token_hex(16).encode()
 
     # MessageHandler
@@ -135,8 +154,9 @@ class ResponseSocket:
             body = self._read(message)
             data = json.dumps(body, separators=(",", ":")).encode()
         except RecursionError:
+            self._forget_asked()
             return _refuse(ValidationError("The message is nested too deeply."))
-        except ValidationError as error:
+        except (ValidationError, ServiceUnavailable) as error:
             return _refuse(error)
         has_key = has_header(self._upgrade) or any(body.get(name) for name in FIELDS)
         request = self._make_request(len(data), () if has_key else (self._key_line,))
@@ -149,27 +169,47 @@ class ResponseSocket:
         return asked.events.read(status, piece, None if asked.named is None else asked.named.id)
 
     def on_answer_end(self, *, is_whole: bool) -> list[bytes]:
-        asked, self._asked = self._asked, None
+        asked = self._asked
         assert asked is not None
+        self._forget_asked()
         messages = asked.events.end(asked.status, is_whole=is_whole)
         if asked.events.is_failed:
             if asked.named is not None:
                 self._keep(None)
         elif not asked.is_stored and asked.events.last is not None:
             last, num_bytes = asked.events.last, asked.num_bytes + asked.events.num_bytes
+            if asked.named is not None:
+                num_bytes += asked.named.num_bytes
             items = [*asked.items, *last.get("output", ())]
             self._keep(Unstored(last.get("id", ""), asked.base, items, num_bytes))
         return messages
 
     def close(self) -> None:
         self.hold(0)
+        self._forget_asked()
         self._keep(None)
         self._on_close()
 
     # Messages
 
     def _read(self, message: bytes) -> dict[str, Any]:
-        """Read a message as the body of its request. Raises ValidationError."""
+        """Read a message as the body of its request. Raises ValidationError, ServiceUnavailable."""
+        num_values = count_values(message)
+        if num_values > self._max_values:
+            raise ValidationError(
+                f"The message has up to {num_values} JSON values, and it may have {self._max_values}."
+            )
+        num_bytes = len(message) + num_values * BYTES_PER_VALUE
+        if not self._budget.try_take(num_bytes):
+            raise ServiceUnavailable("Too many messages are being answered. Try again later.")
+        try:
+            return self._take(message, num_bytes)
+        finally:
+            if self._asked is None:
+                self._budget.give_back(num_bytes)
+
+    def _take(self, message: bytes, num_bytes: int) -> dict[str, Any]:
+        """Parse a message that is to be answered. Raises ValidationError."""
         try:
             body = json.loads(message)
         except ValueError as error:
@@ -180,17 +220,20 @@ class ResponseSocket:
             raise ValidationError("'background' is not supported over WebSocket.")
         named = self._find_named(body)
         items, base = _items(body.get("input")), _base(body)
-        num_bytes = len(message)
         if named is not None:
             if not items:
                 raise ValidationError("Missing required parameter: 'input', a text or a list of items.")
             del body["previous_response_id"]
             items, base = [*named.items, *items], named.base
             body.update(base, input=items)
-            num_bytes += named.num_bytes
         self._asked = _Asked(body.get("store") is not False, base, items, num_bytes, named)
         body["stream"] = True
         return body
+
+    def _forget_asked(self) -> None:
+        if self._asked is not None:
+            self._budget.give_back(self._asked.num_bytes)
+            self._asked = None
 
     def _find_named(self, body: dict[str, Any]) -> Unstored | None:
         """Return the unstored response that a message continues."""
@@ -205,7 +248,7 @@ class ResponseSocket:
         return request
 
     def _keep(self, response: Unstored | None) -> None:
-        """Keep a response instead of the last one, if there is room for it."""
+        """Keep a response in place of the last one, if the budget allows."""
         if self._last is not None:
             self._budget.give_back(self._last.num_bytes)
         is_kept = response is not None and self._budget.try_take(response.num_bytes)
@@ -213,7 +256,7 @@ class ResponseSocket:
 
 
 def _kept_lines(upgrade: Request) -> list[bytes]:
-    """Return the header lines of the handshake that every message's request has, too."""
+    """Return the header lines of the handshake that are repeated in every message's request."""
     return [
         field.line.removesuffix(b"\r\n")
         for field in upgrade.fields
@@ -232,10 +275,11 @@ def _items(given: Any) -> list[Any]:
 
 
 def _base(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the field that names what precedes the input."""
+    """Return the field that names the context before the input."""
     return {name: value for name, value in body.items() if name == "previous_response_id" and value}
 
 
-def _refuse(error: ValidationError) -> bytes:
-    refused = {"type": "invalid_request_error", "code": error.kind, "message": error.message, "param": None}
+def _refuse(error: ApiError) -> bytes:
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    refused = {"type": kind, "code": error.kind, "message": error.message, "param": None}
     return error_message(error.status, refused)

@@ -1,4 +1,4 @@
-"""The SageMaker runtime API: InvokeEndpoint, InvokeEndpointWithResponseStream; InvokeEndpointAsync begins here.
+"""The SageMaker runtime API and DescribeEndpoint: their paths and operations.
 
 POST /endpoints/{EndpointName}/invocations
 POST /endpoints/{EndpointName}/invocations-response-stream
@@ -26,7 +26,7 @@ from torchmoor.proxy.api.async_runtime import AsyncOperation
 from torchmoor.proxy.api.describe import describe_endpoint
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
-from torchmoor.proxy.api.operation import Operation, find_target_model
+from torchmoor.proxy.api.operation import Operation, find_target_model, stream_deadlines, whole_deadlines
 from torchmoor.proxy.api.replies import LOOKING, Handler, message_of, runtime_error, unknown_operation
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
@@ -45,7 +45,7 @@ from torchmoor.proxy.dispatch.assignment import ERROR_HEADER, NEW_SESSION_ID
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.call import Call, Deadlines
+from torchmoor.proxy.http.call import Call
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request, status_line
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import error_codes
@@ -56,7 +56,7 @@ _WHOLE = b"invocations"
 _STREAMED = b"invocations-response-stream"
 _ASYNC = b"async-invocations"
 _OPERATIONS = (_WHOLE, _STREAMED, _ASYNC)
-DEFAULT_REGION = "us-east-1"  # where access.region accepts any
+DEFAULT_REGION = "us-east-1"  # if access.region is empty
 _CONTENT_TYPE = b"content-type"
 _REQUEST_ID = b"x-amzn-requestid"
 DROPPED_FIELDS = frozenset(
@@ -77,10 +77,7 @@ class RuntimeApi:
         timeouts = dispatchers.settings.timeouts
         self._service = service
         self._max_body_bytes = dispatchers.settings.limits.max_body_bytes
-        self._whole = Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
-        self._streamed = Deadlines(
-            timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s
-        )
+        self._whole, self._streamed = whole_deadlines(timeouts), stream_deadlines(timeouts)
         region = dispatchers.settings.access.region or DEFAULT_REGION
         self._log_groups = (
             f"arn:aws:logs:{region}:{dispatchers.settings.account_id}:log-group:/aws/sagemaker/Endpoints/"
@@ -114,7 +111,7 @@ class RuntimeApi:
         return self._invoke if method == b"POST" else self._refuse_request
 
     def _invoke(self, request: Request, request_id: bytes) -> Call | Reply:
-        """Pass a request to its operation, if there is one now."""
+        """Pass a request to its endpoint's operation; refuse it if the endpoint is unknown."""
         operation = self._operations.get(request.path)
         if operation is None:
             return self._refuse_request(request, request_id)
@@ -170,10 +167,10 @@ class RuntimeOperation(Operation):
                 raise BodyTooLarge(self.max_body_bytes)
             if not NOT_THERE.keys().isdisjoint(places):
                 raise not_there(endpoint.name, places)
-            has_many = endpoint.settings.multi_model is not None
-            if (TARGET_MODEL in places) is not has_many:
-                if has_many:
+            if TARGET_MODEL not in places:
+                if endpoint.settings.has_many:
                     raise MissingTargetModel(endpoint.name, request_id.decode())
+            elif endpoint.settings.multi_model is None:
                 raise UnexpectedTargetModel(endpoint.name)
             session = dispatchers.sessions.get(endpoint, request.principal, request.find(SESSION_ID))
             variant = request.find(TARGET_VARIANT) if TARGET_VARIANT in places else None
@@ -181,12 +178,12 @@ class RuntimeOperation(Operation):
         except ApiError as error:
             dispatchers.count_without_invocation(endpoint, error.status)
             return runtime_error(_as_aws_says(error, request_id), request_id)
-        model = find_target_model(request, endpoint) if has_many else None
+        model = find_target_model(request, endpoint)
         return Invocation(self, request, request_id=request_id, dispatcher=dispatcher, session=session, model=model)
 
 
 class RuntimeDialect(ApiDialect):
-    """InvokeEndpoint: a success passes through, an error is rendered in the API's terms."""
+    """InvokeEndpoint: a success is sent on unchanged, an error is rendered in the API's form."""
 
     operation_name = "InvokeEndpoint"
     too_large_status = ValidationError.status
@@ -213,7 +210,7 @@ class RuntimeDialect(ApiDialect):
 class StreamDialect(RuntimeDialect):
     """InvokeEndpointWithResponseStream: the answer's pieces become event-stream frames.
 
-    The request's Accept names the event stream, so the type that the model is to answer with has another name.
+    The request's Accept is for the event stream; another header has the type that the model is asked for.
     """
 
     operation_name = "InvokeEndpointWithResponseStream"
@@ -239,7 +236,7 @@ class StreamDialect(RuntimeDialect):
 
 
 def _as_aws_says(error: ApiError, request_id: bytes) -> ApiError:
-    """Begin the error for a body over the limit with AWS's sentence for it."""
+    """Put AWS's sentence for a body over the limit before the error's message."""
     if not isinstance(error, BodyTooLarge):
         return error
     return ValidationError(f"Request {request_id.decode()} has oversize body. {error.message}")
@@ -248,7 +245,7 @@ def _as_aws_says(error: ApiError, request_id: bytes) -> ApiError:
 def answer_lines(
     status_line: bytes, head: AnswerHead, dropped: frozenset[bytes], request_id: bytes
 ) -> tuple[bytes, ...]:
-    """Render the answer's head in this API's form. dropped: names of fields that do not pass."""
+    """Render the answer's head in this API's form. dropped: names of fields that are not sent on."""
     places = head.layout.places
     session_line = b""
     if NEW_SESSION_ID in places or SESSION_ID in places:

@@ -1,4 +1,4 @@
-"""Lets another instance continue a stream whose own was lost, with the request, its start and its notes."""
+"""Continues a stream whose instance was lost at another, which gets the request, the answer's start and its notes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torchmoor.proxy.http.message import AnswerHead
 from torchmoor.wire import headers
 from torchmoor.wire.continuation import ContinuationRequest, join_request
 
-MAX_CONTINUATIONS = 2  # of one stream: a request that ends its instance must not end them all
+MAX_CONTINUATIONS = 2  # for one stream: a request that kills its instance must not kill them all
 CONTINUABLE = headers.CONTINUABLE.encode()
 _REPLACED = frozenset((CONTENT_TYPE,))
-_FORMS = (b"multipart/", b"application/x-www-form-urlencoded")  # TorchServe takes such a body apart
+_FORMS = (b"multipart/", b"application/x-www-form-urlencoded")  # TorchServe parses such a body
 _LINES = f"content-length: %d\r\ncontent-type: application/octet-stream\r\n{headers.CONTINUATION}: %d\r\n".encode()
 
 RenderHead = Callable[[bytes, float | None, frozenset[bytes]], bytes]
@@ -32,7 +32,10 @@ class StreamContinuer:
         resume: Resume,
         render_head: RenderHead,
     ) -> None:
-        """start: as the instance that began the answer described it. place: says what the assignment means."""
+        """start: the beginning of the answer, as its instance described it (see torchmoor/wire/continuation.py).
+
+        place: returns the next step after an assignment.
+        """
         self._start = start
         self._assignment = assignment
         self._place = place
@@ -45,24 +48,30 @@ class StreamContinuer:
         return self._assignment.head.find(CONTENT_TYPE) or b""
 
     def place(self, loss: Loss) -> Send | Wait | None:
-        """Assign another instance; none for a body that TorchServe takes apart, or if the proxy is at fault."""
+        """Assign another instance. None for a body that TorchServe parses, or if the proxy itself failed."""
+        if self._num_placed >= MAX_CONTINUATIONS:
+            self.refuse()
+            return None
         is_whole = not self._content_type.lower().startswith(_FORMS)
-        if not is_whole or loss is Loss.SHORTAGE or self._num_placed >= MAX_CONTINUATIONS:
+        if not is_whole or loss is Loss.SHORTAGE:
             return None
         self._num_placed += 1
         return self._place() if self._assignment.try_continue(self._resume, loss) else None
 
     def request(self, notes: bytes, body: bytes, time_left_s: float | None) -> tuple[bytes, bytes]:
-        """Render the request for the rest: the original one, with what the client has of the answer before its body."""
+        """Render the request for the rest: the start and the notes go before the original body."""
         request = ContinuationRequest(self._content_type.decode("latin-1"), self._start, notes.decode("ascii"))
         about, joined = join_request(request, body)
         return self._render_head(_LINES % (len(joined), about), time_left_s, _REPLACED), joined
 
     def accepts(self, head: AnswerHead) -> bool:
-        """Return True if the instance has understood what it is to continue."""
+        """Return True if the instance's answer continues this stream."""
         is_accepted = head.status == 200 and head.find(CONTINUABLE) is not None
         self._assignment.metrics.streams_continued += is_accepted
         return is_accepted
+
+    def refuse(self) -> None:
+        self._assignment.metrics.continuations_refused += 1
 
 
 def find_continuer(

@@ -31,7 +31,7 @@ class PartEncoder:
         return b""
 
     def fail(self, loss: Loss) -> bytes:
-        """Encode a last frame that says why the stream ends."""
+        """Encode a last frame with the reason for the stream's end."""
         if loss is Loss.TIMEOUT:
             return stream_error("The model did not go on with its answer in time.", STREAM_TIMED_OUT)
         return stream_error("The instance ended the stream before the answer was complete.", STREAM_BROKEN)
@@ -49,7 +49,7 @@ class TextPartEncoder(MarkedText, PartEncoder):
         return payload_part(text) if text else b""
 
     def finish(self) -> bytes:
-        """Encode what was held back: the handler's error, or text."""
+        """Encode the bytes held back: the handler's error, or text."""
         text, error = self.end()
         self._has_error = error is not None
         if error is not None:
@@ -57,14 +57,17 @@ class TextPartEncoder(MarkedText, PartEncoder):
         return payload_part(text) if text else b""
 
     def fail(self, loss: Loss) -> bytes:
-        """Encode what was held back, then why the stream ends."""
+        """Encode the text held back, then the reason for the stream's end."""
         held = self.finish()
         return held if self._has_error else held + super().fail(loss)
 
 
 class TextPassEncoder(MarkedText):
-    """Passes plain text unchanged. A late error of the handler breaks the connection, so that clients do not take the
-    text for the whole answer, nor the error for text."""
+    """Passes plain text unchanged.
+
+    A late error of the handler breaks the connection, so that clients see neither a complete answer nor the error's
+    text.
+    """
 
     __slots__ = ()
 
@@ -72,12 +75,12 @@ class TextPassEncoder(MarkedText):
         return piece if not self._held and ERROR_MARK not in piece else self.take(piece)
 
     def finish(self) -> bytes | None:
-        """Pass on what was held back, if it is text."""
+        """Return the bytes held back, if they are text."""
         text, error = self.end()
         return text if error is None else None
 
     def fail(self, loss: Loss) -> None:
-        """Return None: in HTTP only an early end shows the failure."""
+        """Return None: HTTP can show a late failure only by a broken connection."""
 
 
 class EventPassEncoder:
@@ -98,7 +101,7 @@ class EventPassEncoder:
         return b""
 
     def fail(self, loss: Loss) -> bytes | None:
-        """Encode an event with OpenAI's error; None within an event, where only a broken connection is clear."""
+        """Encode an event with OpenAI's error; None in the middle of an event: then the connection must break."""
         if self._end != b"\n\n":
             return None
         code = STREAM_TIMED_OUT if loss is Loss.TIMEOUT else STREAM_BROKEN

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from torchmoor.config.launcher import num_form_fields
 from torchmoor.errors import ValidationError
 from torchmoor.proxy.dispatch.api_member import SESSION_ID_MEMBER, Member, named_member
 from torchmoor.proxy.http.fields import FieldNote
@@ -16,7 +17,7 @@ from torchmoor.proxy.http.head import Layout
 from torchmoor.wire import headers
 
 _COMPONENT_NAME = rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$"
-_LOCATION = "^(https|s3)://([^/]+)/?(.*)$"  # and file://, of configured directories
+_LOCATION = "^(https|s3)://([^/]+)/?(.*)$"  # and file:// of configured directories
 _EXTENSION = rb"^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
 _FILENAME = rb"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$"
 
@@ -65,7 +66,7 @@ _CONTAINER = headers.TARGET_CONTAINER.encode()
 _EXPLANATIONS = headers.ENABLE_EXPLANATIONS.encode()
 _COMPONENT = headers.INFERENCE_COMPONENT.encode()
 
-# Of InvokeEndpointAsync alone.
+# Members of InvokeEndpointAsync only.
 SAGEMAKER_CONTENT_TYPE = headers.CONTENT_TYPE.encode()
 CUSTOM_ATTRIBUTES = headers.CUSTOM_ATTRIBUTES.encode()
 INPUT_LOCATION = headers.INPUT_LOCATION.encode()
@@ -74,7 +75,7 @@ FILENAME = headers.FILENAME.encode()
 REQUEST_TTL = headers.REQUEST_TTL_S.encode()
 INVOCATION_TIMEOUT = headers.INVOCATION_TIMEOUT_S.encode()
 
-# Features of SageMaker's endpoints that are not supported; ignoring them would answer a different question.
+# Features of SageMaker's endpoints that are not supported. They are refused: ignoring them would change the answer.
 NOT_THERE = {
     _CONTAINER: "has one container; leave TargetContainerHostname out.",
     _EXPLANATIONS: "has no explainer; leave EnableExplanations out.",
@@ -109,14 +110,14 @@ def not_there(endpoint: str, members: Collection[bytes]) -> ValidationError:
     return ValidationError(f"Endpoint {endpoint} {problem}")
 
 
-# Never sent on: credentials, what the proxy writes itself, what it owns.
+# Never sent on: credentials, and the fields that the proxy writes itself.
 PRIVATE_FIELDS = frozenset((b"authorization", b"cookie", b"x-amz-security-token", INFERENCE_ID))
 OWN_PREFIX = headers.TORCHMOOR_PREFIX.encode()
-INVOCATION_ID = headers.INVOCATION_ID.encode()  # the same when a client sends a request again
+INVOCATION_ID = headers.INVOCATION_ID.encode()  # a client's repeated request has the same id
 
 
 def make_note(name: bytes) -> FieldNote:
-    """Say how a request's fields of that name are treated."""
+    """Return how a request's fields of that name are treated."""
     is_passed = not (name in PRIVATE_FIELDS or name.startswith(OWN_PREFIX))
     member = MEMBERS.get(name)
     if member is None:
@@ -141,3 +142,13 @@ def check_members(layout: Layout) -> None:
     name = layout.repeated or b""
     member = MEMBERS.get(name)
     raise ValidationError(f"Member '{member.name if member else name.decode()}' is given twice")
+
+
+def check_form(content_type: bytes | None, body: bytes, max_fields: int) -> None:
+    """Raise ValidationError if the body is a form of more fields."""
+    num_fields = num_form_fields(content_type, body)
+    if num_fields > max_fields:
+        raise ValidationError(
+            f"The form has {num_fields} fields, more than {max_fields} (limits.max_form_fields). "
+            "Send JSON as application/json."
+        )

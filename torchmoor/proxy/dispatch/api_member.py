@@ -1,4 +1,4 @@
-"""Check of one member of the runtime API, and the service's words for a violation. api/validation.py has the table."""
+"""Check of one member of the runtime API, with SageMaker's messages. The table of members is in api/validation.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torchmoor.errors import ValidationError
 
-_NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*"  # must match the whole value, even without an end in the pattern
+_NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*"  # must match the whole value, although it has no $
 _SESSION_ID = rb"^(NEW_SESSION)$|" + _NAME + rb"$"
 
 
@@ -25,7 +25,7 @@ class Member:
     java_pattern: str
 
     def find_problem(self, value: bytes) -> str | None:
-        """Return why the value is invalid for this member, in the words of the service; None if it is valid."""
+        """Return SageMaker's message about an invalid value; None if the value is valid."""
         problem = None
         if len(value) > self.max_length:
             problem = f"have length less than or equal to {self.max_length}"
@@ -52,5 +52,5 @@ def named_member(name: str, max_length: int = 63, pattern: bytes = _NAME) -> Mem
     return Member(name, max_length, 0, re.compile(pattern), pattern.decode())
 
 
-# Checked where it is verified: once for each id, not for each request.
+# Checked where a session id is verified: once for each id, not for each request.
 SESSION_ID_MEMBER = named_member("sessionId", 256, _SESSION_ID)

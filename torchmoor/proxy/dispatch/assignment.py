@@ -1,4 +1,4 @@
-"""The assignment of one request: the instance that is chosen and leased for it, waited for, and replaced.
+"""The assignment of one request: an instance is chosen and leased, now or after a wait, and replaced if it fails.
 
 An assignment has a lease of the chosen instance, or a place in the queue, or neither, and its caller's lease if
 callers are limited; `release` gives them back.
@@ -24,7 +24,6 @@ from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.message import AnswerHead, Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.instances.registry import Endpoint
-from torchmoor.proxy.routing.kv_aware import Expectation
 from torchmoor.proxy.routing.reasons import RETRY, SESSION_FAILOVER
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
@@ -38,10 +37,8 @@ INVOCATION_ID = headers.INVOCATION_ID.encode()
 NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
 CLOSED_SESSION_ID = headers.CLOSED_SESSION_ID.encode()
 CONTENT_TYPE = b"content-type"
-LONG_FORM_BYTES = 1024  # a shorter form costs an instance little
-SESSION_LIMIT_LINE = f"{headers.SESSION_LIMIT}: reached\r\n".encode()
+LONG_FORM_BYTES = 1024  # shorter forms are cheap for an instance
 MARKING_LINE = f"{headers.CONTINUABLE}: {MARKING}\r\n".encode()
-SOURCE_LINE = f"{headers.SOURCE}: %b\r\n".encode()
 SESSION_LIMIT_REACHED = error_codes.SESSION_LIMIT_REACHED.encode()
 SESSION_ENDED = frozenset(code.encode() for code in error_codes.SESSION_ENDED)
 
@@ -53,7 +50,7 @@ def weigh_body(request: Request) -> int:
 
 
 def marking_line(settings: ProxySettings, *, uses_session: bool) -> bytes:
-    """Render the header line that asks for marks in a streamed answer, so that another instance can continue it."""
+    """Return the header line that asks for marks in a streamed answer, by which another instance can continue it."""
     if settings.limits.max_continued_bytes == 0 or (uses_session and not settings.sessions.are_journaled):
         return b""
     return MARKING_LINE
@@ -64,19 +61,20 @@ Resume = Callable[[ApiError | None], None]
 
 
 class Assignment:
-    """A DispatchRequest (see dispatch_request.py) with what it was given.
+    """A DispatchRequest (see dispatch_request.py), with its leases and its place in the queue.
 
-    expected: what KV_AWARE believes the chosen instance to hold of the prompt. has_failed: the chosen instance has
-    failed the request. ticket: its place in the queue while it waits. waited_s: until an instance was free.
+    expected: what the strategy expects of the chosen instance's answer. has_failed: the chosen instance has failed the
+    request. ticket: its place in the queue while it waits. waited_s: seconds until an instance was free.
     num_retries: choices after the first. num_body_bytes: of the request's body, as far as known, times body_weight.
+
     A plain class without slots: attributes that most requests never change are not set.
     """
 
     opens_session = False
-    model_lines = b""  # the header line of a model that only the body names
+    model_lines = b""  # the header line of a model that is named in the body only
     strategy_request: StrategyRequest = FIRST_ATTEMPT
     choice: Choice | None = None
-    expected: Expectation | None = None
+    expected: object = None
     has_failed = False
     waited_s = 0.0
     num_retries = 0
@@ -95,6 +93,7 @@ class Assignment:
     ) -> None:
         """model: the one that is used, of an endpoint with many."""
         self.head = request
+        self.complete_at = request.received_at
         self.dispatcher = dispatcher
         self.session = session
         self.model = model
@@ -111,7 +110,7 @@ class Assignment:
         self.strategy_request = replace(self.strategy_request, excluded=self.strategy_request.excluded | instances)
 
     def look_at(self, prefix: bytes, prefix_id: bytes) -> None:
-        """Let the strategy see the body's beginning, and the client's id for it."""
+        """Give the strategy the body's beginning, and the client's id for it."""
         self.strategy_request = replace(self.strategy_request, prefix=prefix, prefix_id=prefix_id)
 
     def prefer(self, affinity: int) -> None:
@@ -142,23 +141,14 @@ class Assignment:
         else:
             self._take(choice)
 
-    def take_over(self, choice: Choice, lease: Lease) -> None:
-        """Go on with an instance that was chosen, counted and leased already."""
-        self.choice, self._lease = choice, lease
+    def take_over(self, choice: Choice, lease: Lease, caller_lease: CallerLease | None) -> None:
+        """Go on with an instance that was chosen, counted and leased already, for a caller that was counted."""
+        self.choice, self._lease, self._caller_lease = choice, lease, caller_lease
 
     def _follow(self) -> None:
-        """Turn to the dispatcher that has replaced this request's, if the endpoint was updated meanwhile."""
+        """Change to the dispatcher that has replaced this request's, if the endpoint was updated meanwhile."""
         while self.dispatcher.successor is not None:
             self.dispatcher = self.dispatcher.successor
-
-    def count_body(self, num_bytes: int) -> None:
-        """Count this much as received of a body without a declared length.
-
-        Raises BodyTooLarge or ServiceUnavailable if the chosen instance cannot hold it.
-        """
-        self.num_body_bytes = num_bytes * self.body_weight
-        if self._lease is not None and not self._lease.try_hold_body(self.num_body_bytes):
-            raise self.dispatcher.body_refused(self._lease.instance, self)
 
     def try_reassign(self, resume: Resume, *, is_counted: bool) -> bool:
         """Lease another instance instead of the chosen one, or wait for it. False if there is none: nothing changes.
@@ -195,6 +185,7 @@ class Assignment:
         """Lease another instance to go on with an answer that has begun, or wait for it. False if there is none."""
         assert self.choice is not None
         instance = self.choice.instance
+        self.complete_at = monotonic()  # the time of the answer so far does not count as a wait
         if not (self.is_repeatable and self.try_reassign(resume, is_counted=False)):
             return False
         if loss is Loss.UNREACHABLE:
@@ -224,7 +215,7 @@ class Assignment:
 
     def release(self) -> None:
         """Give back the lease or the place in the queue. May be called again."""
-        self._resume = None  # it refers to the invocation, which refers to this: a cycle for the garbage collector
+        self._resume = None  # breaks a cycle through the invocation, which only the garbage collector would free
         if self.ticket is not None:
             self.dispatcher.leave(self.ticket)
             self.ticket = None
@@ -243,15 +234,18 @@ class Assignment:
 
     @property
     def wait_ends_at(self) -> float:
-        """When the wait ends without success. Fixed: an instance that becomes ready may take others first."""
+        """When the wait fails.
+
+        This time is fixed, because an instance that becomes ready may take other requests first.
+        """
         assert self.ticket is not None
         return self.ticket.deadline
 
-    # What the chosen instance does
+    # Results of the chosen instance
 
     @property
     def is_repeatable(self) -> bool:
-        """True if sending the request again, elsewhere, cannot do its work twice.
+        """True if another instance can get the request without its work being done twice.
 
         A turn is recorded under its invocation id, so an instance that shares the journal answers from there.
         """
@@ -275,12 +269,12 @@ class Assignment:
             self._dispatchers.suspect(instance)
 
     def note_answer(self) -> None:
-        """End the chosen instance's row of failures, unless it has failed this request."""
+        """Reset the chosen instance's count of successive failures, unless it has failed this request."""
         choice = self.choice
         if choice is not None and not self.has_failed and choice.instance.breaker.num_failures:
             self._dispatchers.recovery.on_answered(choice.instance)
 
-    # What becomes of sessions
+    # Sessions
 
     @property
     def own_lines(self) -> bytes:
@@ -288,18 +282,15 @@ class Assignment:
         return self.caller_lines + self.sequence_lines + self.marking_line + self.model_lines
 
     @property
-    def caller_lines(self) -> bytes:
-        """The header lines about a limited caller: its address, if it has no principal, and what it may not do.
+    def caller(self) -> str:
+        """Return the caller for which the request is counted; "" if callers are not limited."""
+        return "" if self._caller_lease is None else self._caller_lease.caller
 
-        It may be forbidden to open a session, which the request's body alone may ask for.
-        """
+    @property
+    def caller_lines(self) -> bytes:
+        """The header lines about a limited caller."""
         lease = self._caller_lease
-        if lease is None:
-            return b""
-        source_line = b"" if self.head.principal else SOURCE_LINE % lease.caller.encode()
-        if self.opens_session or not lease.has_all_sessions:
-            return source_line
-        return source_line + SESSION_LIMIT_LINE
+        return b"" if lease is None else lease.header_lines(self.head, opens_session=self.opens_session)
 
     @property
     def sequence_lines(self) -> bytes:
@@ -313,14 +304,14 @@ class Assignment:
         return b"" if self.session is None else self._dispatchers.sequences.go_on(self.session)
 
     def find_session_refusal(self, head: AnswerHead) -> CallerLimited | None:
-        """Return the error if an instance has therefore refused to open a session."""
+        """Return the error if an instance refused to open a session because of the caller's limit."""
         is_refusal = head.status >= 400 and head.find(ERROR_HEADER) == SESSION_LIMIT_REACHED
         return self._caller_lease.refuse_session() if is_refusal and self._caller_lease is not None else None
 
     def note_session(self, endpoint: Endpoint, head: AnswerHead) -> None:
-        """Learn that an answer has opened, continued, closed or missed a session."""
+        """Note that an answer has opened, continued, closed or not found a session."""
         session = self.session
-        is_named = NEW_SESSION_ID in head.layout.places  # also the answer of a session, which a branch follows
+        is_named = NEW_SESSION_ID in head.layout.places  # also of a session's stored answer
         if (is_named or self.opens_session) and head.status < 300:
             opened = head.find(NEW_SESSION_ID if is_named else SESSION_ID)
             if opened:
@@ -351,7 +342,7 @@ class Assignment:
         resume = self._resume
         assert resume is not None
         self.ticket = self._resume = None
-        self.waited_s = monotonic() - self.head.received_at
+        self.waited_s = monotonic() - self.complete_at
         self.metrics.queue_latency.observe(self.waited_s)
         self._take(choice)
         resume(None)

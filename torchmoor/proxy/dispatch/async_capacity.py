@@ -1,7 +1,7 @@
-"""Capacity of instances for asynchronous requests: leases like all others, which yield to waiting clients.
+"""Capacity of instances for asynchronous requests: leases like all others, but waiting clients come first.
 
-A lease is taken before a request is, so waiting requests stay in the durable queue, where the workers of every proxy
-find them. While a client waits for an instance of the variant, none is given out.
+A worker leases an instance before it takes a request, so waiting requests stay in the durable queue, where the workers
+of every proxy find them. While a client waits for an instance of the variant, workers get no lease.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from torchmoor.errors import ApiError
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.instances.instance import Instance, Lease
@@ -67,7 +68,7 @@ class EndpointCapacity:
         dispatchers.registry.listen(self._on_change)
 
     def close(self) -> None:
-        """Forget the endpoint, which is not served any more."""
+        """Forget the endpoint, which is no longer served."""
         self.dispatchers.registry.unlisten(self._on_change)
 
     def try_take(self) -> InstanceCapacityLease | None:
@@ -85,6 +86,36 @@ class EndpointCapacity:
                 return InstanceCapacityLease(self, dispatcher, instance)
         return None
 
+    def try_take_of(self, session_id: str, principal: str) -> InstanceCapacityLease | None:
+        """Lease the instance that serves a session, unless it is full or clients wait for it."""
+        found = self._find_holder(session_id, principal)
+        if found is None:
+            return None
+        dispatcher, instance = found
+        is_busy = instance.outstanding >= instance.capacity or self._is_full(instance, self._held[instance.name])
+        if is_busy or dispatcher.num_waiting:
+            return None
+        self._held[instance.name] += 1
+        return InstanceCapacityLease(self, dispatcher, instance)
+
+    def find_url(self, session_id: str, principal: str) -> str | None:
+        found = self._find_holder(session_id, principal)
+        return None if found is None else f"{found[1].url()}{found[0].path.decode()}"
+
+    def is_lost(self, session_id: str, principal: str) -> bool:
+        return self.dispatchers.sessions.is_lost(self._endpoint, principal, session_id)
+
+    def _find_holder(self, session_id: str, principal: str) -> tuple[Dispatcher, Instance] | None:
+        try:
+            session = self.dispatchers.sessions.get(self._endpoint, principal, session_id.encode())
+        except ApiError:  # the key is gone, so no instance can continue the session
+            return None
+        if session is None:
+            return None
+        dispatcher = self.dispatchers.choose(self._endpoint, session, None)
+        instance = dispatcher.chooser.find_holder(session, frozenset())
+        return None if instance is None or not instance.is_ready else (dispatcher, instance)
+
     def _is_full(self, instance: Instance | None, held: int) -> bool:
         return instance is None or held >= self._most_at(instance)
 
@@ -92,7 +123,7 @@ class EndpointCapacity:
         return self._most or max(1, instance.capacity // 2)
 
     def on_released(self, instance: str) -> None:
-        """Count down a released lease; an instance may be free."""
+        """Stop counting a released lease; its instance may be free."""
         self._held[instance] -= 1
         if not self._held[instance]:
             del self._held[instance]

@@ -1,7 +1,7 @@
 """Open sessions of each caller: counted from their opening until they are closed or expire.
 
-A session may be opened through one process and closed through another. The one that sees only the close allows the
-caller another opening until the session would have expired, so that the parts of all processes add up.
+A session may be opened through one process and closed through another. The process that sees only the close allows the
+caller one more opening until that session would have expired, so that the sum over all processes is right.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heappush
 
-SPARE = 64  # entries of a heap, or idle callers, that need no cleaning
+SPARE = 64  # up to this many entries of a heap, or idle callers, are not cleaned
 
 
 class _Lifetime:
-    """When a session expires, in seconds since 1970. Each turn moves that by idle_s, but not past last_at."""
+    """When a session expires, in seconds since 1970. Each turn sets that to idle_s later, but not past last_at."""
 
     __slots__ = ("expires_at", "last_at", "idle_s")
 
@@ -38,7 +38,7 @@ class _Expiring:
     def add(self, key: Hashable, lifetime: _Lifetime) -> None:
         self.lifetimes[key] = lifetime
         heappush(self._heap, (lifetime.expires_at, id(lifetime), key, lifetime))
-        if len(self._heap) > SPARE + 2 * len(self.lifetimes):  # most of them are of removed sessions
+        if len(self._heap) > SPARE + 2 * len(self.lifetimes):  # most of the entries belong to removed sessions
             self._heap = [(each.expires_at, id(each), key, each) for key, each in self.lifetimes.items()]
             heapify(self._heap)
 
@@ -46,7 +46,7 @@ class _Expiring:
         return self.lifetimes.pop(key, None) is not None
 
     def expire(self, now: float) -> None:
-        """Forget what has expired."""
+        """Forget expired sessions."""
         while (first_at := self.first_expiry()) is not None and first_at <= now:
             del self.lifetimes[heappop(self._heap)[2]]
 
@@ -88,11 +88,11 @@ class _OneCaller:
         return len(self.open) + self.num_opening - len(self.opened_elsewhere)
 
     def has_opened(self, invocation_id: bytes) -> bool:
-        """True if an invocation of this id has opened a session that is still open."""
+        """Return True if an invocation of this id has opened a session that is still open."""
         return self.openings.get(invocation_id) in self.open.lifetimes
 
     def add(self, key: Hashable, lifetime: _Lifetime, invocation_id: bytes) -> None:
-        if self.has_opened(invocation_id):  # the instance did not recognize it, so it gets no further exception
+        if self.has_opened(invocation_id):  # the instance did not recognize the repetition, so the next is counted
             del self.openings[invocation_id]
         elif invocation_id:
             self.openings[invocation_id] = key
@@ -123,9 +123,9 @@ class CallerSessions:
         return 0 if found is None else max(0, found.count_at(self._wall()))
 
     def is_full(self, caller: str, invocation_id: bytes = b"") -> bool:
-        """True if a caller may not open another session.
+        """Return True if a caller may not open another session.
 
-        An opening that is sent again, with the id of the invocation that opened a session, opens no other.
+        A repeated opening, with the invocation id of one that opened a session, opens no other session.
         """
         found = self._callers.get(caller)
         is_at_limit = found is not None and found.count_at(self._wall()) >= self._max_sessions
@@ -168,7 +168,7 @@ class CallerSessions:
             lifetime.expires_at = min(lifetime.last_at, self._wall() + lifetime.idle_s)
 
     def closed(self, caller: str, key: Hashable, *, expires_at: float) -> None:
-        """Stop counting a session. One that was opened elsewhere makes room for another until it would expire."""
+        """Stop counting a session. If another process saw it opened, allow one more until it would have expired."""
         found = self._get(caller)
         if found.open.try_remove(key):
             found.ended[key] = None

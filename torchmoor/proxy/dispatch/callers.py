@@ -1,7 +1,7 @@
-"""Account of what each caller uses: its share is limited, and a lease returns what it took.
+"""Limits for each caller: its requests in flight and its open sessions are counted by leases.
 
 A caller is the principal of a verified key or token; without keys, the client's address. For the event loop's thread
-only. With several processes each counts what comes on its own connections.
+only. With several processes, each counts the requests of its own connections.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from math import ceil
 from torchmoor.async_inference.request import CallerShare
 from torchmoor.config.limits import CallerSettings
 from torchmoor.errors import BUSY_RETRY_S, CallerLimited
-from torchmoor.proxy.access.unverified import source_of
 from torchmoor.proxy.dispatch.caller_sessions import CallerSessions
+from torchmoor.proxy.http.arriving import source_of
+from torchmoor.proxy.http.message import Request
+from torchmoor.wire import headers
+
+SESSION_LIMIT_LINE = f"{headers.SESSION_LIMIT}: reached\r\n".encode()
+SOURCE_LINE = f"{headers.SOURCE}: %b\r\n".encode()
 
 
 class CallerLease:
@@ -29,7 +34,7 @@ class CallerLease:
         self._opens_session = opens_session
 
     def release(self) -> None:
-        """Return the request's share; further calls of any method do nothing."""
+        """Stop counting the request; further calls of any method do nothing."""
         callers, self._callers = self._callers, None
         if callers is not None:
             callers.end_request(self.caller)
@@ -39,6 +44,14 @@ class CallerLease:
         if self._opens_session:
             self._opens_session = False
             callers.sessions.end_opening(self.caller)
+
+    def header_lines(self, request: Request, *, opens_session: bool) -> bytes:
+        """Return the header lines about the caller: its address, if it has no principal, and its session limit.
+
+        Only the instance can see whether the request's body opens one.
+        """
+        source_line = b"" if request.principal else SOURCE_LINE % self.caller.encode()
+        return source_line if opens_session or not self.has_all_sessions else source_line + SESSION_LIMIT_LINE
 
     @property
     def has_all_sessions(self) -> bool:
@@ -71,7 +84,7 @@ class CallerLease:
 
 
 class Callers:
-    """The account of all callers.
+    """The counts and limits of all callers.
 
     num_requests: in flight, by caller. sessions: open ones. num_refused: requests refused since the start, by the
     setting that limits them.
@@ -91,15 +104,18 @@ class Callers:
 
         invocation_id: the same for all attempts of a client to open one session.
         """
-        caller, settings = principal or source_of(address), self._settings
-        num_requests = self.num_requests.get(caller, 0)
-        if num_requests >= settings.max_requests:
+        caller, most = principal or source_of(address), self._settings.max_requests
+        if not self.has_room(caller):
             self.num_refused["max_requests"] += 1
-            raise CallerLimited(f"{settings.max_requests} requests in flight", "max_requests", settings.max_requests)
+            raise CallerLimited(f"{most} requests in flight", "max_requests", most)
         if opens_session and not self.sessions.try_begin_opening(caller, invocation_id):
             raise self.limit_sessions(caller)
-        self.num_requests[caller] = num_requests + 1
+        self.num_requests[caller] = self.num_requests.get(caller, 0) + 1
         return CallerLease(self, caller, invocation_id, opens_session=opens_session)
+
+    def has_room(self, caller: str) -> bool:
+        """Return True if a caller may send another request now."""
+        return self.num_requests.get(caller, 0) < self._settings.max_requests
 
     def async_share(self, caller: str) -> CallerShare:
         """Return what a caller may have pending in the queue of asynchronous requests."""

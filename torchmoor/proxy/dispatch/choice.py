@@ -1,4 +1,4 @@
-"""A chosen instance, the reason, and the header lines that both mean."""
+"""A chosen instance, the reason, and the header lines for both."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """Choice of an instance for each request of one variant: by session, by model, then by the routing strategy.
 
-Remembers which instance was sent each opening, what KV_AWARE believes, and a Choice for each instance and reason.
+Remembers which instance got each opening, and a Choice for each instance and reason.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.choice import Choice
@@ -15,9 +16,8 @@ from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Variant
 from torchmoor.proxy.routing.affinity import Affinity
-from torchmoor.proxy.routing.kv_aware import Expectation, KvAware
-from torchmoor.proxy.routing.reasons import SESSION, SESSION_FAILOVER, SESSION_ROOM
-from torchmoor.proxy.routing.session_placement import find_roomiest, place_of, rendezvous
+from torchmoor.proxy.routing.reasons import SESSION, SESSION_FAILOVER
+from torchmoor.proxy.routing.session_placement import place_of, rendezvous
 from torchmoor.proxy.routing.strategy import StrategyRequest
 from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId
@@ -33,23 +33,22 @@ class Chooser:
         self, variant: Variant, metrics: InvocationMetrics, rng: Random, *, binds_late: bool, are_journaled: bool
     ) -> None:
         self.variant = variant
-        self.strategy = variant.make_strategy(variant.settings, rng)
+        self.strategy = variant.strategy_class.make(variant.settings, rng)
         affinity = variant.settings.affinity
         self._affinity = Affinity(free_requests=affinity.free_requests, load_factor=affinity.load_factor)
         self._metrics = metrics
         self._rng = rng
         self._binds_late = binds_late
         self._are_journaled = are_journaled
-        self._kv = self.strategy if isinstance(self.strategy, KvAware) else None
         self._choices: dict[tuple[str, str], Choice] = {}
-        self._openings: dict[bytes, str] = {}  # the instance that was sent each, the oldest first
+        self._openings: dict[bytes, str] = {}  # the instance that got each, the oldest first
 
     def choose(self, request: DispatchRequest) -> Choice | None:
         """Return the instance for a request, or None if none can take it now.
 
         A session's requests go to the instance that opened it; while that one does not serve it, to the one that all
-        proxies agree on. A request for one of many models goes by the models that instances have. An instance without
-        room for the request's body is passed over; a session's request has no other.
+        proxies compute alike. A request for one of many models is placed by the models that instances hold. An instance
+        without room for the request's body is skipped, except for a session's request, which has no other.
         """
         strategy_request, num_bytes = request.strategy_request, request.num_body_bytes
         if request.session is not None:
@@ -74,14 +73,14 @@ class Chooser:
             again = self._find_opener(request, strategy_request.excluded)
             if again is not None:
                 return self.choice_of(again, SESSION)
-            roomiest = find_roomiest(pool, strategy_request.excluded, self._rng)
-            if roomiest is not None:
-                return self.choice_of(roomiest, SESSION_ROOM)
+            placed = self.strategy.place_session(strategy_request, pool, self._rng)
+            if placed is not None:
+                return self.choice_of(placed.instance, placed.reason)
         pick = self._affinity.choose(strategy_request, pool) or self.strategy.choose(strategy_request, pool)
         return None if pick is None else self.choice_of(pick.instance, pick.reason)
 
     def _choose_for_session(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
-        home = None if excluded else self.find_home(session)  # a shortcut: the rest decides the same
+        home = None if excluded else self.find_home(session)  # a shortcut: the code below decides the same
         return self._choose_holder(session, excluded) if home is None else home
 
     def find_home(self, session: SessionId) -> Choice | None:
@@ -109,21 +108,21 @@ class Chooser:
         return rendezvous(session.text, others) or home
 
     def is_bound(self, session: SessionId) -> bool:
-        """True if only the session's own instance can serve it, whether or not there is a journal."""
+        """Return True if only the session's own instance can serve it, even with a journal."""
         return session.is_foreign or any(instance.batches_sequences for instance in self.variant.pool.members)
 
     def _keeps(self, home: Instance, session: SessionId) -> bool:
-        """True if a session stays at its own instance.
+        """Return True if a session stays at its own instance.
 
-        With a journal any instance can serve it, so an instance that drains or fails hands its sessions over, and one
-        that comes back takes them back step by step. Without a journal only its own instance knows it.
+        With a journal any instance can serve it: an instance that drains or fails loses its sessions to the others, and
+        gets them back gradually when it is ready again. Without a journal only its own instance can serve it.
         """
         if not self._are_journaled:
             return True
         return home.is_ready and (home.share == 1.0 or place_of(session.text) < home.share)
 
     def _find_opener(self, request: DispatchRequest, excluded: frozenset[str]) -> Instance | None:
-        """Return the instance that was sent this opening before; it answers with the session that it opened then."""
+        """Return the instance that got this opening before; it answers with the session that it opened then."""
         name = self._openings.get(_opening_of(request.head))
         instance = None if name is None else self.variant.pool.find(name)
         if instance is None or not instance.is_ready or instance.name in excluded:
@@ -143,17 +142,17 @@ class Chooser:
             choice = self._choices[key] = Choice(instance, reason, self.variant.name.encode(), tally)
         return choice
 
-    # What instances have
+    # What the strategy learns
 
-    def on_sent(self, request: DispatchRequest, instance: Instance) -> Expectation | None:
-        """Note a request that goes to an instance. Returns what KV_AWARE expects it to have cached, for on_receipt."""
+    def on_sent(self, request: DispatchRequest, instance: Instance) -> Any:
+        """Note a request that goes to an instance. Returns what the strategy expects of the answer, for on_receipt."""
         if request.opens_session:
             instance.num_opened += 1
-            if not self._are_journaled:  # with a journal, any instance knows what was opened
+            if not self._are_journaled:  # with a journal, every instance finds the session
                 self._remember_opening(_opening_of(request.head), instance)
-        if self._kv is None or request.session is not None:
+        if request.session is not None:
             return None
-        return self._kv.record(request.strategy_request, instance.name, body_bytes=request.num_body_bytes)
+        return self.strategy.note_sent(request.strategy_request, instance.name, body_bytes=request.num_body_bytes)
 
     def _remember_opening(self, opening: bytes, instance: Instance) -> None:
         if opening:
@@ -162,14 +161,12 @@ class Chooser:
                 del self._openings[next(iter(self._openings))]
             self._openings[opening] = instance.name
 
-    def on_receipt(self, instance: Instance, expected: Expectation, *, num_kept: int, num_tokens: int) -> None:
-        """Compare what KV_AWARE expected with the cached tokens that an answer reports."""
-        if self._kv is not None:
-            self._kv.check(instance.name, expected, num_kept=num_kept, num_tokens=num_tokens)
+    def on_receipt(self, instance: Instance, expected: Any, *, num_kept: int, num_tokens: int) -> None:
+        """Compare what the strategy expected with the cached tokens that an answer reports."""
+        self.strategy.check(instance.name, expected, num_kept=num_kept, num_tokens=num_tokens)
 
     def forget_held(self, instance: Instance) -> None:
-        if self._kv is not None:
-            self._kv.index.forget(instance.name)
+        self.strategy.forget(instance.name)
 
     def forget(self, instance: Instance) -> None:
         for key in [key for key in self._choices if key[0] == instance.name]:
@@ -177,6 +174,6 @@ class Chooser:
 
 
 def _opening_of(request: Request) -> bytes:
-    """Return what identifies an opening when its client sends it again; b"" if it has no invocation id."""
+    """Return the key of an opening, the same when its client repeats it; b"" if it has no invocation id."""
     invocation_id = request.find(_INVOCATION_ID)
     return b"%b %b" % (request.principal.encode(), invocation_id) if invocation_id else b""

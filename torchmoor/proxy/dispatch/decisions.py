@@ -1,7 +1,7 @@
 """The last routing decisions, for operators: where requests went, why, and with what result.
 
-They are always kept, because operators look after something has happened. To cover minutes even under load, a limited
-number per second is kept, and as many again of requests that failed or were sent twice.
+They are always recorded, because operators look after an incident. To cover minutes even under load, only a limited
+number per second is kept, and as many again of requests that failed or were retried.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torchmoor.proxy.dispatch.record import RequestRecord
+from torchmoor.proxy.dispatch.record import RequestRecord, describe_record
 from torchmoor.proxy.http.call import Outcome
 
 DEFAULT_SHOWN = 200
@@ -94,7 +94,7 @@ class Decisions:
         """Return the answer to GET /decisions, the newest first."""
         rows: list[dict[str, Any]] = []
         for record in self._find(query):
-            rows.append(_describe(record))
+            rows.append(describe_record(record))
             if len(rows) == query.limit:
                 break
         oldest = self._kept[0].ended_at if self._kept else None
@@ -111,41 +111,6 @@ class Decisions:
 def _errors_of(record: RequestRecord) -> tuple[str | None, ...]:
     has_failed = record.error_type or record.outcome != _ANSWERED or (record.status or 0) >= 400
     return (ANY_ERROR, record.error_type, record.model_error) if has_failed else ()
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)
-
-
-def _describe(record: RequestRecord) -> dict[str, Any]:
-    return {
-        "time": round(record.ended_at, 3),
-        "request_id": record.request_id,
-        "inference_id": record.inference_id,
-        "method": record.method,
-        "path": record.path,
-        "caller": record.principal,
-        "model": record.target_model or record.model,
-        "operation": record.operation,
-        "endpoint": record.endpoint,
-        "variant": record.variant,
-        "instance": record.instance,
-        "reason": record.routing_reason,
-        "session": record.session,
-        "outcome": record.outcome,
-        "status": record.status,
-        "error": record.error_type,
-        "bytes_in": record.num_bytes_in,
-        "instance_status": record.status_refused,
-        "model_error": record.model_error,
-        "ms": _milliseconds(record.total_s),
-        "waited_ms": _milliseconds(record.waited_s or 0.0),
-        "sent_ms": None if record.upstream_s is None else _milliseconds(record.total_s - record.upstream_s),
-        "answered_ms": _milliseconds(record.answered_s),
-        "receipt": dict(record.receipt),
-        "retries": record.num_retries,
-        "trace_id": record.trace_id if record.is_sampled else None,
-    }
 
 
 def join_decisions(answers: list[dict[str, Any]], limit: int) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from torchmoor.wire.session_ids import SessionId
 
 
 class DispatchRequest(Protocol):
-    """What the choice of an instance depends on.
+    """The properties of a request that its instance's choice depends on.
 
-    target_model: None if the endpoint serves one model. num_body_bytes: as declared, or as received without a
-    declared length; times body_weight, which is above 1 for a form.
+    complete_at: when the request was whole, or its streamed answer was cut; its wait counts from then. target_model:
+    None if the endpoint serves one model. num_body_bytes: of the body, times body_weight, which is above 1 for a form.
     """
 
     head: Request
+    complete_at: float
     session: SessionId | None
     opens_session: bool
     num_body_bytes: int

@@ -1,8 +1,8 @@
 """Queue of one variant: requests wait for an instance and go on when one can take them.
 
-With late binding an instance gets at most its capacity of running requests. Where instances are started on demand, a
-request that finds none waits until there is one. `on_free` sends waiting requests on, whenever a request ends or an
-instance becomes ready; there is no task and no polling.
+With late binding an instance gets at most its capacity of running requests. If instances are started on demand, a
+request that finds none waits for the start. Whenever a request ends or an instance becomes ready, `on_free` sends
+waiting requests on; there is no task and no polling.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from random import Random
 from torchmoor.config.health import RecoverySettings
 from torchmoor.config.routing import LateBindingSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable
+from torchmoor.errors import BodyTooLarge, ServiceUnavailable
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.choice import Choice
@@ -22,7 +22,6 @@ from torchmoor.proxy.dispatch.chooser import Chooser
 from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.dispatch.retry_budget import RetryBudget
 from torchmoor.proxy.http.message import Request
-from torchmoor.proxy.http.outgoing import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry, Variant
 from torchmoor.proxy.routing.waiting import Ticket, WaitingBytes, WaitingQueue
@@ -66,7 +65,7 @@ class Dispatcher:
         registry.listen(self._on_change)
 
     def hand_over(self, successor: Dispatcher) -> None:
-        """Leave the requests that wait, and all that are not placed yet, to the successor."""
+        """Give the waiting requests, and all others without an instance, to the successor."""
         self.successor = successor
         for ticket in () if self.queue is None else self.queue.take_all():
             ticket.owner.route_again()
@@ -109,7 +108,7 @@ class Dispatcher:
         holder = None if session is None else self.chooser.find_holder(session, excluded)
         limit = self._most_body_bytes(holder)
         if limit is not None and request.num_body_bytes > limit:
-            raise _too_large(limit, request)
+            raise BodyTooLarge(limit // request.body_weight, is_form=request.body_weight > 1)
         ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
         if session is not None and holder is None and self.chooser.is_bound(session):
             raise self._count(unavailable.session_not_ready())
@@ -123,8 +122,8 @@ class Dispatcher:
             self.queue = WaitingQueue(max_waiting=self._scaling.max_held, total=self._waiting_bytes)
         ticket: Ticket[DispatchRequest] = Ticket(
             request,
-            deadline=request.head.received_at + self.max_wait_s,
-            num_bytes=_num_waiting_bytes(request.head),
+            deadline=request.complete_at + self.max_wait_s,
+            num_bytes=request.num_body_bytes // request.body_weight,
             principal=_caller_of(request.head),
             home=None if holder is None else holder.name,
         )
@@ -139,10 +138,13 @@ class Dispatcher:
         candidates = self.variant.pool.members if holder is None else (holder,)
         return max((each.max_body_bytes for each in candidates), default=None)
 
-    def body_refused(self, instance: Instance, request: DispatchRequest) -> ApiError:
-        """Return the answer to a body that has become longer than what its instance has room for."""
-        limit = instance.max_body_bytes
-        return _too_large(limit, request) if request.num_body_bytes > limit else self._count(unavailable.all_busy())
+    def longest_body(self, request: DispatchRequest) -> int | None:
+        """Return how long the body of such a request can be for an instance to hold it; None without an instance."""
+        holder = None
+        if request.session is not None:
+            holder = self.chooser.find_holder(request.session, request.strategy_request.excluded)
+        limit = self._most_body_bytes(holder)
+        return None if limit is None else limit // request.body_weight
 
     def wait_over(self) -> ServiceUnavailable:
         """Return the answer to a request that has waited too long."""
@@ -203,18 +205,9 @@ class Dispatcher:
                 ticket.owner.route_again()
 
 
-def _num_waiting_bytes(request: Request) -> int:
-    """Return the declared length of a body; without one, the limit of what is received while the request waits."""
-    return MAX_WAITING_CHUNKED_BYTES if request.is_chunked else request.content_length or 0
-
-
 def _caller_of(request: Request) -> bytes:
     """Return the caller, as far as it is known; callers take turns in the queue."""
     if request.principal:
         return request.principal.encode()
     credential = request.find(b"authorization") or b""
     return credential.partition(b"Credential=")[2].partition(b"/")[0] or blake2b(credential, digest_size=8).digest()
-
-
-def _too_large(limit: int, request: DispatchRequest) -> BodyTooLarge:
-    return BodyTooLarge(limit // request.body_weight, is_form=request.body_weight > 1)

@@ -1,4 +1,4 @@
-"""The dispatchers of all endpoints, and what their requests share: sessions, request ids, decisions, the observer.
+"""The dispatchers of all endpoints, with the session ids, request ids, decisions and observer that they share.
 
 Owns no connection; all calls are made on the event loop's thread.
 """

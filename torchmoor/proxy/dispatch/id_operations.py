@@ -23,7 +23,7 @@ MAX_UNDER_WAY = 256  # running operations over all instances
 class IdOperations:
     """Sends an instance one operation at a time; ids that arrive meanwhile are sent together with the next.
 
-    A thousand clients that leave at once cost an instance a few small requests, and never its last rows.
+    So an instance has at most one such request, however many clients leave at once.
     """
 
     def __init__(self, subrequests: Subrequests, operation: str, key: str) -> None:
@@ -32,10 +32,10 @@ class IdOperations:
         self._operation = operation
         self._operation_line = f"{headers.OPERATION}: {operation}\r\n".encode()
         self._key = key
-        self._waiting: dict[tuple[str, bytes], list[str]] = {}  # by instance and path, where one is under way
+        self._waiting: dict[tuple[str, bytes], list[str]] = {}  # by the instance and path of a running operation
 
     def send(self, instance: Instance, path: bytes, text: str) -> None:
-        """Send an id soon, without a guarantee: what it names ends by itself, too."""
+        """Send an id soon, without a guarantee: its request or session also ends by itself."""
         if not instance.can_be_operated:
             return
         key = (instance.name, path)

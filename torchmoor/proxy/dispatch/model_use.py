@@ -1,7 +1,7 @@
 """The use of one of an endpoint's many models by one request.
 
-Instances are chosen by the models that they hold (torchmoor.proxy.routing.model_placement), so that bookkeeping learns
-where each request is sent and what its answer says of the model.
+Instances are chosen by the models that they hold (torchmoor.proxy.routing.model_placement). ModelUse reports to that
+bookkeeping where a request was sent, and whether its answer shows that the instance has the model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.http.message import AnswerHead
 from torchmoor.wire import error_codes, headers
 
-_CACHE = headers.MODEL_CACHE.encode()  # where the handler had the model when the request came
+_CACHE = headers.MODEL_CACHE.encode()  # the tier in which the handler had the model when the request came
 _LOAD_MS = headers.MODEL_LOAD_MS.encode()  # how long the request waited for its model
 _ERROR = headers.ERROR.encode()
 _IN_MEMORY = frozenset((b"hit", b"host"))
@@ -31,7 +31,7 @@ class ModelUse:
         self.name = name
         self._models = models
         self._metrics: InvocationMetrics = dispatcher.metrics
-        self._was_held = False  # in the chosen instance's memory, as far as the proxy knew
+        self._was_held = False  # whether the chosen instance had the model in memory, as far as the proxy knew
         self._metrics.model_invocations += 1
 
     def begin(self, instance: str) -> None:

@@ -1,8 +1,8 @@
 """Sessions that more than one instance may hold, because another instance served them for some time.
 
-The instance that answers a client's close ends the session. The others keep its memory until it expires, unless the
-proxy passes the close on. An instance reads the session's journal before it ends the session, so a session that is
-still open stays.
+The instance that answers a client's close ends the session. The others would keep its memory until it expires, so the
+proxy sends them the close too. An instance reads the session's journal before it ends a session, so an open session
+stays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_UNSENT = 5_000  # closed sessions, over all instances that do not answer
 
 
 class MovedSessions:
-    """Passes a client's close on to the instances that held the session. For the event loop's thread only.
+    """Sends a client's close to all instances that held the session. For the event loop's thread only.
 
     An instance that is down at the time is sent the close when it answers again. A proxy process that has not moved
     the session itself knows only the instance that opened it.
@@ -48,7 +48,7 @@ class MovedSessions:
         self._holders[session.text] = names[-MAX_HOLDERS:]
 
     def on_closed(self, session: SessionId, closer: Instance) -> None:
-        """Pass a close that has succeeded on to the other instances that may hold the session."""
+        """Send a close that has succeeded to the other instances that may hold the session."""
         holders = {session.instance, *self._holders.pop(session.text, ())} - {closer.name}
         for name in sorted(holders):
             instance = self._registry.find(name)
@@ -66,7 +66,7 @@ class MovedSessions:
         self._closings.send(instance, b"/predictions/" + instance.model.encode(), session_id)
 
     def _on_change(self, instance: Instance) -> None:
-        """Send what waits for an instance that answers again; forget it with an instance that is gone."""
+        """Send the waiting closes when their instance answers again; drop them if it is removed."""
         is_known = self._registry.find(instance.name) is instance
         if is_known and instance.state not in SERVING:
             return

@@ -20,7 +20,7 @@ class Trace(Protocol):
 
 
 class Observer(Protocol):
-    """Observes every request. Its methods must not wait or keep a request."""
+    """Observes every request. Its methods must not block or keep a reference to a request."""
 
     def begin_trace(self, request: Request) -> Trace | None:
         """Begin to trace an invocation; None if it is not sampled."""

@@ -1,10 +1,11 @@
-"""What became of one request, for routing decisions, the access log and traces."""
+"""The record of one finished request, for routing decisions, the access log and traces."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from torchmoor.proxy.http.call import Outcome
 from torchmoor.proxy.http.message import Reply, Request
@@ -12,7 +13,7 @@ from torchmoor.wire import headers
 
 MAX_PATH = 256  # bytes of a request's path
 _RESOURCES = ("responses", "conversations", "files")  # of OpenAI's API
-_NAMES = {"compact", "input_tokens", "input_items", "cancel", "items", "content"}  # in their paths; all else is ids
+_NAMES = {"compact", "input_tokens", "input_items", "cancel", "items", "content"}  # all other parts are ids
 _ERROR_KIND = b"x-amzn-errortype"
 _ERROR_HEADER = headers.ERROR.encode()
 _WORDS = {outcome: outcome.value for outcome in Outcome}
@@ -28,7 +29,7 @@ class RequestRecord:
     answered_s to the head of the instance's answer, waited_s until an instance was free. upstream_s runs from sending
     the request on to the end. session: the hash of the session's id. principal: the caller's name as instances see it.
     error_type: what the client received; model_error: the handler's own code. receipt: the numbers of
-    headers.RECEIPT_NUMBERS in the answer's head. is_sampled: whether its trace is exported.
+    wire/receipt.py in the answer's head. is_sampled: whether its trace is exported.
 
     A plain class without slots: attributes that most requests do not need are not set, which halves its cost.
     `complete_record` of torchmoor.proxy.api.observation sets the byte counts, ids, names and numbers of an answer, only
@@ -79,7 +80,7 @@ def hide_ids(path: bytes) -> str:
 
 
 def begin_record(request: Request, request_id: bytes, outcome: Outcome, now: float) -> RequestRecord:
-    """Record what the request's head says. now: monotonic seconds."""
+    """Make the record of a request from its head. now: monotonic seconds."""
     record = RequestRecord(
         request_id.decode(),
         request.method.decode("latin-1"),
@@ -102,3 +103,39 @@ def record_reply(request: Request, request_id: bytes, reply: Reply, now: float) 
     record.num_bytes_in = request.content_length or 0
     record.num_bytes_out = len(reply.render(keep_alive=True))
     return record
+
+
+def describe_record(record: RequestRecord) -> dict[str, Any]:
+    """Return the record's row in the answer to GET /decisions."""
+    return {
+        "time": round(record.ended_at, 3),
+        "request_id": record.request_id,
+        "inference_id": record.inference_id,
+        "method": record.method,
+        "path": record.path,
+        "caller": record.principal,
+        "model": record.target_model or record.model,
+        "operation": record.operation,
+        "endpoint": record.endpoint,
+        "variant": record.variant,
+        "instance": record.instance,
+        "reason": record.routing_reason,
+        "session": record.session,
+        "outcome": record.outcome,
+        "status": record.status,
+        "error": record.error_type,
+        "bytes_in": record.num_bytes_in,
+        "instance_status": record.status_refused,
+        "model_error": record.model_error,
+        "ms": _milliseconds(record.total_s),
+        "waited_ms": _milliseconds(record.waited_s or 0.0),
+        "sent_ms": None if record.upstream_s is None else _milliseconds(record.total_s - record.upstream_s),
+        "answered_ms": _milliseconds(record.answered_s),
+        "receipt": dict(record.receipt),
+        "retries": record.num_retries,
+        "trace_id": record.trace_id if record.is_sampled else None,
+    }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

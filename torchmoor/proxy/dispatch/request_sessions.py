@@ -16,7 +16,7 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.foreign_sessions import ForeignSessions
 from torchmoor.wire import headers
-from torchmoor.wire.session_ids import SessionId, verify
+from torchmoor.wire.session_ids import SessionId, find_key, verify
 
 NEW_SESSION = headers.NEW_SESSION.encode()
 SESSION_KEY = b'"session_id"'  # in the body of a turn that has no header for it
@@ -60,10 +60,22 @@ class RequestSessions:
         """Return the session of an id that was verified before, and is remembered."""
         return self._verified.get((endpoint.name, principal, raw))
 
+    def is_lost(self, endpoint: Endpoint, principal: str, session_id: str) -> bool:
+        """Return True if the session's id is signed with another key of a known name and can never be verified.
+
+        `torchmoor up` makes a key at each start, unless TORCHMOOR_SESSION_KEYS has one.
+        """
+        if find_key(session_id, self._keys) is None:
+            return False
+        try:
+            return self.get(endpoint, principal, session_id.encode()) is None
+        except ValidationError:
+            return True
+
     def find_in_body(self, endpoint: Endpoint, principal: str, body: bytes) -> SessionId | None:
         """Return the session that a JSON body names, if it belongs to this endpoint and principal.
 
-        The instance reports what is wrong with a body or an id.
+        A malformed body or id is ignored here: the instance answers with the error.
         """
         try:
             content = json.loads(body)
@@ -73,7 +85,7 @@ class RequestSessions:
             return None
 
     def on_opened(self, endpoint: Endpoint, principal: str, raw: bytes, instance: Instance) -> SessionId | None:
-        """Remember the id of a session that an instance has opened, if the id proves nothing by itself.
+        """Remember the id of a session that an instance has opened, if the id has no MAC.
 
         raw: `<id>; Expires=...`. Returns None if no client could send the id.
         """

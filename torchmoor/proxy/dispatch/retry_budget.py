@@ -1,4 +1,4 @@
-"""Retry budget: at most a fraction of all requests is sent a second time, so that an outage does not double the load.
+"""Retry budget: at most a fraction of all requests is retried, so that an outage does not double the load.
 
 budget = RetryBudget(fraction=0.2, burst=100)
 budget.try_take(metrics.invocations)
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class RetryBudget:
-    """One variant's budget. It starts full: the requests of one instance that dies take about `burst`."""
+    """One variant's budget. It starts full with `burst` retries, about the requests of one instance that dies."""
 
     __slots__ = ("_fraction", "_burst", "_left", "_num_seen")
 

@@ -1,8 +1,8 @@
 """Sessions of handlers that use TorchServe's sequenceBatching, such as that of AWS's LLaVA sample.
 
-TorchServe groups their requests by a header and takes any id in it. It does not know NEW_SESSION, and would create an
-id that names no instance. So the proxy creates the id of an opening, signed like our handlers' own: any proxy with the
-key finds the session's instance. The names of the fields are those that the sample's environment gives TorchServe.
+TorchServe groups their requests by a header field, and accepts any id there. It does not know NEW_SESSION, and the ids
+that it creates name no instance. So the proxy creates the id of a new session, signed like torchmoor's handlers sign
+theirs: any proxy with the key finds the session's instance. The fields have the names that the sample configures.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId, mint
 
-# Lower case; a client's own never pass.
+# in lower case; never sent on from clients
 SEQUENCE_FIELDS = frozenset((headers.SESSION_ID.encode(), headers.SEQUENCE_START.encode()))
 _ID_LINE = f"{headers.SEQUENCE_ID}: ".encode()  # TorchServe compares the names of fields with their case
 _START_LINE = f"{headers.SEQUENCE_START}: true\r\n".encode()

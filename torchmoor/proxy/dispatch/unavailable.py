@@ -51,8 +51,8 @@ def none_started_in_time(variant: Variant) -> ServiceUnavailable:
 
 
 def body_dropped() -> ServiceUnavailable:
-    """Return the answer to a request whose unverified body makes room for others."""
-    return ServiceUnavailable("Too many signed bodies are being received. Try again later.")
+    """Return the answer to a request whose body makes room for others before it is whole."""
+    return ServiceUnavailable("Too many request bodies are being received. Try again later.")
 
 
 def no_descriptor() -> ServiceUnavailable:

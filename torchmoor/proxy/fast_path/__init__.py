@@ -1,4 +1,4 @@
-"""The fast path: the most common request in few steps, to the same effect as the general path.
+"""The fast path: handles the most common request in few steps, with the same result as the general path.
 
-Delete this package, its line in run/data_plane.py and every `take_over` to be without it.
+To remove it, delete this package, its line in run/data_plane.py, and every `take_over`.
 """

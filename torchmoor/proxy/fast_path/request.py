@@ -1,7 +1,7 @@
 """A request on the fast path, from its sending to the end of its answer.
 
-A whole answer without special meaning ends it here. Anything else that happens turns it into an ordinary Exchange with
-the same bytes, lease and choice, which goes on as if there were no fast path.
+If a plain, whole answer arrives, the request ends here. In every other case, an ordinary Exchange takes over the
+request's bytes, lease and choice, and continues as on the general path.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from time import monotonic
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.runtime import DROPPED_FIELDS, RuntimeOperation, answer_lines
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
-from torchmoor.proxy.dispatch.assignment import CLOSED_SESSION_ID, NEW_SESSION_ID, marking_line
+from torchmoor.proxy.dispatch.assignment import CLOSED_SESSION_ID, INVOCATION_ID, NEW_SESSION_ID, marking_line
+from torchmoor.proxy.dispatch.callers import CallerLease, Callers
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import Target
@@ -23,12 +24,12 @@ from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.wire.session_ids import SessionId
 
-# Fields of an answer that change what the proxy knows, or ask it for more than to pass the answer on.
+# Fields of an answer that change the proxy's state, or need more than sending the answer on.
 _SPECIAL = frozenset((NEW_SESSION_ID, CLOSED_SESSION_ID, CONTINUABLE))
 
 
 class FastOperation:
-    """What all requests of an operation share.
+    """The data that all requests of an operation share.
 
     end_of_turn, end_of_other: of the heads that instances get, with a session and without.
     """
@@ -39,6 +40,7 @@ class FastOperation:
         self.means = means
         self.budget = means.budget
         self.dispatchers = dispatchers
+        self.callers = dispatchers.callers
         self.dispatcher = dispatchers.first(operation.endpoint)
         self.metrics = self.dispatcher.metrics
         self.end_of_turn = marking_line(dispatchers.settings, uses_session=True) + b"\r\n"
@@ -50,7 +52,7 @@ class FastRequest:
 
     __slots__ = (
         *("_shared", "_client", "_request", "_body", "_choice", "_session"),
-        *("_request_id", "_lease", "_upstream", "_sent_at"),
+        *("_request_id", "_lease", "_caller_lease", "_upstream", "_sent_at"),
     )
 
     is_answered = False
@@ -76,17 +78,20 @@ class FastRequest:
         self._body = body
         self._choice = choice
         self._session = session
+        self._caller_lease: CallerLease | None = None
 
     def send(self, num_body_bytes: int) -> None:
         """Count the request, and write it to an idle connection of the chosen instance.
 
-        num_body_bytes: what the body counts as. The replay budget has its bytes already.
+        num_body_bytes: the body's weighed length. The replay budget counts it already.
         """
         shared, request, choice = self._shared, self._request, self._choice
         operation, instance = shared.operation, choice.instance
         shared.metrics.invocations += 1
         choice.tally.count += 1
         self._lease = instance.lease(num_body_bytes)
+        callers = shared.callers
+        caller_lines = b"" if callers is None else self._enter(callers)
         self._upstream = upstream = instance.idle.pop()
         self._request_id = request_id = shared.dispatchers.new_request_id()
         self._sent_at = monotonic()
@@ -102,7 +107,15 @@ class FastRequest:
         self._client.deadline = request.received_at + operation.deadlines.first_byte_s
         self._client.exchange = upstream.exchange = self
         end = shared.end_of_other if self._session is None else shared.end_of_turn
-        upstream.transport.write(b"".join((*head, end, self._body)))
+        upstream.transport.write(b"".join((*head, caller_lines, end, self._body)))
+
+    def _enter(self, callers: Callers) -> bytes:
+        """Count the request for its caller, which has room for it; return the header lines about the caller."""
+        request = self._request
+        address = "" if request.principal else self._client.source
+        invocation_id = request.find(INVOCATION_ID) or b""
+        self._caller_lease = lease = callers.lease_request(request.principal, address, invocation_id=invocation_id)
+        return lease.header_lines(request, opens_session=False)
 
     def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
         if is_complete and self._try_finish(head, piece):
@@ -124,10 +137,19 @@ class FastRequest:
         shared.budget.give_back(len(self._body))
         self._upstream.release(can_reuse=True)
         self._lease.release()
+        if self._caller_lease is not None:
+            self._leave(self._caller_lease)
         sent_at = self._sent_at
         shared.metrics.observe(now - sent_at, sent_at - self._request.received_at)
         client.exchange_over(is_request_complete=True)
         return True
+
+    def _leave(self, lease: CallerLease) -> None:
+        """Note the caller's turn, and stop counting its request."""
+        session = self._session
+        if session is not None:
+            lease.on_turn((self._shared.operation.endpoint.name, session.text), is_lost=False)
+        lease.release()
 
     def _become_exchange(self) -> Exchange:
         """Let the general path go on from here."""
@@ -141,13 +163,13 @@ class FastRequest:
             session=self._session,
         )
         exchange = Exchange(client, request, call, shared.means, self._body, True)
-        sending = call.take_over(exchange, self._choice, self._lease, self._sent_at)
+        sending = call.take_over(exchange, self._choice, self._lease, self._caller_lease, self._sent_at)
         exchange.take_over(sending, self._upstream, self._sent_at)
         if client.exchange is self:  # it has not left
             client.exchange = exchange
         return exchange
 
-    # All else is the general path's
+    # Everything else is left to the general path
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
         self._become_exchange().on_answer_piece(piece, is_complete=is_complete)
@@ -167,9 +189,6 @@ class FastRequest:
             self._upstream.pause_reading()
         else:
             self._upstream.resume_reading()
-
-    def on_upstream_write_paused(self, is_paused: bool) -> None:
-        self._become_exchange().on_upstream_write_paused(is_paused)
 
     def on_target_down(self, target: Target) -> None:
         if target is self._choice.instance:

@@ -1,12 +1,13 @@
 """Decides which requests take the fast path, and sends them: InvokeEndpoint on an endpoint with one plain variant.
 
-The checks stand in `FastRoute.try_send` in the order of their cost. Nothing is changed before the last one holds, so a
-request that fails one of them takes the general path as if it had not been looked at. What the checks leave out is
-listed in docs/decisions/0049-a-fast-path.md.
+`FastRoute.try_send` has the checks, the cheapest first. Nothing is changed before all of them have passed, so a request
+that fails one takes the general path without a trace of the attempt. docs/decisions/0049-a-fast-path.md lists the
+requests that the fast path does not take.
 """
 
 from __future__ import annotations
 
+from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.web_pages import ORIGIN, SITE, WebPageGuard
 from torchmoor.proxy.api.runtime import RuntimeApi, RuntimeOperation, invoke_path
 from torchmoor.proxy.api.validation import NOT_THERE, SESSION_ID, TARGET_MODEL, TARGET_VARIANT
@@ -15,6 +16,7 @@ from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.request_sessions import SESSION_KEY
 from torchmoor.proxy.fast_path.request import FastOperation, FastRequest
+from torchmoor.proxy.http.arriving import source_of
 from torchmoor.proxy.http.fast_path import FastClient
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Request
@@ -31,12 +33,15 @@ MAX_AWAITED_BYTES = 65_536  # a longer body seldom comes in one read
 class FastRoutes:
     """The operations that have a fast path, by the path of their requests. Implements FastPath of http/fast_path.py."""
 
-    def __init__(self, means: HttpMeans, dispatchers: Dispatchers, api: RuntimeApi, pages: WebPageGuard) -> None:
-        """For a data plane without keys and without limits of callers. api: must have been watching longer."""
+    def __init__(
+        self, means: HttpMeans, dispatchers: Dispatchers, api: RuntimeApi, pages: WebPageGuard, gate: Gate | None
+    ) -> None:
+        """api: must watch the registry already, to know each endpoint first. gate: None without credentials."""
         self._means = means
         self._dispatchers = dispatchers
         self._api = api
         self._pages = pages
+        self._gate = gate
         self._routes: dict[bytes, FastRoute] = {}
         dispatchers.registry.watch(self._add, on_retired=self._drop)
 
@@ -45,7 +50,7 @@ class FastRoutes:
         is_plain = len(settings.variants) == 1 and settings.late_binding is None and settings.multi_model is None
         operation = self._api.find_invoke(endpoint)
         if is_plain and operation is not None:
-            self._routes[invoke_path(endpoint)] = FastRoute(operation, self._means)
+            self._routes[invoke_path(endpoint)] = FastRoute(operation, self._means, self._gate)
 
     def _drop(self, endpoint: Endpoint) -> None:
         self._routes.pop(invoke_path(endpoint), None)
@@ -71,7 +76,9 @@ class FastRoutes:
 class FastRoute:
     """The checks of an operation's requests."""
 
-    def __init__(self, operation: RuntimeOperation, means: HttpMeans) -> None:
+    def __init__(self, operation: RuntimeOperation, means: HttpMeans, gate: Gate | None) -> None:
+        self._gate = gate
+        self._callers = operation.dispatchers.callers
         self._shared = shared = FastOperation(operation, means)
         self._endpoint = operation.endpoint
         self._sessions = operation.dispatchers.sessions
@@ -90,22 +97,28 @@ class FastRoute:
             return False
         if not client.keep_alive or client.is_write_paused:
             return False
+        if self._gate is not None and not self._gate.try_admit(request, body):
+            return False
+        if self._callers is not None and not self._callers.has_room(request.principal or source_of(client.source)):
+            return False
         session, place = None, places.get(SESSION_ID)
         if place is not None:
-            session = self._sessions.find_verified(self._endpoint, "", request.fields[place].value)
+            raw = request.fields[place].value
+            session = self._sessions.find_verified(self._endpoint, request.principal, raw)
             choice = None if session is None else self._chooser.find_home(session)
         else:
             choice = self._choose_by_load(body)
         if choice is None:
             return False
         instance = choice.instance
-        num_body_bytes = length * weigh_body(request)
-        if instance.batches_sequences or not instance.has_body_room(num_body_bytes):
+        if weigh_body(request) > 1:
+            return False
+        if instance.batches_sequences or not instance.has_body_room(length):
             return False
         idle = instance.idle
         if not idle or idle[-1].transport.is_closing() or not self._budget.try_take(length):
             return False
-        FastRequest(self._shared, client, request, body, choice, session).send(num_body_bytes)
+        FastRequest(self._shared, client, request, body, choice, session).send(length)
         return True
 
     def _choose_by_load(self, body: bytes) -> Choice | None:

@@ -14,7 +14,7 @@ class Loss(Enum):
     """How an instance failed a request."""
 
     UNREACHABLE = "unreachable"  # no connection: the request was never sent
-    UNANSWERED = "unanswered"  # no connection in time, so not sent either; one lost packet is enough for it
+    UNANSWERED = "unanswered"  # no connection in time, so not sent either; one lost packet can cause this
     SHORTAGE = "shortage"  # the proxy had no descriptor for a connection: not sent, and not the instance's fault
     RESET = "reset"  # the connection ended, or its bytes were not HTTP
     TIMEOUT = "timeout"
@@ -29,11 +29,11 @@ class Encoder(Protocol):
         ...
 
     def finish(self) -> bytes | None:
-        """Return what follows the last piece; None if that piece said that the answer failed."""
+        """Return the bytes after the last piece; None if the answer has failed."""
         ...
 
     def fail(self, loss: Loss) -> bytes | None:
-        """Return the end of an answer that broke off; None if the form cannot express that."""
+        """Return the end of an answer that broke off; None if the format has no error at its end."""
         ...
 
 
@@ -54,8 +54,6 @@ class ClientSide(Protocol):
 
     def write(self, data: bytes) -> None: ...
     def abort(self) -> None: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
     def exchange_over(self, *, is_request_complete: bool) -> None: ...
 
 
@@ -147,12 +145,12 @@ class CollectedRefusal:
         return is_full
 
     def reply(self) -> Reply:
-        """Explain what was collected."""
+        """Make the reply from the collected bytes."""
         return self._explain(b"".join(self._pieces))
 
 
 class WatchedAnswer(Answer):
-    """An Answer that measures itself; only observed answers do, because it costs time with each piece.
+    """An Answer with measurements, used only if there is an observer, because measuring costs time with each piece.
 
     began_at: when the body began, in monotonic seconds, or 0.0. num_bytes: of head and body as sent.
     """

@@ -1,4 +1,4 @@
-"""A cache of what was read before, which forgets everything at once when it is full."""
+"""A bounded cache of parsed values, which is emptied when it is full."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V]):
-    """`cache[key]` reads the keys that it does not remember; a lookup of one that it does runs no Python code."""
+    """`cache[key]` calls `read` for an unknown key; the lookup of a known key runs no Python code."""
 
     def __init__(
         self, read: Callable[[K], V], max_items: int, may_keep: Callable[[K, V], bool] = lambda key, value: True

@@ -1,12 +1,13 @@
-"""The seam between HTTP and the application: calls, what they need of a body, and their verdicts.
+"""The interface between HTTP and the application: calls and their verdicts.
 
 For each request head the application returns a Reply, or a Call that decides about the request. A Call places the
-request; if it goes to a target, its Forwarding writes the head that the target gets and judges the answer. The
-connection reports to the Call once how the request ended. No method may block; all run on the event loop's thread.
+request; if it goes to a target, its Forwarding renders the request's head and judges the answer. At the end, the
+connection tells the Call the outcome, once. No method may block; all run on the event loop's thread.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -18,12 +19,14 @@ from torchmoor.proxy.http.answer import Answer, Loss
 from torchmoor.proxy.http.fields import FieldNote
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 
+WHOLE_BODY = sys.maxsize
+
 
 class Target(Protocol):
     """Where a request can be sent.
 
-    `idle` belongs to `upstream`, which keeps its pooled connections there. num_pieces: of answers' bodies that have
-    arrived after their heads.
+    `idle` belongs to `upstream`, which keeps its pooled connections there. num_pieces: the number of pieces of answers'
+    bodies that arrived after their heads.
     """
 
     name: str
@@ -38,18 +41,7 @@ class Outcome(Enum):
 
     ANSWERED = "answered"  # the instance's answer, or a Reply in its place, was written to its end
     BROKEN = "broken"  # the answer had begun and could not be finished
-    CLIENT_GONE = "client gone"  # the client left, or broke the rules when it was too late to answer with an error
-
-
-@dataclass(frozen=True, slots=True)
-class BodyNeed:
-    """How much of a request's body must be there before the request is placed: this many bytes, or all of it."""
-
-    num_bytes: float
-
-
-NOTHING = BodyNeed(0)
-WHOLE_BODY = BodyNeed(float("inf"))
+    CLIENT_GONE = "client gone"  # the client left, or broke HTTP's rules when no error could be sent any longer
 
 
 # Verdicts
@@ -74,32 +66,39 @@ class ReadRefusal:
     explain: Callable[[bytes], Reply]
 
 
-WAIT = Wait()
+class Hold:
+    """Keep the answer until the call resumes the exchange, mostly to pass it on."""
 
-NextStep = Send | Reply | Wait
-"""What becomes of a request: it is sent, answered, or kept."""
 
-Judgement = Answer | ReadRefusal | Send | Wait
-"""What becomes of an answer: it is delivered, explained, or replaced by another target's."""
+class PassOn:
+    """Judge the answer that is held again, and go on with it."""
+
+
+WAIT, HOLD, PASS_ON = Wait(), Hold(), PassOn()
+
+NextStep = Send | Reply | Wait | PassOn
+"""The verdict on a request: it is sent, answered, or waits."""
+
+Judgement = Answer | ReadRefusal | Send | Wait | Hold
+"""The verdict on an answer: it is delivered, explained, replaced by another target's, or held."""
 
 
 class Waiter(Protocol):
     """The exchange, as its call uses it.
 
     status_replied and num_bytes_replied: of a Reply that was written in the answer's place, 0 without one.
+    complete_at: when the request was whole, in monotonic seconds; read once it is. num_bytes_in: how much of the
+    request's body was received.
     """
 
+    complete_at: float
+    num_bytes_in: int
     status_replied: int
     num_bytes_replied: int
 
     @property
-    def num_bytes_in(self) -> int:
-        """Return how much of the request's body was received."""
-        ...
-
-    @property
     def num_tokens(self) -> int | None:
-        """Return how many tokens a streamed answer has; None if it does not say it."""
+        """Return the number of tokens of a streamed answer; None if it is not given."""
         ...
 
     @property
@@ -108,7 +107,7 @@ class Waiter(Protocol):
         ...
 
     def resume(self, step: NextStep) -> None:
-        """End the wait. Not to be called again, or after the call's end."""
+        """End the wait. Call this once, and not after the call has ended."""
         ...
 
 
@@ -132,7 +131,11 @@ class Call(Protocol):
 
     max_body_bytes: int
     deadlines: Deadlines
-    body_need: BodyNeed
+
+    @property
+    def num_read_bytes(self) -> int:
+        """Return how many of the body's first bytes `route` reads, at most; WHOLE_BODY for all."""
+        ...
 
     @property
     def wait_ends_at(self) -> float:
@@ -140,7 +143,7 @@ class Call(Protocol):
         ...
 
     def route(self, body: bytes, waiter: Waiter) -> NextStep:
-        """Place the request. body: as much as `body_need` says, or more; b"" if that is nothing."""
+        """Place the request. body: all of it, or at least its first num_read_bytes."""
         ...
 
     def on_wait_over(self) -> Reply:
@@ -151,15 +154,12 @@ class Call(Protocol):
         """Answer a request whose body is longer than max_body_bytes."""
         ...
 
-    def on_body_dropped(self) -> Reply:
-        """Answer a request whose unverified body makes room for others."""
+    def limit_body(self, waiter: Waiter) -> None:
+        """Lower max_body_bytes to what a target can hold. Called before a body is received that did not come whole."""
         ...
 
-    def on_body_growth(self, num_bytes: int) -> Reply | None:
-        """Count a body without a declared length as it arrives; num_bytes of it are there.
-
-        Returns the answer if the target cannot hold that much.
-        """
+    def on_body_dropped(self) -> Reply:
+        """Answer a request whose body makes room for others before it is whole."""
         ...
 
     def finish(self, outcome: Outcome) -> None:
@@ -203,6 +203,10 @@ class Continuer(Protocol):
 
     def accepts(self, head: AnswerHead) -> bool:
         """Return whether the chosen target continues the answer, by the head of its own."""
+        ...
+
+    def refuse(self) -> None:
+        """Note that the answer will not be continued, because too much would have to be kept."""
         ...
 
 
@@ -257,11 +261,11 @@ class Application(Protocol):
     """Decides what each request is."""
 
     def note(self, name: bytes) -> FieldNote:
-        """Say what becomes of fields of that name; asked once for a name that many requests have."""
+        """Return how fields of that name are treated; called once for a name that many requests have."""
         ...
 
     def find_handler(self, method: bytes, path: bytes) -> Any:
-        """Find what serves such requests, for `handle`; asked once for a line that many requests have."""
+        """Return what `handle` calls for requests with this line; called once for a line that many requests have."""
         ...
 
     def handle(self, request: Request) -> Call | Reply:
@@ -273,5 +277,5 @@ class Application(Protocol):
         ...
 
     def refuse(self, status: int, message: str) -> Reply:
-        """Answer bytes that are not a servable HTTP request."""
+        """Answer bytes that are not a valid HTTP request."""
         ...

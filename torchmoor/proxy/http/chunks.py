@@ -16,7 +16,7 @@ from enum import Enum
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;" + _TOKEN + rb"(?:=(?:" + _TOKEN + rb'|"[\t\x20!#-\x5b\x5d-\x7e]*"))?)*')
-# RFC 9110 6.5.1: not a field that frames a message; a recipient that merged it into the head would misread it.
+# RFC 9110 6.5.1: trailers must not frame the message; a recipient that merged them into the head would misread it.
 _FRAMING = rb"(?!(?i:transfer-encoding|content-length|host):)"
 _TRAILER = re.compile(_FRAMING + _TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
 _CRLF = b"\r\n"
@@ -64,7 +64,7 @@ class ChunkedBody:
                 return data[stop + 2 : -2]
         at = outside_from = 0
         if self._line:
-            outside_from = len(self._line)  # the earlier feed has counted it
+            outside_from = len(self._line)  # the previous feed has counted these bytes
             data, self._line = self._line + data, b""
         num_unparsed, end = 0, len(data)
         pieces: list[bytes] = []

@@ -12,24 +12,25 @@ from time import monotonic
 from torchmoor.proxy.http.answer import ClientSide, Loss
 from torchmoor.proxy.http.call import Target
 from torchmoor.proxy.http.descriptors import is_shortage
-from torchmoor.proxy.http.outgoing import OutgoingRequest, WholeRequest
+from torchmoor.proxy.http.held_answer import HeldAnswer
+from torchmoor.proxy.http.outgoing import OutgoingRequest
 from torchmoor.proxy.http.upstream import AnswerReceiver, Connector, UpstreamConnection
 
 logger = logging.getLogger(__name__)
 
-# A pooled connection that the peer has closed shows it at once. A later reset may mean that the target was working on
-# the request, so the application decides.
+# A pooled connection that the peer has closed fails at once. After a later reset, the target may have begun the
+# request, so the application decides.
 STALE_WINDOW_S = 0.25
 
 
 class Delivery:
     """Writes a request to the target that was chosen last, whose answer goes to the receiver.
 
-    It does not keep the receiver, which owns it: the two would be a cycle that only the garbage collector frees.
+    It has no reference to the receiver, which owns it: that cycle would be freed by the garbage collector only.
     has_answer: the current target has begun to answer.
     """
 
-    def __init__(self, client: ClientSide, connector: Connector, outgoing: WholeRequest | OutgoingRequest) -> None:
+    def __init__(self, client: ClientSide, connector: Connector, outgoing: OutgoingRequest) -> None:
         self.has_answer = False
         self._client = client
         self._connector = connector
@@ -40,11 +41,17 @@ class Delivery:
         self._sent_at = 0.0
         self._is_sent = False  # the target has the whole request
         self._was_stale = False
+        self._held: HeldAnswer | None = None
 
     @property
     def is_active(self) -> bool:
         """True while there is a connection to the target, or one is being opened."""
         return self._upstream is not None or self._connecting is not None
+
+    @property
+    def is_sending(self) -> bool:
+        """True while the body goes to the target from its file."""
+        return self._upstream is not None and self._upstream.is_sending
 
     def find_loss(self, target: Target) -> Loss | None:
         """Return how the request is lost if this target is down; None if it is not on its way there."""
@@ -64,12 +71,9 @@ class Delivery:
                 self._attach(receiver, upstream)
                 return
         self._connecting = asyncio.get_running_loop().create_task(self._connect(receiver, target))
-        if not self._outgoing.is_complete:
-            self._client.pause_reading()
 
     def take_over(self, receiver: AnswerReceiver, target: Target, upstream: UpstreamConnection, sent_at: float) -> None:
         """Go on with a request that was written whole to this connection, which may be lost by now."""
-        assert isinstance(self._outgoing, WholeRequest)
         self._outgoing.note_sent()
         self._target, self._upstream, self._sent_at = target, upstream, sent_at
         self._is_sent = True
@@ -82,11 +86,9 @@ class Delivery:
         except OSError as error:
             logger.debug("instance unreachable instance=%s error=%s", target.name, error)
             self._connecting = None
-            self._client.resume_reading()
             receiver.on_lost(_loss_of(error))
             return
         self._connecting = None
-        self._client.resume_reading()
         self._attach(receiver, upstream)
 
     def _attach(self, receiver: AnswerReceiver, upstream: UpstreamConnection) -> None:
@@ -94,22 +96,9 @@ class Delivery:
         upstream.exchange = receiver
         if self._client.is_write_paused:
             upstream.pause_reading()
-        self._write(upstream)
-
-    def flush(self) -> None:
-        """Send on what was received, in one write; while a connection is being opened, receive no more."""
-        if self._upstream is not None:
-            self._write(self._upstream)
-        elif not self._outgoing.is_complete:
-            self._client.pause_reading()
-
-    def _write(self, upstream: UpstreamConnection) -> None:
-        outgoing = self._outgoing
-        data = outgoing.take()
-        if data:
-            upstream.transport.write(data)
-            self._sent_at = monotonic()
-            self._is_sent = outgoing.is_complete
+        upstream.send(self._outgoing.take(), self._outgoing.file)
+        self._sent_at = monotonic()
+        self._is_sent = True
 
     def lose_connection(self) -> bool:
         """Forget a connection that has ended. True if its peer had closed it before the request came.
@@ -132,6 +121,7 @@ class Delivery:
 
     def end(self, *, can_reuse: bool) -> None:
         """Release the connection. can_reuse: to the pool, if the answer was whole."""
+        self._held = None
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
@@ -139,10 +129,28 @@ class Delivery:
         if upstream is not None:
             upstream.release(can_reuse=can_reuse)
 
+    def hold(self, held: HeldAnswer) -> None:
+        """Let this receive the answer until `pass_on`."""
+        self._held = held
+        if self._upstream is not None:
+            self._upstream.exchange = held
+            self._upstream.pause_reading()
+
+    def pass_on(self, receiver: AnswerReceiver) -> None:
+        """Give the answer that is held to its receiver."""
+        held, self._held = self._held, None
+        assert held is not None
+        if self._upstream is not None:
+            if self._upstream.exchange is held:
+                self._upstream.exchange = receiver
+            if not self._client.is_write_paused:
+                self._upstream.resume_reading()
+        held.pass_on(receiver)
+
     def pause_answer(self, is_paused: bool) -> None:
         """Hold the target back while the client does not take more, or let it go on."""
         upstream = self._upstream
-        if upstream is not None:
+        if upstream is not None and self._held is None:
             if is_paused:
                 upstream.pause_reading()
             else:
@@ -153,7 +161,7 @@ class Delivery:
 
 
 def _loss_of(error: OSError) -> Loss:
-    """Return what a failed connection means."""
+    """Return the kind of loss that a failed connection means."""
     if is_shortage(error):
         return Loss.SHORTAGE
     return Loss.UNANSWERED if isinstance(error, TimeoutError) else Loss.UNREACHABLE

@@ -31,5 +31,5 @@ def limit_connections(most: int, *, descriptors: float, reserved: int) -> int:
 
 
 def is_shortage(error: OSError) -> bool:
-    """True if the process or the machine has no free descriptor."""
+    """Return True if the process or the machine has no free descriptor."""
     return error.errno in _SHORTAGE

@@ -2,9 +2,9 @@
 
 The states of an exchange:
 
-    ROUTING    the call needs to see the beginning of the body first, or waits until a target is free; what is
-               received meanwhile is kept
-    SENDING    the request's head and body go to the target; the connection may still be opening
+    ARRIVING   the request's body is received and kept
+    ROUTING    the call waits until a target is free
+    SENDING    the request goes to the target; the connection may still be opening
     ANSWERED   the answer's head was judged; its body passes, or is collected if it explains a refusal
     over       `call.finish` was called with the outcome; both connections were released
 
@@ -17,12 +17,15 @@ from __future__ import annotations
 from time import monotonic
 
 from torchmoor.proxy.http.answer import Answer, ClientSide, CollectedRefusal, Loss
-from torchmoor.proxy.http.call import NOTHING, Call, NextStep, Outcome, ReadRefusal, Send, Target, Wait
+from torchmoor.proxy.http.arriving import ArrivingBody, source_of
+from torchmoor.proxy.http.call import Call, Hold, NextStep, Outcome, PassOn, ReadRefusal, Send, Target, Wait
 from torchmoor.proxy.http.delivery import Delivery
+from torchmoor.proxy.http.held_answer import HeldAnswer
 from torchmoor.proxy.http.marked_answer import MarkedAnswer
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
-from torchmoor.proxy.http.outgoing import SENT_ONCE, OutgoingRequest, WholeRequest
+from torchmoor.proxy.http.outgoing import SENT_ONCE, OutgoingRequest
+from torchmoor.proxy.http.spool import SpooledBody, SpoolFull
 from torchmoor.proxy.http.upstream import UpstreamConnection
 
 # Local names: a member of an Enum takes long to look up.
@@ -38,15 +41,16 @@ class Exchange:
     is_over = False
     is_answered = False
     status_replied = num_bytes_replied = 0
+    _arriving: ArrivingBody | None = None
+    _first_piece = b""  # of a body that is arriving
     _is_waiting = False
-    _is_gathering = False  # the part of the body that the call needs
     _has_waited = False
     _sending: Send | None = None  # the last verdict that named a target
     _answer: Answer | None = None
     _marked: MarkedAnswer | None = None
     _refusal: CollectedRefusal | None = None
     _progress_at = 0.0  # when something of the answer's body was last passed on
-    _complete_at = 0.0  # when the request was complete; the instance's time counts from then on
+    complete_at = 0.0  # the instance's time counts from then on
 
     def __init__(
         self,
@@ -62,18 +66,20 @@ class Exchange:
         self.request = request
         self.call = call
         self._means = means
-        self._outgoing: WholeRequest | OutgoingRequest = (
-            WholeRequest(means.budget, piece) if is_complete else OutgoingRequest(request, means.budget, piece)
-        )
-        self._delivery = Delivery(client, means.connector, self._outgoing)
+        if not is_complete:
+            spool = means.spool if call.num_read_bytes <= means.spool.max_kept_bytes else None
+            self._arriving = ArrivingBody(_source_of(request, client), self._on_dropped, spool)
+            self._first_piece, piece = piece, b""
+        self.num_bytes_in = len(piece)
+        self._set_body(piece)
+
+    def _set_body(self, body: bytes | SpooledBody) -> None:
+        self._outgoing = OutgoingRequest(self._means.budget, body)
+        self._delivery = Delivery(self.client, self._means.connector, self._outgoing)
 
     @property
     def is_request_complete(self) -> bool:
-        return self._outgoing.is_complete
-
-    @property
-    def num_bytes_in(self) -> int:
-        return self._outgoing.num_body_bytes
+        return self._arriving is None
 
     @property
     def num_tokens(self) -> int | None:
@@ -89,113 +95,101 @@ class Exchange:
 
     @property
     def _answer_by(self) -> float:
-        return self._complete_at + self.call.deadlines.first_byte_s
+        return self.complete_at + self.call.deadlines.first_byte_s
 
     @property
     def _ends_at(self) -> float:
-        return self._complete_at + self.call.deadlines.total_s
+        return self.complete_at + self.call.deadlines.total_s
 
     def start(self) -> None:
-        """Place the request, unless the call needs to see some of the body first."""
-        request, call, outgoing = self.request, self.call, self._outgoing
-        if outgoing.is_complete:
-            self._complete_at = request.received_at
+        """Place the request, or receive its body first."""
+        request, call = self.request, self.call
+        if self._arriving is None:
+            self.complete_at = request.received_at
             self.client.deadline = request.received_at + call.deadlines.first_byte_s
-        else:
-            self.client.deadline = request.received_at + self._means.body_timeout_s
+            self._place()
+            return
+        self.client.deadline = request.received_at + self._means.limits.body_timeout_s
+        call.limit_body(self)
+        if (request.content_length or 0) > call.max_body_bytes:
+            self._reply(call.on_body_too_large())
+        elif self._first_piece:
+            self.on_request_piece(self._first_piece, is_complete=False)
+
+    def _place(self) -> None:
+        call, outgoing = self.call, self._outgoing
         if outgoing.num_body_bytes > call.max_body_bytes:
             self._reply(call.on_body_too_large())
-        elif call.body_need is NOTHING:
-            self._follow(call.route(b"", self))
         else:
-            self._is_gathering = True
-            self._gather()
+            self._follow(call.route(outgoing.begin_of_body(call.num_read_bytes), self))
 
     def take_over(self, sending: Send, upstream: UpstreamConnection, sent_at: float) -> None:
         """Go on with a whole request that was sent to sending.target on this connection, and is not answered."""
-        self._complete_at, self._sending = self.request.received_at, sending
+        self.complete_at, self._sending = self.request.received_at, sending
         self._delivery.take_over(self, sending.target, upstream, sent_at)
 
-    def _gather(self) -> None:
-        """Place the request once its body is there as far as the call needs it."""
-        outgoing = self._outgoing
-        if outgoing.is_complete or outgoing.num_body_bytes >= self.call.body_need.num_bytes:
-            self._is_gathering = False
-            self._follow(self.call.route(outgoing.gathered(), self))
-        elif self.request.body_check is not None:
-            num_bytes, source = outgoing.num_body_bytes, self.client.source
-            self.request.body_check.hold(num_bytes, source, lambda: self._reply(self.call.on_body_dropped()))
-
     def _follow(self, step: NextStep) -> None:
-        """Send the request, answer it, or keep it."""
+        """Do what the verdict says: send the request, answer it, or wait."""
         if isinstance(step, Send):
             self._send(step)
         elif isinstance(step, Wait):
             self._is_waiting = True
             self.client.deadline = min(self.client.deadline, self.call.wait_ends_at)
-            if self._outgoing.must_pause:
-                self.client.pause_reading()
+        elif isinstance(step, PassOn):
+            self._delivery.pass_on(self)
         elif self._answer is not None:
             self._end_answer(self._answer.render_failure(Loss.RESET), _BROKEN)
         else:
             self._reply(step)
 
     def _send(self, sending: Send, *, fresh: bool = False) -> None:
-        is_late = self._outgoing.is_complete and (self._has_waited or self._sending is not None)
+        is_late = self._has_waited or self._sending is not None
         time_left_s = self._ends_at - monotonic() if is_late else None
         self._sending = sending
         if self._marked is None:
-            head = sending.forwarding.request_head(self.request.framing_line, time_left_s)
+            head = sending.forwarding.request_head(self._framing_line, time_left_s)
         else:
             head, body = self._marked.request(time_left_s)
-            self._delivery = Delivery(self.client, self._means.connector, WholeRequest(SENT_ONCE, body))
+            self._delivery = Delivery(self.client, self._means.connector, OutgoingRequest(SENT_ONCE, body))
         self._delivery.send(self, sending.target, head, fresh=fresh or self._marked is not None)
+
+    @property
+    def _framing_line(self) -> bytes:
+        request = self.request
+        return b"content-length: %d\r\n" % self.num_bytes_in if request.is_chunked else request.framing_line
 
     def resume(self, step: NextStep) -> None:
         self._is_waiting = False
         self._has_waited = True
-        is_complete = self.is_request_complete
-        self.client.deadline = self._answer_by if is_complete else self.request.received_at + self._means.body_timeout_s
-        self.client.resume_reading()
+        self.client.deadline = self._answer_by
         self._follow(step)
 
     # The request
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """Receive more of the request's body. is_complete: this is the last of it."""
-        if self.is_over:
+        arriving = self._arriving
+        if self.is_over or arriving is None:
             return
-        outgoing = self._outgoing
-        assert isinstance(outgoing, OutgoingRequest)  # a WholeRequest has no further pieces
-        if piece:
-            outgoing.add(piece)
-            refusal = self._find_body_refusal()
-            if refusal is not None:
-                self.fault(refusal)
+        self.num_bytes_in += len(piece)
+        if self.num_bytes_in > self.call.max_body_bytes:
+            self.fault(self.call.on_body_too_large())
+        elif is_complete:
+            try:
+                body = self._means.arriving.take(arriving, piece)
+            except SpoolFull:
+                self._on_dropped()
                 return
-        if is_complete:
-            outgoing.end()
-            self._complete_at = monotonic()
+            self._arriving = None
+            self.complete_at = monotonic()
             self.client.deadline = self._answer_by
-            if self._answer is not None:
-                self._progress_at = self._complete_at
-                self.client.deadline = self._due
-            elif self._is_waiting:
-                self.client.deadline = min(self._answer_by, self.call.wait_ends_at)
-        if self._delivery.is_active:
-            self._delivery.flush()
-        elif self._is_gathering:
-            self._has_waited = True
-            self._gather()
-        elif self._is_waiting and outgoing.must_pause:
-            self.client.pause_reading()
+            self._set_body(body)
+            self._place()
+        elif piece:
+            self._means.arriving.add(arriving, piece)
 
-    def _find_body_refusal(self) -> Reply | None:
-        """Return the answer to a body that has become too long."""
-        num_bytes = self._outgoing.num_body_bytes
-        if num_bytes > self.call.max_body_bytes:
-            return self.call.on_body_too_large()
-        return self.call.on_body_growth(num_bytes) if self.request.is_chunked else None
+    def _on_dropped(self) -> None:
+        self._reply(self.call.on_body_dropped())
 
     # The answer
 
@@ -215,8 +209,10 @@ class Exchange:
             self._begin_answer(judgement, head, is_whole=is_complete)
             self.on_answer_piece(piece, is_complete=is_complete)
         elif isinstance(judgement, ReadRefusal):
-            self._refusal = CollectedRefusal(judgement.explain, self._means.max_error_body_bytes)
+            self._refusal = CollectedRefusal(judgement.explain, self._means.limits.max_error_body_bytes)
             self.on_answer_piece(piece, is_complete=is_complete)
+        elif isinstance(judgement, Hold):
+            self._delivery.hold(HeldAnswer(head, piece, is_complete=is_complete))
         else:
             self._detach()
             self._follow(judgement)
@@ -227,16 +223,15 @@ class Exchange:
         self.is_answered = True
         self._answer = answer
         if answer.continuer is not None:
-            body = outgoing.gathered() if outgoing.is_complete and outgoing.can_repeat else None
-            answer.encoder = self._marked = MarkedAnswer(answer, self._means.continuations, body)
-        if not outgoing.is_complete:
-            client.keep_alive = False
+            answer.encoder = self._marked = MarkedAnswer(answer, self._means.continuations, outgoing.kept_body)
         answer.begin(head, client)
         if not is_whole:
-            outgoing.forget_kept()
+            if self._delivery.is_sending:
+                outgoing.forget_kept()
+            else:
+                outgoing.close()
             self._progress_at = monotonic()
-            if outgoing.is_complete:
-                client.deadline = self._due
+            client.deadline = self._due
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """Pass a piece of the body on, through the encoder if there is one; finish with the answer's end."""
@@ -266,7 +261,7 @@ class Exchange:
 
     @property
     def _due(self) -> float:
-        """When an answer that has begun times out: in total, or by its silence."""
+        """Return when an answer that has begun times out: by its total time, or the longest silence."""
         idle_s = self.call.deadlines.idle_s
         return self._ends_at if idle_s is None else min(self._ends_at, self._progress_at + idle_s)
 
@@ -281,7 +276,7 @@ class Exchange:
         self.client.write(data)
         self._finish(_ANSWERED)
 
-    # When things go wrong
+    # Failures
 
     def on_lost(self, loss: Loss) -> None:
         """Send once more on a fresh connection if the pooled one was stale; else fail."""
@@ -336,9 +331,9 @@ class Exchange:
 
     def expire(self, refusal: Reply) -> None:
         """Handle a passed deadline. refusal: the answer if the client was too slow."""
-        if self._is_waiting and (self.is_request_complete or monotonic() >= self.call.wait_ends_at):
+        if self._is_waiting:
             self._follow(self.call.on_wait_over())
-        elif self._answer is not None and self.is_request_complete and self._due > monotonic():
+        elif self._answer is not None and self._due > monotonic():
             self.client.deadline = self._due  # progress itself does not move the deadline
         elif not self.is_request_complete or self.client.is_write_paused:
             self.fault(refusal)
@@ -351,7 +346,7 @@ class Exchange:
             self._fail(loss)
 
     def fault(self, refusal: Reply) -> None:
-        """Answer a request that cannot be served to its end; abort if the answer has begun."""
+        """Answer a request with an error, or break the connection if the answer has begun."""
         self._detach()
         if self.is_answered:
             self._abort(_CLIENT_GONE)
@@ -364,17 +359,10 @@ class Exchange:
         self._finish(_CLIENT_GONE)
 
     def on_client_write_paused(self, is_paused: bool) -> None:
-        """Pause the instance while the client does not take more; its silence then does not count."""
+        """Pause the instance while the client reads no more; meanwhile its silence does not count."""
         self._delivery.pause_answer(is_paused)
         if not is_paused:
             self._progress_at = monotonic()
-
-    def on_upstream_write_paused(self, is_paused: bool) -> None:
-        """Pause the client while the instance does not take more."""
-        if is_paused:
-            self.client.pause_reading()
-        else:
-            self.client.resume_reading()
 
     # The end
 
@@ -382,14 +370,24 @@ class Exchange:
         if self.is_over:
             return
         self.is_over = True
-        is_complete = self._outgoing.is_complete
-        self._outgoing.forget_kept()
+        is_complete = self.is_request_complete
+        if self._arriving is not None:
+            self._means.arriving.discard(self._arriving)
+            self._arriving = None
         if self._marked is not None:
             self._marked.release()
-        self._delivery.end(can_reuse=is_complete)
+        self._delivery.end(can_reuse=True)
+        self._outgoing.close()
         self.call.finish(outcome)
         if outcome is not _CLIENT_GONE:
             self.client.exchange_over(is_request_complete=is_complete)
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request!r} {self._delivery!r}>"
+
+
+def _source_of(request: Request, client: ClientSide) -> str:
+    """Return for whom an arriving body counts: a caller whose credentials are verified, else the client's address."""
+    check = request.body_check
+    is_verified = check is None or check.is_head_verified
+    return request.principal if request.principal and is_verified else source_of(client.source)

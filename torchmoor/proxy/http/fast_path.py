@@ -1,4 +1,4 @@
-"""The seam between a client's connection and the fast path (torchmoor/proxy/fast_path)."""
+"""The interface between a client's connection and the fast path (torchmoor/proxy/fast_path)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FastClient(ClientSide, Protocol):
 
 
 class FastPath(Protocol):
-    """Serves some requests in fewer steps, to the same effect."""
+    """Serves some requests in fewer steps, with the same result."""
 
     def try_send(self, client: FastClient, request: Request, body: bytes) -> bool:
         """Send a whole request on as the client's exchange, or change nothing and return False."""

@@ -1,4 +1,4 @@
-"""Header lines, read strictly and remembered: most lines of a head were seen before, on any connection.
+"""Header lines, checked strictly and cached: most lines of a head were seen before, on any connection.
 
 A line is checked once and then found by its bytes. Fields that differ in each request (dates, signatures, ids) and
 fields that hold a secret are read each time and not kept.
@@ -14,15 +14,15 @@ from functools import partial
 from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.wire import headers
 
-MAX_KEPT_LINES = 4096  # of a field table, which then forgets them all at once
+MAX_KEPT_LINES = 4096  # lines in a field table, which is emptied when it is full
 MAX_KEPT_NAMES = 4096  # likewise
 MAX_KEPT_NAME_BYTES = 128  # a longer name is not kept
 MAX_KEPT_LINE_BYTES = 256  # a longer line is not kept
 MAX_KEPT_OPTIONS = 4  # a Connection line with more names is not kept
 
-# RFC 9110 5.5 and 5.6.2: a token, a colon, a value without control characters. Since the head is cut at CR LF, a bare
-# CR or LF, a NUL, a folded line and white space before the colon are all outside these sets. Taking all allowed bytes
-# out of a line and seeing what is left takes half as long as a regular expression.
+# RFC 9110 5.5 and 5.6.2: a token, a colon, a value without control characters. The head is split at CR LF, so a bare CR
+# or LF, a NUL, a folded line and white space before the colon all contain bytes outside these sets. Deleting all
+# allowed bytes from a line and testing whether any are left takes half the time of a regular expression.
 _NAME_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _VALUE_BYTES = bytes((9, *range(32, 127), *range(128, 256)))
 _NO_OPTIONS: frozenset[bytes] = frozenset()
@@ -36,7 +36,7 @@ _NOT_KEPT = frozenset(
 
 
 class FieldKind(Enum):
-    """What a field means to a connection; all but PLAIN stay on it."""
+    """The meaning of a field for a connection; only PLAIN fields are sent on."""
 
     PLAIN = 0
     HOST = 1
@@ -68,7 +68,7 @@ _PLAIN, _LENGTH = FieldKind.PLAIN, FieldKind.LENGTH
 
 
 class BadMessage(Exception):
-    """The bytes are not an acceptable HTTP message; nothing that follows them can be read."""
+    """The bytes are not a valid HTTP message; the connection's further bytes cannot be read."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -78,9 +78,9 @@ class BadMessage(Exception):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class FieldNote:
-    """How the application treats a name: whether its fields pass on, and whether their values are read.
+    """How the application treats a name: whether its fields are sent on, and whether their values are read.
 
-    find_problem: returns why a request with that value cannot be served, or None; itself None if any value will do.
+    find_problem: returns why a request with that value is refused, or None; itself None if every value is valid.
     """
 
     is_passed: bool = True
@@ -93,7 +93,7 @@ PASSED = FieldNote()
 
 @dataclass(eq=False, repr=False, slots=True)
 class FieldRole:
-    """What a field means, whatever its value: the same object for all fields of a name.
+    """The meaning of a name: one object for all fields of the name, whatever their values.
 
     A Connection field has a role for the options that it names, and a field with a problem has a role of its own.
     """
@@ -125,14 +125,14 @@ class Field:
 
 
 def note_nothing(name: bytes) -> FieldNote:
-    """Pass every field on."""
+    """Send every field on."""
     return PASSED
 
 
 def make_field_table(note: Callable[[bytes], FieldNote] = note_nothing) -> BoundedCache[bytes, Field]:
     """Make a cache of fields by the bytes of their lines; `table[line]` raises BadMessage.
 
-    note: asked once for each name.
+    note: called once for each name.
     """
 
     def read_role(name: bytes) -> FieldRole:

@@ -1,8 +1,8 @@
-"""The heads of messages: what their fields mean together, found once for each order of names.
+"""The heads of messages: the meaning of their fields together, computed once for each sequence of names.
 
-Clients and instances repeat the same few names in the same order; only values differ. What follows from the names
-alone (where a message ends, what passes on, where a field is) is a `Layout`, found by the roles of a head's fields. A
-layout holds no values, so the values of two clients cannot meet there.
+Clients and instances repeat the same few names in the same order; only values differ. A `Layout` has everything that
+follows from the names alone: where the message ends, which fields are sent on, at which place a field is. Layouts hold
+no values, so they cannot mix the values of two clients.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _NOTHING: frozenset[bytes] = frozenset()
 class Layout:
     """What follows from the roles of a head's fields, in their order. Raises BadMessage.
 
-    places: of the first field of each name that is not the connection's own. host, length: the places of those fields,
-    None without. options: the names in Connection but keep-alive. repeated: a name that is read and given twice;
-    problem: what is wrong with a value that is read. is_usual: a request's, with one Host, and nothing that makes it
-    differ from the next.
+    plain: whether each field is not the connection's own. places: of the first such field of each name. host, length:
+    the places of those fields, None without. options: the names in Connection but keep-alive. repeated: a name that is
+    read and given twice; problem: what is wrong with a value that is read. is_usual: a request's, with one Host, and
+    nothing that makes it differ from the next.
     """
 
     def __init__(self, roles: Sequence[FieldRole]) -> None:
@@ -52,9 +52,11 @@ class Layout:
         self.repeated: bytes | None = None
         self.problem: str | None = None
         self.options = frozenset(option for role in roles for option in role.options)
+        self.plain: list[bool] = []
         passed: list[bytes | None] = []
         for place, role in enumerate(roles):
             is_plain = role.kind is FieldKind.PLAIN and role.name not in self.options
+            self.plain.append(is_plain)
             passed.append(role.name if is_plain and role.note.is_passed else None)
             if is_plain:
                 self._place(place, role)
@@ -102,7 +104,10 @@ class Layout:
 
 
 def _mask(passed: Sequence[bytes | None], held_back: frozenset[bytes]) -> tuple[bool, ...]:
-    """Say which fields pass on. passed: their names, None for one that never does. held_back: names that do not."""
+    """Return which fields are sent on.
+
+    passed: their names, None for one that never is. held_back: names that are not.
+    """
     return tuple(name is not None and name not in held_back for name in passed)
 
 
@@ -137,19 +142,18 @@ class Head:
     @property
     def headers(self) -> list[Field]:
         """The fields that are not the connection's own, whether they pass on or not."""
-        options = self.layout.options
-        return [field for field in self.fields if field.role.kind is FieldKind.PLAIN and field.name not in options]
+        return [*compress(self.fields, self.layout.plain)]
 
     def find(self, name: bytes) -> bytes | None:
-        """The first value of a field that is not the connection's own."""
+        """Return the first value of a field that does not concern the connection."""
         place = self.layout.places.get(name)
         return None if place is None else self.fields[place].value
 
     def find_number(self, name: bytes) -> int | None:
-        """The value of a field that is not the connection's own, if it is a whole number."""
+        """Return the value of a field that does not concern the connection, if it is a whole number."""
         value = self.find(name)
         return int(value) if value is not None and value.isdigit() and len(value) <= MAX_DIGITS else None
 
     def lines(self, held_back: frozenset[bytes] = _NOTHING) -> bytes:
-        """The lines of all fields that pass on, but those of these names."""
+        """Return the lines of all fields that are sent on, except those of these names."""
         return b"".join(map(_LINE, compress(self.fields, self.layout.masks[held_back])))

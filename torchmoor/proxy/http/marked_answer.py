@@ -1,4 +1,4 @@
-"""A marked answer: the marks are taken off its pieces, and what another target needs to continue it is kept."""
+"""A marked answer: removes the marks from its pieces, and keeps the notes by which another target continues it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class MarkedAnswer:
 
     is_ended: the answer's last piece has passed. num_tokens: of the whole answer, if that piece says it.
 
-    It keeps the request's body and the notes of all pieces while the budget allows, and the parts of a piece that is
-    not whole yet: only whole pieces pass on as long as another target could continue the answer.
+    It keeps the request's body and the notes of all pieces while the budget allows, and the parts of an incomplete
+    piece: as long as another target could continue the answer, only whole pieces are sent on.
     """
 
     __slots__ = (
@@ -35,7 +35,7 @@ class MarkedAnswer:
     )
 
     def __init__(self, answer: Answer, budget: ReplayBudget, body: bytes | None) -> None:
-        """answer: whose encoder this replaces. body: the request's; None if it is not there any more."""
+        """answer: whose encoder this replaces. body: the request's; None if it is no longer kept."""
         self.is_ended = False
         self.num_tokens: int | None = None
         self._continuer: Continuer | None = answer.continuer
@@ -47,15 +47,15 @@ class MarkedAnswer:
         self._notes: list[bytes] = []
         self._parts: list[bytes] = []
         self._num_kept = 0
-        self._failure = b""  # what the instance that failed last says
+        self._failure = b""  # the failure that the last instance reported
         if body is None:
-            self._continuer = None
+            self._refuse()
         else:
             self._keep(len(body))
 
     @property
     def is_malformed(self) -> bool:
-        """Whether the target broke the form of its pieces, so that nothing more of it can be read."""
+        """Whether a piece was malformed, so that no more can be read of this target's answer."""
         return self._reader.is_malformed
 
     def place(self, loss: Loss) -> NextStep | None:
@@ -94,9 +94,9 @@ class MarkedAnswer:
         return b"".join(passed)
 
     def _join(self, part: bytes, kind: PieceKind, *, is_whole: bool) -> bytes:
-        """Keep a part of a piece; return what may pass on of the piece: nothing until it is whole, or not kept."""
+        """Keep a part of a piece; return the bytes to send on: none until the piece is whole or is not kept."""
         self._parts.append(part)
-        is_failure = kind is PieceKind.FAILURE  # passes on at the end only, and is short
+        is_failure = kind is PieceKind.FAILURE  # sent on only at the end, and short
         if not is_failure:
             self._keep(len(part))
         if not is_whole and (is_failure or self._continuer is not None):
@@ -135,7 +135,12 @@ class MarkedAnswer:
         if is_within and self._budget.try_take(num_bytes):
             self._num_kept += num_bytes
         else:
-            self.release()
+            self._refuse()
+
+    def _refuse(self) -> None:
+        if self._continuer is not None:
+            self._continuer.refuse()
+        self.release()
 
     def _free(self, num_bytes: int) -> None:
         if self._num_kept:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -14,23 +13,16 @@ _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class BodyCheck(Protocol):
-    """Verifies a request's body before any of it is used."""
+    """Verifies a request's body before any of it is used.
+
+    is_head_verified: the caller is known, only the body is to be compared with its hash in the head.
+    """
 
     max_body_bytes: int
-
-    def hold(self, num_bytes: int, address: str, drop: Callable[[], None]) -> None:
-        """Count the body's num_bytes that were received so far, from a client at this address.
-
-        May call `drop`, now or later, to make room: answers the request at once and frees its body.
-        """
-        ...
+    is_head_verified: bool
 
     def verify(self, body: bytes) -> None:
-        """Raise the application's error if this is not the body that the head promised. Called at most once."""
-        ...
-
-    def release(self) -> None:
-        """Free what the verification needs. May be called after `verify`, and again."""
+        """Raise the application's error if the head's signature does not cover this body. Called at most once."""
         ...
 
 
@@ -38,7 +30,7 @@ class BodyCheck(Protocol):
 class RequestLine:
     """A request's first line; never changed. path and query: as sent, the query without its question mark.
 
-    handler: what serves such requests, as the application says.
+    handler: the application's handler of such requests.
     """
 
     method: bytes
@@ -53,11 +45,12 @@ class Request(Head):
 
     content_length: None when there is no body or it is chunked. received_at: monotonic seconds.
 
-    principal: the caller, once it is known; "" without authentication. body_check: verifies the whole body before the
-    request has any effect; None if nothing is checked.
+    principal: the caller, once it is known; "" without authentication. is_admitted: its credentials were verified, with
+    its body if a signature covers that. body_check: verifies the whole body before the request has any effect; None if
+    nothing is checked.
     """
 
-    __slots__ = ("line", "method", "path", "content_length", "received_at", "principal", "body_check")
+    __slots__ = ("line", "method", "path", "content_length", "received_at", "principal", "is_admitted", "body_check")
 
     def __init__(self, line: RequestLine, fields: list[Field], layout: Layout, received_at: float = 0.0) -> None:
         self.line = line
@@ -69,6 +62,7 @@ class Request(Head):
         self.content_length = None if length is None else fields[length].number
         self.received_at = received_at
         self.principal = ""
+        self.is_admitted = False
         self.body_check: BodyCheck | None = None
 
     @property
@@ -92,12 +86,10 @@ class Request(Head):
 
     @property
     def framing_line(self) -> bytes:
-        """The header line that frames the body, as it is sent on."""
+        """The header line that frames a body of declared length, or none, as it is sent on."""
         place = self.layout.length
         if place is not None:
             return self.fields[place].line
-        if self.layout.is_chunked:
-            return b"transfer-encoding: chunked\r\n"
         return b"" if self.method == b"GET" else b"content-length: 0\r\n"
 
     def __repr__(self) -> str:

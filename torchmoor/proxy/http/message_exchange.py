@@ -1,6 +1,6 @@
-"""One WebSocket message's exchange: it writes to this as to an HTTP/1.0 client, whose answers end with the connection.
+"""The exchange of one WebSocket message, which writes its answer as to an HTTP/1.0 client.
 
-So a message takes the way of any other request, and only its answer's bytes are taken apart here.
+So a message takes the way of any other request; only the bytes of its answer are parsed here.
 """
 
 from __future__ import annotations
@@ -105,12 +105,6 @@ class MessageExchange:
         if self.is_write_paused:
             self._connection.transport.abort()
         self._end()
-
-    def pause_reading(self) -> None:
-        """Do nothing: the whole message is there."""
-
-    def resume_reading(self) -> None:
-        """Do nothing: the whole message is there."""
 
     def exchange_over(self, *, is_request_complete: bool) -> None:
         self._end()

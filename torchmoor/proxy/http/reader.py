@@ -1,4 +1,4 @@
-"""Reads requests from a client's bytes and refuses everything that is not a servable request.
+"""Reads requests from a client's bytes, and refuses everything that is not a valid request.
 
 A head ends at its first empty line and its lines are matched whole (see `fields`). What is not explicitly allowed is
 refused: bare line ends, folded lines, both lengths, a second Host, codings other than `chunked`, Upgrade of a request
@@ -22,6 +22,7 @@ from torchmoor.proxy.http.message import Request, RequestLine
 MAX_URL_BYTES = 8_192
 MAX_KEPT_LINES = 1024
 MAX_KEPT_LINE_BYTES = 256  # a longer request line is not kept
+MAX_AT_ONCE = 16  # requests that are read from one piece before other connections get their turn
 
 _END = b"\r\n\r\n"
 _LINE_ENDS = b"\r\n"
@@ -57,7 +58,7 @@ def _read_request_line(find_handler: Callable[[bytes, bytes], Any], line: bytes)
 class RequestCaches:
     """The request lines and heads that all readers of a server have seen before.
 
-    note: how the application treats a field's name; find_handler: what serves a method and a path.
+    note: returns how a field's name is treated; find_handler: returns the handler of a method and path.
     """
 
     def __init__(
@@ -82,6 +83,10 @@ class RequestListener(Protocol):
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """Receive more of the body."""
+        ...
+
+    def on_many(self) -> None:
+        """Call `wait`, and later feed what `stop_waiting` returns: MAX_AT_ONCE requests have come in one piece."""
         ...
 
 
@@ -126,6 +131,7 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Read bytes. Raises BadMessage, after which no more may be fed."""
+        num_read = 0
         while data:
             if self.is_in_head:
                 if not self._is_dealt_with:
@@ -136,6 +142,11 @@ class RequestReader:
                         raise BadMessage(400, "A request began before the answer to the one before it.")
                     return
                 data = self._read_head(data)
+                if data:
+                    num_read += 1
+                    if num_read >= MAX_AT_ONCE and self._is_dealt_with:
+                        self._is_dealt_with = False
+                        self._listener.on_many()
             elif self._chunks is not None:
                 data = self._read_chunks(self._chunks, data)
             else:

@@ -1,7 +1,7 @@
 """The data plane's listener, and its clients' connections: one request at a time, its exchange, and the end.
 
-A malformed request is answered once, and the connection closes: its sending side at once, and the whole after a while
-in which what the client still sends is read and dropped. So the client sees the answer instead of a reset.
+A malformed request gets one answer, then the connection closes: its sending side at once, the receiving side after a
+while in which the client's bytes are read and dropped. So the client sees the answer instead of a reset.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torchmoor.proxy.http.call import Application
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.fast_path import FastPath, RunningRequest
 from torchmoor.proxy.http.fields import BadMessage
+from torchmoor.proxy.http.half_closed import HalfClosedProbe
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
@@ -27,8 +28,7 @@ logger = logging.getLogger(__name__)
 MAX_DRAINED_BYTES = 65_536  # a refused request's body up to this size is read, and the connection kept
 LINGER_S = 5.0  # how long a closing connection still reads
 MAX_LINGER_BYTES = 128 << 20
-MAX_LINGERING_REFUSED = 64  # further refused connections close at once, so that they take no more descriptors
-PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers to a half-closed client; the last interval repeats
+MAX_LINGERING_REFUSED = 64  # further refused connections close at once, without descriptors for their answers
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -40,10 +40,10 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._reader = RequestReader(self, server.caches, server.means.max_header_bytes)
+        self._reader = RequestReader(self, server.caches, server.means.limits.max_header_bytes)
         self.exchange: RunningRequest | None = None
         self.keep_alive = True
-        self.is_http10 = self.is_write_paused = self._is_held_for_client = False
+        self.is_http10 = self.is_write_paused = self._is_held = False
         self._has_begun = False  # part of a head was received
         self._awaited: tuple[Request, bytes] | None = None  # its body may come with the next read, for the fast path
         self._reply: Reply | None = None  # sent at the end of its request
@@ -51,8 +51,7 @@ class ClientConnection(asyncio.Protocol):
         self.is_reading_paused = self._is_deaf = self._is_lingering = False
         self._is_upgraded = False
         self._num_ignored = 0
-        self._probe_timer: asyncio.TimerHandle | None = None
-        self._num_probes = 0
+        self._probe: HalfClosedProbe | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -67,7 +66,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.deadline = monotonic() + self._server.means.header_timeout_s
+        self.deadline = monotonic() + self._server.means.limits.header_timeout_s
         if not self._server.try_admit(self):
             self._refuse(503, "Too many connections.")
             if self._server.num_above_limit > MAX_LINGERING_REFUSED:
@@ -76,7 +75,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.begin_awaited()
         self._server.forget(self)
-        self._stop_probing()
+        if self._probe is not None:
+            self._probe.stop()
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.on_client_gone()
@@ -102,7 +102,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             if self.exchange is None and reader.has_begun and not self._has_begun:
                 self._has_begun = True
-                self.deadline = monotonic() + self._server.means.header_timeout_s
+                self.deadline = monotonic() + self._server.means.limits.header_timeout_s
 
     def _on_bad_request(self, error: BadMessage) -> None:
         exchange = self.exchange
@@ -114,32 +114,18 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(error.status, error.message)
 
     def eof_received(self) -> bool:
-        """Find out whether a client that sends no more still reads; TLS ends both ways at once."""
+        """Find out whether a client that sends no more still reads; under TLS, both directions end at once."""
         self.begin_awaited()
         exchange = self.exchange
         can_be_half_closed = self.transport.can_write_eof() and not self.is_http10
         if exchange is None or not exchange.is_request_complete or not can_be_half_closed:
             return False
         self.keep_alive = False
-        self._test_half_closed()
+        self._probe = HalfClosedProbe(
+            self.transport.write, lambda: self.exchange is not None and not self.exchange.is_answered
+        )
+        self._probe.send()
         return True
-
-    def _test_half_closed(self) -> None:
-        """Send a half-closed client interim answers, which it must ignore.
-
-        A fully closed client answers the first with a reset, so that the second fails.
-        """
-        exchange = self.exchange
-        if exchange is not None and not exchange.is_answered:
-            self.transport.write(_CONTINUE)
-            interval_s = PROBE_INTERVALS_S[min(self._num_probes, len(PROBE_INTERVALS_S) - 1)]
-            self._num_probes += 1
-            self._probe_timer = asyncio.get_running_loop().call_later(interval_s, self._test_half_closed)
-
-    def _stop_probing(self) -> None:
-        if self._probe_timer is not None:
-            self._probe_timer.cancel()
-            self._probe_timer = None
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
@@ -150,8 +136,13 @@ class ClientConnection(asyncio.Protocol):
         self.is_write_paused = False
         if self.exchange is not None:
             self.exchange.on_client_write_paused(False)
-        elif self._is_held_for_client and not self._is_deaf:
-            self._is_held_for_client = False
+        else:
+            self._serve_held()
+
+    def _serve_held(self) -> None:
+        """Go on with what was received after the last request, unless the client must take its answers first."""
+        if self._is_held and not (self.is_write_paused or self._is_deaf or self.transport.is_closing()):
+            self._is_held = False
             self.resume_reading()
             held = self._reader.stop_waiting()
             if held:
@@ -181,7 +172,7 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(decision, Reply):
             self._reply = decision
             self._reply_to_head = request.method == b"HEAD"
-            self.deadline = request.received_at + server.means.body_timeout_s
+            self.deadline = request.received_at + server.means.limits.body_timeout_s
             is_long = request.is_chunked or (request.content_length or 0) > MAX_DRAINED_BYTES
             if is_long or (request.is_expecting and not is_complete):
                 self._send_reply(close=True)
@@ -221,6 +212,16 @@ class ClientConnection(asyncio.Protocol):
             self._server.replace(self, successor)
             self.transport.set_protocol(successor)
 
+    def on_many(self) -> None:
+        """Go on in the loop's next turn: many requests came at once, and other connections wait."""
+        self._hold()
+        asyncio.get_running_loop().call_soon(self._serve_held)
+
+    def _hold(self) -> None:
+        self._is_held = True
+        self._reader.wait()
+        self.pause_reading()
+
     # Replies of the proxy
 
     def _send_reply(self, *, close: bool) -> None:
@@ -234,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
         self._end_request(is_request_complete=not close)
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer a request that cannot be served, and close."""
+        """Refuse a request, and close."""
         reply = self._server.application.refuse(status, message)
         self.keep_alive = False
         self._reply = None
@@ -245,7 +246,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(reply.render(keep_alive=False))
             self._linger()
 
-    # What an exchange uses
+    # ClientSide
 
     def write(self, data: bytes) -> None:
         """Send bytes to the client, unless it has gone."""
@@ -277,11 +278,9 @@ class ClientConnection(asyncio.Protocol):
             self.resume_reading()
         if self.keep_alive and not self._server.is_stopping:
             self._has_begun = False
-            self.deadline = monotonic() + self._server.means.keep_alive_timeout_s
+            self.deadline = monotonic() + self._server.means.limits.keep_alive_timeout_s
             if self.is_write_paused:  # the client has not read its answers: serve no more until it has
-                self._is_held_for_client = True
-                self._reader.wait()
-                self.pause_reading()
+                self._hold()
             else:
                 self._reader.expect_next()
         elif is_request_complete and not self._is_deaf:
@@ -352,7 +351,7 @@ class HttpServer:
             backlog=1024,
             reuse_port=is_shared,
             ssl=tls,
-            ssl_handshake_timeout=None if tls is None else self.means.header_timeout_s,
+            ssl_handshake_timeout=None if tls is None else self.means.limits.header_timeout_s,
             ssl_shutdown_timeout=None if tls is None else LINGER_S,
         )
         bound: int = self._server.sockets[0].getsockname()[1]

@@ -85,9 +85,6 @@ class Subrequest:
         else:
             self.end(loss.value)
 
-    def on_upstream_write_paused(self, is_paused: bool) -> None:
-        """Do nothing: the subrequest is small and already written."""
-
     # The end
 
     def expire(self) -> None:

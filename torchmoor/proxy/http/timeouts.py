@@ -31,11 +31,11 @@ class Sweeper:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, thing: Expiring) -> None:
-        """Start to check a thing's deadline."""
+        """Start checking a thing's deadline."""
         self._watched.add(thing)
 
     def forget(self, thing: Expiring) -> None:
-        """Stop to check a thing's deadline; unknown things are ignored."""
+        """Stop checking a thing's deadline; unknown things are ignored."""
         self._watched.discard(thing)
 
     def start(self) -> None:
@@ -47,7 +47,7 @@ class Sweeper:
             self._timer = None
 
     def sweep(self) -> None:
-        """Expire what is due now."""
+        """Expire the things whose deadline has passed."""
         now = self._clock()
         for thing in [thing for thing in self._watched if thing.deadline < now]:
             thing.expire()

@@ -13,6 +13,7 @@ import re
 from time import monotonic
 from typing import Protocol, cast
 
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.proxy.http.call import Target
@@ -20,6 +21,7 @@ from torchmoor.proxy.http.chunks import ChunkedBody
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.head import HeadBook
 from torchmoor.proxy.http.message import AnswerHead, AnswerLine
+from torchmoor.proxy.http.spool import SpooledBody, SpoolSender
 from torchmoor.proxy.http.timeouts import NEVER, Sweeper
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ _END = b"\r\n\r\n"
 _HTTP = b"HTTP/1."
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
 MAX_KEPT_STATUSES = 256
+ANSWER_HEAD_FACTOR = 4  # the length of an answer's head, relative to limits.max_header_bytes
 
 
 def _read_status_line(line: bytes) -> AnswerLine:
@@ -58,10 +61,6 @@ class AnswerReceiver(Protocol):
 
     def on_lost(self, loss: Loss) -> None:
         """Handle the end of the connection before the answer's end. It is closed and has no exchange."""
-        ...
-
-    def on_upstream_write_paused(self, is_paused: bool) -> None:
-        """Pause, or resume: the instance reads more slowly than bytes arrive, or has caught up."""
         ...
 
 
@@ -95,18 +94,35 @@ class UpstreamConnection(asyncio.Protocol):
         self._lines = caches.lines
         self._heads = caches.heads
         self._is_reading_paused = False
+        self._sender: SpoolSender | None = None  # while a body is sent from a file
         self._head = b""  # the beginning of a head without its end
         self._is_in_head = True
         self._left: int | None = 0  # of a body with a declared length; None: it ends with the connection
         self._chunks: ChunkedBody | None = None
         self._is_complete = self._can_reuse = False
 
-    # What a delivery or subrequest does
+    @property
+    def is_sending(self) -> bool:
+        """True while a body is sent from its file."""
+        return self._sender is not None
+
+    # Called by a delivery or subrequest
+
+    def send(self, data: bytes, file: SpooledBody | None) -> None:
+        """Write a request. file: has its body, if that is not in data."""
+        self.transport.write(data)
+        if file is not None:
+            self._sender = SpoolSender(self.transport, file, self._on_sent)
+            self._sender.go_on()
+
+    def _on_sent(self) -> None:
+        self._sender = None
 
     def release(self, *, can_reuse: bool) -> None:
-        """End the exchange: return to idle if the answer was whole, else close."""
+        """End the exchange: return to idle if the request was sent and its answer was whole, else close."""
         self.exchange = None
-        if not (can_reuse and self._can_reuse and self._is_complete) or self.transport.is_closing():
+        is_whole = self._is_complete and self._sender is None
+        if not (can_reuse and self._can_reuse and is_whole) or self.transport.is_closing():
             self.transport.abort()
             return
         self.is_reused = self._is_in_head = True
@@ -146,6 +162,15 @@ class UpstreamConnection(asyncio.Protocol):
         self.deadline = monotonic() + self._idle_timeout_s
         self._sweeper.watch(self)
         self._siblings.add(self)
+
+    def pause_writing(self) -> None:
+        if self._sender is not None:
+            self._sender.is_paused = True
+
+    def resume_writing(self) -> None:
+        if self._sender is not None:
+            self._sender.is_paused = False
+            self._sender.go_on()
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -245,14 +270,6 @@ class UpstreamConnection(asyncio.Protocol):
         elif self in self.target.idle:
             self.target.idle.remove(self)
 
-    def pause_writing(self) -> None:
-        if self.exchange is not None:
-            self.exchange.on_upstream_write_paused(True)
-
-    def resume_writing(self) -> None:
-        if self.exchange is not None:
-            self.exchange.on_upstream_write_paused(False)
-
     def _lose(self) -> None:
         exchange, self.exchange = self.exchange, None
         self.transport.abort()
@@ -270,34 +287,32 @@ class Connector:
     def __init__(
         self,
         sweeper: Sweeper,
+        limits: LimitSettings,
+        timeouts: TimeoutSettings,
         *,
         max_connections: int,
-        connect_timeout_s: float,
-        idle_timeout_s: float,
-        max_header_bytes: int,
     ) -> None:
         self._open: set[UpstreamConnection] = set()
         self._max_connections = max_connections
         self._sweeper = sweeper
         self._caches = AnswerCaches()
-        self._connect_timeout_s = connect_timeout_s
-        self._idle_timeout_s = idle_timeout_s
-        self._max_header_bytes = max_header_bytes
+        self._limits = limits
+        self._timeouts = timeouts
 
     async def connect(self, target: Target) -> UpstreamConnection:
         """Open a connection. Raises OSError (TimeoutError is one)."""
         if len(self._open) >= self._max_connections:
             self._close_idle()
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._connect_timeout_s):
+        async with asyncio.timeout(self._timeouts.connect_timeout_s):
             _, connection = await loop.create_connection(
                 lambda: UpstreamConnection(
                     target,
                     self._sweeper,
                     self._caches,
                     siblings=self._open,
-                    max_header_bytes=self._max_header_bytes,
-                    idle_timeout_s=self._idle_timeout_s,
+                    max_header_bytes=ANSWER_HEAD_FACTOR * self._limits.max_header_bytes,
+                    idle_timeout_s=self._timeouts.pool_idle_timeout_s,
                 ),
                 target.host,
                 target.port,

@@ -1,9 +1,9 @@
-"""A client's WebSocket connection: messages one after the other, each answered as its request is over HTTP.
+"""A client's WebSocket connection: its messages are answered one after the other, each like a request over HTTP.
 
 The library reads and writes frames; this module owns the socket, the order and the deadlines. While a message is being
-answered, one more is received and no further: the client's socket fills up. A client that does not read its events
-holds the instance back in the same way, and is disconnected after the silence that ends any other answer. The
-connection closes between two answers when the proxy stops or the connection is too old.
+answered, one more is received; then the client's socket is not read. A client that does not read its events pauses the
+instance likewise, and is disconnected after the idle time-out of answers. The connection closes between two answers
+when the proxy stops or the connection is too old.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchmoor.proxy.http.timeouts import NEVER
 
 LINGER_S = 5.0  # how long a closing connection still reads
 
-# The library logs frames, which are prompts, at the level of debugging.
+# At the debug level, the library would log frames, which contain prompts.
 _frames = logging.getLogger(f"{__name__}.frames")
 _frames.setLevel(logging.WARNING)
 
@@ -42,7 +42,7 @@ def accept(request: Request, max_message_bytes: int) -> tuple[ServerProtocol, by
     if response.status_code != 101:
         why = handshake.handshake_exc if isinstance(handshake.handshake_exc, InvalidHandshake) else "not accepted"
         raise BadMessage(response.status_code, f"This is not a WebSocket handshake: {why}.")
-    # A protocol of its own, because the one above would read the handshake itself.
+    # A second protocol object: the one above would read the handshake itself.
     protocol = ServerProtocol(state=State.OPEN, max_size=max_message_bytes, logger=_frames)
     return protocol, response.serialize()
 
@@ -56,18 +56,19 @@ class WebSocketConnection(asyncio.Protocol):
         self._server = server
         self._protocol = upgrade.protocol
         self._handler = upgrade.handler
-        self._times = server.means.socket_times
+        self._settings = server.means.websocket
         self._current: MessageExchange | None = None
         self._waiting: deque[bytes] = deque()
-        self._pieces: list[bytes] = []  # of a message in several frames
+        self._received = bytearray()  # of a message; a list of its frames could take 20 times as much
         self._is_text = True
-        self._num_unread = 0  # bytes received since the last whole message
+        self._num_unread = 0  # bytes received since the last whole message, or control frame between two messages
         self._is_reading_paused = False
         now = monotonic()
-        self._ends_at = now + self._times.max_lifetime_s
-        self._idle_at = now + self._times.idle_timeout_s
-        self._ping_at = now + self._times.ping_interval_s
+        self._ends_at = now + self._settings.max_lifetime_s
+        self._idle_at = now + self._settings.idle_timeout_s
+        self._ping_at = now + self._settings.ping_interval_s
         self._pong_by = self._closed_by = NEVER
+        self._whole_by = NEVER  # a message that is arriving
         transport.write(upgrade.accepted)
 
     @property
@@ -82,7 +83,7 @@ class WebSocketConnection(asyncio.Protocol):
     @property
     def deadline(self) -> float:
         ends_at = self._ends_at if self._current is None else NEVER
-        return min(self._closed_by, self._pong_by, self._ping_at, self._idle_at, ends_at)
+        return min(self._closed_by, self._pong_by, self._whole_by, self._ping_at, self._idle_at, ends_at)
 
     @property
     def _is_closing(self) -> bool:
@@ -91,7 +92,7 @@ class WebSocketConnection(asyncio.Protocol):
     # asyncio.Protocol
 
     def data_received(self, data: bytes) -> None:
-        self._ping_at = monotonic() + self._times.ping_interval_s
+        self._ping_at = monotonic() + self._settings.ping_interval_s
         self._pong_by = NEVER
         self._num_unread += len(data)
         self._protocol.receive_data(data)
@@ -101,6 +102,16 @@ class WebSocketConnection(asyncio.Protocol):
         self._flush()
         if not self._is_closing and not self._handler.hold(self._num_unread + sum(map(len, self._waiting))):
             self.close(CloseCode.TRY_AGAIN_LATER, "Too many messages are being received. Try again later.")
+            self._received, self._num_unread = bytearray(), 0
+            self._pause_reading()  # what a closing connection still receives is not counted
+        self._time_message()
+
+    def _time_message(self) -> None:
+        """Limit the time of a message that has begun to arrive, while the client's socket is read."""
+        if not self._num_unread or self._is_reading_paused or self._is_closing:
+            self._whole_by = NEVER
+        elif self._whole_by == NEVER:
+            self._whole_by = monotonic() + self._server.means.limits.body_timeout_s
 
     def eof_received(self) -> bool:
         """Let the transport close: a WebSocket client ends both ways at once."""
@@ -113,7 +124,7 @@ class WebSocketConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
-        self._pause_reading()  # pongs would be written without a bound
+        self._pause_reading()  # otherwise pongs would be written without a limit
         if self.exchange is not None:
             self.exchange.on_client_write_paused(True)
 
@@ -126,11 +137,13 @@ class WebSocketConnection(asyncio.Protocol):
     def _pause_reading(self) -> None:
         if not self._is_reading_paused:
             self._is_reading_paused = True
+            self._time_message()
             self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
         if self._is_reading_paused and not self.is_write_paused and not self._waiting:
             self._is_reading_paused = False
+            self._time_message()
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 
@@ -138,12 +151,14 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            if not self._received:
+                self._num_unread = 0
             return  # the protocol answers pings and the client's end
         if frame.opcode is not Opcode.CONT:
             self._is_text = frame.opcode is Opcode.TEXT
-        self._pieces.append(bytes(frame.data))
+        self._received += frame.data
         if frame.fin:
-            message, self._pieces = b"".join(self._pieces), []
+            message, self._received = bytes(self._received), bytearray()
             self._num_unread = 0
             self._on_message(message)
 
@@ -163,7 +178,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._flush()
 
     def _flush(self) -> None:
-        """Write what the protocol has to send; an empty piece ends this side of the connection."""
+        """Write the protocol's pending bytes; an empty piece ends this side of the connection."""
         for data in self._protocol.data_to_send():
             if self.transport.is_closing():
                 return
@@ -181,7 +196,7 @@ class WebSocketConnection(asyncio.Protocol):
     def _go_on(self) -> None:
         """Begin with the next message, unless one is being answered; close if the time for it has come."""
         while self._current is None and not self._is_closing:
-            self._idle_at = monotonic() + self._times.idle_timeout_s
+            self._idle_at = monotonic() + self._settings.idle_timeout_s
             if self._server.is_stopping:
                 self.close(CloseCode.GOING_AWAY, "The server stops.")
             elif monotonic() >= self._ends_at:
@@ -237,7 +252,7 @@ class WebSocketConnection(asyncio.Protocol):
     def _begin_closing(self) -> None:
         if not self._is_closing:
             self._closed_by = monotonic() + LINGER_S
-            self._pong_by = self._ping_at = self._idle_at = self._ends_at = NEVER
+            self._pong_by = self._whole_by = self._ping_at = self._idle_at = self._ends_at = NEVER
             self._waiting.clear()
             self._drop_current()
             self._resume_reading()
@@ -247,6 +262,8 @@ class WebSocketConnection(asyncio.Protocol):
         due = self.deadline
         if due in (self._closed_by, self._pong_by):
             self.transport.abort()
+        elif due == self._whole_by:
+            self.close(CloseCode.POLICY_VIOLATION, "The message did not arrive in time.")
         elif due == self._idle_at:
             self.close(CloseCode.NORMAL_CLOSURE, "The connection was idle.")
         elif due == self._ping_at:
@@ -259,9 +276,9 @@ class WebSocketConnection(asyncio.Protocol):
         self.close(CloseCode.GOING_AWAY, "The connection is too old.")
 
     def _ping(self, now: float) -> None:
-        self._ping_at = now + self._times.ping_interval_s
+        self._ping_at = now + self._settings.ping_interval_s
         if not self._is_reading_paused:  # the answer could not be read
-            self._pong_by = min(self._pong_by, now + self._times.ping_timeout_s)
+            self._pong_by = min(self._pong_by, now + self._settings.ping_timeout_s)
             self._protocol.send_ping(b"")
             self._flush()
 

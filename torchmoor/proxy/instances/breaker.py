@@ -1,4 +1,4 @@
-"""Circuit breaker: stops new work for an instance whose probes are good but whose answers are not.
+"""Circuit breaker: stops new work for an instance whose probes succeed but whose answers fail.
 
     CLOSED     work as usual; max_failures in a row open it
     OPEN       no new work for an interval, which doubles each time that it opens again without a success between
@@ -17,7 +17,7 @@ MAX_TRIALS = 1
 
 
 class BreakerState(Enum):
-    """What an instance may be sent, from everything to nothing."""
+    """Which new requests an instance gets: all, a few trials, or none."""
 
     CLOSED = "closed"
     HALF_OPEN = "half-open"

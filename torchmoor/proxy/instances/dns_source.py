@@ -8,10 +8,10 @@ from time import monotonic
 
 @dataclass(eq=False, repr=False)
 class DnsSource:
-    """What is known of one entry of Discovery.
+    """The state of one entry of Discovery.
 
-    answered_at: of the last answer, in monotonic seconds; None before the first. error: why there was none to the last
-    query; empty after an answer. notes: what of the last answer could not be used.
+    answered_at: of the last answer, in monotonic seconds; None before the first. error: why the last query failed;
+    empty after an answer. notes: the parts of the last answer that could not be used.
     """
 
     dns_name: str
@@ -24,7 +24,7 @@ class DnsSource:
     notes: tuple[str, ...] = ()
 
     def age_s(self, now: float | None = None) -> float | None:
-        """Since the last answer."""
+        """Return the seconds since the last answer."""
         return None if self.answered_at is None else (monotonic() if now is None else now) - self.answered_at
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """The handlers' operations (docs/instance-protocol.md): requests to instances that are not invocations.
 
-Each uses its own connection, holds no lease and ends by its time-out. The number that the data plane starts is limited.
+Each has its own connection, no lease, and a time-out. The number of those that the data plane starts is limited.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OperationAnswer(NamedTuple):
     body: bytes
 
     def content(self) -> dict[str, Any]:
-        """Return the JSON object in the body; an empty one if the body is something else."""
+        """Return the JSON object in the body; an empty one if the body is not a JSON object."""
         try:
             content = json.loads(self.body)
         except ValueError:
@@ -50,7 +50,7 @@ class HandlerOperations:
         self._started: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> HandlerOperations:
-        # No kept connections: they may lead to a process that is gone.
+        # Connections are not reused: they may lead to a process that is gone.
         self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0))
         return self
 
@@ -68,7 +68,7 @@ class HandlerOperations:
     ) -> OperationAnswer | None:
         """Send an operation and return its answer; None if there is none or it is too long.
 
-        A handler of another maker is not asked: the answer is that it does not know the operation.
+        A handler that is not torchmoor's is not asked; the answer says that it does not know the operation.
         """
         if not instance.can_be_operated:
             return NOT_KNOWN

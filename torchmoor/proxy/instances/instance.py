@@ -28,7 +28,7 @@ class InstanceState(Enum):
     DOWN = "down"
 
 
-SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))  # answers what it is sent
+SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))  # in these states it answers requests
 # A lookup in an Enum takes longer than choosing an instance.
 _READY, _CLOSED = InstanceState.READY, BreakerState.CLOSED
 
@@ -50,7 +50,7 @@ class Lease:
         instance.on_load(instance)
 
     def try_hold_body(self, num_body_bytes: int) -> bool:
-        """Count this many bytes as the body's length, unless the instance has no room for the difference."""
+        """Change the body's counted length, unless the instance has no room for the difference."""
         instance, counted = self.instance, counted_body_bytes(num_body_bytes)
         total = instance.inflight_body_bytes + counted - self._num_counted
         if total > instance.max_inflight_body_bytes:
@@ -60,7 +60,7 @@ class Lease:
         return True
 
     def release(self) -> None:
-        """Count down; later calls do nothing."""
+        """Stop counting the invocation; later calls do nothing."""
         if self._is_held:
             self._is_held = False
             instance = self.instance
@@ -92,18 +92,19 @@ class InstanceEnd:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class InstanceFacts:
-    """What does not change of an instance. Those in PlacedSettings come from the configuration, by their names.
+    """The properties of an instance that never change.
 
-    name: stable across restarts, part of session ids (`^[a-z0-9](-?[a-z0-9]+)*$`, at most 63 characters).
-    port: the inference port. management_port: None if it is probed by /ping only. metrics_port: None if its metrics
-    are not shown. capacity: the most invocations that routing sends there at a time. Without late binding it does not
-    limit a session's turns: no other instance can serve them, and the handler refuses what it cannot take.
-    max_inflight_body_bytes: bytes of its JVM's heap that requests' bodies may take at a time.
-    takes_operations: its handler knows our operations. A handler of another maker would take them for invocations.
-    generation: of its endpoint.
-    source: the DNS name that lists it; empty if the configuration does.
-    started_at: when this proxy started its process, in monotonic seconds; None if it did not. gpu: as
-    CUDA_VISIBLE_DEVICES names it; None without one, or if this proxy did not start it.
+    Those in PlacedSettings come from the configuration, by their names.
+
+    name: stable across restarts, part of session ids (`^[a-z0-9](-?[a-z0-9]+)*$`, at most 63 characters). port: the
+    inference port. management_port: None if it is probed by /ping only. metrics_port: None if its metrics are not
+    shown. capacity: the most invocations that routing sends there at a time. Without late binding it does not limit a
+    session's turns: no other instance can serve them, and the handler refuses what it cannot take.
+    max_inflight_body_bytes: bytes of its JVM's heap that requests' bodies may take at a time. takes_operations: its
+    handler is torchmoor's and knows operations. Another handler would take them for invocations. generation: of its
+    endpoint. source: the DNS name that lists it; empty if the configuration does. started_at: when this proxy started
+    its process, in monotonic seconds; None if it did not. gpu: as CUDA_VISIBLE_DEVICES names it; None without one, or
+    if this proxy did not start it.
     """
 
     name: str
@@ -128,14 +129,11 @@ class Instance(InstanceFacts):
     """A TorchServe process that serves the model of one variant of an endpoint.
 
     inflight_body_bytes: of the JVM's heap, taken by the bodies of outstanding requests, by their declared length, or by
-    what was received without one.
-    reported: its last status, without the models, which ModelPlacement keeps. num_opened: openings sent to it since.
-    breaker: whether its answers are good. share: of the usual work; below 1.0 while it comes back.
-    num_pieces: of answers that it has sent after their heads, as streams do.
-    on_load: called after every change of `outstanding`; set by the registry.
-    batches_sequences: TorchServe batches its requests by sequence, as the health check finds out; see
-    dispatch/sequences.py.
-    last_end: of a process of this name, if this proxy started it.
+    what was received without one. reported: its last status, without the models, which ModelPlacement keeps.
+    num_opened: openings sent to it since. breaker: opened by failed answers. share: of the usual work; below 1.0 during
+    slow start. num_pieces: of answers that it has sent after their heads, as streams do. on_load: called after every
+    change of `outstanding`; set by the registry. batches_sequences: TorchServe batches its requests by sequence, as the
+    health check finds out; see dispatch/sequences.py. last_end: of a process of this name, if this proxy started it.
     """
 
     state: InstanceState = InstanceState.STARTING
@@ -175,22 +173,22 @@ class Instance(InstanceFacts):
         return self.outstanding if self.share == 1.0 else int(self.outstanding / self.share)
 
     def take_status(self, status: ReportedStatus) -> None:
-        """Replace what the instance has reported."""
+        """Replace the instance's last status."""
         self.reported = status._replace(models=None)
         self.num_opened = 0
 
     @property
     def session_room(self) -> int | None:
-        """Sessions that it can still take, by its last report less those sent since; None while unknown."""
+        """How many sessions it can still open: by its last status, less the openings sent since; None if unknown."""
         room = self.reported.session_room
         return None if room is None else max(0, room - self.num_opened)
 
     def lease(self, num_body_bytes: int = 0) -> Lease:
-        """Hold one outstanding invocation and its body's bytes until the response body has ended."""
+        """Count one outstanding invocation and its body's bytes until the answer has ended."""
         return Lease(self, num_body_bytes)
 
     def has_body_room(self, num_bytes: int) -> bool:
-        """True if its JVM can hold another body of this length."""
+        """Return True if its JVM can hold another body of this length."""
         if not num_bytes:
             return True
         return self.inflight_body_bytes + counted_body_bytes(num_bytes) <= self.max_inflight_body_bytes

@@ -1,8 +1,8 @@
-"""Breakers and slow start, driven by what requests show of instances.
+"""Breakers and slow start, driven by the results of requests.
 
-A probe shows whether TorchServe has a worker; only requests show whether that worker answers. Breakers cut off at most
-half of a variant's ready instances: if more fail, the cause is likely elsewhere, and refusing everything would add to
-the outage.
+A probe shows whether TorchServe has a worker; only requests show whether the worker answers. Breakers open for at most
+half of a variant's ready instances: if more fail, the cause is likely elsewhere, and refusing all requests would make
+the outage worse.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Recovery:
         self._settings = settings
         self._clock = clock
         self._known: dict[str, Instance] = {}
-        self._have_failed: set[str] = set()  # names, because a restarted instance is another object
+        self._have_failed: set[str] = set()  # names, because an instance that restarts becomes a new object
         self._back_since: dict[str, float] = {}
         for instance in registry.instances():
             self._on_change(instance)
@@ -69,7 +69,7 @@ class Recovery:
     # Time
 
     def tick(self) -> None:
-        """Move open breakers and growing shares on; call a few times per second."""
+        """Advance the breakers and shares by the time that has passed; call a few times per second."""
         now = self._clock()
         for instance in self._registry.instances():
             if instance.breaker.tick(now):
@@ -95,7 +95,7 @@ class Recovery:
         if self._registry.find(name) is not instance:
             if self._known.pop(name, None) is None:
                 return
-            if instance.state is InstanceState.DRAINING:  # it left on purpose: the next one of its name is new
+            if instance.state is InstanceState.DRAINING:  # removed on purpose: the next of its name is new
                 self._have_failed.discard(name)
             else:
                 self._have_failed.add(name)

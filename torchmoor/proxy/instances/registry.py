@@ -51,7 +51,7 @@ class Variant:
                 f"variant {settings.name} of endpoint {endpoint}: RoutingStrategy must be one of "
                 f"{', '.join(STRATEGIES)}, not {strategy!r}"
             )
-        self.make_strategy = STRATEGIES[strategy]
+        self.strategy_class = STRATEGIES[strategy]
         self.pool: Pool[Instance] = Pool()
         self.opens_sessions = False
         self.last_start_s: float | None = None
@@ -72,7 +72,7 @@ class Endpoint:
     """An endpoint's settings, its variants, and all their instances in the order in which they were added."""
 
     def __init__(self, settings: EndpointSettings, generation: int = 0) -> None:
-        """generation: tells this endpoint from another one of its name, which it replaces."""
+        """generation: differs from that of an earlier endpoint of the same name, which this one replaces."""
         self.settings = settings
         self.name = settings.name
         self.generation = generation
@@ -88,7 +88,7 @@ class Endpoint:
         return None
 
     def find_variant_of(self, instance: str) -> Variant | None:
-        """Return the variant whose instance has, had or would have that name, as far as known."""
+        """Return the variant whose instance has, had or would have that name; None if unknown."""
         for variant in self.variants:
             if variant.pool.find(instance) is not None:
                 return variant
@@ -99,11 +99,11 @@ class Endpoint:
         return None
 
     def has_ready_instance(self) -> bool:
-        """True if at least one instance may be sent new work."""
+        """Return True if at least one instance may be sent new work."""
         return any(instance.is_ready for instance in self.instances)
 
     def can_serve(self) -> bool:
-        """True if a new request can be served, perhaps by an instance that is started for it."""
+        """Return True if a new request can be served, perhaps by an instance that is started for it."""
         return self.has_ready_instance() or any(
             variant.settings.scaling is not None and variant.settings.scaling.min_capacity == 0
             for variant in self.variants
@@ -137,7 +137,7 @@ class Registry:
     one; retired, when it gets no new requests; and forgotten, when its instances are gone.
 
     A drain belongs to the instance's name: it lasts through crashes and restarts until the operator ends it. An
-    instance that leaves (torchmoor.fleet.draining) is sent nothing new either.
+    instance that leaves (torchmoor.fleet.draining) gets no new work either.
     """
 
     def __init__(self, endpoints: Iterable[EndpointSettings]) -> None:
@@ -185,7 +185,7 @@ class Registry:
         return endpoint
 
     def serve(self, endpoint: Endpoint) -> None:
-        """Send an endpoint the new requests of its name; the one that had them is retired."""
+        """Send all new requests of this name to the endpoint; the endpoint that it replaces is retired."""
         replaced = self._endpoints.get(endpoint.name)
         self._endpoints[endpoint.name] = endpoint
         if replaced is not None:
@@ -224,7 +224,7 @@ class Registry:
         return endpoint
 
     def find_variant_by_model(self, model: str) -> Variant | None:
-        """The first variant whose instances serve that model, or None."""
+        """Return the first variant whose instances serve that model, or None."""
         for endpoint in self._endpoints.values():
             for variant in endpoint.variants:
                 if variant.settings.model == model:
@@ -291,7 +291,7 @@ class Registry:
         self.refresh(instance)
 
     def drain(self, name: str) -> None:
-        """Send an instance nothing new, even after a restart. Raises UnknownInstance."""
+        """Send an instance no new work, even after its restart. Raises UnknownInstance."""
         self._hold(name, self._drained)
 
     def resume(self, name: str) -> None:
@@ -299,11 +299,11 @@ class Registry:
         self._release(name, self._drained)
 
     def is_drained(self, name: str) -> bool:
-        """True while an operator drains it, whatever its state."""
+        """Return True while an operator drains it, whatever its state."""
         return name in self._drained
 
     def send_off(self, name: str) -> None:
-        """Send an instance nothing new, because it leaves. Raises UnknownInstance."""
+        """Send an instance no new work, because it leaves. Raises UnknownInstance."""
         self._hold(name, self._leaving)
 
     def call_back(self, name: str) -> None:
@@ -311,7 +311,7 @@ class Registry:
         self._release(name, self._leaving)
 
     def is_leaving(self, name: str) -> bool:
-        """True from send_off until it is removed or called back."""
+        """Return True from send_off until it is removed or called back."""
         return name in self._leaving
 
     def _get(self, name: str) -> Instance:
@@ -321,7 +321,7 @@ class Registry:
         return instance
 
     def _hold(self, name: str, held: set[str]) -> None:
-        """Add an instance to one of the two sets that keep new work away, and take it out of READY."""
+        """Add an instance to the set of drained or of leaving instances, and set DRAINING if it is ready."""
         instance = self._get(name)
         held.add(name)
         self.set_state(name, instance.state)

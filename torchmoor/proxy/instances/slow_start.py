@@ -1,4 +1,4 @@
-"""Slow start: an instance that comes back gets a share of the usual work, which grows to all of it.
+"""Slow start: an instance that becomes ready again gets a growing share of the usual work.
 
 Such an instance has fewer outstanding requests and more free room than any other. Without slow start it would get all
 new work, and with a journal all of its sessions would be rebuilt there at the same moment.

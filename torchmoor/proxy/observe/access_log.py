@@ -16,13 +16,14 @@ from collections import deque
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quote
 
+from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.dispatch.record import RequestRecord
 
 logger = logging.getLogger(__name__)
 
 STDERR = "stderr"
-WAKE_BYTES = 65_536  # of gathered lines; with more, they are written before the interval is over
+WAKE_BYTES = 65_536  # bytes of gathered lines; more are written before the interval ends
 PIPE_BYTES = 4096  # the largest atomic write to a pipe (PIPE_BUF)
 STOP_S = 2.0
 MAX_PLACES = 4096
@@ -31,13 +32,11 @@ MAX_PLACES = 4096
 class AccessLog:
     """Writes records between start and stop. `write` is for the event loop's thread only."""
 
-    def __init__(self, target: str, *, max_buffer_bytes: int, interval_s: float) -> None:
-        """target: "stderr" or a path."""
+    def __init__(self, settings: ObserveSettings) -> None:
         self.num_lines = 0
         self._num_refused = self._num_lost = 0  # because the buffer was full; because a write failed
-        self._target = target
-        self._max_buffer_bytes = max_buffer_bytes
-        self._interval_s = interval_s
+        self._target = settings.access_log
+        self._settings = settings
         self._lines: deque[bytes] = deque()
         # Each counter has one writing thread, so no lock is needed; the buffered bytes are the difference.
         self._num_bytes_in = self._num_bytes_out = 0
@@ -80,7 +79,7 @@ class AccessLog:
         """Add a line; never waits."""
         line = render(record)
         num_waiting = self._num_bytes_in - self._num_bytes_out + len(line)
-        if num_waiting > self._max_buffer_bytes:
+        if num_waiting > self._settings.access_log_buffer_bytes:
             self._num_refused += 1
             return
         self.num_lines += 1
@@ -93,7 +92,7 @@ class AccessLog:
 
     def _run(self) -> None:
         while not self._is_stopping:
-            self._news.wait(self._interval_s)
+            self._news.wait(self._settings.access_log_interval_s)
             self._news.clear()
             self._write_all()
             if self._is_reopening:

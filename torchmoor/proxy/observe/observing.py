@@ -1,4 +1,4 @@
-"""The observer that the settings ask for: the access log, traces, or both."""
+"""The observer that the settings configure: the access log, traces, or both."""
 
 from __future__ import annotations
 
@@ -57,17 +57,13 @@ class RequestObserver:
 
 @asynccontextmanager
 async def observing(settings: ObserveSettings) -> AsyncIterator[RequestObserver | None]:
-    """Run the observer while the context lasts; None if the settings ask for none. Raises ConfigError."""
+    """Run the observer while the context lasts; None if no setting needs it. Raises ConfigError."""
     tracing = log = None
     if settings.traces_url:
-        tracing = _import_tracing()(settings.traces_url, fraction=settings.traces_fraction)
+        tracing = _import_tracing()(settings)
     try:
         if settings.access_log:
-            log = AccessLog(
-                settings.access_log,
-                max_buffer_bytes=settings.access_log_buffer_bytes,
-                interval_s=settings.access_log_interval_s,
-            )
+            log = AccessLog(settings)
             log.start()
         yield None if log is None and tracing is None else RequestObserver(log, tracing)
     finally:
@@ -78,7 +74,7 @@ async def observing(settings: ObserveSettings) -> AsyncIterator[RequestObserver 
 
 
 def check_observing(settings: ObserveSettings) -> None:
-    """Raise ConfigError if the settings cannot work here; opens and sends nothing."""
+    """Raise ConfigError if the settings cannot work on this machine; opens and sends nothing."""
     if settings.access_log not in ("", STDERR):
         log = Path(settings.access_log)
         if not os.access(log if log.exists() else log.parent, os.W_OK):

@@ -21,6 +21,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.dispatch.observer import TRACEPARENT, Trace
 from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.message import Request
@@ -36,7 +37,7 @@ ROUTES = {
     "Rerank": "/endpoints/{EndpointName}/openai/v1/rerank",
 }
 
-# Without this, every malformed tracestate is a warning with the client's text in it.
+# Otherwise every malformed tracestate would be logged as a warning with the client's text.
 logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
 
 
@@ -63,21 +64,20 @@ class SpanTrace:
 class Tracing:
     """Owns the exporter and its thread; everything but `stop` is for the event loop's thread."""
 
-    def __init__(self, url: str, *, fraction: float) -> None:
-        """fraction: of the requests without a traceparent."""
+    def __init__(self, settings: ObserveSettings) -> None:
         resource = Resource.create()
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "torchmoor"}))
         self._provider = TracerProvider(
-            resource=resource, sampler=ParentBased(TraceIdRatioBased(fraction)), shutdown_on_exit=False
+            resource=resource, sampler=ParentBased(TraceIdRatioBased(settings.traces_fraction)), shutdown_on_exit=False
         )
-        exporter = OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT_S)
+        exporter = OTLPSpanExporter(endpoint=settings.traces_url, timeout=EXPORT_TIMEOUT_S)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("torchmoor")
         self._propagator = TraceContextTextMapPropagator()
 
     def stop(self) -> None:
-        """Send the remaining spans; takes as long as the collector does, within the exporter's limits."""
+        """Send the remaining spans; waits for the collector, at most as long as the exporter's time-outs allow."""
         self._provider.shutdown()
 
     def begin(self, request: Request) -> SpanTrace:

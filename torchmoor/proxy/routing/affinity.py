@@ -1,4 +1,4 @@
-"""Affinity: requests with one key go to one instance, which has the beginning of their conversation in its cache.
+"""Affinity: requests with the same key go to the same instance, which has cached the start of their conversation.
 
 Applies to requests without a session, before the variant's strategy. Keys come from clients and gateways
 (torchmoor.proxy.api.affinity_keys). See docs/decisions/0043-affinity-by-bounded-hashing.md.
@@ -17,7 +17,7 @@ from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
 class Affinity:
     """Chooses the first instance in a key's order whose load is bounded.
 
-    The bound is `free_requests`, and under more load `load_factor` times the mean of the open instances.
+    The bound is the larger of `free_requests` and `load_factor` times the mean load of the open instances.
     """
 
     def __init__(self, *, free_requests: int, load_factor: float) -> None:
@@ -25,7 +25,7 @@ class Affinity:
         self._load_factor = load_factor
 
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
-        """Return the key's instance; None if the request has no key, or all instances that it prefers are busy."""
+        """Return the key's instance; None if the request has no key, or if its preferred instances are busy."""
         if request.affinity is None:
             return None
         limit = max(self._free_requests, ceil(self._load_factor * pool.mean_load))

@@ -1,6 +1,6 @@
-"""Sessions whose ids come from handlers of other makes: which instance opened each.
+"""Sessions with ids from handlers that are not torchmoor's: the instance that opened each.
 
-Such an id proves nothing and names no instance, so a proxy knows only the sessions that were opened through it, and no
+Such an id has no MAC and names no instance, so a proxy knows only the sessions that were opened through it, and no
 other instance can take one over.
 """
 
@@ -40,7 +40,7 @@ class ForeignSessions:
         key = _Key(endpoint, principal, text)
         session = self._sessions.pop(key, None)
         if session is not None:
-            self._sessions[key] = session  # the newest again
+            self._sessions[key] = session  # now the last used one
         return session
 
     def remove(self, text: str, *, endpoint: str, principal: str) -> None:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import islice
-from typing import NamedTuple
+from random import Random
+from typing import Any, NamedTuple
 
+from torchmoor.proxy.routing.least_outstanding import LEAST_OUTSTANDING
 from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.reasons import KV_AWARE, LEAST_OUTSTANDING
-from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
+from torchmoor.proxy.routing.reasons import add_reason
+from torchmoor.proxy.routing.strategy import Pick, Strategy, StrategyRequest
 
-MIN_KEPT = 0.5  # of what was expected; bytes are not tokens, and a template's first tokens are always cached
-MAX_HOLDERS = 16  # instances compared, those with the longest match first
+KV_AWARE = add_reason("kv-aware", "it has most of the prompt's beginning in its cache")
+MIN_KEPT = 0.5  # of the expected share; bytes are not tokens, and a template's first tokens are always cached
+MAX_HOLDERS = 16  # instances that are compared, those with the longest match
 
 
 def chain(body: bytes, block_bytes: int) -> list[int]:
     """Return a hash for each whole block of a body, over all bytes up to the block's end.
 
-    Uses Python's hash of bytes: it is fast, and keyed at random in each process, where the hashes stay.
+    Uses Python's hash of bytes, which is fast and has a random key in each process; the hashes never leave it.
     """
     value = 0
     hashes: list[int] = []
@@ -112,12 +115,14 @@ class Expectation(NamedTuple):
     used_at: int
 
 
-class KvAware:
+class KvAware(Strategy):
     """Weighs the cached part of a prompt against an instance's load.
 
     An instance's cost is its outstanding invocations, less one for each bytes_per_request of the prompt that it has
     cached: prefilling that part is taken to cost as much as one more request in its batch.
     """
+
+    name = "KV_AWARE"
 
     def __init__(
         self, *, max_prompt_bytes: int, block_bytes: int, bytes_per_request: int, max_blocks_per_instance: int
@@ -126,6 +131,16 @@ class KvAware:
         self.index = PrefixIndex(max_blocks_per_instance=max_blocks_per_instance)
         self._block_bytes = block_bytes
         self._bytes_per_request = bytes_per_request
+
+    @classmethod
+    def make(cls, settings: Any, rng: Random) -> KvAware:
+        own = settings.kv_aware
+        return cls(
+            max_prompt_bytes=own.max_prompt_bytes,
+            block_bytes=own.block_bytes,
+            bytes_per_request=own.bytes_per_request,
+            max_blocks_per_instance=own.max_blocks_per_instance,
+        )
 
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return the open instance with the least cost; without a match, the one with the fewest outstanding."""
@@ -147,7 +162,7 @@ class KvAware:
                 best, cost, reason = instance, cost_here, KV_AWARE
         return Pick(best, reason)
 
-    def record(self, request: StrategyRequest, name: str, *, body_bytes: int) -> Expectation | None:
+    def note_sent(self, request: StrategyRequest, name: str, *, body_bytes: int) -> Expectation | None:
         """Note a request that goes to an instance. Returns what the instance should have cached of it."""
         held = self.index.record(name, self._chain_of(request))
         if held is None:
@@ -157,10 +172,13 @@ class KvAware:
     def check(self, name: str, expected: Expectation, *, num_kept: int, num_tokens: int) -> None:
         """Compare the expectation with the tokens that an instance's answer reports as cached.
 
-        Much less than expected means that this beginning was evicted, and most likely everything older too.
+        If they are far fewer, the instance has evicted this beginning, and most likely everything older too.
         """
         if num_kept < num_tokens * expected.share * MIN_KEPT:
             self.index.forget_unused_since(name, expected.used_at)
+
+    def forget(self, name: str) -> None:
+        self.index.forget(name)
 
     def _chain_of(self, request: StrategyRequest) -> list[int]:
         return chain(request.prefix[: self.num_prefix_bytes], self._block_bytes)

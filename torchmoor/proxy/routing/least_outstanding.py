@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.reasons import LEAST_OUTSTANDING
-from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
+from torchmoor.proxy.routing.reasons import add_reason
+from torchmoor.proxy.routing.strategy import Pick, Strategy, StrategyRequest
+
+LEAST_OUTSTANDING = add_reason("least-outstanding-requests", "it has the fewest requests running")
 
 
-class LeastOutstanding:
+class LeastOutstanding(Strategy):
     """Chooses the instance with the fewest outstanding invocations."""
 
-    num_prefix_bytes = 0
+    name = "LEAST_OUTSTANDING_REQUESTS"
 
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         instance = pool.find_least_outstanding(request.excluded)

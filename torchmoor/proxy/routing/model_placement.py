@@ -1,12 +1,12 @@
 """Placement of many models: which instance takes a request for one of them.
 
 Instances report what they hold. Between two reports there are notes: a model that an instance was sent a request for
-is on its way there, so that a burst of requests for one cold model causes one load.
+is on its way there, so that a burst of requests for one cold model causes one load; with the answer it is there.
 
-    a request goes to an instance that holds its model in memory; device memory comes before host memory
-    while every such instance has too many requests for the model, one more instance loads it, one at a time
-    a model that no instance holds goes to the least busy instance; an unpacked copy on its disk counts in its favour
-    a model that a report does not name is gone, unless it was noted after the query or has a request now
+    a request goes to an instance that holds its model in memory; device memory comes before host memory if every such
+    instance has too many requests for the model, one more instance loads it, one at a time a model that no instance
+    holds goes to the least busy instance; an unpacked copy on its disk counts in its favour a model that a report does
+    not name is gone, unless it was noted after the query or has a request now
 
 Both directions of the index hold at most max_models of each instance. 10,000 models on 100 instances each are a
 million pairs of about 100 bytes.
@@ -32,7 +32,7 @@ from torchmoor.proxy.routing.reported_status import ModelReport, ReportedTier
 from torchmoor.proxy.routing.strategy import Pick
 
 MAX_NOTES = 4096  # per instance; the oldest is forgotten
-MANY_HOLDERS = 8  # above it they are compared only if the least busy instance is not one of them
+MANY_HOLDERS = 8  # with more, they are compared only if the least busy instance is not one of them
 FREE_PARTS = 8  # free memory is compared in eighths of the whole
 
 
@@ -52,6 +52,13 @@ class _Memory(NamedTuple):
 _FRESH = _Memory(0, 0, 0)
 
 
+class _Note(NamedTuple):
+    """Where an instance has a model, or will have it, ahead of its report. at: number of the note, over all."""
+
+    at: int
+    tier: ReportedTier
+
+
 class ModelPlacement:
     """The models of one variant's instances.
 
@@ -69,7 +76,7 @@ class ModelPlacement:
             str, dict[str, ReportedTier]
         ] = {}  # by model: those with it on disk, or that failed to load it
         self._reported: dict[str, dict[str, ReportedTier]] = {}  # by instance
-        self._notes: dict[str, dict[str, int]] = {}  # by instance: models that it will load, and when they were noted
+        self._notes: dict[str, dict[str, _Note]] = {}  # by instance, then model: what its next report must confirm
         self._outstanding: dict[str, dict[str, int]] = {}  # by model, then instance
         self._reported_memory: dict[str, _Memory] = {}
         self._now = 0
@@ -113,7 +120,7 @@ class ModelPlacement:
         if fresh is None:
             return None
         if ready:
-            return Pick(fresh, MODEL_COPY)  # its holders have too much to do
+            return Pick(fresh, MODEL_COPY)  # its holders are too busy
         return Pick(
             fresh,
             MODEL_UNPACKED if self._others.get(model, _NOWHERE).get(fresh.name) is ReportedTier.DISK else MODEL_COLD,
@@ -165,13 +172,16 @@ class ModelPlacement:
         """Note that an instance will load the model."""
         if self._memory.get(model, _NONE).get(name) is not None:
             return
-        notes = self._notes.setdefault(name, {})
-        if len(notes) >= MAX_NOTES:
+        self._note(model, name, ReportedTier.LOADING)
+        self.on_expected(model, name)
+
+    def _note(self, model: str, name: str, tier: ReportedTier) -> None:
+        notes = self._notes.get(name, {})
+        if len(notes) >= MAX_NOTES and model not in notes:
             self._forget_note(next(iter(notes)), name)
         self._now += 1
-        notes[model] = self._now
+        self._notes.setdefault(name, notes)[model] = _Note(self._now, tier)
         self._show(model, name)
-        self.on_expected(model, name)
 
     def end(self, model: str, name: str) -> None:
         """Count down a request that is over."""
@@ -188,7 +198,7 @@ class ModelPlacement:
         """Take the model as loaded: the instance has answered with it, ahead of its next report."""
         holders = self._memory.get(model)
         if holders is not None and holders.get(name) is ReportedTier.LOADING and self._is_cached:
-            holders[name] = ReportedTier.DEVICE
+            self._note(model, name, ReportedTier.DEVICE)
 
     def failed(self, model: str, name: str) -> None:
         """Forget the note: the instance does not have the model, or no memory for it."""
@@ -214,8 +224,8 @@ class ModelPlacement:
         self._reported[name] = new
         done = [
             model
-            for model, noted_at in self._notes.get(name, _NONE).items()
-            if noted_at <= mark
+            for model, note in self._notes.get(name, _NO_NOTES).items()
+            if note.at <= mark
             and (
                 new.get(model, ReportedTier.DISK) < ReportedTier.DISK or name not in self._outstanding.get(model, _NONE)
             )
@@ -233,32 +243,38 @@ class ModelPlacement:
         self._reported_memory[name] = _Memory(report.used_bytes, report.max_bytes, num_models)
 
     def forget(self, name: str) -> None:
-        """Forget an instance that has lost its memory or is gone; its running requests still end with `end`."""
+        """Forget an instance that has restarted or is gone; its running requests still end with `end`."""
         models = {*self._reported.pop(name, ()), *self._notes.pop(name, ())}
         self._reported_memory.pop(name, None)
         for model in models:
             self._show(model, name)
 
     def _show(self, model: str, name: str) -> None:
-        """Index a pair by what reports and notes say."""
+        """Index a pair of model and instance by the reports and notes."""
         tier = self._reported.get(name, {}).get(model)
-        if model in self._notes.get(name, _NONE) and (tier is None or tier >= ReportedTier.DISK):
-            tier = ReportedTier.LOADING
+        note = self._notes.get(name, _NO_NOTES).get(model)
+        if note is not None and (tier is None or tier >= ReportedTier.LOADING):
+            tier = note.tier
         _put(self._memory, model, name, tier if tier is not None and tier < ReportedTier.DISK else None)
         _put(self._others, model, name, tier if tier is not None and tier >= ReportedTier.DISK else None)
 
     # Queries
+
+    def names(self) -> set[str]:
+        """Return the models that some instance has, in memory or on its disk."""
+        found = {name for name, holders in self._memory.items() if any(tier in _IN_MEMORY for tier in holders.values())}
+        return found | {name for name, others in self._others.items() if ReportedTier.DISK in others.values()}
 
     def num_loaded(self, name: str) -> int:
         """Return the number of models in an instance's memory, by its last report."""
         return self._reported_memory.get(name, _FRESH).num_models
 
     def is_expecting(self, name: str) -> bool:
-        """True while an instance may have loaded a model that it has not reported."""
+        """Return True while an instance may have loaded a model that it has not reported."""
         return name in self._notes
 
     def is_held(self, model: str, name: str) -> bool:
-        """True if an instance has the model in memory."""
+        """Return True if an instance has the model in memory."""
         return self._memory.get(model, _NONE).get(name) in _IN_MEMORY
 
     def check_integrity(self) -> None:
@@ -281,6 +297,7 @@ class ModelPlacement:
 
 
 _NONE: dict[str, int] = {}
+_NO_NOTES: dict[str, _Note] = {}
 _NOWHERE: dict[str, ReportedTier] = {}
 
 

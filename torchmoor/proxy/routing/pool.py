@@ -2,8 +2,8 @@
 
 An instance is *open* if it may be sent new work: it is ready and has fewer outstanding invocations than its capacity.
 Its *load* is that number, raised while it gets only a share of the usual work. Call `update` after every change of an
-instance's load or state; it only notes the instance, and the next query puts all noted instances in their places.
-So counting costs a request next to nothing. When no instance is noted:
+instance's load or state; it only notes the instance, and the next query moves all noted instances to their places. So a
+request's counting is cheap. When no instance is noted:
 
     an open instance is in the level of its load, behind those that reached that level before it
     an instance that is not open is in no level
@@ -155,7 +155,7 @@ class Pool(Generic[C]):
     def find_least_outstanding(self, excluded: frozenset[str] = frozenset()) -> C | None:
         """Return the open instance with the least load.
 
-        Ties go to the one that has had that load the longest, so that equal load spreads.
+        Of several, the one that has had this load the longest, so that requests spread.
         """
         self._settle()
         levels = self._levels
@@ -170,7 +170,7 @@ class Pool(Generic[C]):
         return None
 
     def find_random(self, rng: Random, excluded: frozenset[str] = frozenset()) -> C | None:
-        """Return a random open instance; one that comes back is less likely, in proportion to its share."""
+        """Return a random open instance; one in slow start is less likely, in proportion to its share."""
         instances: Sequence[C] = self.open_instances
         for _ in range(MAX_RANDOM_TRIES):
             if not instances:

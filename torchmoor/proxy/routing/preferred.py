@@ -13,7 +13,7 @@ def find_preferred(pool: Pool[C], key: int, limit: int, excluded: frozenset[str]
     """Return the instance that a 64-bit key prefers of those below a limit of outstanding requests.
 
     The flag is True for the first in the key's order. None if none of the first MAX_WALKED is below the limit. An
-    instance that comes back has empty caches; its keys return step by step, those whose place is below its share.
+    instance in slow start has empty caches; its keys return gradually: those whose place is below its share.
     """
     for number, instance in enumerate(islice(pool.walk(key), MAX_WALKED)):
         if (

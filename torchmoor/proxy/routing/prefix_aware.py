@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from random import Random
+from typing import Any
 
 from torchmoor.proxy.routing.pool import C, Pool
 from torchmoor.proxy.routing.preferred import find_preferred
-from torchmoor.proxy.routing.reasons import PREFIX_AWARE, PREFIX_AWARE_OVERFLOW
-from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
+from torchmoor.proxy.routing.reasons import add_reason
+from torchmoor.proxy.routing.strategy import Pick, Strategy, StrategyRequest
+
+PREFIX_AWARE = add_reason("prefix-aware", "it has had requests that begin alike")
+PREFIX_AWARE_OVERFLOW = add_reason("prefix-aware-overflow", "the one that has seen this beginning is full")
 
 
-class PrefixAware:
+class PrefixAware(Strategy):
     """Chooses the instance that the prefix's hash prefers; above the threshold, the next in the hash's order.
 
-    All proxies agree on the order (torchmoor.proxy.routing.preferred).
+    All proxies compute the same order (torchmoor.proxy.routing.preferred).
     """
+
+    name = "PREFIX_AWARE"
 
     def __init__(self, *, prefix_length: int, concurrency_threshold: int) -> None:
         self.num_prefix_bytes = prefix_length
         self._threshold = concurrency_threshold
+
+    @classmethod
+    def make(cls, settings: Any, rng: Random) -> PrefixAware:
+        own = settings.prefix_aware
+        return cls(prefix_length=own.prefix_length, concurrency_threshold=own.concurrency_threshold)
 
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return the most preferred instance below the threshold, or else the one with the fewest outstanding."""

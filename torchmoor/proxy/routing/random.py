@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.reasons import RANDOM
-from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
+from torchmoor.proxy.routing.reasons import add_reason
+from torchmoor.proxy.routing.strategy import Pick, Strategy, StrategyRequest
 
+RANDOM = add_reason("random", "by chance, as configured")
 T = TypeVar("T")
 
 
-class RandomChoice:
+class RandomChoice(Strategy):
     """Chooses among the open instances, all equally likely."""
 
-    num_prefix_bytes = 0
+    name = "RANDOM"
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
+
+    @classmethod
+    def make(cls, settings: Any, rng: Random) -> RandomChoice:
+        return cls(rng)
 
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         instance = pool.find_random(self._rng, request.excluded)

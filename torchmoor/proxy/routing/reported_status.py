@@ -1,4 +1,4 @@
-"""What the proxy reads of a handler's status: its sessions, its models, and whether it reads pictures."""
+"""The parts of a handler's status that the proxy reads: its sessions, its models, and whether it reads pictures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ReportedStatus(NamedTuple):
 
 
 def parse_status(content: Mapping[str, object]) -> ReportedStatus:
-    """Read a status; an answer of another form reports nothing."""
+    """Read a status; of an answer in another form, every field is None."""
     number, most = _find(content, "sessions", "open", int), _find(content, "sessions", "max", int)
     return ReportedStatus(
         open_sessions=number,

@@ -1,4 +1,4 @@
-"""Two rules that dispatch/chooser.py applies: a session's failover instance, and the instance for a new session."""
+"""Two rules: the failover instance of a session, for dispatch/chooser.py, and the roomiest one, for strategies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 
 from torchmoor.proxy.routing.pool import C, Pool
 
-MAX_COMPARED = 16  # instances whose session rooms are compared; of more, two are drawn
+MAX_COMPARED = 16  # up to this many instances are all compared; of more, two are drawn
 
 
 def rendezvous(session_id: str, instances: Iterable[C]) -> C | None:
@@ -34,12 +34,12 @@ def place_of(session_id: str) -> float:
 def find_roomiest(pool: Pool[C], excluded: frozenset[str], rng: Random) -> C | None:
     """Return the instance for a new session: the open one with the most session room, then the least load.
 
-    Of more than MAX_COMPARED instances only two, drawn at random, are compared. Many instances report their room
-    rarely, and the one that seems the roomiest would get the new sessions of all proxies until its next report
-    (benchmarks/scale.py: the fullest of 1,000 instances had 1.6 times the mean, with two drawn 1.1).
+    Of more than MAX_COMPARED instances only two, drawn at random, are compared. Each of many instances reports its room
+    rarely, so the roomiest would get the new sessions of all proxies until its next report (in benchmarks/scale.py, the
+    fullest of 1,000 instances then has 1.6 times the mean; with two drawn, 1.1 times).
 
-    Rooms within an eighth of the largest count as equal, so that one more place does not outweigh any load. An unknown
-    room counts as the largest; an instance that comes back counts with its share of its room. None if no room is
+    Rooms within an eighth of the largest count as equal; otherwise one more place would outweigh any load. An unknown
+    room counts as the largest. The room of an instance in slow start is multiplied by its share. None if no room is
     known: then load alone decides.
     """
     instances = pool.open_instances

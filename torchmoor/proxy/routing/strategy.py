@@ -1,16 +1,19 @@
-"""The contract of routing strategies: what they see of a request and what they return."""
+"""The base class of routing strategies, the properties of a request that they use, and the pick that they return."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol
+from random import Random
+from typing import Any, ClassVar, Generic, NamedTuple
 
 from torchmoor.proxy.routing.pool import C, Pool
+from torchmoor.proxy.routing.reasons import SESSION_ROOM
+from torchmoor.proxy.routing.session_placement import find_roomiest
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyRequest:
-    """What a routing strategy sees of a request.
+    """The properties of a request that a routing strategy can use.
 
     excluded: instances that have refused or failed it already. prefix: the body's first bytes, as many as the
     strategy asks for, or the whole body if it is shorter. prefix_id: the client's PrefixAwareId. affinity: a
@@ -33,15 +36,38 @@ class Pick(NamedTuple, Generic[C]):
     reason: str
 
 
-class Strategy(Protocol):
-    """Chooses among a variant's instances. num_prefix_bytes: the part of a body that it needs; 0 for nothing.
+class Strategy:
+    """Chooses among a variant's instances, for requests without a session and for new sessions.
 
-    Each variant has an object of its own in each process. It may be asked more than once for a request, and a pick may
-    be discarded; requests of sessions do not ask it.
+    Each variant has one in each process. It may be called more than once for a request, and a pick may be discarded.
+    name: the RoutingStrategy of a variant. num_prefix_bytes: the part of a body that it needs; 0 for nothing. A turn of
+    a session goes to the session's instance, and a request for one of many models to one that has the model, so the
+    strategy is not called for them.
     """
 
-    num_prefix_bytes: int
+    name: ClassVar[str]
+    num_prefix_bytes = 0
+
+    @classmethod
+    def make(cls, settings: Any, rng: Random) -> Strategy:
+        """Build the strategy from a variant's settings (VariantSettings of config/routing.py)."""
+        return cls()
 
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return the instance for a request, or None if none can take it now."""
-        ...
+        raise NotImplementedError
+
+    def place_session(self, request: StrategyRequest, pool: Pool[C], rng: Random) -> Pick[C] | None:
+        """Return the instance for a new session, the roomiest; None if no room is known, then `choose` decides."""
+        roomiest = find_roomiest(pool, request.excluded, rng)
+        return None if roomiest is None else Pick(roomiest, SESSION_ROOM)
+
+    def note_sent(self, request: StrategyRequest, name: str, *, body_bytes: int) -> Any:
+        """Note a request that goes to an instance. Returns what `check` gets with the answer; None for no check."""
+        return None
+
+    def check(self, name: str, expected: Any, *, num_kept: int, num_tokens: int) -> None:
+        """Compare what note_sent returned with the cached tokens that the instance's answer reports."""
+
+    def forget(self, name: str) -> None:
+        """Drop what is known of an instance that is not ready or gone."""

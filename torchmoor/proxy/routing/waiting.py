@@ -1,4 +1,4 @@
-"""Queue of late binding: requests wait in one place and go to the instance that becomes free first.
+"""The queue of late binding: requests wait in one place, and go to the instance that becomes free first.
 
 When an instance becomes free, the next request is, in this order:
 
@@ -133,7 +133,7 @@ class WaitingQueue(Generic[T]):
         return ticket
 
     def take_turns(self, instance: str) -> list[Ticket[T]]:
-        """Remove and return all turns of an instance that will not take them any more."""
+        """Remove and return all turns of an instance that can no longer take them."""
         tickets = list(self._turns.get(instance, ()))
         for ticket in tickets:
             self.remove(ticket)

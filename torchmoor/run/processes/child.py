@@ -1,14 +1,15 @@
-"""One of several proxy processes: a data plane whose parent sends it the instances and their states.
+"""A child process of the proxy: a data plane that gets the instances and their states from its parent.
 
     python -m torchmoor.run.processes.child DESCRIPTOR LOG_LEVEL
 
-DESCRIPTOR is the socket to the parent. The child ends when the parent says so, when the parent is gone, or at SIGTERM;
-each time it lets running requests end. After SIGTERM alone the parent starts another.
+DESCRIPTOR is the socket to the parent. The child ends on the parent's message `stop`, when the parent is gone, or at
+SIGTERM; in each case running requests may end first. Only after SIGTERM does the parent start another child.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -40,7 +41,7 @@ class ChildProxy:
         self._assignment = assignment
         self._link = link
         self.registry = Registry(assignment.settings.endpoints)
-        # One child works on asynchronous requests: what an instance is sent at a time is counted in one place.
+        # Only one child works on asynchronous requests, so that their number at an instance is counted in one place.
         self._plane = DataPlane(
             assignment.settings, self.registry, self._suspect, has_async_workers=assignment.index == 0
         )
@@ -93,7 +94,7 @@ class ChildProxy:
                     self._is_following = False
 
     def _follow(self, message: Message) -> None:
-        """Take over what the parent says of an instance."""
+        """Apply the parent's message about an instance."""
         if message["kind"] == "instance":
             self._take_instance(message)
             return
@@ -161,11 +162,18 @@ class ChildProxy:
 
     def _report(self) -> None:
         plane = self._plane
-        report = make_report(self.registry, plane.traffic(), plane.num_denied, plane.num_limited, plane.log_counts)
+        report = make_report(
+            self.registry,
+            plane.traffic(),
+            plane.num_denied,
+            plane.num_limited,
+            plane.log_counts,
+            num_websockets=plane.num_websockets,
+        )
         self._link.send("report", report=report)
 
     async def _tick(self) -> None:
-        """Move breakers and shares on, and report; the reports show the parent that this process lives."""
+        """Advance breakers and shares, and report; by the reports the parent knows that this process is alive."""
         interval_s = self._assignment.settings.health.starting_interval_s
         reported = 0.0
         while True:
@@ -187,8 +195,8 @@ async def run(own: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     terminated = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, terminated.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the parent passes on what it means
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # the parent gets it too
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the parent handles it and sends messages
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # the parent gets it too, and sends `stop`
     try:
         proxy = ChildProxy(from_text(first["assignment"]), link)
         await proxy.start()
@@ -219,6 +227,7 @@ async def run(own: socket.socket) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run the process: DESCRIPTOR LOG_LEVEL."""
+    gc.freeze()  # the imported modules, which a full collection would visit while requests wait
     own = socket.socket(fileno=int(arguments[0]))
     logging.basicConfig(level=int(arguments[1]), stream=sys.stderr, format=LOG_FORMAT)
     uvloop.run(run(own))

@@ -1,4 +1,4 @@
-"""One child process as its parent sees it: started, watched, and started again when it dies."""
+"""The parent's supervision of one child process: starts it, watches it, and starts it again when it dies."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torchmoor.run.processes.link import ChildAssignment, Link, Message, to_text
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
-SILENT_S = 30.0  # a child that says nothing for this long hangs; it reports once per second
+SILENT_S = 30.0  # a child that sends nothing for this long hangs; it reports once per second
 WATCH_S = 1.0
 MIN_BACKOFF_S = 0.5  # before a dead child is started again; doubled each time
 MAX_BACKOFF_S = 30.0
 STABLE_AFTER_S = 60.0  # a child that ran for this long is restarted with the shortest back-off
-STOP_SPARE_S = SUBREQUEST_GRACE_S + 4.0  # to end in, beyond the grace of its requests
+STOP_SPARE_S = SUBREQUEST_GRACE_S + 4.0  # for its end, after the grace of its requests
 
 
 class ChildListener(Protocol):

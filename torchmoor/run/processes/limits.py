@@ -1,4 +1,4 @@
-"""Division of the limits that are meant for all proxy processes together."""
+"""Division of the limits that hold for all proxy processes together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def divide(settings: Group, processes: int) -> Group:
     """Return the settings of one child, with its part of each limit that is marked as Shared in torchmoor/config.
 
     The kernel spreads connections by a hash, not evenly: one child may refuse a request while another has room. The
-    largest body that one request may have stays allowed.
+    limit of one request's body is not divided.
     """
     changes: dict[str, object] = {}
     for name, field in type(settings).model_fields.items():
@@ -35,7 +35,8 @@ def divide(settings: Group, processes: int) -> Group:
 def part_of_body_bytes(instance: Instance, settings: ProxySettings) -> int:
     """Return how many bytes of an instance's heap the bodies of one child's requests may take.
 
-    A body of the runtime API stays allowed if the instance can hold it; a longer one needs a larger heap.
+    The part is never below the longest body of the runtime API that the instance can hold; longer bodies need a larger
+    heap.
     """
     total = instance.max_inflight_body_bytes
     return max(total // settings.listen.processes, min(total, counted_body_bytes(settings.limits.max_body_bytes)))

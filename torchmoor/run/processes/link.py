@@ -1,9 +1,8 @@
 """The messages between a proxy process and its parent: lines of JSON on a socket pair.
 
 Parent to child: assign (first), instance, removed, asked, status, expecting, breaker, listen, report, decisions,
-credentials, reload_tls, reopen_log, stop.
-Child to parent: ready, failed, down, suspect, expecting, breaker, waiting, report, decisions.
-Each side notices the other's death, however it came, by the end of the socket.
+credentials, reload_tls, reopen_log, stop. Child to parent: ready, failed, down, suspect, expecting, breaker, waiting,
+report, decisions. Each side notices the other's end by the end of the socket, whatever its cause.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torchmoor.proxy.instances.instance import Instance, InstanceFacts
 
 Message = dict[str, Any]
 MAX_MESSAGE_BYTES = 32 << 20  # a status of 10,000 models takes about 1 MB
-MAX_UNREAD_BYTES = 64 << 20  # buffered in the sender; beyond it the reader hangs
+MAX_UNREAD_BYTES = 64 << 20  # buffered in the sender; with more, the reader is taken to hang
 
 
 class Link:

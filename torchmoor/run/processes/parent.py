@@ -1,7 +1,7 @@
-"""The data plane in several child processes, as their parent sees it.
+"""The parent of several child processes that run the data plane.
 
 The parent serves no request. It reserves the port, starts and restarts the children, sends them the state of every
-instance, passes on what one child learns of an instance, and adds up their numbers.
+instance, sends what one child learns about an instance to the others, and adds up their counters.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ProcessGroup:
         self._settings = settings
         self._suspect = suspect
         self._statuses: dict[str, Message] = {}  # the last of each instance, for children that start later
-        self._sender: ChildProcess | None = None  # whose message is being passed on to the others
+        self._sender: ChildProcess | None = None  # the child whose message is being sent to the others
         self._reports: dict[int, asyncio.Event] = {}
         self._decisions: dict[int, asyncio.Future[dict[str, Any]]] = {}  # of the newest round of queries
         self._num_rounds = 0
@@ -105,7 +105,7 @@ class ProcessGroup:
         self._send_all("reopen_log")
 
     def tick(self) -> None:
-        """Do nothing: each child moves its own breakers and shares on."""
+        """Do nothing: each child advances its own breakers and shares."""
 
     def on_need(self, wake: Callable[[], None]) -> None:
         """Register a callback for when a request, in any child, waits for an instance to be started."""
@@ -114,7 +114,7 @@ class ProcessGroup:
     # Numbers
 
     def traffic(self) -> list[VariantTotal]:
-        """Each variant's numbers, as of the last `refresh`."""
+        """Return each variant's numbers, as of the last `refresh`."""
         return self._totals.variants
 
     @property
@@ -128,12 +128,17 @@ class ProcessGroup:
         return self._totals.limited
 
     @property
+    def num_websockets(self) -> int:
+        """Open WebSocket connections of all children."""
+        return self._totals.num_websockets
+
+    @property
     def log_counts(self) -> LogTotal | None:
         """The access log's numbers; None without a log."""
         return self._totals.log if self._settings.observe.access_log else None
 
     def is_idle(self, instance: Instance) -> bool:
-        """True if every child has stopped using an instance and has nothing outstanding there, by its last report."""
+        """Return True if no child uses an instance or has requests outstanding there, by their last reports."""
         return not self._totals.is_in_use(instance.name)
 
     async def refresh(self) -> None:
@@ -183,7 +188,7 @@ class ProcessGroup:
         }
 
     def on_asked(self, instance: Instance) -> None:
-        """Announce a status query: its answer does not know what a child notes from now on."""
+        """Announce a status query: its answer will not include what a child notes from now on."""
         self._send_all("asked", name=instance.name)
 
     def on_status(self, instance: Instance, status: ReportedStatus) -> None:
@@ -192,7 +197,7 @@ class ProcessGroup:
         self._send_all("status", **message)
 
     def _on_expected(self, model: str, name: str) -> None:
-        """Send on that an instance will load a model, so that requests for it in other children follow."""
+        """Tell the other children that an instance will load a model, so that they send requests for it there."""
         self._send_all("expecting", but=self._sender, model=model, name=name)
 
     # From the children
@@ -205,7 +210,7 @@ class ProcessGroup:
             child.send("status", **status)
 
     def on_message(self, child: ChildProcess, message: Message) -> None:
-        """Act on what a child reports, and pass on what concerns the others."""
+        """Handle a child's message, and send the other children what concerns them."""
         match message["kind"]:
             case "report":
                 self._take_report(child, message["report"])
@@ -247,7 +252,7 @@ class ProcessGroup:
                 variant.opens_sessions = True
 
     def on_ended(self, child: ChildProcess) -> None:
-        """Keep the counters of a child that has ended; nothing is outstanding in it any more."""
+        """Keep the counters of a child that has ended; its outstanding requests are gone."""
         self._totals.end(child.index)
         self._totals.show_instances()
         answer = self._decisions.get(child.index)

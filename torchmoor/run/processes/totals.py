@@ -1,7 +1,7 @@
 """The numbers of all child processes together: sums over those that run and those that have ended.
 
-A child reports what it has counted since its start. When it ends, its last report is kept, so that no counter goes
-down; what it counts after that report is lost.
+A child reports its counts since its start. When it ends, its last report is kept, so that no counter goes down; counts
+after that report are lost.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Totals:
         self.variants = [VariantTotal(variant) for endpoint in registry.endpoints() for variant in endpoint.variants]
         self.denied: dict[str, int] = {}
         self.limited: dict[str, int] = {}
+        self.num_websockets = 0
         self.log = LogTotal()
         self._running: dict[int, Report] = {}
         self._ended: list[Report] = []
@@ -74,16 +75,16 @@ class Totals:
                 total.metrics.add(given["metrics"])
         counts = {key: _sum(old[key] for old in self._ended) for key in ("denied", "limited", "log")}
         kept = [{"metrics": total.metrics.snapshot(), "num_waiting": 0, "turns": {}} for total in variants]
-        self._ended = [{"variants": kept, **counts, "instances": {}}]
+        self._ended = [{"variants": kept, **counts, "websockets": 0, "instances": {}}]
 
     def is_in_use(self, name: str) -> bool:
-        """True unless each running child reports that it sends an instance nothing new and has nothing outstanding."""
+        """Return False once every running child reports that it no longer uses the instance."""
         ready = InstanceState.READY.value
         reports = (report["instances"].get(name) for report in self._running.values())
         return any(found is None or found["outstanding"] or found["state"] == ready for found in reports)
 
     def compute(self) -> None:
-        """Update `variants`, `denied`, `limited`, `log` and the registry's instances."""
+        """Update all numbers and the registry's instances."""
         reports = [*self._ended, *self._running.values()]
         for number, total in enumerate(self.variants):
             total.metrics.reset()
@@ -96,6 +97,7 @@ class Totals:
         self.denied.update(_sum(report["denied"] for report in reports))
         self.limited.clear()
         self.limited.update(_sum(report["limited"] for report in reports))
+        self.num_websockets = sum(report["websockets"] for report in self._running.values())
         log = _sum(report["log"] for report in reports)
         self.log.num_lines, self.log.num_dropped = log.get("lines", 0), log.get("dropped", 0)
         self.show_instances()
@@ -121,8 +123,10 @@ def make_report(
     denied: dict[str, int],
     limited: dict[str, int],
     log: LogCounts | None,
+    *,
+    num_websockets: int,
 ) -> Report:
-    """Return what a child has counted since its start, and how it sees the instances."""
+    """Return a child's counts since its start, and its state of each instance."""
     return {
         "variants": [
             {
@@ -134,6 +138,7 @@ def make_report(
         ],
         "denied": dict(denied),
         "limited": dict(limited),
+        "websockets": num_websockets,
         "log": {} if log is None else {"lines": log.num_lines, "dropped": log.num_dropped},
         "instances": {
             instance.name: {

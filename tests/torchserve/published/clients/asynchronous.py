@@ -3,13 +3,10 @@
 Run by .venv-clients: asynchronous.py BUCKET CHECKPOINT. Prints its results as one line of JSON.
 """
 
-import json
 import sys
-import tarfile
-from pathlib import Path
 
 import boto3
-from common import ROLE, make_session, tell
+from common import ROLE, TGI_VARIABLES, make_session, tell, upload_checkpoint
 from sagemaker.async_inference import AsyncInferenceConfig
 from sagemaker.async_inference.waiter_config import WaiterConfig
 from sagemaker.huggingface import HuggingFaceModel, get_huggingface_llm_image_uri
@@ -23,20 +20,11 @@ PROMPT = "<s><|user|>What is in the image?<|end|><|assistant|>"
 
 def main(bucket, checkpoint):
     session = make_session(bucket)
-    packed = Path("model.tar.gz")
-    with tarfile.open(packed, "w:gz") as archive:
-        for path in Path(checkpoint).glob("*.*"):
-            archive.add(path, path.name)
     model = HuggingFaceModel(
         role=ROLE,
         image_uri=get_huggingface_llm_image_uri("huggingface", version="0.8.2"),
-        model_data=session.upload_data(str(packed), key_prefix="async"),
-        env={
-            "HF_MODEL_ID": "/opt/ml/model",
-            "SM_NUM_GPUS": json.dumps(4),
-            "MAX_INPUT_LENGTH": json.dumps(200),
-            "MAX_TOTAL_TOKENS": json.dumps(256),
-        },
+        model_data=upload_checkpoint(session, checkpoint, "async"),
+        env=TGI_VARIABLES,
         sagemaker_session=session,
     )
     predictor = model.deploy(

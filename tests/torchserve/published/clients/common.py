@@ -2,6 +2,7 @@
 
 import functools
 import json
+import tarfile
 import warnings
 from pathlib import Path
 
@@ -13,6 +14,12 @@ import sagemaker  # noqa: E402
 
 ROLE = "arn:aws:iam::000000000000:role/service-role/execution"  # the SDK would ask AWS's own STS for it
 QUICK = {"Delay": 1, "MaxAttempts": 200}
+TGI_VARIABLES = {  # as they are published, but for four GPUs
+    "HF_MODEL_ID": "/opt/ml/model",
+    "SM_NUM_GPUS": json.dumps(4),
+    "MAX_INPUT_LENGTH": json.dumps(200),
+    "MAX_TOTAL_TOKENS": json.dumps(256),
+}
 
 
 def make_session(bucket):
@@ -20,6 +27,15 @@ def make_session(bucket):
     session = sagemaker.Session(default_bucket=bucket)  # the SDK would ask AWS's own STS for one
     session.wait_for_endpoint = functools.partial(session.wait_for_endpoint, poll=1)
     return session
+
+
+def upload_checkpoint(session, checkpoint, prefix):
+    """Upload a checkpoint as a model.tar.gz."""
+    packed = Path("model.tar.gz")
+    with tarfile.open(packed, "w:gz") as archive:
+        for path in Path(checkpoint).glob("*.*"):
+            archive.add(path, path.name)
+    return session.upload_data(str(packed), key_prefix=prefix)
 
 
 def upload_folder(session, folder, prefix):

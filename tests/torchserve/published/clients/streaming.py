@@ -7,10 +7,18 @@ import io
 import json
 import sys
 import tarfile
-from pathlib import Path
 
 import boto3
-from common import QUICK, ROLE, make_session, tell, upload_folder, wait_until_deleted
+from common import (
+    QUICK,
+    ROLE,
+    TGI_VARIABLES,
+    make_session,
+    tell,
+    upload_checkpoint,
+    upload_folder,
+    wait_until_deleted,
+)
 from sagemaker import image_uris
 from sagemaker.enums import RoutingStrategy
 from sagemaker.huggingface import HuggingFaceModel, get_huggingface_llm_image_uri
@@ -39,21 +47,11 @@ def read_stream(endpoint, body):
 
 def tgi(session, checkpoint):
     """Deploy, ask and delete with the SDK. Returns the stream's parts."""
-    packed = Path("model.tar.gz")
-    with tarfile.open(packed, "w:gz") as archive:
-        for path in Path(checkpoint).glob("*.*"):
-            archive.add(path, path.name)
     model = HuggingFaceModel(
         role=ROLE,
         image_uri=get_huggingface_llm_image_uri("huggingface", version="2.0.2"),
-        model_data=session.upload_data(str(packed), key_prefix="tgi"),
-        env={
-            "HF_MODEL_ID": "/opt/ml/model",
-            "SM_NUM_GPUS": json.dumps(4),
-            "MAX_INPUT_LENGTH": json.dumps(200),
-            "MAX_TOTAL_TOKENS": json.dumps(256),
-            "MAX_BATCH_TOTAL_TOKENS": json.dumps(2048),
-        },
+        model_data=upload_checkpoint(session, checkpoint, "tgi"),
+        env={**TGI_VARIABLES, "MAX_BATCH_TOTAL_TOKENS": json.dumps(2048)},
         sagemaker_session=session,
     )
     predictor = model.deploy(

@@ -174,3 +174,17 @@ def test_callers_take_turns_and_share_the_queue(compute: Compute) -> None:
     wait_until(lambda: not model.queue.is_scheduled, "all have run")
 
     assert log[1:3] == [("m", ["a", "g", "n", "b"]), ("m", ["c", "h", "o", "d"])]
+
+
+def test_outputs_of_another_number_fail_their_rows_only(compute: Compute) -> None:
+    """A model that gives fewer outputs than it has inputs ends no thread; alone, each row is answered."""
+    told: dict[int, Any] = {}
+    queue = RowQueue(lambda batch: [row.inputs for row in batch] if len(batch) == 1 else [])
+    compute.put(queue, rows("ab", told))
+    compute.put(RowQueue(lambda batch: []), rows("c", told))
+
+    compute.start()
+    wait_until(lambda: None not in told.values(), "all are answered")
+
+    assert (told[0], told[1]) == ("a", "b")
+    assert isinstance(told[2], InternalError)

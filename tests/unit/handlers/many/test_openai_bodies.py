@@ -3,6 +3,7 @@
 import base64
 import json
 import struct
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from handlers.many.request import TaskRequest
 from handlers.many_settings import TaskSettings
 from handlers.requests import Incoming
 
-MAX_VALUES = TaskSettings().max_json_values
+MAX_VALUES, MAX_INPUTS = TaskSettings().max_json_values, TaskSettings().max_inputs
 EMBEDDINGS, CLASSIFICATION = "sentence-embeddings", "text-classification"
 VECTORS = [[3.0, 4.0, 0.0], [0.0, 0.0, 2.0]]
 RERANK = {"query": "a cat", "documents": ["dogs", {"text": "cats"}, "birds"]}
@@ -21,7 +22,7 @@ RERANK = {"query": "a cat", "documents": ["dogs", {"text": "cats"}, "birds"]}
 
 def read(body: Any, task: str = EMBEDDINGS) -> TaskRequest:
     headers = {"content-type": "application/json", "x-amzn-sagemaker-target-model": "mini"}
-    return read_task_request(Incoming(headers, json.dumps(body).encode()), MAX_VALUES, task)
+    return read_task_request(Incoming(headers, json.dumps(body).encode()), MAX_VALUES, task=task, max_inputs=MAX_INPUTS)
 
 
 def answer(body: Any, result: Any, task: str = EMBEDDINGS) -> dict[str, Any]:
@@ -54,6 +55,21 @@ def test_embeddings_can_be_shorter_and_in_base64() -> None:
     assert struct.unpack("<2f", base64.b64decode(data["embedding"])) == pytest.approx((0.6, 0.8))
     with pytest.raises(InvalidRequest, match="at most 3"):
         answer({"input": "a", "dimensions": 4}, {"embeddings": VECTORS})
+
+
+@pytest.mark.parametrize("task", [EMBEDDINGS, CLASSIFICATION])
+@pytest.mark.parametrize("body", [{"query": "q", "documents": ["a"] * 200_000}, {"input": ["a"] * 200_000}])
+def test_too_many_texts_are_refused_before_they_become_inputs(body: Any, task: str) -> None:
+    """A body of 14 MiB with 3,900,000 documents took 510 MB and 9 s."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="may have 1 to 256 inputs, not 200000"):
+            read(body, task)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 12 << 20
 
 
 def test_rerank_orders_documents_by_the_cosine_of_their_embeddings() -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import ModelBroken
 from handlers.many.loading.checkpoint import CheckpointLoader
-from handlers.many.model import LoadProgress, ResidentModel
+from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many_settings import ManySettings, TaskSettings
 from handlers.reply import PendingReply, WholeReply
 from handlers.requests import Incoming
@@ -27,15 +27,15 @@ from tests.waiting import wait_until
 
 TEXTS = ["the cat sat on the mat", "anna works at acme in paris.", "dog"]
 JSON = {"content-type": "application/json"}
-Load = Callable[..., ResidentModel]
+Load = Callable[..., AnsweringModel]
 
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Load]:
     """Load folders; afterwards close the models and check that they leave nothing."""
-    made: list[tuple[CheckpointLoader, ResidentModel]] = []
+    made: list[tuple[CheckpointLoader, AnsweringModel]] = []
 
-    def make(folder: Path, **settings: Any) -> ResidentModel:
+    def make(folder: Path, **settings: Any) -> AnsweringModel:
         device, ids = torch.device("cpu"), SessionIdMinter.from_environment({})
         loader = CheckpointLoader(HandlerSettings(**settings), device, ids, {})
         try:
@@ -52,7 +52,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
         loader.stop()
 
 
-def send(model: ResidentModel, body: Any, headers: dict[str, str] = JSON) -> PendingReply:
+def send(model: AnsweringModel, body: Any, headers: dict[str, str] = JSON) -> PendingReply:
     reply = PendingReply(lambda: None)
     model.start(Incoming(headers, body), reply)
     return reply
@@ -65,13 +65,13 @@ def whole(reply: PendingReply) -> WholeReply:
     return said
 
 
-def ask(model: ResidentModel, inputs: Any, **parameters: Any) -> Any:
+def ask(model: AnsweringModel, inputs: Any, **parameters: Any) -> Any:
     said = whole(send(model, {"inputs": inputs, "parameters": parameters}))
     assert said.status == 200, said.body
     return json.loads(said.body)
 
 
-def error(model: ResidentModel, body: Any, headers: dict[str, str] = JSON) -> tuple[int, str]:
+def error(model: AnsweringModel, body: Any, headers: dict[str, str] = JSON) -> tuple[int, str]:
     said = whole(send(model, body, headers))
     return said.status, json.loads(said.body)["error"]["message"]
 
@@ -310,6 +310,7 @@ def test_pictures_go_through_the_checks_of_chat(tmp_path: Path, load: Load) -> N
         ({"query": "x" * 500, "documents": ["y"] * 2, "model": "m"}, JSON, "800 characters in all inputs, not 1002"),
         (b'{"inputs": [' + b"[]," * 40 + b"[]]}", JSON, "83 JSON values, and it may have 60"),
         ({"inputs": "a " * 100}, JSON, '"truncation": true'),
+        (b'{"inputs": ["a", "\\ud800"]}', JSON, "valid Unicode"),
         ({"inputs": "a", "parameters": []}, JSON, "'parameters' must be"),
         ({"inputs": "a", "parameters": {"nonsense": 1}}, JSON, "there is no parameter 'nonsense'"),
         ({"inputs": "a", "parameters": {"top_k": "2"}}, JSON, "wrong type"),

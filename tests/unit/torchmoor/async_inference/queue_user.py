@@ -44,7 +44,7 @@ async def race(queue: Queue) -> None:
 
 
 async def churn(queue: Queue, name: str) -> None:
-    """For ever."""
+    """Submit requests until the process is killed."""
     for number in itertools.count():
         sent = await queue.submit(request(f"{name}-{number}", body=b"x" * random.choice((10, 100_000))))
         say("submitted", sent.inference_id)

@@ -102,7 +102,7 @@ def test_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """A folder, and a pipe that would keep its reader waiting for ever."""
+    """A folder, and a pipe that would keep its reader waiting forever."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
 

@@ -19,9 +19,10 @@ from torchmoor.async_inference.request import AsyncRecord, AsyncState, Backlog
 ROOT = Path(__file__).parents[4]
 NUM_PROCESSES = 3
 NUM_KILLS = 3
-pytestmark = pytest.mark.parametrize(
-    "store", ["sqlite", pytest.param("valkey", marks=pytest.mark.redis)], indirect=True
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parametrize("store", ["sqlite", pytest.param("valkey", marks=pytest.mark.redis)], indirect=True),
+]
 
 
 @contextlib.contextmanager

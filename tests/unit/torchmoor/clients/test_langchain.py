@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.tools import missing
 
 ROOT = Path(__file__).parents[4]
@@ -13,6 +15,7 @@ PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 TESTS = ROOT / "tests" / "clients"
 
 
+@pytest.mark.slow
 def test_langchain_classes_pass_their_tests() -> None:
     """Every test there passes; none is lost on the way."""
     if not PYTHON.exists():

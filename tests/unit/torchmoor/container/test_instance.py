@@ -57,7 +57,7 @@ def test_one_look_at_an_idle_instance_is_not_enough(registry: Registry, monkeypa
 
 
 def test_what_is_not_running_is_not_waited_for(registry: Registry) -> None:
-    """A second signal has killed TorchServe, or it has died: nothing ends there any more."""
+    """A second signal has killed TorchServe, or it has died: no request there will end."""
     handler = Handler(1)
 
     async def run() -> None:

@@ -395,7 +395,7 @@ def test_a_start_that_fails_is_tried_again_later_each_time() -> None:
 
 
 def test_the_first_instances_must_come_up() -> None:
-    """A fleet that cannot start says so instead of trying for ever."""
+    """A fleet that cannot start says so instead of trying forever."""
 
     async def scenario() -> None:
         world = World(initial_count=2)

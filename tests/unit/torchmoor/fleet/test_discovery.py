@@ -160,7 +160,7 @@ def test_who_leaves_and_is_named_again_serves_again() -> None:
 
 
 def test_the_old_address_is_served_to_its_end_before_the_new_one_comes() -> None:
-    """Unless it is down: then nothing there will end any more."""
+    """Unless it is down: then no request there will end."""
 
     async def body(rig: Rig) -> None:
         await rig.begin(ENTRY)

@@ -62,7 +62,7 @@ def test_addresses_that_come_along_are_not_asked_for() -> None:
 
 
 def test_each_target_has_its_turn_where_time_is_too_short_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large fleet and a slow server the same ones would be left out for ever, and never become instances."""
+    """Of a large fleet and a slow server the same ones would be left out forever, and never become instances."""
     monkeypatch.setattr(discovery_dns, "MAX_QUESTIONS", 1)
     names = {dns.name.from_text(f"llava-{number}.zone.test.") for number in range(5)}
 

@@ -1,8 +1,11 @@
 """The launcher with a stub in TorchServe's place: starts, restarts, and what is left when it has stopped."""
 
 import asyncio
+import dataclasses
 import os
+import re
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -20,11 +23,14 @@ from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.folders import remove_folder
 from torchmoor.fleet.launcher import Launcher, SupervisionSettings
+from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.torchserve import InstanceSpec, Launch, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
 DEADLINE_S = 60.0
+TAKEN_TRACE = """java.io.IOException: Failed to bind to address: http://127.0.0.1:1
+Caused by: NativeIoException: bind(..) failed: Address already in use"""
 
 
 @dataclass
@@ -33,6 +39,8 @@ class Host:
 
     tmp_path: Path
     crashes: bool = False  # the stub dies at once instead of running
+    num_taken: int = 0  # starts from now on whose port another program takes before TorchServe does
+    takers: list[socket.socket] = field(default_factory=list)
     reports: list[str] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
     ports: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -47,6 +55,10 @@ class Host:
         self.ports[spec.name] = spec.ports
         report = self.report(spec.name)
         report.unlink(missing_ok=True)
+        if self.num_taken:
+            self.num_taken -= 1
+            self.takers.append(socket.create_server(("127.0.0.1", spec.ports[0])))
+            return [sys.executable, "-c", f"import sys; sys.exit({TAKEN_TRACE!r})"]
         if self.crashes:
             return [sys.executable, "-c", "import sys; sys.exit('Invalid maximum heap size')"]
         return [sys.executable, str(STUB), "heed", str(spec.pid_file), str(report)]
@@ -93,6 +105,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     made = Host(tmp_path)
     monkeypatch.setattr(launcher_module, "prepare", made.prepare)
     yield made
+    for taker in made.takers:
+        taker.close()
     try:
         wait_until(lambda: not any(map(is_running, made.pids)), "nothing runs")
     finally:
@@ -244,7 +258,7 @@ def test_reason_says_that_an_instance_did_not_answer(host: Host) -> None:
 
             end = registry.instances()[0].last_end
             assert end is not None
-            assert end.reason == "did not answer for 0 s and was stopped"
+            assert re.fullmatch(r"did not answer for \d+ s and was stopped", end.reason)
 
     run(scenario())
 
@@ -288,6 +302,38 @@ def test_an_instance_that_dies_while_starting_shows_the_end_of_its_log(host: Hos
                 await launcher.start(launches(1))
 
     run(scenario())
+
+
+def test_an_instance_whose_port_is_taken_starts_with_others(host: Host) -> None:
+    """Another program may take a port between the search and the moment when TorchServe listens, some seconds later."""
+    host.num_taken = 2
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, registry):
+            await launcher.start(launches(1))
+            taken = {taker.getsockname()[1] for taker in host.takers}
+            [instance] = registry.instances()
+            assert len(taken) == 2
+            assert not taken & set(host.ports["llava-0"])
+            assert instance.port == host.ports["llava-0"][0]
+
+    run(scenario())
+    assert sum("found one of its ports taken" in report for report in host.reports) == 2
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_a_port_that_stays_taken_is_an_error(host: Host, is_fixed: bool) -> None:
+    """At once if the port was given, else after some starts."""
+    host.num_taken = 10
+    launch = dataclasses.replace(launches(1)[0], port=find_free_ports(1)[0] if is_fixed else None)
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, _):
+            with pytest.raises(LaunchError, match=r"(?s)llava-0 ended while starting.*Address already in use"):
+                await launcher.start([launch])
+
+    run(scenario())
+    assert len(host.takers) == (1 if is_fixed else 4)
 
 
 def test_a_failed_start_leaves_nothing_or_says_where_the_log_is(host: Host) -> None:
@@ -363,7 +409,7 @@ def test_a_second_interrupt_leaves_nothing_either(host: Host) -> None:
 
 
 def test_a_run_directory_that_cannot_be_made_is_an_error(host: Host) -> None:
-    """`torchmoor up --run-dir FILE` must end with a message, not wait for ever."""
+    """`torchmoor up --run-dir FILE` must end with a message, not wait forever."""
     (host.tmp_path / "run").touch()
 
     async def scenario() -> None:

@@ -209,6 +209,21 @@ def test_why_a_model_cannot_be_loaded(tmp_path: Path, lines: list[str], reason: 
     assert find_load_failure(spec) == reason
 
 
+def test_an_archive_that_cannot_be_unpacked_is_a_failure(tmp_path: Path) -> None:
+    """TorchServe then serves without a model, and no worker says anything."""
+    spec = make_spec(tmp_path)
+    spec.logs.mkdir()
+    failed = "2026-11-26T07:22:02,580 [WARN ] main org.pytorch.serve.ModelServer - Failed to load model: llava.mar\n"
+    spec.log_file.write_text(failed)
+    assert find_load_failure(spec) is None
+
+    trace = "\tat sun.nio.ch.UnixFileDispatcherImpl.write0(Native Method) ~[?:?]\n"
+    spec.log_file.write_text(f"{failed}java.io.IOException: No space left on device\n{trace}")
+
+    reason = f"TorchServe could not unpack llava.mar into {tmp_path}: java.io.IOException: No space left on device"
+    assert find_load_failure(spec) == reason
+
+
 def test_what_a_worker_downloads_or_loads(tmp_path: Path) -> None:
     """The last line of progress counts; without one, the model is loading."""
     spec = make_spec(tmp_path)

@@ -101,6 +101,7 @@ def test_it_announces_once_and_a_signal_ends_it_without_a_trace(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_several_proxy_processes_have_one_launcher(
     options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:

@@ -144,7 +144,7 @@ def test_other_versions_hosts_and_targets_are_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("beginning", [b"\x16\x03\x01\x02\x00", HEAD + b"X: a\nY"], ids=["TLS", "bare LF"])
 def test_what_begins_like_no_request_is_refused_before_its_end(beginning: bytes) -> None:
-    """A client that speaks another protocol would wait for ever."""
+    """A client that speaks another protocol would wait forever."""
     _, error = read([beginning])
 
     assert error is not None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tests.fuzz.connections import LOOP, Stage, Transport, turn
+from torchmoor.proxy.http.reader import MAX_AT_ONCE
 
 PING = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
 ANSWER = b"HTTP/1.1 200"
@@ -37,9 +38,42 @@ def test_no_further_request_is_served_until_the_answers_are_read() -> None:
         assert client.is_reading_paused
 
         client.pause_writing(False)
-        await turn(30)
+        await turn(100)
         assert client.written.count(ANSWER) == 1000
         assert not client.is_closing()
+
+    play(script)
+
+
+def test_many_requests_at_once_let_other_connections_in() -> None:
+    """Each turn of the loop answers some of them, in order, and reads nothing further until all are answered."""
+
+    async def script(stage: Stage, client: Transport) -> None:
+        other = stage.take_client()
+        client.receive(PING * 1000)
+        other.receive(PING)
+        assert client.written.count(ANSWER) == MAX_AT_ONCE
+        assert other.written.count(ANSWER) == 1
+        assert client.is_reading_paused
+
+        await turn()
+        assert MAX_AT_ONCE < client.written.count(ANSWER) < 1000
+        await turn(100)
+        assert client.written.count(ANSWER) == 1000
+        assert not client.is_reading_paused
+        other.lose()
+
+    play(script)
+
+
+def test_a_client_that_leaves_is_answered_no_further() -> None:
+    """What it has sent at once is dropped."""
+
+    async def script(stage: Stage, client: Transport) -> None:
+        client.receive(PING * 1000)
+        client.lose()
+        await turn(100)
+        assert client.written.count(ANSWER) <= 2 * MAX_AT_ONCE
 
     play(script)
 

@@ -220,6 +220,21 @@ def test_note_outlives_a_report_that_was_asked_for_before_it(placement: ModelPla
     assert pick.reason == MODEL_COLD
 
 
+def test_answer_outlives_a_report_that_was_asked_for_before_it(placement: ModelPlacement) -> None:
+    """The instance was still loading the model when it was asked; it has answered with the model since."""
+    pool = pool_of(*named(3))
+    sent = sent_to(placement, pool, "m")
+    assert sent is not None
+    mark = placement.mark()
+    placement.loaded("m", sent[0])
+    placement.report(sent[0], ModelReport({"m": ReportedTier.LOADING}), mark)
+    assert sent_to(placement, pool, "m") == (sent[0], MODEL_RESIDENT)
+
+    hold(placement, sent[0], m=ReportedTier.LOADING)  # asked for afterwards: it was evicted and is loaded again
+    assert sent_to(placement, pool, "m") == (sent[0], MODEL_LOADING)
+    placement.check_integrity()
+
+
 def test_restarted_instance_is_forgotten(placement: ModelPlacement) -> None:
     """With what it held and what was on its way; requests that ran there still end."""
     pool = pool_of(*named(2))

@@ -1,19 +1,31 @@
-"""The table of routing reasons, and the documents that list them."""
+"""The tables of routing strategies and reasons, and the documents that list them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from torchmoor.config.routing import VariantSettings
 from torchmoor.proxy.routing import reasons
+from torchmoor.proxy.routing.strategies import STRATEGIES
+from torchmoor.proxy.routing.strategy import Strategy
 
 DOCS = Path(__file__).parents[4] / "docs"
-NAMES = sorted(value for name, value in vars(reasons).items() if name.isupper() and isinstance(value, str))
+NAMES = sorted(reasons.SENTENCES)  # with those of the strategies
 
 
-def test_each_reason_has_a_sentence() -> None:
-    assert sorted(reasons.SENTENCES) == NAMES
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_page_lists_each_strategy(name: str) -> None:
+    assert f"\n| `{name}`" in (DOCS / "routing.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values())
+def test_each_strategy_is_made_from_the_settings_of_a_variant(strategy: type[Strategy]) -> None:
+    made = strategy.make(VariantSettings(model="llava"), Random(1))
+
+    assert type(made) is strategy
 
 
 @pytest.mark.parametrize("name", NAMES)

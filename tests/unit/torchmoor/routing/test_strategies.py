@@ -11,12 +11,12 @@ import pytest
 from tests.unit.torchmoor.routing.candidates import FakeCandidate, change, named, pool_of
 from torchmoor.proxy.routing.kv_aware import KvAware, PrefixIndex, chain
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
-from torchmoor.proxy.routing.pool import Pool
+from torchmoor.proxy.routing.pool import C, Pool
 from torchmoor.proxy.routing.preferred import MAX_WALKED
 from torchmoor.proxy.routing.prefix_aware import PrefixAware
 from torchmoor.proxy.routing.random import RandomChoice, choose_weighted
 from torchmoor.proxy.routing.session_placement import find_roomiest, place_of, rendezvous
-from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, Strategy, StrategyRequest
+from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, Pick, Strategy, StrategyRequest
 
 NOBODY = frozenset[str]()
 RNG = Random(1)  # where nothing is drawn
@@ -197,7 +197,7 @@ def sent(strategy: KvAware, pool: Pool[FakeCandidate], body: bytes) -> tuple[str
     request = StrategyRequest(prefix=body)
     pick = strategy.choose(request, pool)
     assert pick is not None
-    strategy.record(request, pick.instance.name, body_bytes=len(body))
+    strategy.note_sent(request, pick.instance.name, body_bytes=len(body))
     strategy.index.check_integrity()
     return pick.instance.name, pick.reason
 
@@ -294,10 +294,10 @@ def test_receipt_is_judged_by_what_was_expected(num_kept: int, is_remembered: bo
     """Half of the body was sent there before: a fifth of the tokens may be the template's, half of them are not."""
     strategy = kv_aware()
     older, asked = StrategyRequest(prefix=b"old!"), StrategyRequest(prefix=b"aaaabbbb")
-    assert strategy.record(older, "a", body_bytes=4) is None
-    assert strategy.record(asked, "a", body_bytes=8) is None
+    assert strategy.note_sent(older, "a", body_bytes=4) is None
+    assert strategy.note_sent(asked, "a", body_bytes=8) is None
 
-    expected = strategy.record(StrategyRequest(prefix=b"aaaabbbbccccdddd"), "a", body_bytes=16)
+    expected = strategy.note_sent(StrategyRequest(prefix=b"aaaabbbbccccdddd"), "a", body_bytes=16)
     assert expected is not None
     assert expected.share == 0.5
     strategy.check("a", expected, num_kept=num_kept, num_tokens=100)
@@ -480,9 +480,9 @@ def test_much_less_than_expected_means_that_a_prompt_was_evicted(num_kept: int, 
     """Half of what was expected is enough, since bytes are not tokens. Older prompts were most likely evicted too."""
     strategy = kv_aware()
     older, prompt = (StrategyRequest(excluded=NOBODY, prefix=text * 16) for text in (b"o", b"x"))
-    assert strategy.record(older, "a", body_bytes=16) is None
-    assert strategy.record(prompt, "a", body_bytes=16) is None
-    expected = strategy.record(prompt, "a", body_bytes=64)
+    assert strategy.note_sent(older, "a", body_bytes=16) is None
+    assert strategy.note_sent(prompt, "a", body_bytes=16) is None
+    expected = strategy.note_sent(prompt, "a", body_bytes=64)
     assert expected is not None
     assert expected.share == 0.25
 
@@ -497,7 +497,7 @@ def test_much_less_than_expected_means_that_a_prompt_was_evicted(num_kept: int, 
 def test_a_match_that_saves_as_much_as_its_load_costs_is_not_taken() -> None:
     """Eight cached bytes are worth one outstanding request; the least loaded instance wins a tie."""
     strategy, request = kv_aware(), StrategyRequest(excluded=NOBODY, prefix=b"x" * 8)
-    strategy.record(request, "a", body_bytes=8)
+    strategy.note_sent(request, "a", body_bytes=8)
     free = FakeCandidate("b")
 
     def chosen(outstanding: int) -> str:
@@ -520,3 +520,27 @@ def test_exactly_two_of_seventeen_instances_are_compared_for_a_new_session() -> 
 @pytest.mark.parametrize("strategy", [LeastOutstanding(), RandomChoice(Random(1))])
 def test_strategies_that_read_no_body_wait_for_none(strategy: Strategy) -> None:
     assert strategy.num_prefix_bytes == 0
+
+
+class LastByName(Strategy):
+    """A strategy of one file: it takes the last instance by name, for new sessions too."""
+
+    name = "LAST_BY_NAME"
+
+    def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
+        last = max(pool.open_instances, key=lambda instance: instance.name, default=None)
+        return None if last is None else Pick(last, "last-by-name")
+
+    def place_session(self, request: StrategyRequest, pool: Pool[C], rng: Random) -> Pick[C] | None:
+        return self.choose(request, pool)
+
+
+def test_a_strategy_places_new_sessions() -> None:
+    """Strategies take the roomiest instance, unless they have a rule of their own; unknown rooms leave it to choose."""
+    roomy, last = FakeCandidate("a", session_room=100), FakeCandidate("z", session_room=1)
+    pool = pool_of(roomy, last)
+
+    placed = [each.place_session(FIRST_ATTEMPT, pool, RNG) for each in (LeastOutstanding(), LastByName())]
+
+    assert [None if pick is None else pick.instance.name for pick in placed] == ["a", "z"]
+    assert LeastOutstanding().place_session(FIRST_ATTEMPT, pool_of(FakeCandidate("b")), RNG) is None

@@ -8,22 +8,18 @@ import { ago, bytes, count, number } from "./words.js";
 
 const STATES = { ready: "good", starting: "warn", draining: "warn", down: "bad" };
 
-function gauges(instance, budgets) {
-  const rows = [
-    {
-      label: "Requests",
-      text: `${number(instance.outstanding)} of ${number(instance.capacity)}`,
-      part: instance.outstanding / instance.capacity,
-    },
-  ];
+const WRITERS = { count: number, bytes, text: String };
+const find = (instance, path) => path.split(".").reduce((found, name) => found?.[name], instance) ?? null;
+
+// shown: the proxy's list of values (torchmoor/admin/views.py). Those with a limit are bars.
+function gauges(instance, shown, budgets) {
+  const rows = [];
   const add = (label, used, most, write) => {
-    if (used !== undefined && most) rows.push({ label, text: `${write(used)} of ${write(most)}`, part: used / most });
+    if (used !== null && most) rows.push({ label, text: `${write(used)} of ${write(most)}`, part: used / most });
   };
-  const { sessions = {}, memory = {} } = instance.status ?? {};
-  add("Sessions", sessions.open, sessions.max, number);
-  add("KV cache (device)", memory.kv_bytes, memory.kv_capacity_bytes, bytes);
-  add("Features (device)", memory.features_bytes, memory.features_capacity_bytes, bytes);
-  add("Images (host)", memory.host_bytes, memory.host_capacity_bytes, bytes);
+  for (const { label, used, most, unit } of shown) {
+    if (most) add(label, find(instance, used), find(instance, most), WRITERS[unit]);
+  }
   if (instance.gpu !== null) {
     const { name, percent, used_bytes: used, total_bytes: total } = instance.gpu;
     rows.push({ label: `GPU ${name}`, text: `${number(percent)} %`, part: percent / 100 });
@@ -33,19 +29,20 @@ function gauges(instance, budgets) {
   return rows;
 }
 
-function facts(instance) {
+function facts(instance, shown) {
   const breaker = instance.failures_in_a_row ? `${instance.breaker}, ${instance.failures_in_a_row} failures in a row` : instance.breaker;
   const rows = [["Breaker", breaker]];
   if (instance.share < 1) rows.push(["Share of work, coming back", `${Math.round(100 * instance.share)} %`]);
-  if (instance.session_room !== null) rows.push(["Room for new sessions", number(instance.session_room)]);
-  const { turns, tokens, device } = instance.status ?? {};
+  for (const { label, used, most, unit } of shown) {
+    const value = find(instance, used);
+    if (!most && value !== null) rows.push([label, WRITERS[unit](value)]);
+  }
+  const { turns, tokens } = instance.status ?? {};
   if (turns) rows.push(["Turns running, waiting, done", `${number(turns.running)}, ${number(turns.waiting)}, ${number(turns.finished)}`]);
   if (tokens) {
     const prompts = tokens.prefilled + tokens.reused;
-    rows.push(["Tokens generated", number(tokens.generated)]);
     rows.push(["Prompt tokens reused", prompts ? `${Math.round((100 * tokens.reused) / prompts)} %` : "–"]);
   }
-  if (device) rows.push(["Device", device]);
   return rows;
 }
 
@@ -88,15 +85,15 @@ async function showHistory(card, name) {
   }
 }
 
-function showInstance(card, instance, budgets) {
+function showInstance(card, instance, shown, budgets) {
   const state = part(card, "state");
   const isCutOff = instance.breaker !== "closed" && instance.state === "ready";
   say(part(card, "name"), instance.name);
   say(state, isCutOff ? `breaker ${instance.breaker}` : instance.state + progress(instance));
   setClass(state, `badge ${isCutOff ? "bad" : (STATES[instance.state] ?? "bad")}`);
   say(part(card, "where"), `${instance.endpoint} / ${instance.variant} · ${instance.host}:${instance.port}`);
-  fillBars(part(card, "gauges"), gauges(instance, budgets));
-  const rows = facts(instance);
+  fillBars(part(card, "gauges"), gauges(instance, shown, budgets));
+  const rows = facts(instance, shown);
   const keys = rows.flatMap(([name]) => [`dt ${name}`, `dd ${name}`]);
   const elements = keep(part(card, "facts"), keys, (key) => document.createElement(key.slice(0, 2)));
   rows.forEach(([name, text], at) => {
@@ -141,6 +138,6 @@ function move(verb, instance) {
 export function showInstances(data, budgetsOf) {
   const instances = data.instances.slice().sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
   const cards = keep($("instances"), instances.map((each) => each.name), () => copy("instance-template"));
-  instances.forEach((instance, at) => showInstance(cards[at], instance, budgetsOf(instance.name)));
+  instances.forEach((instance, at) => showInstance(cards[at], instance, data.shown_values, budgetsOf(instance.name)));
   $("instances-none").hidden = instances.length > 0;
 }

@@ -2,15 +2,8 @@
 
 import { $, make, say, setClass } from "./dom.js";
 import { get } from "./feed.js";
+import { FIELDS } from "./receipt.js";
 import { bytes, count, duration, number, outcomeOf, reason, setReasons } from "./words.js";
-
-const TOKENS = {
-  context_tokens: "Prompt, with the conversation",
-  prefill_tokens: "Computed for this answer",
-  generated_tokens: "Generated",
-  rebuilt_events: "Events read from the journal",
-  dropped_turns: "Turns left out to fit the context",
-};
 
 function addFact(list, name, value, href) {
   if (value === null || value === undefined || value === "") return;
@@ -79,8 +72,8 @@ function showTimes(row) {
 }
 
 function showTokens(row) {
-  for (const [field, name] of Object.entries(TOKENS)) {
-    if (row.receipt[field] !== undefined) addFact($("tokens"), name, number(row.receipt[field]));
+  for (const { name, label } of FIELDS) {
+    if (label && row.receipt[name] !== undefined) addFact($("tokens"), label, number(row.receipt[name]));
   }
   if (!$("tokens").children.length) addFact($("tokens"), "Not reported", "by this answer's head");
 }

@@ -1,1 +1,1 @@
-"""The data plane's page for people: a conversation in the browser, by the same API that everyone uses."""
+"""The chat page: a conversation in the browser, through the data plane's public API."""

@@ -1,6 +1,7 @@
 // The operations of the runtime API that a conversation needs.
 
 import { JSON_LINES, readAnswer } from "./answer.js";
+import { FIELDS } from "./receipt.js";
 
 const SESSION = "X-Amzn-SageMaker-Session-Id";
 const DENIED = [
@@ -186,24 +187,13 @@ export async function* ask(endpoint, sessionId, question, { signal, invocationId
   }
 }
 
+// Fields that the answer does not have are null.
 function receiptOf(headers) {
-  const number = (name) => {
-    const value = headers.get(name);
-    return value === null || !Number.isFinite(Number(value)) ? null : Number(value);
-  };
-  return {
-    instance: headers.get("x-torchmoor-instance") ?? "",
-    reason: headers.get("x-amzn-sagemaker-invoked-routing-reason") ?? "",
-    tier: headers.get("x-torchmoor-cache-tier") ?? "",
-    contextTokens: number("x-torchmoor-context-tokens"),
-    prefillTokens: number("x-torchmoor-prefill-tokens"),
-    queueMs: number("x-torchmoor-queue-ms"),
-    serverTtftMs: number("x-torchmoor-ttft-ms"),
-    rebuiltEvents: number("x-torchmoor-rebuilt-events"),
-    droppedTurns: number("x-torchmoor-dropped-turns"),
-    turn: number("x-torchmoor-turn"),
-    ttftMs: null, // measured here, as the rest
-    numTokens: 0,
-    tokensPerS: null,
-  };
+  const receipt = { ttftMs: null, numTokens: 0, tokensPerS: null }; // measured here
+  for (const { header, name, is_number: isNumber } of FIELDS) {
+    const value = headers.get(header);
+    if (!isNumber) receipt[name] = value;
+    else receipt[name] = value === null || !Number.isFinite(Number(value)) ? null : Number(value);
+  }
+  return receipt;
 }

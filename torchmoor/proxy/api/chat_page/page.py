@@ -1,7 +1,7 @@
 """The chat page: GET /chat and its files; GET /chat/endpoints lists its endpoints; `/` redirects browsers to it.
 
-The files hold no data of users, so they need no credentials; a browser has none before it has the page that asks for
-them. /chat/endpoints needs credentials like the rest of the API.
+The files need no credentials: they hold no data of users, and the page is what asks a user for credentials.
+/chat/endpoints needs them like the rest of the API.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torchmoor.proxy.api.replies import LOOKING, Handler, runtime_error, unknown
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
+from torchmoor.wire import receipt
 
 PAGE = b"/chat"
 ENDPOINTS = b"/chat/endpoints"
@@ -49,6 +50,7 @@ class ChatPage:
             if kind is not None:
                 path = PAGE if file.name == "index.html" else b"%b/%b" % (PAGE, file.name.encode())
                 self._handlers[path] = _File(file.read_bytes(), kind).handle
+        self._handlers[PAGE + b"/receipt.js"] = _File(receipt.make_script().encode(), _KINDS[".js"]).handle
         self.open_paths = frozenset(self._handlers)
         self._handlers[ENDPOINTS] = self._list
         self._registry = registry
@@ -59,20 +61,20 @@ class ChatPage:
         }
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
-        """Find what serves a path; None if it does not belong to the page."""
+        """Return the handler of a path; None if the path does not belong to the page."""
         return self._handlers.get(path) if method in LOOKING else None
 
     def _list(self, request: Request, request_id: bytes) -> Reply:
         """List the endpoints that can chat, their known capabilities, and the page's limits.
 
         An endpoint with many models needs a TargetModel, and the kinds of its models are unknown here. Instances that
-        this proxy has not started may have another maker's handler: they are asked after a session was opened there.
+        this proxy has not started may run another handler: the page learns that when it opens a session there.
         """
-        listed = [each for each in self._registry.endpoints() if each.settings.multi_model is None]
+        listed = [each for each in self._registry.endpoints() if not each.settings.has_many]
         for endpoint in listed:
             for variant in endpoint.variants:
                 if any(each.started_at is not None and each.can_be_operated for each in variant.pool.members):
-                    variant.opens_sessions = True  # as the page will, so that instances are asked for their status
+                    variant.opens_sessions = True  # has the instances asked for their status
         endpoints = [each.name for each in listed]
         capabilities = {name: {"can_see": self._can_see(name)} for name in endpoints}
         content = json.dumps({"endpoints": endpoints, "capabilities": capabilities, **self._content}).encode()

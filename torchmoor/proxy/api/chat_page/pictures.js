@@ -43,7 +43,7 @@ class Picture {
     return new Promise((resolve, reject) => {
       const reader = new FileReader();
       reader.onload = () => resolve(reader.result);
-      reader.onerror = () => reject(new BadPicture(`${this.name} cannot be read any more.`));
+      reader.onerror = () => reject(new BadPicture(`${this.name} can no longer be read.`));
       reader.readAsDataURL(this.blob);
     });
   }

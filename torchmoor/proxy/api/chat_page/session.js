@@ -149,7 +149,7 @@ export class Session {
     try {
       await api.stopAnswer(this.endpoint, this.#id);
     } catch {
-      controller.abort(); // another maker's handler, or a lost network
+      controller.abort(); // a handler that is not torchmoor's, or a lost network
     }
   }
 
@@ -208,7 +208,7 @@ export class Session {
     if (this.#isOver(error)) this.state = "ended";
   }
 
-  // True if the server does not know the session any more.
+  // True if the server no longer knows the session.
   #isOver(error) {
     const isKnown = this.#id !== null || this.#source !== null;
     return isKnown && error instanceof api.Refused && error.kind === "ValidationError";

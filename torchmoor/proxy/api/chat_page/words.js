@@ -1,5 +1,7 @@
 // Sentences for the API's names.
 
+import { FIELDS } from "./receipt.js";
+
 let reasons = {}; // sentences by name, from the server
 
 export function setReasons(sentences) {
@@ -40,21 +42,30 @@ export function plural(count, noun) {
   return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
+// Fields of a receipt with a form of their own below; others with a label are shown as numbers. A receipt that the
+// browser has kept since before a field was added lacks it.
+const OWN_FORM = new Set(["context_tokens", "prefill_tokens", "generated_tokens", "rebuilt_events", "dropped_turns"]);
+
+const isKnown = (value) => typeof value === "number";
+
 // Rows of a receipt: [name, text].
 export function receiptRows(receipt) {
   const rows = [];
   const add = (name, text) => rows.push([name, text]);
   if (receipt.instance) add("Instance", receipt.instance);
-  if (receipt.reason) add("Chosen because", reasonInWords(receipt.reason));
-  if (receipt.tier) add("Cache", tierInWords(receipt.tier));
-  if (receipt.contextTokens !== null && receipt.prefillTokens !== null) {
-    add("Tokens computed", `${number(receipt.prefillTokens)} of ${number(receipt.contextTokens)} in context`);
+  if (receipt.routing_reason) add("Chosen because", reasonInWords(receipt.routing_reason));
+  if (receipt.cache_tier) add("Cache", tierInWords(receipt.cache_tier));
+  if (isKnown(receipt.context_tokens) && isKnown(receipt.prefill_tokens)) {
+    add("Tokens computed", `${number(receipt.prefill_tokens)} of ${number(receipt.context_tokens)} in context`);
   }
-  if (receipt.rebuiltEvents) add("Rebuilt", `${plural(receipt.rebuiltEvents, "event")} from the journal`);
-  if (receipt.droppedTurns) add("Left out", `the oldest ${plural(receipt.droppedTurns, "turn")}, for room`);
-  if (receipt.queueMs) add("Waited in line", duration(receipt.queueMs));
+  if (receipt.rebuilt_events) add("Rebuilt", `${plural(receipt.rebuilt_events, "event")} from the journal`);
+  if (receipt.dropped_turns) add("Left out", `the oldest ${plural(receipt.dropped_turns, "turn")}, for room`);
+  for (const { name, label } of FIELDS) {
+    if (label && !OWN_FORM.has(name) && isKnown(receipt[name])) add(label, number(receipt[name]));
+  }
+  if (receipt.queue_ms) add("Waited in line", duration(receipt.queue_ms));
   if (receipt.ttftMs !== null) add("First token", `after ${duration(receipt.ttftMs)}`);
-  if (receipt.serverTtftMs !== null) add("At the server", `after ${duration(receipt.serverTtftMs)}`);
+  if (isKnown(receipt.ttft_ms)) add("At the server", `after ${duration(receipt.ttft_ms)}`);
   if (receipt.numTokens) add("Answer", plural(receipt.numTokens, "token"));
   if (receipt.tokensPerS !== null) add("Speed", `${number(receipt.tokensPerS)} tokens/s`);
   return rows;
@@ -63,8 +74,8 @@ export function receiptRows(receipt) {
 // The receipt in one line, where there is little room.
 export function receiptSummary(receipt) {
   const parts = [receipt.instance];
-  if (receipt.contextTokens !== null && receipt.prefillTokens !== null) {
-    parts.push(`${number(receipt.prefillTokens)} of ${number(receipt.contextTokens)} tokens`);
+  if (isKnown(receipt.context_tokens) && isKnown(receipt.prefill_tokens)) {
+    parts.push(`${number(receipt.prefill_tokens)} of ${number(receipt.context_tokens)} tokens`);
   }
   if (receipt.ttftMs !== null) parts.push(duration(receipt.ttftMs));
   return parts.filter(Boolean).join(" · ") || "Receipt";

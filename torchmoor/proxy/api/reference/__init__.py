@@ -1,1 +1,1 @@
-"""The API's reference: a table of all routes, and the OpenAPI document that is made of it."""
+"""The API's reference: a table of all routes, and the OpenAPI documents generated from it."""

@@ -1,4 +1,4 @@
-"""The OpenAPI documents of the two planes, made of the table of routes."""
+"""The OpenAPI documents of the two planes, generated from the table of routes."""
 
 from __future__ import annotations
 

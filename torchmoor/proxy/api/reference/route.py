@@ -24,10 +24,10 @@ NO_BODY = Body(schema=EMPTY, types=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A method and a path, with what a request may have and what the answers are.
+    """A method and a path, with the request's parameters and body, and the answers.
 
-    operation: a name that no other route has. headers: members of the runtime API (api/validation.py). query: names of
-    parameters, with their descriptions. answers: the texts of statuses that are no error, each with its body.
+    operation: a unique name. headers: members of the runtime API (api/validation.py). query: names of parameters, with
+    their descriptions. answers: the description and body of each status that is not an error.
     """
 
     method: str

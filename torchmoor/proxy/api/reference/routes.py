@@ -25,7 +25,11 @@ _ASYNC = (
     members.INVOCATION_TIMEOUT,
 )
 _ANY = Body(schema=schemas.EMPTY, types=_FORMS)
-_PAGE = (("limit", "Entries of a page."), ("order", "`asc` or `desc`."), ("after", "The last id of the page before."))
+_PAGE = (
+    ("limit", "Most entries in the answer."),
+    ("order", "`asc` or `desc`, by time."),
+    ("after", "The last id of the previous page."),
+)
 
 
 def _json(schema: schemas.Schema) -> Body:
@@ -44,7 +48,11 @@ def _delete(path: str, operation: str, text: str, **more: object) -> Route:
     return Route(method="delete", path=path, operation=operation, text=text, **more)  # type: ignore[arg-type]
 
 
-_STREAMED = (200, "The answer: JSON, or events with `stream`.", Body(schema=schemas.EMPTY, types=(JSON, _STREAM)))
+_STREAMED = (
+    200,
+    "The answer: JSON, or server-sent events with `stream`.",
+    Body(schema=schemas.EMPTY, types=(JSON, _STREAM)),
+)
 _DONE = ((200, "Done.", ANY_BODY),)
 _EMPTY = ((200, "Yes, with an empty body.", NO_BODY),)
 
@@ -66,7 +74,7 @@ RUNTIME = Group(
         _post(
             "/endpoints/{endpoint}/invocations",
             "InvokeEndpoint",
-            "Ask a model for a whole answer.",
+            "Ask a model; the answer comes as a whole.",
             _ANY,
             headers=_TURN,
             is_body_required=False,
@@ -74,29 +82,29 @@ RUNTIME = Group(
         _post(
             "/endpoints/{endpoint}/invocations-response-stream",
             "InvokeEndpointWithResponseStream",
-            "Ask a model for an answer in parts.",
+            "Ask a model; the answer is streamed.",
             _ANY,
             headers=_TURN,
             is_body_required=False,
-            answers=((200, "A stream of PayloadParts.", Body(schema=schemas.EMPTY, types=(_FRAMES,))),),
+            answers=((200, "An event stream of PayloadParts.", Body(schema=schemas.EMPTY, types=(_FRAMES,))),),
         ),
         _post(
             "/endpoints/{endpoint}/async-invocations",
             "InvokeEndpointAsync",
-            "Put a request into the queue; its result becomes an object.",
+            "Queue a request; its result is written to the output location.",
             _ANY,
             headers=_ASYNC,
             is_body_required=False,
-            answers=((202, "Accepted; headers name the places of result and failure.", ANY_BODY),),
+            answers=((202, "Queued; headers have the URLs of result and failure.", ANY_BODY),),
         ),
-        _get("/endpoints/{endpoint}", "DescribeEndpoint", "The endpoint's state in DescribeEndpoint's terms."),
+        _get("/endpoints/{endpoint}", "DescribeEndpoint", "The endpoint's state, in the form of DescribeEndpoint."),
     ),
 )
 _OPENAI_ROUTES = (
     _post(
         "/chat/completions",
         "createChatCompletion",
-        "Answer a conversation.",
+        "Answer a conversation's last message.",
         _json(schemas.CHAT),
         headers=_INVOKE[1:],
         answers=(_STREAMED,),
@@ -110,14 +118,22 @@ _OPENAI_ROUTES = (
         answers=(_STREAMED,),
     ),
     _post(
-        "/responses", "createResponse", "Answer, and keep the answer.", _json(schemas.RESPONSE), answers=(_STREAMED,)
+        "/responses", "createResponse", "Answer, and store the response.", _json(schemas.RESPONSE), answers=(_STREAMED,)
     ),
-    _get("/responses", "connectResponses", "Open a WebSocket connection; the request is an upgrade."),
-    _get("/responses/{id}", "getResponse", "A stored response."),
+    _get("/responses", "connectResponses", "Open a WebSocket connection (an upgrade request)."),
+    _get(
+        "/responses/{id}",
+        "getResponse",
+        "Get a stored response, or its events.",
+        query=(("stream", "true for its events."), ("starting_after", "Only events after the one with this number.")),
+    ),
     _delete("/responses/{id}", "deleteResponse", "Delete a response."),
-    _get("/responses/{id}/input_items", "listInputItems", "The items that a response's request sent.", query=_PAGE),
-    _post("/responses/input_tokens", "countInputTokens", "The number of tokens of a prompt.", _json(schemas.RESPONSE)),
-    _post("/responses/compact", "compactResponse", "An item for a conversation.", _json(schemas.RESPONSE)),
+    _post("/responses/{id}/cancel", "cancelResponse", "Cancel a background response."),
+    _get("/responses/{id}/input_items", "listInputItems", "List the input items of a response.", query=_PAGE),
+    _post("/responses/input_tokens", "countInputTokens", "Count a prompt's tokens.", _json(schemas.RESPONSE)),
+    _post(
+        "/responses/compact", "compactResponse", "Shorten a conversation to a compaction item.", _json(schemas.RESPONSE)
+    ),
     _post(
         "/conversations",
         "createConversation",
@@ -125,40 +141,43 @@ _OPENAI_ROUTES = (
         _json(schemas.CONVERSATION),
         is_body_required=False,
     ),
-    _get("/conversations/{id}", "getConversation", "A conversation."),
+    _get("/conversations/{id}", "getConversation", "Get a conversation."),
     _post("/conversations/{id}", "updateConversation", "Replace a conversation's metadata.", _json(schemas.METADATA)),
     _delete("/conversations/{id}", "deleteConversation", "Delete a conversation."),
-    _get("/conversations/{id}/items", "listConversationItems", "A page of its items.", query=_PAGE),
-    _post("/conversations/{id}/items", "createConversationItems", "Add items.", _json(schemas.ITEMS)),
-    _get("/conversations/{id}/items/{item}", "getConversationItem", "One of its items."),
-    _delete("/conversations/{id}/items/{item}", "deleteConversationItem", "Delete an item."),
+    _get("/conversations/{id}/items", "listConversationItems", "List a conversation's items.", query=_PAGE),
+    _post("/conversations/{id}/items", "createConversationItems", "Add items to a conversation.", _json(schemas.ITEMS)),
+    _get("/conversations/{id}/items/{item}", "getConversationItem", "Get an item of a conversation."),
+    _delete("/conversations/{id}/items/{item}", "deleteConversationItem", "Delete an item of a conversation."),
     _post(
         "/files",
         "createFile",
-        "Keep a picture.",
+        "Upload a picture.",
         Body(schema=schemas.FILE, types=("multipart/form-data",)),
     ),
-    _get("/files/{id}", "retrieveFile", "A file's description."),
-    _get("/files/{id}/content", "downloadFile", "A file's bytes."),
+    _get(
+        "/files", "listFiles", "List the caller's files.", query=(*_PAGE, ("purpose", "Only files with this purpose."))
+    ),
+    _get("/files/{id}", "retrieveFile", "Describe a file."),
+    _get("/files/{id}/content", "downloadFile", "Get a file's bytes."),
     _delete("/files/{id}", "deleteFile", "Delete a file."),
-    _post("/tokenize", "tokenize", "The tokens of a prompt.", _json(schemas.TOKENIZE)),
-    _post("/detokenize", "detokenize", "The text of tokens.", _json(schemas.DETOKENIZE)),
+    _post("/tokenize", "tokenize", "Split a prompt into tokens.", _json(schemas.TOKENIZE)),
+    _post("/detokenize", "detokenize", "Turn tokens into text.", _json(schemas.DETOKENIZE)),
     _post(
         "/embeddings",
         "createEmbedding",
-        "Vectors of texts, by one of many models.",
+        "Embed texts, with one of many models.",
         _json(schemas.EMBEDDINGS),
         headers=(members.TARGET_MODEL,),
     ),
     _post(
         "/rerank",
         "rerank",
-        "Documents by their relevance to a query.",
+        "Order documents by their relevance to a query.",
         _json(schemas.RERANK),
         headers=(members.TARGET_MODEL,),
     ),
-    _get("/models", "listModels", "The endpoints, as models with capabilities."),
-    _get("/models/{model}", "retrieveModel", "One of them."),
+    _get("/models", "listModels", "List the endpoints as models, with their capabilities."),
+    _get("/models/{model}", "retrieveModel", "Describe an endpoint as a model."),
 )
 OPENAI = Group(
     "openai",
@@ -171,8 +190,8 @@ OPENAI = Group(
 )
 CONTAINER = Group(
     "container",
-    "What SageMaker asks of a container. The operations on models are served in the container's role only.",
-    schemas.PLAIN_ERROR,
+    "The API of SageMaker's containers. The operations on models exist only if torchmoor runs as a container.",
+    schemas.CONTAINER_ERROR,
     (
         _get("/ping", "ping", "Is the first endpoint healthy? Needs no credentials.", answers=_EMPTY),
         _post(
@@ -183,9 +202,14 @@ CONTAINER = Group(
             headers=_TURN,
             is_body_required=False,
         ),
-        _get("/models", "listLoadedModels", "The loaded models.", query=(("next_page_token", "Of the page before."),)),
+        _get(
+            "/models",
+            "listLoadedModels",
+            "List the loaded models.",
+            query=(("next_page_token", "The token of the previous page."),),
+        ),
         _post("/models", "loadModel", "Load a model.", _json(schemas.LOAD_MODEL), answers=_DONE),
-        _get("/models/{model}", "describeLoadedModel", "A loaded model."),
+        _get("/models/{model}", "describeLoadedModel", "Describe a loaded model."),
         _delete("/models/{model}", "unloadModel", "Unload a model.", answers=_DONE),
         _post("/models/{model}/invoke", "invokeLoadedModel", "Ask a loaded model.", _ANY, is_body_required=False),
     ),
@@ -193,26 +217,26 @@ CONTAINER = Group(
 INFERENCE = Group(
     "open inference protocol",
     "Version 2, for the first endpoint with many models.",
-    schemas.PLAIN_ERROR,
+    schemas.CONTAINER_ERROR,
     (
-        _get("/v2", "serverMetadata", "The server's name, version and extensions."),
+        _get("/v2", "serverMetadata", "Get the server's name, version and extensions."),
         _get("/v2/health/live", "serverLive", "Does the proxy run? Needs no credentials."),
         _get("/v2/health/ready", "serverReady", "Is an instance ready? Needs no credentials."),
-        _get("/v2/models/{model}", "modelMetadata", "A model's inputs and outputs."),
-        _get("/v2/models/{model}/ready", "modelReady", "Load a model, if it is not loaded."),
-        _post("/v2/models/{model}/infer", "modelInfer", "Tensors to tensors.", _json(schemas.TENSORS)),
+        _get("/v2/models/{model}", "modelMetadata", "Describe a model's inputs and outputs."),
+        _get("/v2/models/{model}/ready", "modelReady", "Wait until a model is loaded; an unloaded model is loaded."),
+        _post("/v2/models/{model}/infer", "modelInfer", "Run a model on tensors.", _json(schemas.TENSORS)),
     ),
 )
 REFERENCE = Group(
     "reference",
-    "This document.",
+    "The reference.",
     schemas.RUNTIME_ERROR,
-    (_get("/openapi.json", "openapi", "The OpenAPI document of this port."),),
+    (_get("/openapi.json", "openapi", "Get the OpenAPI document of this port."),),
 )
 ADMIN = Group(
     "admin",
     "The operators' API, on the admin plane's port.",
-    schemas.PLAIN_ERROR,
+    schemas.ADMIN_ERROR,
     (
         _get(
             "/healthz",
@@ -222,33 +246,36 @@ ADMIN = Group(
         ),
         _get("/livez", "livez", "Does the process run?"),
         _get(
-            "/readyz", "readyz", "Are the instances known?", answers=((200, "Yes.", ANY_BODY), (503, "No.", ANY_BODY))
+            "/readyz",
+            "readyz",
+            "Is the state of the instances known?",
+            answers=((200, "Yes.", ANY_BODY), (503, "No.", ANY_BODY)),
         ),
         _get(
             "/metrics",
             "metrics",
-            "Metrics in Prometheus' format.",
+            "Get the metrics in Prometheus' format.",
             answers=((200, "The page.", Body(schema=schemas.TEXT, types=("text/plain",))),),
         ),
-        _get("/instances", "listInstances", "The instances and their states."),
+        _get("/instances", "listInstances", "List the instances and their states."),
         _get("/instances/{name}/history", "instanceHistory", "An instance's load, sessions, state and GPU over time."),
-        _post("/instances/{name}/drain", "drainInstance", "Send an instance nothing new.", answers=_DONE),
-        _post("/instances/{name}/resume", "resumeInstance", "End a drain.", answers=_DONE),
-        _get("/models", "listModelsOfInstances", "The models of endpoints with many."),
+        _post("/instances/{name}/drain", "drainInstance", "Drain an instance: it gets no new sessions.", answers=_DONE),
+        _post("/instances/{name}/resume", "resumeInstance", "End the drain of an instance.", answers=_DONE),
+        _get("/models", "listModelsOfInstances", "List the models of endpoints with many models."),
         _post(
             "/models/{name}/{action}",
             "actOnModel",
             "Load, unload, pin, unpin or prewarm a model.",
             is_body_required=False,
         ),
-        _get("/sessions", "listSessions", "Sessions by their hashes."),
+        _get("/sessions", "listSessions", "List sessions by their hashes."),
         _post("/sessions/{hash}/{action}", "actOnSession", "Close, pin or unpin a session."),
-        _get("/decisions", "listDecisions", "The last routing decisions, with their reasons."),
-        _get("/dashboard.json", "dashboard", "The dashboard's data."),
-        _get("/async-requests", "listAsyncRequests", "Asynchronous requests."),
-        _get("/async-requests/{id}", "describeAsyncRequest", "One of them."),
-        _get("/async-requests/{id}/result", "asyncResult", "Its result."),
-        _post("/async-requests/{id}/cancel", "cancelAsyncRequest", "Cancel it.", answers=_DONE),
+        _get("/decisions", "listDecisions", "List the last routing decisions, with their reasons."),
+        _get("/dashboard.json", "dashboard", "Get the dashboard's data."),
+        _get("/async-requests", "listAsyncRequests", "List asynchronous requests."),
+        _get("/async-requests/{id}", "describeAsyncRequest", "Describe an asynchronous request."),
+        _get("/async-requests/{id}/result", "asyncResult", "Get the result of an asynchronous request."),
+        _post("/async-requests/{id}/cancel", "cancelAsyncRequest", "Cancel an asynchronous request.", answers=_DONE),
     ),
 )
 DATA_PLANE = (RUNTIME, OPENAI, CONTAINER, INFERENCE, REFERENCE)

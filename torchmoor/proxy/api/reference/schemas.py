@@ -48,7 +48,15 @@ _RESPONSE_TOOL = record(("type", "name"), type={"const": "function"}, **_FUNCTIO
 _SAMPLING: dict[str, Schema] = {
     "temperature": {"type": "number", "minimum": 0},
     "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "top_k": COUNT,
+    "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 100},
+    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "seed": {"type": "integer", "minimum": 0},
+    "stop": TEXTS,
 }
+_LOGIT_BIAS: Schema = {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}
+_TOP_LOGPROBS: Schema = {"type": "integer", "minimum": 0, "maximum": 20}
 _AFFINITY: dict[str, Schema] = {"prompt_cache_key": TEXT, "safety_identifier": TEXT, "user": TEXT}
 
 CHAT = record(
@@ -57,11 +65,12 @@ CHAT = record(
     messages={"type": "array", "items": _MESSAGE, "minItems": 1},
     max_completion_tokens=COUNT,
     max_tokens=COUNT,
-    seed={"type": "integer", "minimum": 0},
-    stop=TEXTS,
+    n=COUNT,
+    logit_bias=_LOGIT_BIAS,
     stream=FLAG,
     stream_options=record(include_usage=FLAG),
     logprobs=FLAG,
+    top_logprobs=_TOP_LOGPROBS,
     response_format={"type": "object"},
     reasoning=_REASONING,
     reasoning_effort=_EFFORT,
@@ -75,10 +84,11 @@ COMPLETION = record(
     model=TEXT,
     prompt=TEXT,
     max_tokens=COUNT,
-    seed={"type": "integer", "minimum": 0},
-    stop=TEXTS,
+    n=COUNT,
+    logit_bias=_LOGIT_BIAS,
     stream=FLAG,
     stream_options=record(include_usage=FLAG),
+    logprobs=_TOP_LOGPROBS,
     **_SAMPLING,
     **_AFFINITY,
 )
@@ -90,6 +100,7 @@ RESPONSE = record(
     previous_response_id=TEXT,
     conversation={"oneOf": [TEXT, record(("id",), id=TEXT)]},
     max_output_tokens=COUNT,
+    background=FLAG,
     store=FLAG,
     stream=FLAG,
     text={"type": "object"},
@@ -136,4 +147,13 @@ LOAD_MODEL = record(("model_name", "url"), model_name=TEXT, url=TEXT)
 
 OPENAI_ERROR = record(("error",), error=record(("message", "type", "param", "code"), message=TEXT, type=TEXT))
 RUNTIME_ERROR = record(Message=TEXT, message=TEXT)
-PLAIN_ERROR = record(("error",), error={"description": "A message, or an object with code and message."})
+_MESSAGE_OR_OBJECT = {"description": "A message, or an object with code and message."}
+PLAIN_ERROR = record(("error",), error=_MESSAGE_OR_OBJECT)
+CONTAINER_ERROR: Schema = {
+    "anyOf": [PLAIN_ERROR, record(("Message",), Message=TEXT)],
+    "description": "The second form is that of a path or a method that the port does not serve.",
+}
+ADMIN_ERROR: Schema = {
+    "anyOf": [PLAIN_ERROR, record(("instances",), instances={"type": "array", "items": {"type": "object"}})],
+    "description": "The second form has the error of each instance.",
+}

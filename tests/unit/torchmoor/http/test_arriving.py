@@ -1,10 +1,10 @@
-"""Bodies that wait for their signature's check: which of them make room."""
+"""Bodies that arrive: which of them make room."""
 
 from __future__ import annotations
 
 import pytest
 
-from torchmoor.proxy.access.unverified import MANY, UnverifiedBodies, UnverifiedBody, source_of
+from torchmoor.proxy.http.arriving import MANY, ArrivingBodies, ArrivingBody, source_of
 
 
 class Account:
@@ -14,14 +14,15 @@ class Account:
         self.now = 0.0
         self.num_dropped = 0
         self.dropped: list[str] = []
-        self.bodies = UnverifiedBodies(max_bytes, clock=lambda: self.now, on_dropped=self._count)
+        self.bodies = ArrivingBodies(max_bytes, clock=lambda: self.now, on_dropped=self._count)
 
-    def _count(self) -> None:
+    def _count(self, setting: str) -> None:
+        assert setting == "max_arriving_bytes"
         self.num_dropped += 1
 
-    def receive(self, name: str, num_bytes: int, source: str = "10.0.0.1") -> UnverifiedBody:
-        body = UnverifiedBody(source, lambda: self.dropped.append(name))
-        self.bodies.add(body, num_bytes)
+    def receive(self, name: str, num_bytes: int, source: str = "10.0.0.1") -> ArrivingBody:
+        body = ArrivingBody(source, lambda: self.dropped.append(name))
+        self.bodies.add(body, bytes(num_bytes))
         return body
 
 
@@ -33,7 +34,7 @@ def test_a_stalled_body_makes_room_for_one_that_arrives() -> None:
     arriving = account.receive("arriving", 100)
     account.now = 61.0
 
-    account.bodies.add(arriving, 300)
+    account.bodies.add(arriving, bytes(300))
 
     assert (account.dropped, account.num_dropped, account.bodies.num_bytes) == (["stalled"], 1, 400)
 
@@ -47,7 +48,7 @@ def test_a_source_with_many_bytes_gives_way_to_others() -> None:
         account.receive(f"fast {number}", 100)
     account.now = 15.0
 
-    account.bodies.add(slow, 200)
+    account.bodies.add(slow, bytes(200))
 
     assert account.dropped == ["fast 0", "fast 1"]
     assert account.bodies.num_bytes == 950
@@ -61,7 +62,7 @@ def test_a_body_that_arrives_can_be_the_one_that_goes() -> None:
     account.receive("newer", 300, source="10.0.0.2")
     account.now = 2.0
 
-    account.bodies.add(older, 300)
+    account.bodies.add(older, bytes(300))
 
     assert (account.dropped, account.bodies.num_bytes) == (["older"], 300)
 
@@ -84,8 +85,8 @@ def test_a_body_is_removed_once() -> None:
     account = Account(1000)
     body = account.receive("one", 10)
 
-    account.bodies.remove(body)
-    account.bodies.remove(body)
+    account.bodies.discard(body)
+    account.bodies.discard(body)
 
     assert (account.bodies.num_bytes, account.dropped) == (0, [])
 

@@ -1,0 +1,104 @@
+"""The model, the engine and the conversations of random tokens that the phases of gpu_report.py measure."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_model import Shape, build_model, kv_bytes
+from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.kv_cache import SequenceCache
+from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.runner import ModelRunner
+from handlers.engine.builtin.scheduler import Scheduler
+from handlers.engine.builtin.sequence import ImageSpan, Sequence
+from handlers.engine.contract import SamplingParams, TokenEvent
+from handlers.models.llava import LlavaModel
+
+ROWS = (1, 8, 64)
+FOREVER = float("inf")
+TESTS_S = 400.0  # limit of the GPU tests
+
+
+@dataclass(slots=True)
+class Answer:
+    """A sequence's tokens as they come."""
+
+    tokens: list[int] = field(default_factory=list)
+    error: Exception | None = None
+    first_s: float | None = None
+
+    def on_event(self, event: TokenEvent) -> bool:
+        if event.token_id is not None:
+            self.tokens.append(event.token_id)
+            self.first_s = self.first_s or time.perf_counter()
+        self.error = event.error
+        return True
+
+
+class Bench:
+    """A model, an engine without a thread, and conversations of random tokens."""
+
+    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, *, is_quick: bool) -> None:
+        self.device, self.dtype, self.shape = device, dtype, shape
+        self.context = 64 if is_quick else 1000
+        self.num_steps = 4 if is_quick else 50
+        self.rows = (1, 4) if is_quick else ROWS
+        self.question = 8 if is_quick else 50
+        self.long_context = 512 if is_quick else 8000
+        self.generator = torch.Generator().manual_seed(0)
+        self._model: LlavaModel | None = None
+        self._engine: Engine | None = None
+        self.bandwidth = 0.0  # bytes/s, read and written
+        self.left_s = TESTS_S  # of the report's time
+        self.soak_s = 1.0
+
+    @property
+    def model(self) -> LlavaModel:
+        if self._model is None:
+            self._model = build_model(self.shape, self.device, self.dtype)
+        return self._model
+
+    def engine(self, **options: Any) -> Engine:
+        """Return the engine for this report's rows, or one of its own with other options."""
+        if options:
+            return self._make_engine(**options)
+        if self._engine is None:
+            self._engine = self._make_engine()
+        return self._engine
+
+    def _make_engine(self, num_tokens: int | None = None, chunk: int = 512, **options: Any) -> Engine:
+        max_rows = self.rows[-1]
+        num_tokens = num_tokens or max_rows * (self.context + 512) + self.long_context + 256
+        runner = ModelRunner(self.model, kv_bytes(self.model, num_tokens), max_rows, **options)
+        return Engine(runner, Scheduler(max_rows, Pace(chunk, 1e9)), 1)
+
+    def close(self, engine: Engine) -> None:
+        """Free an engine that had options."""
+        engine.runner.close()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def prompt(self, length: int) -> list[int]:
+        vocabulary = self.shape.vocabulary
+        return torch.randint(300, vocabulary, (length,), generator=self.generator).tolist()
+
+    def submit(
+        self, engine: Engine, prompt: list[int], num_new: int, images: list[ImageSpan] | None = None, **params: Any
+    ) -> tuple[Answer, Sequence]:
+        answer, cache = Answer(), SequenceCache(engine.runner.pool)
+        settings = SamplingParams(max_new_tokens=num_new, **params)
+        sequence = Sequence(prompt, images or [], cache, settings, FOREVER, answer.on_event)
+        engine.admit(sequence)
+        return answer, sequence
+
+    def finish(self, engine: Engine, *caches: SequenceCache) -> None:
+        while engine.scheduler.all():
+            engine.step()
+        for cache in caches:
+            cache.drop()
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()

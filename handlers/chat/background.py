@@ -1,0 +1,151 @@
+"""Responses in the background: accepted, generated, followed and ended.
+
+The proxy's queue requests the generation of each (docs/decisions/0052-background-responses.md). A response is a session
+of its own, which stores the request until the answer becomes one of its entries.
+"""
+
+import json
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from handlers.chat.commands import Ask, EndResponse, OpenSession, QueueResponse, RunResponse, ShowResponse, opening_of
+from handlers.chat.dialects.background_form import BackgroundForm
+from handlers.chat.dialects.response_form import show_response
+from handlers.chat.dialects.responses import resume_response
+from handlers.chat.items import check_results, read_items, write_items
+from handlers.chat.pictures.receiver import ImageReceiver
+from handlers.chat.responses import StoredResponse, StoredResponses
+from handlers.chat.sessions.lifecycle import SessionLifecycle
+from handlers.chat.sessions.queued_response import QueuedResponse
+from handlers.chat.sessions.recorder import SessionRecorder
+from handlers.chat.sessions.session import Session
+from handlers.chat.turns.turn import Turn
+from handlers.errors import InvalidRequest, ResponseCancelled
+from handlers.journal.event import Event
+from handlers.reply import PendingReply
+from torchmoor.wire import headers as wire
+from torchmoor.wire.response_ids import response_id
+
+
+class BackgroundService(Protocol):
+    """What responses in the background need of the chat service."""
+
+    def open(self, command: OpenSession, reply: PendingReply, source: tuple[Session, int] | None = None) -> str: ...
+
+    def make_turn(self, session: Session, command: Ask, reply: PendingReply) -> Turn: ...
+
+
+class BackgroundResponses:
+    """Worker threads only: all methods may read a journal."""
+
+    def __init__(
+        self,
+        sessions: SessionLifecycle,
+        recorder: SessionRecorder,
+        receiver: ImageReceiver,
+        responses: StoredResponses,
+        service: BackgroundService,
+    ) -> None:
+        self._sessions = sessions
+        self._recorder = recorder
+        self._receiver = receiver
+        self._responses = responses
+        self._service = service
+
+    def queue(self, command: QueueResponse, reply: PendingReply) -> None:
+        """Accept a response in a session of its own, and answer with its object or its stream."""
+        ask = command.ask
+        if command.previous:
+            with self._responses.found(ask.caller, command.previous, "previous_response_id") as found:
+                session_id = self._service.open(opening_of(ask), reply, (found.session, found.number))
+        else:
+            session_id = self._service.open(opening_of(ask), reply)
+        with self._sessions.hold(session_id, ask.caller) as session:
+            queued = self._record(session, command, reply)
+            name = response_id(session_id, queued.number)
+            if not ask.is_streaming:
+                fields, form = json.loads(queued.event.response), ask.form
+                assert isinstance(form, BackgroundForm)
+                shown = show_response(fields, [], session_id, queued.number, len(form.items))
+                reply.finish_json(shown, {wire.BACKGROUND: name})
+                return
+        with ExitStack() as stack:
+            self._follow(stack, ShowResponse(caller=ask.caller, response_id=name), reply, {wire.BACKGROUND: name})
+
+    def _record(self, session: Session, command: QueueResponse, reply: PendingReply) -> QueuedResponse:
+        """Record the request, only once if the client retries it."""
+        ask, form = command.ask, command.ask.form
+        assert isinstance(form, BackgroundForm)
+        with session.recording:
+            self._recorder.catch_up(session)
+            if session.queued is not None:
+                return session.queued
+            check_results(form.items, session.messages)
+        received = self._receiver.receive(session.scope, ask.images, reply)
+        event = Event(
+            kind="queue",
+            question=write_items(form.items),
+            answer=command.request,
+            response=form.queued(),
+            invocation_id=ask.invocation_id,
+        )
+        self._sessions.queue_response(session, event, received)
+        assert session.queued is not None
+        return session.queued
+
+    def run(self, command: RunResponse, reply: PendingReply) -> None:
+        """Generate a response, unless it has ended. Raises ResponseCancelled."""
+        with self._responses.found(command.caller, command.response_id) as found:
+            session = found.session
+            queued = session.queued
+            if queued is None or queued.number != found.number:
+                raise InvalidRequest("this response is not one in the background")
+            queued.raise_if_ended()
+            self._service.make_turn(session, resume_response(command, queued, session.id.text), reply).start()
+
+    def stream(self, command: ShowResponse, reply: PendingReply) -> None:
+        """Stream the events of a response: those that exist, then new ones as they come."""
+        with ExitStack() as stack:
+            self._follow(stack, command, reply, {})
+
+    def _follow(self, stack: ExitStack, command: ShowResponse, reply: PendingReply, headers: dict[str, str]) -> None:
+        """Let a client follow a response. stack: holds its session until the client has all events."""
+        after = -1 if command.stream_after is None else command.stream_after
+        found = stack.enter_context(self._responses.found(command.caller, command.response_id))
+        session, queued = found.session, found.queued
+        if queued is not None:
+            form = BackgroundForm(json.loads(queued.event.response), read_items(queued.event.question))
+            form.place(session.id.text, queued.number)
+            with session.recording:  # the turn becomes an entry, or the response ends, before or after this
+                is_pending = queued.ended is None and len(session.entries) < queued.number
+                if is_pending:
+                    queued.feed.follow(reply, form, after, headers)
+            if is_pending:
+                reply.on_end(stack.pop_all().close)
+                return
+            if queued.ended is not None:
+                own, data = form.follow(after, is_running=True)
+                reply.begin({"Content-Type": own.content_type, **headers}, own.error)
+                reply.write(data + own.fail(queued.ended), is_end=True)
+                return
+            found = stack.enter_context(self._responses.found(command.caller, command.response_id))
+        self._responses.repeat_stream(found, reply, after)
+
+    def end(self, command: EndResponse) -> dict[str, Any]:
+        """End a response without an answer, unless it has one; return its object. Raises InvalidRequest."""
+        with self._responses.found(command.caller, command.response_id) as found:
+            if not found.fields.get("background"):
+                raise InvalidRequest("Cannot cancel a synchronous response.")
+            if found.queued is not None:
+                self._end(found, found.queued, dict(command.ended))
+        return self._responses.show(ShowResponse(caller=command.caller, response_id=command.response_id))
+
+    def _end(self, found: StoredResponse, queued: QueuedResponse, ended: dict[str, Any]) -> None:
+        session = found.session
+        with session.recording:
+            if queued.ended is not None or len(session.entries) >= queued.number:
+                return
+            self._recorder.record(session, Event(kind="end", response=json.dumps(ended, ensure_ascii=False)))
+        if session.turn is not None:
+            session.turn.stop(ResponseCancelled("this response was cancelled"))
+        queued.feed.fail(ended)

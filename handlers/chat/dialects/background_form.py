@@ -1,0 +1,54 @@
+"""The form of a response in the background: no client waits for it, and any number of clients may follow it."""
+
+import json
+from typing import Any
+
+from handlers.chat.dialects.response_form import ResponseForm, output_parts
+from handlers.chat.forms import Summary, Token, encode
+from handlers.errors import HandlerError
+
+
+class BackgroundForm(ResponseForm):
+    """Implements `FollowedForm`: a response as it is generated, or as one client follows it."""
+
+    def queued(self) -> str:
+        """Return the fields of a response that is not generated yet, as JSON."""
+        return json.dumps(self._fields, ensure_ascii=False)
+
+    def follow(self, starting_after: int, *, is_running: bool) -> tuple["BackgroundForm", bytes]:
+        form = BackgroundForm(self._fields, self.items)
+        form.place(self._session_id, self._number)
+        form._first_event = starting_after + 1
+        data = form.begin() if is_running else form.created()
+        written = self._output.items
+        return form, data + form._stream.repeat(
+            [each.show("completed") for each in written], [e.pieces for e in written]
+        )
+
+    @property
+    def resume_after(self) -> int:
+        return max(self._first_event, self._num_events) - 1
+
+    def note(self, token: Token) -> None:
+        self._output.add(output_parts(token))
+
+    def end_like(self, form: "BackgroundForm", token: Token) -> bytes:
+        self._ended, self._pieces = form._ended, form._pieces
+        data = self._stream.write(output_parts(token)) if self._pieces is None else self._repeat()
+        return data + self._end()
+
+    def fail(self, fields: dict[str, Any]) -> bytes:
+        """Write the last event. A client gets it even if it has more events than this generation has made."""
+        self._num_events = self._first_event = self.resume_after + 1
+        return self._event("response.failed", response=self._show({**self._fields, **fields}))
+
+    def error(self, error: HandlerError) -> bytes:
+        """Write the end of one client's stream. The response itself continues, or was deleted."""
+        self._num_events = self._first_event = self.resume_after + 1
+        return self._event("error", code=error.code, message=error.message, param=None)
+
+    def whole(self, summary: Summary) -> bytes:
+        """Write the answer as the proxy's queue reads it."""
+        super().whole(summary)
+        assert self._ended is not None
+        return encode({"status": self._ended["status"]})

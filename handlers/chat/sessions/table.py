@@ -1,0 +1,270 @@
+"""The table of the sessions that this worker holds: how they come, when they end, and which leaves first.
+
+The contract: a session ends only by close or expiry. With a journal the table is a cache: when it is full, or its
+sessions have too many texts, the idle session that was used least recently is evicted, and its next request adopts it
+again. Without a journal, sessions may expire after some idle time, too. A session is idle while no request uses it and
+it is not pinned. When a session has ended and its last turn is over, it holds nothing.
+"""
+
+import logging
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from handlers.chat.pictures.store import ImageStore
+from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones
+from handlers.chat.sessions.session import Session, owner_of
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
+from handlers.engine.contract import KvPool
+from handlers.errors import Overloaded, SessionClosed, SessionExpired, SessionGone, SessionLost, SessionUnknown
+from handlers.requests import Caller
+from handlers.settings import ChatSessionSettings
+from torchmoor.wire.session_ids import SessionId
+
+logger = logging.getLogger(__name__)
+
+
+class SessionTable:
+    """Sessions by id. wall: seconds since 1970. is_durable: a journal has each session, so it can be evicted."""
+
+    def __init__(
+        self,
+        settings: ChatSessionSettings,
+        ids: SessionIdMinter,
+        pool: KvPool,
+        images: ImageStore,
+        wall: Callable[[], float],
+        *,
+        is_durable: bool,
+    ) -> None:
+        self.settings = settings
+        self.sessions_adopted = self.sessions_evicted = 0
+        self.num_chars = 0  # of the texts of all sessions
+        self.pool = pool
+        self.images = images
+        self._ids = ids
+        self._wall = wall
+        self._lock = threading.RLock()
+        self.is_durable = is_durable
+        self._sessions: dict[str, Session] = {}
+        self._expiries = ExpiryOrder()
+        self._idle: OrderedDict[Session, None] = OrderedDict()  # the least recently used one first
+        self._idle_ttl_s = 0 if is_durable else settings.idle_ttl_s
+        self._ending: set[Session] = set()  # ended, while their last turn still runs
+        self._tombstones = Tombstones(settings)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def holds(self, text: str) -> bool:
+        """Return True if the session of this id is open here."""
+        with self._lock:
+            session = self._sessions.get(text)
+            return session is not None and self.expires_at(session.id) > self._wall()
+
+    def expires_at(self, sid: SessionId) -> int:
+        """Return when the session ends unless it is used before, in seconds since 1970."""
+        with self._lock:
+            session = self._sessions.get(sid.text)
+            if not self._idle_ttl_s or session is None or session not in self._idle:
+                return sid.expires_at
+            return min(sid.expires_at, math.ceil(session.used_at + self._idle_ttl_s))
+
+    def seconds_until(self, time_s: float) -> int:
+        """Return the seconds until a time (in seconds since 1970), at least 1, for Retry-After."""
+        return max(1, math.ceil(time_s - self._wall()))
+
+    def session_ids(self) -> list[str]:
+        with self._lock:
+            return list(self._sessions)
+
+    def snapshot(self) -> list[Session]:
+        with self._lock:
+            return list(self._sessions.values())
+
+    def find(self, text: str) -> Session | None:
+        with self._lock:
+            return self._sessions.get(text)
+
+    def open(self, ttl_s: float, caller: Caller) -> Session:
+        """Open a session without images and hold it. Raises Overloaded if there are too many."""
+        with self._lock:
+            return self._add(self._ids.mint(int(self._wall() + ttl_s), caller), caller)
+
+    def _add(self, sid: SessionId, caller: Caller) -> Session:
+        if len(self._sessions) >= self.settings.max_sessions:
+            self._make_room()
+        now = self._wall()
+        cache = self.pool.open(caller.scope)
+        session = Session(sid, caller.scope, owner_of(caller), cache, opened_at=now, used_at=now)
+        session.num_holds = 1
+        self._sessions[sid.text] = session
+        self._expiries.add(session)
+        return session
+
+    def _make_room(self) -> None:
+        """End the expired sessions, or else evict the idle one that was used least recently. Raises Overloaded."""
+        self.expire()
+        if len(self._sessions) < self.settings.max_sessions:
+            return
+        if self._evict():
+            return
+        message = f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
+        raise self._full(message)
+
+    def _evict(self) -> bool:
+        """With a journal, evict the idle session that was used least recently. Return False if there is none."""
+        oldest = next(iter(self._idle), None)
+        if not self.is_durable or oldest is None:
+            return False
+        self._forget(oldest)
+        self._release(oldest, keeps_features=True)
+        self.sessions_evicted += 1
+        return True
+
+    def _full(self, message: str) -> Overloaded:
+        """Return an error that says, without a journal, when the first session ends."""
+        if self.is_durable:
+            return Overloaded(message)
+        first = self._expiries.first() or 0
+        if self._idle:
+            first = min(first, self.expires_at(next(iter(self._idle)).id))
+        wait_s = self.seconds_until(first)
+        error = Overloaded(f"{message}: the first one expires in {wait_s} s")
+        error.retry_after_s = wait_s
+        return error
+
+    def add_chars(self, session: Session, num_chars: int) -> None:
+        """Count texts that a session has now; with a journal, evict idle sessions as long as all have too many."""
+        with self._lock:
+            session.num_chars += num_chars
+            if self._sessions.get(session.id.text) is session:
+                self.num_chars += num_chars
+                while self.num_chars > self.settings.max_total_history_chars and self._evict():
+                    pass
+
+    def check_chars(self, num_chars: int) -> None:
+        """Make room for further characters of a session's texts. Raises Overloaded if there is none."""
+        limit = self.settings.max_total_history_chars
+        with self._lock:
+            self.expire()
+            while self.num_chars + num_chars > limit:
+                if not self._evict():
+                    raise self._full(f"this worker's sessions have {self.num_chars} characters, and may have {limit}")
+
+    def hold(self, text: str, caller: Caller) -> Session:
+        """Return the open session of this id and keep it from eviction until `unhold`. Raises SessionGone."""
+        with self._lock:
+            session = self.get(text, caller)
+            session.num_holds += 1
+            self._idle.pop(session, None)
+            return session
+
+    def unhold(self, session: Session) -> None:
+        """End one hold."""
+        with self._lock:
+            session.num_holds -= 1
+            self._note_use(session)
+
+    def _note_use(self, session: Session) -> None:
+        """Make the session the most recently used one of the idle ones, if it is idle."""
+        self._idle.pop(session, None)
+        is_busy = session.turn is not None or session.waiting or session.num_holds or session.is_pinned
+        if not is_busy and self._sessions.get(session.id.text) is session:
+            session.used_at = self._wall()
+            self._idle[session] = None
+
+    def _forget(self, session: Session) -> bool:
+        """Remove the session from the table. Return False if it is not there."""
+        self._idle.pop(session, None)
+        self._expiries.remove(session)
+        is_held = self._sessions.pop(session.id.text, None) is not None
+        self.num_chars -= session.num_chars if is_held else 0
+        return is_held
+
+    def _raise_if_gone(self, session: Session) -> None:
+        """Raise the session's error if it has ended, SessionLost if it was evicted."""
+        if session.end is not None:
+            raise session.end
+        if self._sessions.get(session.id.text) is not session:
+            raise SessionLost()
+
+    def adopt(self, text: str, caller: Caller) -> Session:
+        """Hold a session. If this worker does not have it, add it without messages and images.
+
+        Raises the SessionGone family, Overloaded.
+        """
+        with self._lock:
+            try:
+                return self.hold(text, caller)
+            except SessionLost:
+                sid = self._ids.verify(text, caller)
+                assert sid is not None
+            session = self._add(sid, caller)
+            self.sessions_adopted += 1
+            return session
+
+    def get(self, text: str, caller: Caller) -> Session:
+        """Return the open session of this id. Raises the SessionGone family, each case with its own message."""
+        with self._lock:
+            sid = self._ids.verify(text, caller)
+            if sid is None:
+                raise SessionUnknown("no session of this id is known here; open one with a start_session request")
+            now = self._wall()
+            session = self._sessions.get(text)
+            if session is not None and self.expires_at(sid) > now:
+                return session
+            if session is not None:
+                self._end(session, SessionExpired)
+            raise self._tombstones.why_gone(sid, now)
+
+    def close(self, session: Session) -> None:
+        """End a session. Its memory is freed when its running turn, if any, has stopped."""
+        with self._lock:
+            self._end(session, SessionClosed)
+
+    def discard(self, session: Session) -> None:
+        """Undo an opening that failed, so that no client knows the id."""
+        with self._lock:
+            if self._forget(session):
+                self._stop(session, SessionLost())
+
+    def expire(self) -> None:
+        """End every session whose time is over, and forget old tombstones."""
+        now = self._wall()
+        with self._lock:
+            for session in self._expiries.remove_expired(now):
+                self._end(session, SessionExpired)
+            while self._idle_ttl_s and self._idle and self.expires_at((oldest := next(iter(self._idle))).id) <= now:
+                self._end(oldest, SessionExpired)
+            self._tombstones.forget_old(now)
+
+    def lose(self, text: str, end: SessionLost) -> None:
+        """End the session of this id, if it is open here; its next request looks for its journal again."""
+        with self._lock:
+            session = self._sessions.get(text)
+            if session is not None:
+                self._forget(session)
+                self._stop(session, end)
+
+    def _end(self, session: Session, error: type[SessionGone]) -> None:
+        if self._forget(session):
+            self._stop(session, self._tombstones.add(session.id, error, self._wall()))
+
+    def _stop(self, session: Session, end: SessionGone) -> None:
+        session.end = end
+        logger.info("session ended session_id=%s reason=%s", session.id.text[:24], end.code)
+        if session.turn is None:
+            self._release(session)
+            return
+        self._ending.add(session)
+        if not isinstance(end, SessionExpired):
+            session.turn.stop(end)
+
+    def _release(self, session: Session, *, keeps_features: bool = False) -> None:
+        """Free the session's memory. keeps_features: leave its images' features until others need the memory."""
+        session.cache.drop()
+        for image in (*session.images, *session.pending_images):
+            self.images.release(image, is_kept=keeps_features)
+        session.images, session.pending_images = [], []

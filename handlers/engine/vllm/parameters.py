@@ -1,0 +1,32 @@
+"""The sampling parameters that vLLM gets, each with its name there. vLLM itself is not imported.
+
+A field of SamplingParams without a row is refused, so a new one is never ignored.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from handlers.engine.contract import SamplingParams
+
+Value = Callable[[SamplingParams], Any]
+
+VALUES: dict[str, tuple[str, Value]] = {  # by field of SamplingParams: vLLM's name, and the value
+    "temperature": ("temperature", lambda params: params.temperature if params.do_sample else 0.0),
+    "top_k": ("top_k", lambda params: (params.top_k or 0) if params.do_sample else 0),
+    "top_p": ("top_p", lambda params: (params.top_p or 1.0) if params.do_sample else 1.0),
+    "repetition_penalty": ("repetition_penalty", lambda params: params.repetition_penalty or 1.0),
+    "frequency_penalty": ("frequency_penalty", lambda params: params.frequency_penalty or 0.0),
+    "presence_penalty": ("presence_penalty", lambda params: params.presence_penalty or 0.0),
+    "logit_bias": ("logit_bias", lambda params: dict(params.logit_bias) or None),
+    "seed": ("seed", lambda params: params.seed if params.do_sample else None),
+    "top_n_tokens": ("logprobs", lambda params: params.top_n_tokens or 0),
+}
+# do_sample decides about other rows; sampling.py converts the other two
+_ELSEWHERE = frozenset(("do_sample", "max_new_tokens", "grammar"))
+REFUSED = frozenset(each.name for each in fields(SamplingParams)) - VALUES.keys() - _ELSEWHERE
+
+
+def read_values(params: SamplingParams) -> dict[str, Any]:
+    """Return the arguments of vLLM's SamplingParams that VALUES names."""
+    return {name: value(params) for name, value in VALUES.values()}

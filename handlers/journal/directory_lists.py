@@ -1,0 +1,54 @@
+"""Lists of a directory of journals: an empty file for each listed session.
+
+{root}/listed/{owner}/{session id}.{label}
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from handlers.journal import directory_files as files
+from handlers.journal.journal import MAX_LISTED, Listed, check_owner, read_listed
+
+LISTED = "listed"
+
+
+class DirectoryLists:
+    """root: of the journals. Any thread and, over the directory, any process."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / LISTED
+
+    def add(self, owner: str, listed: Listed) -> None:
+        folder = self._folder / check_owner(owner)
+        for _ in range(2):  # a sweep deletes empty folders
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with suppress(FileNotFoundError):
+                (folder / listed.name).touch(mode=0o600)
+                files.sync_folder(folder)
+                return
+        raise OSError("a list of the journal cannot be written: other workers delete it each time")
+
+    def remove(self, owner: str, listed: Listed) -> None:
+        (self._folder / check_owner(owner) / listed.name).unlink(missing_ok=True)
+
+    def read(self, owner: str) -> list[Listed]:
+        """Return the sessions of a list, the last to expire first."""
+        try:
+            names = os.listdir(self._folder / check_owner(owner))
+        except FileNotFoundError:
+            return []
+        found = sorted((listed for name in names if (listed := read_listed(name)) is not None), reverse=True)
+        return found[:MAX_LISTED]
+
+    def sweep(self, expired_before: int) -> None:
+        """Remove the sessions that expired before this time, and empty lists."""
+        with suppress(FileNotFoundError):
+            for owner in os.listdir(self._folder):
+                folder = self._folder / owner
+                for name in os.listdir(folder):
+                    listed = read_listed(name)
+                    if listed is None or listed.expires_at < expired_before:
+                        (folder / name).unlink(missing_ok=True)
+                with suppress(OSError):  # not empty
+                    folder.rmdir()

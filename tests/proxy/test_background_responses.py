@@ -1,0 +1,318 @@
+"""Responses in the background at the proxy: queued before the client has the answer, run and ended by the queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, refusing
+from tests.waiting import wait_until
+from torchmoor.async_inference.request import background_request
+from torchmoor.config.limits import CallerSettings
+from torchmoor.proxy.instances.instance import InstanceState
+from torchmoor.wire.response_ids import response_id
+from torchmoor.wire.session_hash import session_hash
+
+MakeStage = Callable[..., Stage]
+BODY = {"model": "llava", "input": "hello", "background": True}
+
+
+@dataclass
+class FakeResponses:
+    """Makes the instances keep responses: each request opens another session at the instance that gets it."""
+
+    stage: Stage
+    run: Behaviour = field(default_factory=lambda: answering(body=b'{"status": "completed"}'))
+    sessions: list[str] = field(default_factory=list)
+    ran: list[tuple[str, Received]] = field(default_factory=list)  # with the name of the instance
+    ended: list[dict[str, Any]] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)  # hashes of sessions
+
+    def __post_init__(self) -> None:
+        for name, instance in self.stage.instances.items():
+            instance.behave = self._at(name)
+            instance.on_operation = self._close
+
+    def _at(self, name: str) -> Behaviour:
+        async def behave(request: Received, wire: Wire) -> None:
+            method = request.headers["x-torchmoor-resource"].partition(" ")[0]
+            if method == "RUN":
+                self.ran.append((name, request))
+                await self.run(request, wire)
+            elif method == "END":
+                self.ended.append(json.loads(request.body))
+                await wire.answer()
+            else:
+                await self._open(name, request, wire)
+
+        return behave
+
+    async def _open(self, name: str, request: Received, wire: Wire) -> None:
+        session = make_session_id(name, nonce="abcdefghijklm" + f"{len(self.sessions):03d}".translate(LETTERS))
+        self.sessions.append(session)
+        stamp = f"{session}; Expires=2037-01-01T00:00:00Z"
+        fields = {"X-Torchmoor-Background": response_id(session, 1), "X-Amzn-SageMaker-New-Session-Id": stamp}
+        if json.loads(request.body).get("stream"):
+            await wire.begin_stream("text/event-stream", fields)
+            for piece in (b"event: a\n\n", b"event: b\n\n", b""):
+                await wire.chunk(piece)
+        else:
+            await wire.answer(200, fields, json.dumps({"id": response_id(session, 1)}).encode())
+
+    async def _close(self, request: Received, wire: Wire) -> None:
+        operation = json.loads(request.body or b"{}")
+        if operation.get("action") == "close":
+            self.closed.append(operation["session"])
+        await wire.answer()
+
+
+LETTERS = str.maketrans("0123456789", "abcdefghij")
+
+
+def post(stage: Stage, body: dict[str, Any] = BODY) -> tuple[int, dict[str, str], bytes]:
+    connection = stage.http()
+    connection.request("POST", "/v1/responses", json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+
+def states(stage: Stage) -> list[str]:
+    """Return the states of the asynchronous requests."""
+    service = stage.proxy.data.async_inference  # type: ignore[union-attr]
+    assert service is not None
+    return [record.state.value for record in stage.run(service.queue.list("llava"))]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_the_client_gets_the_answer_when_the_queue_has_the_response(
+    make_stage: MakeStage, tmp_path: Path, *, is_streamed: bool
+) -> None:
+    stage = make_stage(async_folder=tmp_path)
+    fake = FakeResponses(stage)
+
+    status, headers, body = post(stage, {**BODY, "stream": is_streamed})
+
+    assert status == 200
+    assert "x-torchmoor-background" not in headers
+    expected = (
+        b"event: a\n\nevent: b\n\n" if is_streamed else b'{"id": "%b"}' % response_id(fake.sessions[0], 1).encode()
+    )
+    assert body == expected
+    wait_until(lambda: states(stage) == ["COMPLETED"], "the response was generated")
+    ((_, request),) = fake.ran
+    assert request.headers["x-torchmoor-resource"] == f"RUN responses/{response_id(fake.sessions[0], 1)}"
+    assert request.headers["x-torchmoor-endpoint"] == "llava"
+
+
+def test_a_response_runs_where_its_session_is(make_stage: MakeStage, tmp_path: Path) -> None:
+    """Not where the load is least; at another instance when its own is gone."""
+    stage = make_stage(async_folder=tmp_path, are_journaled=True)
+    fake = FakeResponses(stage)
+    for _ in range(4):
+        post(stage)
+    wait_until(lambda: len(fake.ran) == 4, "all responses were generated")
+    homes = {response_id(session, 1): session.rsplit("-", 2)[1] for session in fake.sessions}
+    for name, request in fake.ran:
+        assert f"-{name}-" in request.headers["x-torchmoor-resource"]
+    assert len(homes) == 4
+
+    gate = Gate()
+
+    async def die(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        wire.reset()
+
+    fake.run = die
+    post(stage)
+    gate.wait_reached()
+    victim = fake.ran[-1][0]
+    fake.run = answering(body=b'{"status": "completed"}')
+    gate.open()
+    stage.run(stage.instances[victim].stop())
+
+    wait_until(lambda: len(fake.ran) > 5 or fake.ran[-1][0] != victim, "another instance has it", deadline_s=30)
+    wait_until(lambda: states(stage) == ["COMPLETED"] * 5, "all are complete")
+
+
+def test_a_full_share_closes_what_was_opened(make_stage: MakeStage, tmp_path: Path) -> None:
+    """The client gets the limit's error, streamed or not, and the instance keeps nothing."""
+    callers = CallerSettings(limited="always", max_async_requests=1)
+    stage = make_stage(async_folder=tmp_path, callers=callers)
+    fake, gate = FakeResponses(stage), Gate()
+
+    async def hold(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer()
+
+    fake.run = hold
+    assert post(stage)[0] == 200
+    refused = [post(stage), post(stage, {**BODY, "stream": True})]
+
+    for status, headers, body in refused:
+        assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")
+        assert int(headers["retry-after"]) > 0
+    wait_until(lambda: fake.closed == [session_hash(each) for each in fake.sessions[1:]], "both sessions are closed")
+    counted = stage.proxy.data.dispatchers.callers
+    assert counted is not None
+    assert counted.sessions.count("127.0.0.1") == 1
+    gate.open()
+    wait_until(lambda: states(stage) == ["COMPLETED"], "the first response was generated")
+    assert post(stage)[0] == 200
+
+
+def test_an_endpoint_without_a_queue_refuses(make_stage: MakeStage) -> None:
+    stage = make_stage()
+    fake = FakeResponses(stage)
+
+    status, _, body = post(stage)
+
+    assert (status, "asynchronous" in json.loads(body)["error"]["message"]) == (400, True)
+    wait_until(lambda: fake.closed == [session_hash(fake.sessions[0])], "the session is closed")
+
+
+@pytest.mark.parametrize(
+    ("behave", "ended", "state"),
+    [
+        (
+            refusing(400, "ContextTooLong", "too many tokens"),
+            {"status": "failed", "message": "too many tokens"},
+            "FAILED",
+        ),
+        (refusing(409, "ResponseCancelled", "cancelled"), {"status": "cancelled"}, "CANCELLED"),
+    ],
+)
+def test_the_instance_is_told_why_there_is_no_answer(
+    make_stage: MakeStage, tmp_path: Path, behave: Behaviour, ended: dict[str, str], state: str
+) -> None:
+    stage = make_stage(async_folder=tmp_path)
+    fake = FakeResponses(stage)
+    fake.run = behave
+
+    post(stage)
+
+    wait_until(lambda: states(stage) == [state], "the response has ended")
+    (told,) = fake.ended
+    assert told.items() >= ended.items()
+    assert not list((tmp_path / "results").rglob("*.out"))
+
+
+def test_a_response_whose_session_key_is_gone_has_failed(make_stage: MakeStage, tmp_path: Path) -> None:
+    """As after a restart of `torchmoor up`, which makes a key at each start: no instance can ever serve it."""
+    stage = make_stage(async_folder=tmp_path)
+    fake = FakeResponses(stage)
+    session = make_session_id("a", key=b"the key of the time before")
+    asked = background_request(
+        response_id(session, 1), endpoint="llava", principal="", source="", ttl_s=3600.0, timeout_s=3600.0
+    )
+    service = stage.proxy.data.async_inference  # type: ignore[union-attr]
+    assert service is not None
+
+    stage.run(service.submit(asked))
+
+    wait_until(lambda: states(stage) == ["FAILED"], "the response has failed")
+    (record,) = stage.run(service.queue.list("llava"))
+    assert "TORCHMOOR_SESSION_KEYS" in record.reason
+    assert not fake.ran
+    assert not fake.ended
+
+
+def test_operators_do_not_see_the_id_of_a_response(make_stage: MakeStage, tmp_path: Path) -> None:
+    """Without keys, everyone who knows it may read the response; the instance's error names it."""
+    stage = make_stage(async_folder=tmp_path)
+    fake = FakeResponses(stage)
+
+    async def miss(request: Received, wire: Wire) -> None:
+        name = request.headers["x-torchmoor-resource"].rpartition("/")[2]
+        await refusing(404, "NotFound", f"Response with id '{name}' not found.")(request, wire)
+
+    fake.run = miss
+    post(stage)
+
+    wait_until(lambda: states(stage) == ["FAILED"], "the response has failed")
+    (record,) = stage.run(stage.proxy.data.async_inference.queue.list("llava"))  # type: ignore[union-attr]
+    assert record.reason == f"Response with id '{record.request.inference_id}' not found."
+
+
+def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(make_stage: MakeStage, tmp_path: Path) -> None:
+    """The response is generated all the same, as after any other disconnect."""
+    stage = make_stage(async_folder=tmp_path)
+    fake = FakeResponses(stage)
+    data = json.dumps({**BODY, "stream": True}).encode()
+    head = b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    with stage.socket() as sock:
+        sock.sendall(head % len(data) + data)
+        wait_until(lambda: fake.sessions, "the instance has accepted it")
+
+    wait_until(lambda: states(stage) == ["COMPLETED"], "the response was generated")
+
+
+class SlowQueue:
+    """Lets submits of a stage's queue wait until the test opens their gates, in their order."""
+
+    def __init__(self, stage: Stage) -> None:
+        service = stage.proxy.data.async_inference  # type: ignore[union-attr]
+        assert service is not None
+        self._submit = service.queue.submit
+        self.gates: list[Gate] = []
+        service.queue.submit = self._wait  # type: ignore[method-assign]
+
+    async def _wait(self, *args: Any, **options: Any) -> Any:
+        self.gates.append(gate := Gate())
+        await gate.pass_through()
+        return await self._submit(*args, **options)
+
+
+def test_a_session_counts_for_its_caller_although_the_client_leaves(make_stage: MakeStage, tmp_path: Path) -> None:
+    """Else a caller could open any number of them by leaving before the queue has the response."""
+    stage = make_stage(async_folder=tmp_path, callers=CallerSettings(limited="always"))
+    fake, queue = FakeResponses(stage), SlowQueue(stage)
+    data = json.dumps(BODY).encode()
+    head = b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    with stage.socket() as sock:
+        sock.sendall(head % len(data) + data)
+        wait_until(lambda: queue.gates, "the response waits for the queue")
+    stage.until(lambda: not stage.proxy.data.server.connections, "the client has left")
+    queue.gates[0].open()
+    wait_until(lambda: states(stage) == ["COMPLETED"], "the response was generated")
+
+    callers = stage.proxy.data.dispatchers.callers
+    assert callers is not None
+    assert callers.sessions.count("127.0.0.1") == len(fake.sessions) == 1
+
+
+def test_a_response_whose_instance_is_lost_before_it_is_queued_is_asked_for_once_more(
+    make_stage: MakeStage, tmp_path: Path
+) -> None:
+    """The client gets the answer of the instance that has its response, once the queue has that response."""
+    stage = make_stage(async_folder=tmp_path, are_journaled=True)
+    fake, queue = FakeResponses(stage), SlowQueue(stage)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(post, stage)
+        wait_until(lambda: len(queue.gates) == 1, "the first response waits for the queue")
+        victim = next(name for name, each in stage.instances.items() if each.received)
+        stage.run(set_down(stage, victim))
+        wait_until(lambda: len(queue.gates) == 2, "the second response waits for the queue")
+        queue.gates[0].open()
+        wait_until(lambda: states(stage), "the queue has the first")
+        assert not stage.run(has_answered(stage))
+        queue.gates[1].open()
+        status, _, body = asked.result(20)
+
+    assert (status, json.loads(body)) == (200, {"id": response_id(fake.sessions[1], 1)})
+    wait_until(lambda: fake.closed == [session_hash(fake.sessions[0])], "the first response is closed")
+    stage.check_clean()
+
+
+async def has_answered(stage: Stage) -> bool:
+    return any(each.exchange is None or each.exchange.is_answered for each in stage.proxy.data.server.connections)
+
+
+async def set_down(stage: Stage, name: str) -> None:
+    stage.registry.set_state(name, InstanceState.DOWN)

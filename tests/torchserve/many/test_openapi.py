@@ -1,0 +1,19 @@
+"""Requests made from /openapi.json, on real instances with many models: no faults, and answers as the document says."""
+
+import pytest
+import requests
+
+from tests.openapi_cases import find_violations, with_values
+from tests.torchserve.many.fleet import TARGET_MODEL, ManyFleet
+
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(290)]
+MODELS = ["writes.tar.gz", "classifier-0.tar.gz", "absent.tar.gz"]
+
+
+def test_answers_of_a_running_product_are_as_the_document_says(many: ManyFleet) -> None:
+    """Both planes, with OpenAI's tasks, the container and the open inference protocol. None is pinned."""
+    named = dict.fromkeys(("model", "name", TARGET_MODEL.lower()), MODELS)
+    values = {**named, "endpoint": ["many"], "action": ["load", "unload", "other"], "max_tokens": [1, 2]}
+    for url in (many.fleet.runtime, many.fleet.admin):
+        document = with_values(requests.get(f"{url}/openapi.json", timeout=60).json(), values)
+        assert find_violations(document, url, max_examples=6) == []

@@ -1,0 +1,106 @@
+"""Attacks on a fleet of two instances: what they get, and that others are answered meanwhile."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+import requests
+from websockets.sync.client import connect
+
+from tests.proxy.test_response_sockets import masked
+from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.drawings import draw
+from tests.torchserve.test_faults import PATIENTLY, ready_instances, slowed_workers, worker_pids
+from tests.torchserve.test_response_sockets import LONG as NUMBERS
+from tests.torchserve.test_response_sockets import address_of, create, num_open
+from tests.waiting import wait_until
+from torchmoor.wire.response_ids import compaction_id, read_conversation_id, read_file_id, read_response_id
+
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(600)]
+SAMPLED: Any = {
+    "model": "llava",
+    "messages": [{"role": "user", "content": "hello"}],
+    "n": 3,
+    "temperature": 1e6,
+    "seed": 5,
+    "max_tokens": 300,
+}
+NAMES = {"llava-0", "llava-1"}
+
+
+@pytest.fixture(scope="module")
+def pair(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Run two instances; the last test kills their workers."""
+    folder = tmp_path_factory.mktemp("pair")
+    with run_fleet("--instances", "2", run_dir=folder / "run", log=folder / "up.log") as running:
+        yield running
+
+
+@pytest.fixture
+def gpt(pair: Fleet) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{pair.runtime}/v1", api_key="any", timeout=120, max_retries=0) as client:
+        yield client
+
+
+def count(fleet: Fleet, group: str, name: str) -> int:
+    """Return the sum of a count of all instances."""
+    return sum(fleet.status(i["name"])[group][name] for i in fleet.instances())
+
+
+def test_other_ids_in_the_place_of_a_compaction_are_no_fault(pair: Fleet, gpt: openai.OpenAI) -> None:
+    """The id of a caller's own response, conversation or file is read as its items, or refused."""
+    response = gpt.responses.create(model="llava", input="What is this?", max_output_tokens=2)
+    conversation = gpt.conversations.create(items=[{"type": "message", "role": "user", "content": "hello"}])
+    file = gpt.files.create(file=draw("circle", "red"), purpose="vision")
+    for place in (read_response_id(response.id), read_conversation_id(conversation.id), read_file_id(file.id)):
+        assert place is not None
+        compaction = {"type": "compaction", "encrypted_content": compaction_id(place.session_id)}
+        given = [compaction, {"role": "user", "content": "hello"}]
+        body = {"model": "llava", "input": given, "max_output_tokens": 2}
+        assert requests.post(f"{pair.runtime}/v1/responses", json=body, timeout=90).status_code in (200, 400, 404)
+
+
+def test_a_flood_of_messages_is_not_read(pair: Fleet, gpt: openai.OpenAI) -> None:
+    """The proxy holds little of it, the instances one message at a time, and others are answered."""
+    before, memory = num_open(pair), psutil.Process(pair.process.pid).memory_info().rss
+    message = create("Count", **NUMBERS).encode() + b" " * 60_000
+    with slowed_workers(pair), connect(address_of(pair), open_timeout=60) as client:
+        client.socket.settimeout(5)
+        with pytest.raises(TimeoutError):  # all buffers on the way are full
+            client.socket.sendall(masked(message) * 2_000)
+        assert psutil.Process(pair.process.pid).memory_info().rss - memory < 32 << 20
+        assert count(pair, "turns", "in_progress") == 1
+        answer = gpt.responses.create(model="llava", input="What is this?", max_output_tokens=2)
+        assert answer.status == "incomplete"
+        client.socket.shutdown(socket.SHUT_RDWR)
+    wait_until(lambda: num_open(pair) == before, "the connection is forgotten")
+    wait_until(lambda: count(pair, "turns", "in_progress") == 0, "no turn is left")
+
+
+def test_several_answers_end_with_their_instance(pair: Fleet, gpt: openai.OpenAI) -> None:
+    """A stream of three answers ends with an error, and the request can be repeated."""
+    whole = gpt.chat.completions.create(**SAMPLED)
+    with slowed_workers(pair):
+        stream = gpt.chat.completions.create(**SAMPLED, stream=True)
+        next(stream)
+        kill_worker(pair, busy_instance(pair))
+        with pytest.raises(openai.APIError, match="The answer was broken off"):
+            list(stream)
+
+    wait_until(lambda: ready_instances(pair) == NAMES, "the worker is back", **PATIENTLY)
+    assert gpt.chat.completions.create(**SAMPLED).choices == whole.choices
+
+
+def busy_instance(fleet: Fleet) -> str:
+    return str(next(each["name"] for each in fleet.instances() if each["outstanding"]))
+
+
+def kill_worker(fleet: Fleet, name: str) -> None:
+    for pid in worker_pids(fleet.run_dir, name):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,51 @@
+"""LangChain's ChatOpenAI passes LangChain's own tests, on real TorchServe instances whose model alone is scripted.
+
+The scripted model writes the calls and the JSON that the suite asks for; the tokens, the grammars and all else are the
+server's own.
+"""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.torchserve.conftest import SCRIPTED_NAME, Fleet
+from tests.torchserve.drawings import draw
+from tests.torchserve.test_sdk_clients import CLIENTS, require_clients
+
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(290)]
+# What the suite may skip, by its own words.
+SKIPPED = {
+    "Model does not support PDF inputs.",
+    "Model does not support audio inputs.",
+    "Model does not support image tool message.",
+    "Model does not support PDF tool message.",
+    "Model does not explicitly support Anthropic inputs.",
+    "VCR not set up.",
+}
+
+
+def test_every_standard_test_passes(scripted: Fleet, tmp_path: Path) -> None:
+    """Those that are skipped are for inputs that the server does not take, or for recordings."""
+    folder = CLIENTS / "langchain_openai"
+    picture = tmp_path / "circle.png"
+    picture.write_bytes(draw("circle", "red"))
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON", "PYTEST"))}
+    own = {"BASE_URL": f"{scripted.runtime}/v1", "MODEL": SCRIPTED_NAME, "PICTURE": str(picture)}
+
+    done = subprocess.run(
+        [require_clients(), "-m", "pytest", "-c", folder / "pytest.ini", folder],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**inherited, **own},
+    )
+
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    found = re.search(r"(\d+) passed", done.stdout.splitlines()[-1])
+    assert found is not None
+    assert int(found[1]) >= 70
+    reasons = set(re.findall(r"^SKIPPED .*?: (.*)$", done.stdout, re.MULTILINE))
+    assert reasons <= SKIPPED, reasons - SKIPPED

@@ -1,0 +1,121 @@
+"""The ends of responses and of their connections: expiry, a proxy without the keys, a fleet that stops."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from websockets.sync.client import connect
+
+from tests.torchserve.configured_proxy import serve_configured
+from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.drawings import draw
+from tests.torchserve.test_response_sockets import LONG, create
+from tests.torchserve.test_responses import COLOR, FIRST
+from tests.waiting import DEADLINE_S, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(240)]
+TTL_S = 20
+
+
+@pytest.fixture(scope="module")
+def short_lived(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Run two instances with a journal, whose sessions expire soon."""
+    folder = tmp_path_factory.mktemp("short")
+    with run_fleet(
+        *("--instances", "2"),
+        run_dir=folder / "run",
+        log=folder / "up.log",
+        environment={"TORCHMOOR_HANDLER_SESSION_TTL_S": str(TTL_S)},
+    ) as running:
+        yield running
+
+
+@contextmanager
+def client_of(runtime: str, max_retries: int = 0) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{runtime}/v1", api_key="any", timeout=90, max_retries=max_retries) as gpt:
+        yield gpt
+
+
+@contextmanager
+def serve_without_keys(fleet: Fleet, folder: Path) -> Iterator[str]:
+    """Run a proxy in front of the fleet's instances that cannot verify their ids. Yield its address."""
+    variants = [{"VariantName": "AllTraffic", "ModelName": "llava"}]
+    content = {
+        "Endpoints": [{"EndpointConfig": {"EndpointConfigName": "llava", "ProductionVariants": variants}}],
+        "Instances": [{name: each[name] for name in ("name", "host", "port")} for each in fleet.instances()],
+    }
+    with serve_configured(fleet, folder, content) as served:
+        yield served.runtime
+
+
+def test_a_proxy_without_the_key_routes_by_the_journal(short_lived: Fleet, tmp_path: Path) -> None:
+    """It cannot tell which instance has a response; the instances verify the id, and refuse a forged one.
+
+    An instance that has missed an answer of the other one refuses the next with 409, which OpenAI's client repeats.
+    """
+    with client_of(short_lived.runtime) as gpt, serve_without_keys(short_lived, tmp_path) as address:
+        first = gpt.responses.create(model="llava", input=FIRST)
+        with client_of(address, max_retries=2) as other:
+            wait_until(lambda: other.models.list().data != [], "the endpoint is there")
+            for _ in range(4):
+                assert other.responses.retrieve(first.id) == first
+                following = other.responses.create(model="llava", input=COLOR, previous_response_id=first.id)
+                assert "red" in following.output_text
+            session, number = first.id.rsplit("_", 1)
+            forged = f"{session[:-1]}{'a' if session[-1] != 'a' else 'b'}_{number}"
+            with pytest.raises(openai.NotFoundError) as caught:
+                other.responses.create(model="llava", input=COLOR, previous_response_id=forged)
+    assert caught.value.code == "previous_response_not_found"
+
+
+def test_what_has_expired_is_not_found(short_lived: Fleet) -> None:
+    """A response, a conversation, a file and a compaction, each with OpenAI's error."""
+    with client_of(short_lived.runtime) as gpt:
+        first = gpt.responses.create(model="llava", input=FIRST)
+        talk = gpt.conversations.create()
+        file = gpt.files.create(file=draw("circle", "red"), purpose="vision")
+        compacted: Any = [item.to_dict() for item in gpt.responses.compact(model="llava", input=FIRST).output]
+
+        def is_gone() -> bool:
+            try:
+                gpt.files.retrieve(file.id)
+            except openai.NotFoundError:
+                return True
+            return False
+
+        wait_until(is_gone, "the last one has expired", deadline_s=DEADLINE_S + TTL_S)
+
+        for use in (
+            lambda: gpt.responses.retrieve(first.id),
+            lambda: gpt.responses.delete(first.id),
+            lambda: gpt.conversations.retrieve(talk.id),
+            lambda: gpt.responses.create(model="llava", input=[*compacted, {"role": "user", "content": COLOR}]),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                use()
+        with pytest.raises(openai.NotFoundError) as caught:
+            gpt.responses.create(model="llava", input=COLOR, previous_response_id=first.id)
+        assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+        assert gpt.files.list().data == []
+
+
+def test_a_stopping_fleet_closes_connections_between_two_responses(short_lived: Fleet) -> None:
+    """The running response ends whole; a message that waits is not begun."""
+    address = short_lived.runtime.replace("http://", "ws://") + "/v1/responses"
+    with connect(address, open_timeout=60) as client:
+        client.send(create("Count", **LONG, max_output_tokens=60))
+        client.send(create("Hello"))
+        events: list[dict[str, Any]] = [json.loads(client.recv(timeout=60))]
+        while events[-1]["type"] != "response.output_text.delta":
+            events.append(json.loads(client.recv(timeout=60)))
+        short_lived.process.send_signal(signal.SIGINT)
+        events += map(json.loads, client)
+
+    assert client.close_code == 1001
+    assert events[-1]["type"] == "response.incomplete"
+    assert [event["type"] for event in events].count("response.created") == 1

@@ -1,0 +1,112 @@
+"""A response in the background as clients follow it: each gets every event once, from wherever it begins."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handlers.chat.dialects.background_form import BackgroundForm
+from handlers.chat.feed import AnswerFeed
+from handlers.chat.forms import Token
+from handlers.errors import ClientGone
+from handlers.reply import PendingReply, ReplyPieces
+from tests.unit.handlers.test_response_form import ITEMS, read, summarise
+
+FAILED = {"status": "failed", "error": {"code": "server_error", "message": "why"}}
+
+
+def make_form() -> BackgroundForm:
+    form = BackgroundForm({"status": "queued", "usage": None, "background": True}, ITEMS)
+    form.place("ts-seq-a", 3)
+    return form
+
+
+def make_reply() -> PendingReply:
+    return PendingReply(lambda: None)
+
+
+def take(reply: PendingReply) -> list[dict[str, Any]]:
+    """Return all events that a client has been sent, of an ended stream or one that goes on."""
+    data = b""
+    while isinstance(piece := reply.take(1 << 20), ReplyPieces) and (piece.data or piece.headers):
+        data += piece.data
+        if piece.is_end:
+            break
+    return read(data)
+
+
+def end(feed: AnswerFeed, form: BackgroundForm, last: Token) -> list[dict[str, Any]]:
+    """Record the answer and end the clients' streams. Return the events of the stored answer."""
+    answer, response = form.record(summarise([last]))
+    feed.end(last)
+    return read(make_form().repeat(answer, response, -1))
+
+
+@given(st.lists(st.text(max_size=4), min_size=1, max_size=8), st.data())
+def test_followers_get_the_events_of_the_stored_response(texts: list[str], data: st.DataObject) -> None:
+    """From any event on, whenever they come, before or while it is generated."""
+    tokens = [Token(i, text, 0.0, False) for i, text in enumerate(texts)]
+    feed, form = AnswerFeed(), make_form()
+    joins = data.draw(st.lists(st.tuples(st.integers(0, len(tokens)), st.integers(-1, 20)), max_size=5))
+    followers = [(make_reply(), after) for _, after in joins]
+
+    def join(place: int) -> None:
+        for (at, _), (reply, after) in zip(joins, followers, strict=True):
+            if at == place:
+                feed.follow(reply, make_form(), after, {})
+
+    join(0)
+    feed.begin(form, lambda: None)
+    for place, token in enumerate(tokens[:-1], 1):
+        feed.add([token])
+        join(place)
+    join(len(tokens))
+    stored = end(feed, form, tokens[-1])
+
+    assert [event["sequence_number"] for event in stored] == list(range(len(stored)))
+    for reply, after in followers:
+        assert take(reply) == stored[after + 1 :]
+
+
+@given(st.lists(st.text(min_size=1, max_size=4), min_size=2, max_size=8), st.data())
+def test_a_second_attempt_repeats_no_event(texts: list[str], data: st.DataObject) -> None:
+    """The client has some events of the first one, and gets the others when the second one has caught up."""
+    tokens = [Token(i, text, 0.0, False) for i, text in enumerate(texts)]
+    feed, reply = AnswerFeed(), make_reply()
+    feed.follow(reply, make_form(), -1, {})
+    feed.begin(make_form(), lambda: None)
+    feed.add(tokens[: data.draw(st.integers(0, len(tokens) - 1))])
+
+    second = make_form()
+    feed.begin(second, lambda: None)
+    feed.add(tokens[:-1])
+
+    stored = end(feed, second, tokens[-1])
+
+    assert take(reply) == stored
+
+
+def test_a_failure_reaches_clients_that_have_more_events_than_there_are() -> None:
+    feed, ahead, behind = AnswerFeed(), make_reply(), make_reply()
+    feed.follow(ahead, make_form(), 40, {})
+    feed.follow(behind, make_form(), -1, {})
+
+    feed.fail(FAILED)
+
+    (last,) = take(ahead)
+    assert (last["type"], last["sequence_number"], last["response"]["error"]) == (
+        "response.failed",
+        41,
+        FAILED["error"],
+    )
+    assert [event["type"] for event in take(behind)] == ["response.created", "response.queued", "response.failed"]
+
+
+def test_a_client_that_has_left_is_forgotten() -> None:
+    feed, form, gone = AnswerFeed(), make_form(), make_reply()
+    feed.follow(gone, make_form(), -1, {})
+
+    gone.cancel(ClientGone("left"))
+    feed.begin(form, lambda: None)
+
+    assert end(feed, form, Token(0, "x", 0.0, False))

@@ -1,0 +1,72 @@
+"""Each sampling parameter is used or refused by each engine; none is ignored."""
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.chat.parameters import RULES, check_supported
+from handlers.engine.builtin import sampler
+from handlers.engine.contract import Capabilities, SamplingParams
+from handlers.engine.vllm.parameters import REFUSED, VALUES, read_values
+from handlers.errors import InvalidRequest
+
+NAMES = sorted(each.name for each in fields(SamplingParams))
+BUILTIN = Path(sampler.__file__).parent
+
+
+def test_vllm_gets_what_it_does_not_refuse() -> None:
+    """The parameters without a row in VALUES are refused; vLLM lacks typical_p alone."""
+    assert set(REFUSED) == {"typical_p"}
+    assert sorted({*VALUES, *REFUSED, "do_sample", "max_new_tokens", "grammar"}) == NAMES
+
+
+def test_values_for_vllm() -> None:
+    """An answer that is not sampled has vLLM's values for greedy choice, whatever the request says."""
+    given: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "seed": 7}
+    rest: dict[str, Any] = {
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.25,
+        "repetition_penalty": 1.5,
+        "logit_bias": ((3, -1.0),),
+    }
+    expected = {**rest, "logit_bias": {3: -1.0}, "logprobs": 2}
+
+    sampled = SamplingParams(max_new_tokens=1, do_sample=True, top_n_tokens=2, **given, **rest)
+    greedy = SamplingParams(max_new_tokens=1, top_n_tokens=2, **given, **rest)
+
+    assert read_values(sampled) == {**given, **expected}
+    assert read_values(greedy) == {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, **expected}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_built_in_engine_reads_each_parameter(name: str) -> None:
+    """By its name, in the engine's code; the contract's `is_plain` does not count."""
+    nodes = (node for path in BUILTIN.glob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+    assert any(isinstance(node, ast.Attribute) and node.attr == name for node in nodes)
+
+
+@pytest.mark.parametrize("values", [{"typical_p": 0.5}, {"logit_bias": ((1, 2.0),)}])
+def test_a_parameter_that_the_engine_lacks_is_refused_by_name(values: dict[str, Any]) -> None:
+    [name] = values
+    engine = Capabilities(
+        engine="small",
+        device="cpu",
+        max_context=64,
+        is_packed=True,
+        can_resume=True,
+        has_grammars=True,
+        has_equal_pictures=True,
+        refused=frozenset(values),
+    )
+
+    check_supported(SamplingParams(max_new_tokens=1), engine)
+    with pytest.raises(InvalidRequest, match=f"the engine small does not support {name}"):
+        check_supported(SamplingParams(max_new_tokens=1, **values), engine)
+
+
+def test_each_field_of_the_contract_has_a_rule() -> None:
+    assert set(NAMES) <= set(RULES)

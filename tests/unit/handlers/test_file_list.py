@@ -1,0 +1,103 @@
+"""GET /v1/files: a caller's own files, in pages, with a journal and without."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.journal.directory import DirectoryJournal
+from handlers.settings import JournalSettings
+from tests.unit.handlers.conftest import Client, FakeClock, ServiceFactory
+from tests.unit.handlers.test_resource_bounds import png
+from torchmoor.wire import headers as wire
+
+
+def ask(client: Client, resource: str, caller: str = "alice", body: Any = None) -> Any:
+    return client.call(body, {wire.RESOURCE: resource, wire.PRINCIPAL: caller})
+
+
+def keep(client: Client, clock: FakeClock, caller: str = "alice", purpose: bytes = b"vision") -> str:
+    answer = ask(client, "POST files", caller, {"file": png("red"), "purpose": purpose})
+    assert answer.status == 200, answer.body
+    clock.advance(1)
+    return str(answer.json["id"])
+
+
+def pages(client: Client, query: str) -> Iterator[list[str]]:
+    """Yield the ids of each page, as OpenAI's client reads them."""
+    after, has_more = "", True
+    while has_more:
+        page = ask(client, f"GET files?{query}{after}").json
+        ids = [file["id"] for file in page["data"]]
+        assert (page["object"], page["first_id"], page["last_id"]) == ("list", ids[0], ids[-1])
+        yield ids
+        after, has_more = f"&after={ids[-1]}", page["has_more"]
+
+
+@pytest.fixture(params=["journal", "memory"])
+def client(request: pytest.FixtureRequest, make_client: ServiceFactory, tmp_path: Path) -> Client:
+    has_journal = request.param == "journal"
+    return make_client(journal=DirectoryJournal(tmp_path, JournalSettings()) if has_journal else None)
+
+
+def test_pages_have_each_file_once_and_in_order(client: Client, clock: FakeClock) -> None:
+    """The newest is first, unless the order is asc; the last page says that it is the last."""
+    ids = [keep(client, clock) for _ in range(5)]
+
+    assert list(pages(client, "limit=2&order=asc")) == [ids[:2], ids[2:4], ids[4:]]
+    assert list(pages(client, "limit=5")) == [ids[::-1]]
+    assert list(pages(client, "limit=10000")) == [ids[::-1]]
+    assert ask(client, f"GET files/{ids[0]}").json in ask(client, "GET files").json["data"]
+
+
+def test_a_caller_sees_no_other_ones_files(client: Client, clock: FakeClock) -> None:
+    own, others = keep(client, clock), keep(client, clock, "bob")
+
+    assert [own] == [file["id"] for file in ask(client, "GET files").json["data"]]
+    assert [others] == [file["id"] for file in ask(client, "GET files", "bob").json["data"]]
+    assert ask(client, "GET files", "carol").json["data"] == []
+
+
+def test_what_has_ended_is_not_listed(client: Client, clock: FakeClock) -> None:
+    """Deleted or expired. A page may follow a file that was deleted meanwhile."""
+    ids = [keep(client, clock) for _ in range(3)]
+    assert ask(client, f"DELETE files/{ids[1]}").status == 200
+
+    assert list(pages(client, "")) == [[ids[2], ids[0]]]
+    assert [ids[0]] == [file["id"] for file in ask(client, f"GET files?after={ids[1]}").json["data"]]
+    clock.advance(3600 - 2)
+    assert list(pages(client, "")) == [[ids[2]]]
+
+
+def test_a_purpose_selects_files(client: Client, clock: FakeClock) -> None:
+    ids = [keep(client, clock, purpose=purpose) for purpose in (b"vision", b"user_data", b"vision")]
+
+    assert list(pages(client, "purpose=vision&limit=1&order=asc")) == [[ids[0]], [ids[2]]]
+    assert list(pages(client, "purpose=user_data")) == [[ids[1]]]
+    assert ask(client, "GET files?purpose=batch").json["data"] == []
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=10001", "limit=x", "order=up", "after=x", "after=file-x"])
+def test_bad_queries_are_refused_by_name(client: Client, query: str) -> None:
+    answer = ask(client, f"GET files?{query}")
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, query.partition("=")[0])
+
+
+def test_another_worker_lists_what_the_journal_has(
+    make_client: ServiceFactory, clock: FakeClock, tmp_path: Path
+) -> None:
+    """It reads no picture for that. What another program has put into the list is left out."""
+    first, second = (make_client(journal=DirectoryJournal(tmp_path, JournalSettings())) for _ in range(2))
+    ids = [keep(first, clock), keep(first, clock)]
+    [folder] = (tmp_path / "listed").iterdir()
+    [entry, _] = folder.iterdir()
+    (folder / entry.name.replace("-local-", "-other-")).touch()
+    (folder / "x").touch()
+
+    assert list(pages(second, "")) == [ids[::-1]]
+    assert second.service.store.session_ids() == []
+    first_events = sorted(tmp_path.glob("ts-seq-*/00000000"))
+    first_events[0].write_bytes(b"{}")
+    assert len(ask(second, "GET files").json["data"]) == 1

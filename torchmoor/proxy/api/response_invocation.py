@@ -1,0 +1,153 @@
+"""POST /v1/responses: a response in the background is queued before its client gets the instance's answer.
+
+An answer that names the response means that the instance has accepted it. The instance generates it when the queue's
+request arrives, which may be sent several times. If the queue refuses the request, the instance ends the response, and
+the client gets the queue's error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+from torchmoor.async_inference.request import AsyncRequest, background_request
+from torchmoor.async_inference.service import AsyncInference
+from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
+from torchmoor.proxy.api.async_runtime import DEFAULT_TTL_S
+from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.dispatch.request_sessions import read_expiry
+from torchmoor.proxy.http.answer import Loss
+from torchmoor.proxy.http.call import HOLD, PASS_ON, Judgement, NextStep, Outcome
+from torchmoor.proxy.http.message import AnswerHead
+from torchmoor.proxy.instances.handler_operations import HandlerOperations
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.wire import headers, operations
+from torchmoor.wire.response_ids import read_response_id
+from torchmoor.wire.session_hash import session_hash
+
+_BACKGROUND = headers.BACKGROUND.encode()
+_NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
+TIMEOUT_S = 3600.0  # of one attempt; the handler has its own limit of an answer
+CLOSE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundQueue:
+    """Where responses in the background are queued. service: None if no endpoint accepts asynchronous requests."""
+
+    service: AsyncInference | None
+    operations: HandlerOperations
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A response in the background that an instance has accepted. head: of its answer."""
+
+    response_id: str
+    head: AnswerHead
+    instance: Instance
+
+
+class ResponseInvocation(Invocation):
+    """An Invocation whose answer may be held until the queue has the response that it names.
+
+    If the instance is lost meanwhile, another one may accept the request as another response. The first is then closed.
+    """
+
+    _held: AnswerHead | None = None
+    _is_queued = False
+    _is_finished = False
+
+    def __init__(self, queue: BackgroundQueue, *args: Any, **options: Any) -> None:
+        """args, options: an Invocation's."""
+        super().__init__(*args, **options)
+        self._queue = queue
+
+    def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Judgement:
+        """Hold the answer that names a response in the background until that is queued."""
+        name = head.find(_BACKGROUND)
+        if name is None or self._is_queued:
+            return super().on_answer(head, can_replay=can_replay)
+        self._held = head
+        accepted = Accepted(name.decode("latin-1"), head, self.chosen.instance)
+        try:
+            self._submit(accepted)
+        except ApiError as error:  # not yet: the exchange waits for this judgement
+            asyncio.get_running_loop().call_soon(self._refuse, error, accepted)
+        return HOLD
+
+    def on_lost(self, loss: Loss, *, can_replay: bool) -> NextStep:
+        self._held = None
+        return super().on_lost(loss, can_replay=can_replay)
+
+    def _submit(self, accepted: Accepted) -> None:
+        """Start to queue a response. Raises ApiError."""
+        endpoint, service, callers = self.operation.endpoint, self._queue.service, self._dispatchers.callers
+        if service is None or endpoint.name not in service.endpoints:
+            raise ValidationError(f"'background' needs asynchronous inference, which endpoint {endpoint.name} lacks.")
+        opened = accepted.head.find(_NEW_SESSION_ID) or b""
+        principal = self.request.principal
+        self._dispatchers.sessions.on_opened(endpoint, principal, opened, accepted.instance)
+        expires_at = read_expiry(opened)
+        try:
+            asked = background_request(
+                accepted.response_id,
+                endpoint=endpoint.name,
+                principal=principal,
+                source="" if principal else self.assignment.caller,
+                ttl_s=DEFAULT_TTL_S if expires_at is None else min(DEFAULT_TTL_S, max(1.0, expires_at - time())),
+                timeout_s=TIMEOUT_S,
+            )
+        except ValueError as error:
+            raise ServiceUnavailable("The instance names no response.") from error
+
+        def on_done(stored: AsyncRequest | ApiError) -> None:
+            if isinstance(stored, ApiError):
+                self._refuse(stored, accepted)
+            else:
+                self._pass_on(accepted)
+
+        share = None if callers is None else callers.async_share(self.assignment.caller)
+        if not service.try_submit(asked, on_done, share):
+            raise ServiceUnavailable("Too many requests are being queued. Try again later.")
+
+    def _pass_on(self, accepted: Accepted) -> None:
+        if self._held is not accepted.head:  # the client has another answer, or gets one
+            self._close(accepted)
+            return
+        self._is_queued = True
+        if self._waiter is not None and not self._is_finished:
+            self._waiter.resume(PASS_ON)
+
+    def _refuse(self, error: ApiError, accepted: Accepted) -> None:
+        """Answer with the queue's error, and close the session that the instance has opened."""
+        self._close(accepted)
+        if self._held is not accepted.head:
+            return
+        self._held = None
+        callers = self._dispatchers.callers
+        if callers is not None and isinstance(error, CallerLimited):
+            callers.num_refused[error.setting] += 1
+        if self._waiter is not None and not self._is_finished:
+            self._waiter.resume(self.fail(error))
+
+    def _close(self, accepted: Accepted) -> None:
+        """Close the session that an instance has opened for a response."""
+        place = read_response_id(accepted.response_id)
+        if place is not None:
+            body = {operations.ACTION: operations.CLOSE, operations.SESSION: session_hash(place.session_id)}
+            self._queue.operations.try_start(
+                accepted.instance,
+                operations.SESSIONS,
+                body,
+                timeout_s=CLOSE_TIMEOUT_S,
+                on_done=lambda answer: None,
+            )
+
+    def finish(self, outcome: Outcome) -> None:
+        self._is_finished = True
+        if self._held is not None and not self._is_queued:  # the client has left, and its session is open
+            self.assignment.note_session(self.operation.endpoint, self._held)
+        super().finish(outcome)
