@@ -1,13 +1,20 @@
-"""Decoding steps of a fixed number of rows, which a GPU replays as CUDA graphs: one launch instead of fifty per layer.
+"""Steps of a fixed number of rows, one token each, which a GPU replays as CUDA graphs: one launch instead of 1,500.
 
 There is a graph for 1, 2, 4, ... rows, captured at the load. A step runs the smallest one that has room; rows without a
-sequence write to the pool's spare block. The graphs stay valid as contexts grow, since attention reads each row's
-length and blocks from the device's memory.
+token write to the pool's spare block. The graphs stay valid as contexts grow, since attention reads each row's length
+and blocks from the device's memory.
+
+A short prompt takes a row per token: all of them store their keys and values before any of them attends, and each one
+sees only the positions up to its own. Each row reads its context anew, so with long contexts it is faster to launch the
+kernels one by one and to read the context once. The load measures both.
 """
 
 import gc
 import logging
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,6 +26,8 @@ from handlers.models.attention import DecodingRows, PackedBatch
 from handlers.models.text import TextModel
 
 logger = logging.getLogger(__name__)
+MEASURED_BLOCKS = 64  # of the context with which rows are measured
+USED_GAIN = 0.8  # of the time that a graph saves, which the rows' reading may take: the measurement is short
 NUM_WARM_UPS = 2  # runs before a capture: libraries allocate and Triton compiles at their first calls
 
 
@@ -33,6 +42,11 @@ class BlockTable:
     def __getitem__(self, rows: slice) -> Tensor:
         return self._rows[rows]
 
+    def set_all(self, blocks: Tensor) -> None:
+        """Give every row these blocks, or one. The next `set` writes all rows."""
+        self._rows[:, : len(blocks)] = blocks
+        self._held = [blocks] * len(self._held)
+
     def set(self, caches: Sequence[SequenceCache], num_rows: int) -> Tensor:
         """Write the caches' blocks. Return `num_rows` rows; rows beyond the caches have the spare block."""
         for row in range(num_rows):
@@ -43,14 +57,22 @@ class BlockTable:
         return self._rows[:num_rows]
 
 
-class DecodeSteps:
-    """Steps in which each row gets one token. All calls on one thread.
+class RowSteps:
+    """Steps of at most `max_rows` tokens. All calls on one thread.
 
-    has_graphs: on a GPU, capture the steps as CUDA graphs; else their kernels are launched one by one.
+    has_graphs: on a GPU, capture the steps as CUDA graphs; else their kernels are launched one by one. has_prompts:
+    take all prompts that have room; None: if there are graphs, and those that are faster so.
     """
 
     def __init__(
-        self, model: TextModel, pool: BlockPool, table: BlockTable, max_rows: int, *, has_graphs: bool
+        self,
+        model: TextModel,
+        pool: BlockPool,
+        table: BlockTable,
+        max_rows: int,
+        *,
+        has_graphs: bool,
+        has_prompts: bool | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -62,24 +84,46 @@ class DecodeSteps:
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         if has_graphs and device.type == "cuda":
             self._graphs = self._capture_all()
+        self._max_positions = 0.0  # that the tokens of prompts may see in all
+        if has_prompts or (has_prompts is None and self._graphs):
+            self._max_positions = math.inf if has_prompts else self._measure()
 
-    def run(self, tokens: Sequence[int], caches: Sequence[SequenceCache]) -> Tensor:
-        """Return (rows, vocabulary) float32: the logits after each row's next token, which is stored.
+    def takes(self, shares: Sequence[tuple[Sequence[int], SequenceCache]]) -> bool:
+        """Return True if the step can run here, and is not slower than with all kernels launched one by one.
 
-        The tensor stays valid until the next step.
+        shares: as in `run`. Rows have no picture's tokens, which are negative.
         """
-        num_rows = len(tokens)
+        if sum(len(tokens) for tokens, _ in shares) > self._sizes[-1]:
+            return False
+        if any(token < 0 for tokens, _ in shares for token in tokens):
+            return False
+        prompts = [(len(tokens), cache.length) for tokens, cache in shares if len(tokens) > 1]
+        return sum(number * (start + number) for number, start in prompts) <= self._max_positions
+
+    def run(self, shares: Sequence[tuple[Sequence[int], SequenceCache]]) -> Tensor:
+        """Return (shares, vocabulary) float32: the logits after each share's last token. All tokens are stored.
+
+        shares: the next tokens of a sequence, and its cache. The tensor stays valid until the next step.
+        """
+        rows = [(token, place, cache) for tokens, cache in shares for place, token in enumerate(tokens, cache.length)]
+        num_rows = len(rows)
         size = min(size for size in self._sizes if size >= num_rows)
-        self._table.set(caches, size)
+        self._table.set([cache for _, _, cache in rows], size)
         inputs = self._host[:size]
-        inputs[:num_rows] = torch.tensor([(t, cache.length) for t, cache in zip(tokens, caches, strict=True)])
-        inputs[num_rows:] = 0  # rows without a sequence have token 0 at position 0 of the spare block
+        inputs[:num_rows] = torch.tensor([(token, place) for token, place, _ in rows])
+        inputs[num_rows:] = 0  # rows without a token have token 0 at position 0 of the spare block
         self._inputs[:size].copy_(inputs, non_blocking=True)
-        if size not in self._graphs:
-            return self._forward(size)[:num_rows]
-        graph, logits = self._graphs[size]
-        graph.replay()
-        return logits[:num_rows]
+        if size in self._graphs:
+            graph, logits = self._graphs[size]
+            graph.replay()
+        else:
+            logits = self._forward(size)
+        if num_rows == len(shares):
+            return logits[:num_rows]
+        ends = torch.tensor([end - 1 for end in accumulate(len(tokens) for tokens, _ in shares)])
+        if logits.is_cuda:
+            ends = ends.pin_memory().to(logits.device, non_blocking=True)
+        return logits[ends]
 
     def _capture_all(self) -> dict[int, tuple[torch.cuda.CUDAGraph, Tensor]]:
         memory, before = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
@@ -93,10 +137,32 @@ class DecodeSteps:
         except RuntimeError as exc:  # a model that waits for the device, such as a mixture of experts
             torch.cuda.set_stream(before)
             torch.cuda.synchronize()
-            logger.warning("decoding runs without CUDA graphs, which is slower error=%s", str(exc).partition("\n")[0])
+            logger.warning("steps run without CUDA graphs, which is slower error=%s", str(exc).partition("\n")[0])
             return {}
-        logger.info("decoding steps captured rows=%s", self._sizes)
+        logger.info("steps captured rows=%s", self._sizes)
         return graphs
+
+    def _measure(self) -> float:
+        """Return how many positions the tokens of prompts may see in all before rows take longer than launches.
+
+        Writes to blocks, so the pool must be empty.
+        """
+        size = self._sizes[-1]
+        graph, _ = self._graphs[size]
+        blocks = torch.arange(max(1, min(MEASURED_BLOCKS, self._pool.capacity)), dtype=torch.int32)
+        self._inputs.zero_()
+        launched_s, short_s = _time(lambda: self._forward(size)), _time(graph.replay)
+        self._table.set_all(blocks.to(self._inputs.device))
+        self._inputs[:, 1] = len(blocks) * BLOCK - 1
+        long_s = _time(graph.replay)
+        self._table.set([], size)
+        position_s = max(long_s - short_s, 1e-6) / (size * len(blocks) * BLOCK)
+        found = USED_GAIN * max(0.0, launched_s - short_s) / position_s
+        logger.info(
+            "steps measured rows=%d launched_s=%.4f graph_s=%.4f with_context_s=%.4f prompt_positions=%d",
+            size, launched_s, short_s, long_s, found,
+        )  # fmt: skip
+        return found
 
     def _capture(self, num_rows: int, memory: Any, stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         stream.wait_stream(torch.cuda.current_stream())
@@ -118,6 +184,18 @@ class DecodeSteps:
         batch = PackedBatch(self._pool.storage, slots, (), DecodingRows(table, (positions + 1).int(), BLOCK))
         last = torch.arange(num_rows, device=ids.device)
         return self._model.forward(self._model.embed(ids), positions, batch, last)
+
+
+def _time(action: Callable[[], object]) -> float:
+    """Return the seconds that the device takes for it, the shorter of two measurements."""
+    times = []
+    for _ in range(2):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        action()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return min(times)
 
 
 def batch_sizes(max_rows: int) -> list[int]:

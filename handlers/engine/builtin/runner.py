@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from handlers.engine.builtin.decode_steps import BlockTable, DecodeSteps
 from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache, num_blocks
+from handlers.engine.builtin.row_steps import BlockTable, RowSteps
 from handlers.engine.builtin.scheduler import StepShare
 from handlers.models.attention import DecodingRows, PackedBatch, PackedShare, in_place
 from handlers.models.lora import LoraAdapter
@@ -31,8 +31,8 @@ class ModelRunner:
     """Makes tensors of scheduled work and runs the model. Engine thread only.
 
     max_rows: limit of sequences in a step. is_row_batched: compute the attention of all decoding rows in one call,
-    which is faster on a GPU; a CPU is faster with one call per row. has_graphs: on a GPU, run decoding steps as CUDA
-    graphs.
+    which is faster on a GPU; a CPU is faster with one call per row. has_graphs: on a GPU, run steps of few tokens as
+    CUDA graphs. has_prompt_rows: let a short prompt take a row per token; None: where that is faster.
     """
 
     def __init__(
@@ -43,30 +43,32 @@ class ModelRunner:
         is_row_batched: bool | None = None,
         *,
         has_graphs: bool = True,
+        has_prompt_rows: bool | None = None,
     ) -> None:
         self.model = model
         if is_row_batched is None:
             is_row_batched = model.is_packed and model.device.type != "cpu"
         self.pool = BlockPool(cache_shape(model), kv_bytes, num_spare=int(is_row_batched))
         self._table: BlockTable | None = None
-        self._decode_steps: DecodeSteps | None = None
+        self._row_steps: RowSteps | None = None
         if is_row_batched:
             self._table = BlockTable(self.pool, max_rows, num_blocks(model.max_context))
-            self._decode_steps = DecodeSteps(model, self.pool, self._table, max_rows, has_graphs=has_graphs)
+            self._row_steps = RowSteps(
+                model, self.pool, self._table, max_rows, has_graphs=has_graphs, has_prompts=has_prompt_rows
+            )
 
     def close(self) -> None:
         """Free the memory of the KV cache and the graphs. No step may follow."""
-        self._decode_steps = self._table = None
+        self._row_steps = self._table = None
         self.pool.close()
 
     @torch.inference_mode()
     def run(self, batch: Sequence[StepShare]) -> StepResult:
         """Compute the batch. Advances the caches when the device has computed everything without an error."""
         adapted = _find_adapted(batch)
-        is_decoding = all(not share.sequence.is_prefilling for share in batch)
-        if self._decode_steps is not None and is_decoding and not adapted:  # the graphs have no adapters
-            tokens = [share.tokens[0] for share in batch]
-            logits = self._decode_steps.run(tokens, [share.sequence.cache for share in batch])
+        shares = [(share.tokens, share.sequence.cache) for share in batch]
+        if self._row_steps is not None and not adapted and self._row_steps.takes(shares):  # graphs have no adapters
+            logits = self._row_steps.run(shares)
         elif adapted and self.model.adapted is not None:
             with self.model.adapted.adding(adapted):
                 logits = self._forward(batch)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -95,10 +96,12 @@ def make_engine(
     prefill_chunk: int = 256,
     num_tokens: int = 8192,
     is_row_batched: bool | None = None,
+    has_prompt_rows: bool | None = None,
     **options: Any,
 ) -> Engine:
     """Create an engine. num_tokens: the KV cache's capacity. Without pacing, so that steps are predictable."""
-    runner = ModelRunner(model, cache_shape(model).num_bytes(num_tokens), max_rows, is_row_batched=is_row_batched)
+    num_bytes = cache_shape(model).num_bytes(num_tokens)
+    runner = ModelRunner(model, num_bytes, max_rows, is_row_batched=is_row_batched, has_prompt_rows=has_prompt_rows)
     return Engine(runner, Scheduler(max_rows, Pace(prefill_chunk, 1e9)), 1, **options)
 
 
@@ -597,6 +600,28 @@ def test_one_call_for_all_rows_equals_one_call_a_row(start_engine: EngineFactory
         for generation in generations:
             engine.submit(generation.sequence)
         found.append([generation.wait().tokens for generation in generations])
+
+    assert found[0] == found[1]
+
+
+def test_short_prompts_in_rows_are_answered_as_in_steps_of_their_own(start_engine: EngineFactory) -> None:
+    """Prompts of 1 to 16 tokens and their follow-ups, beside answers; steps with more tokens go as before."""
+    texts = [prompt[: 1 + 5 * (i % 4)] for i, prompt in enumerate(prompts(9))]
+    found = []
+    for has_prompt_rows in (False, True):
+        engine = start_engine(max_rows=16, is_row_batched=True, has_prompt_rows=has_prompt_rows)
+        with patch.object(engine.runner, "_forward", wraps=engine.runner._forward) as launched:
+            generations = [Generation(engine, text, max_new_tokens=6) for text in texts]
+            for generation in generations:
+                engine.submit(generation.sequence)
+            answers = [generation.wait().tokens for generation in generations]
+            for generation, text in zip(generations, texts, strict=True):
+                follow_up = Generation(engine, [*text, *generation.tokens, 30, 31, 32], cache=generation.cache)
+                engine.submit(follow_up.sequence)
+                answers.append(follow_up.wait().tokens)
+        found.append(answers)
+        sizes = [sum(len(share.tokens) for share in call.args[0]) for call in launched.call_args_list]
+        assert min(sizes, default=17) > 16 if has_prompt_rows else min(sizes) < 16
 
     assert found[0] == found[1]
 
