@@ -21,7 +21,7 @@ from benchmarks.fleet import Fleet, Spent
 from benchmarks.report import ROOT
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import SequenceCache
-from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.pace import make_pace
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import Sequence
@@ -112,7 +112,7 @@ class TorchmoorEngine:
         settings = EngineSettings()
         runner = ModelRunner(load_model(checkpoint, CPU, dtype), KV_BYTES)
         self._pool = runner.pool
-        scheduler = Scheduler(settings.max_rows, Pace(settings.prefill_chunk, settings.max_stretch))
+        scheduler = Scheduler(settings.max_rows, make_pace(settings, on_gpu=False))
         self._engine = Engine(runner, scheduler, settings.num_threads)
         self._engine.start()
 

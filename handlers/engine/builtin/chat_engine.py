@@ -13,7 +13,7 @@ from handlers.device import exit_worker
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import BlockPool, SequenceCache
 from handlers.engine.builtin.kv_parts import PART, block_names, find_part, read_part, split_parts, write_part
-from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.pace import make_pace
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import ImageSpan
@@ -144,7 +144,7 @@ def make_builtin_engine(
 ) -> BuiltinEngine:
     """Assemble an engine that ends the worker if its device is lost. Raises OutOfMemory."""
     runner = ModelRunner(model, kv_bytes, settings.max_rows)
-    scheduler = Scheduler(settings.max_rows, Pace(settings.prefill_chunk, settings.max_stretch))
+    scheduler = Scheduler(settings.max_rows, make_pace(settings, on_gpu=model.device.type != "cpu"))
     return BuiltinEngine(Engine(runner, scheduler, settings.num_threads, on_device_lost=exit_worker), grammar)
 
 
