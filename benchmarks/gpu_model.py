@@ -82,6 +82,7 @@ def build_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> Llava
     transformers_check = TransformersCheck(model)
     loaded = LlavaModel(model, Processor.load(TINY, image_token_id))
     loaded.eos_token_ids = frozenset()  # so that each answer has the length that was asked for
+    loaded.optimize()
     transformers_check.check(loaded)
     return loaded
 

@@ -112,7 +112,7 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
         if is_compiled:
             raise SettingsError(f"handler.model.compile must be off for models of type {config.model_type}")
         return loaded
-    loaded.pack_weights()
+    loaded.optimize()
     if is_compiled:
         compile_layers(loaded.decoder)
     transformers_check.check(loaded)

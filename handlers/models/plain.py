@@ -54,7 +54,7 @@ class PlainModel(TextModel):
         stated.append(self.tokenizer.model_max_length)
         return next((n for n in stated if isinstance(n, int) and 0 < n <= MAX_STATED), DEFAULT_CONTEXT)
 
-    def pack_weights(self) -> None:
+    def optimize(self) -> None:
         """Do nothing: the weights of other families lie in modules of their own."""
 
     def embed(self, ids: Tensor) -> Tensor:

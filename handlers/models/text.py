@@ -9,6 +9,7 @@ from torch import Tensor
 
 from handlers.models.attention import RAGGED, PackedBatch, PackedStep
 from handlers.models.fingerprint import fingerprint
+from handlers.models.fused_norm import fuse_norms
 from handlers.models.lora import AdaptedLayers
 from handlers.models.packed_linear import PackedLinear, can_pack, pack_linears, rows_are_independent
 from handlers.models.prompt_format import PromptFormat
@@ -53,9 +54,11 @@ class TextModel(PromptFormat):
         self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.vocabulary = config.vocab_size
 
-    def pack_weights(self) -> None:
-        """Pack the linear layers' weights if the device supports it. Call before the first step."""
+    def optimize(self) -> None:
+        """Replace layers by faster ones that this device has. Call before the first step."""
         head = self.model.get_output_embeddings()
+        if self.device.type == "cuda":
+            fuse_norms(self.decoder)
         if not can_pack(self.dtype, self.device):
             return
         pack_linears(self.decoder)
@@ -65,7 +68,7 @@ class TextModel(PromptFormat):
             logger.info("On this processor, answers in small batches may differ from others by float32's rounding.")
 
     def accept_adapters(self, max_rank: int) -> None:
-        """Let steps add adapters to the decoder's linear layers. Call after `pack_weights`. Raises SettingsError."""
+        """Let steps add adapters to the decoder's linear layers. Call after `optimize`. Raises SettingsError."""
         self.adapted = AdaptedLayers(self.decoder, max_rank)
 
     def preprocess(self, image: Image.Image) -> Any:
