@@ -9,12 +9,13 @@ import torch
 from benchmarks.gpu_model import Shape, build_model, kv_bytes
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import SequenceCache
-from handlers.engine.builtin.pace import Pace
+from handlers.engine.builtin.pace import Pace, make_pace
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import ImageSpan, Sequence
 from handlers.engine.contract import SamplingParams, TokenEvent
 from handlers.models.llava import LlavaModel
+from handlers.settings import EngineSettings
 
 ROWS = (1, 8, 64)
 FOREVER = float("inf")
@@ -61,18 +62,25 @@ class Bench:
         return self._model
 
     def engine(self, **options: Any) -> Engine:
-        """Return the engine for this report's rows, or one of its own with other options."""
+        """Return the engine for this report's rows, or one of its own with other options.
+
+        The device has room for one at a time: the other one is freed.
+        """
         if options:
+            if self._engine is not None:
+                self.close(self._engine)
+                self._engine = None
             return self._make_engine(**options)
         if self._engine is None:
             self._engine = self._make_engine()
         return self._engine
 
-    def _make_engine(self, num_tokens: int | None = None, chunk: int = 512, **options: Any) -> Engine:
+    def _make_engine(self, num_tokens: int | None = None, pace: Pace | None = None, **options: Any) -> Engine:
         max_rows = self.rows[-1]
         num_tokens = num_tokens or max_rows * (self.context + 512) + self.long_context + 256
         runner = ModelRunner(self.model, kv_bytes(self.model, num_tokens), max_rows, **options)
-        return Engine(runner, Scheduler(max_rows, Pace(chunk, 1e9)), 1)
+        on_gpu = self.device.type == "cuda"
+        return Engine(runner, Scheduler(max_rows, pace or make_pace(EngineSettings(), on_gpu=on_gpu)), 1)
 
     def close(self, engine: Engine) -> None:
         """Free an engine that had options."""

@@ -16,6 +16,7 @@ from benchmarks.gpu_model import kv_token_bytes, weight_bytes
 from benchmarks.report import ROOT
 from handlers.device import driver_version
 from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.sequence import ImageSpan, Sequence
 from handlers.engine.contract import SamplingParams
 from handlers.errors import TurnTimedOut
@@ -166,6 +167,30 @@ def uneven(bench: Bench) -> dict[str, Any]:
     }
 
 
+def beside(bench: Bench) -> dict[str, Any]:
+    """Return the time to the first token of prompts that arrive beside streams, and the streams' longest gap."""
+    engine, num_streams = bench.engine(), max(1, bench.rows[-1] // 8)
+    streams = [bench.submit(engine, bench.prompt(bench.question), 40 * bench.num_steps) for _ in range(num_streams)]
+    while any(sequence.is_prefilling for _, sequence in streams):
+        engine.step()
+    alone = statistics.median([_time(bench, engine.step) for _ in range(bench.num_steps)])
+    found: dict[str, Any] = {"streams": num_streams, "gap_alone_s": alone}
+    for name, length in (("short", bench.question), ("long", bench.context)):
+        firsts, gaps = [], []
+        for _ in range(3):
+            begin = time.perf_counter()
+            answer, sequence = bench.submit(engine, bench.prompt(length), 1)
+            while not answer.tokens:
+                gaps.append(_time(bench, engine.step))
+            firsts.append(_since(answer, begin))
+            sequence.cache.drop()
+        found |= {f"{name}_s": statistics.median(firsts), f"gap_{name}_s": max(gaps)}
+    for _, sequence in streams:
+        engine.finish(sequence, TurnTimedOut("the measurement has ended"))
+        sequence.cache.drop()
+    return found
+
+
 def ttft(bench: Bench) -> dict[str, Any]:
     engine, size = bench.engine(), bench.shape.image_size
     figures: dict[str, list[float]] = {"encode": [], "new_picture": [], "follow_up": [], "rebuilt": []}
@@ -236,7 +261,7 @@ def out_of_memory(bench: Bench) -> dict[str, Any]:
     """Answers go on beside a prompt for which the device has no room, and the next prompt is answered."""
     if bench.device.type != "cuda":
         return {"skipped": "the CPU's memory is not exhausted on purpose"}
-    engine = bench.engine(num_tokens=4 * bench.long_context, chunk=8192)
+    engine = bench.engine(num_tokens=4 * bench.long_context, pace=Pace(8192, FOREVER))
     running, first = bench.submit(engine, bench.prompt(bench.question), 400)
     while not running.tokens:
         engine.step()
@@ -307,6 +332,7 @@ PHASES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "tests": tests,
     "decode": decode,
     "uneven": uneven,
+    "beside": beside,
     "ttft": ttft,
     "parked": parked,
     "out_of_memory": out_of_memory,

@@ -8,6 +8,7 @@ installed torch and transformers, not TorchServe. Without a GPU it runs a tiny m
     decode       tokens/s at 1, 8 and 64 rows of 1,000 positions, against the limit that memory bandwidth sets,
                  with launches and waits for the device per step; greedy, sampled, and without CUDA graphs
     uneven       one long context beside short ones, against the short ones alone
+    beside       time to the first token of a prompt beside streams, and the streams' longest gap
     ttft         time to the first token of a new picture, a follow-up, and a rebuilt session
     parked       a session's KV cache copied to the host and back, against computing it again
     out_of_memory  a prompt for which the device has no room, and what comes after it
