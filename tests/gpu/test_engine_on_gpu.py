@@ -6,6 +6,7 @@ from collections.abc import Sequence as Items
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -178,6 +179,18 @@ def test_memory_is_released_when_the_engine_stops() -> None:
     assert torch.cuda.memory_allocated() <= before + (80 << 20)  # cuBLAS keeps workspaces
 
 
+def waits_of_step(engine: Engine) -> int:
+    """Run a step, and return how often it waits for the device."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            engine.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("called a synchronizing CUDA operation" in str(each.message) for each in caught)
+
+
 def test_step_waits_for_the_device_once() -> None:
     """A decoding step of greedy rows has one transfer from the device, and none that waits to the device."""
     model = load_model(CHECKPOINT, CUDA, "float32")
@@ -189,15 +202,52 @@ def test_step_waits_for_the_device_once() -> None:
     for _ in range(8):
         engine.step()
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            engine.step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    assert waits_of_step(engine) == 1
 
-    assert len([each for each in caught if "called a synchronizing CUDA operation" in str(each.message)]) == 1
+
+def test_short_prompts_are_replayed() -> None:
+    """A question of a few tokens beside answers is a graph, whose launch is faster than its kernels'."""
+    model = load_model(CHECKPOINT, CUDA, "bfloat16")
+    runner = ModelRunner(model, KV_BYTES)
+    engine = Engine(runner, Scheduler(8, Pace(512, 2.0)), 1)
+
+    def submit(number: int) -> None:
+        params = SamplingParams(max_new_tokens=20)
+        prompt = list(range(10, 10 + number))
+        engine.admit(Sequence(prompt, [], SequenceCache(runner.pool), params, float("inf"), lambda event: True))
+
+    with patch.object(runner, "_forward", wraps=runner._forward) as launched:
+        for number in (9, 30, 5):
+            submit(number)
+            engine.step()
+        assert launched.call_count == 0
+        submit(300)
+        engine.step()
+        assert launched.call_count == 1
+
+
+def test_norms_are_fused() -> None:
+    """A checkpoint that is loaded onto a GPU has torch's RMSNorm."""
+    model = load_model(CHECKPOINT, CUDA, "bfloat16")
+
+    norms = [type(module) for module in model.decoder.modules() if type(module).__name__.endswith("RMSNorm")]
+
+    assert norms
+    assert set(norms) == {torch.nn.RMSNorm}
+
+
+def test_sampling_waits_for_the_device_once_more() -> None:
+    """Rows that sample with equal top_k and top_p: their random numbers are uploaded without a wait."""
+    model = load_model(CHECKPOINT, CUDA, "float32")
+    runner = ModelRunner(model, KV_BYTES)
+    engine = Engine(runner, Scheduler(8, Pace(512, 2.0)), 1)
+    for prompt in random_prompts():
+        params = SamplingParams(max_new_tokens=40, do_sample=True, top_k=50, top_p=0.9, seed=1)
+        engine.admit(Sequence(prompt, [], SequenceCache(runner.pool), params, float("inf"), lambda event: True))
+    for _ in range(8):
+        engine.step()
+
+    assert waits_of_step(engine) == 2
 
 
 def test_cache_that_the_device_cannot_hold_is_out_of_memory() -> None:

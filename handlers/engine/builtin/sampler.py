@@ -211,8 +211,10 @@ def _take_largest(logits: Tensor) -> Tensor:
 def _draw(logits: Tensor, samplers: Sequence[Sampler], cuts: Cuts) -> Iterator[tuple[Sequence[int], Tensor]]:
     """Yield parts of the rows: their indexes, and (rows, 2): the drawn tokens and their probabilities."""
     device = logits.device
-    numbers = torch.tensor([[sampler.draw()] for sampler in samplers], dtype=torch.float64, device=device)
-    temperatures = torch.tensor([[sampler.temperature] for sampler in samplers], device=device)
+    own = torch.tensor([(sampler.draw(), sampler.temperature) for sampler in samplers], dtype=torch.float64)
+    if device.type == "cuda":
+        own = own.pin_memory().to(device, non_blocking=True)  # waits for nothing
+    numbers, temperatures = own[:, :1], own[:, 1:].float()
     ids = None
     if cuts.top_k is not None and cuts.top_k < logits.shape[-1]:
         logits, ids = logits.topk(cuts.top_k)  # in order, as top_p needs them
@@ -223,7 +225,8 @@ def _draw(logits: Tensor, samplers: Sequence[Sampler], cuts: Cuts) -> Iterator[t
         probabilities = _cut(part, cuts)
         sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
         wholes = sums[:, -1:]
-        bounds = torch.minimum(numbers[part.rows] * wholes, wholes.nextafter(wholes.new_zeros(1)))
+        part_numbers = numbers if len(part.rows) == len(numbers) else numbers[part.rows]
+        bounds = torch.minimum(part_numbers * wholes, wholes.nextafter(wholes.new_zeros(1)))
         places = torch.searchsorted(sums, bounds, right=True).clamp_(max=sums.shape[-1] - 1)
         tokens = places if part.ids is None else part.ids.gather(1, places)
         yield part.rows, torch.cat((tokens.double(), probabilities.gather(1, places) / wholes), dim=-1)

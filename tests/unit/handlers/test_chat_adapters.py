@@ -21,9 +21,8 @@ from scripts.make_adapters import make_adapters
 from tests.servers import BUCKET, S3Server
 from tests.unit.handlers.conftest import Client, EndlessModel, Exchange, Reference, ServiceFactory
 from tests.unit.handlers.merged import add_adapter
+from tests.unit.handlers.test_continued_answers import Shown, pieces_of, rest_of
 from tests.unit.handlers.test_continued_answers import begin as begin_stream
-from tests.unit.handlers.test_continued_answers import pieces_of, rest_of
-from tests.unit.handlers.test_continued_answers import text_of as stream_text
 from tests.waiting import wait_until
 from torchmoor.wire import headers as wire
 
@@ -313,7 +312,7 @@ def test_a_stream_that_is_cut_goes_on_elsewhere_by_its_adapter_only(
     begun = begin_stream(one, Incoming(headers_for(NAMES[0]), body))
     whole = pieces_of(begun)
     rest = rest_of(other, body, headers_for(NAMES[0]), begun.headers[wire.CONTINUABLE], whole[:4])
-    assert stream_text(whole[:4]) + stream_text(pieces_of(rest)) == stream_text(whole)
+    assert Shown(whole[:4], pieces_of(rest)) == Shown(whole)
     refused = rest_of(other, body, headers_for(NAMES[1]), begun.headers[wire.CONTINUABLE], whole[:4]).wait()
     assert refused.error == "TurnConflict"
 
