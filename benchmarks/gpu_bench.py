@@ -51,6 +51,7 @@ class Bench:
         self.generator = torch.Generator().manual_seed(0)
         self._model: LlavaModel | None = None
         self._engine: Engine | None = None
+        self._has_options = False
         self.bandwidth = 0.0  # bytes/s, read and written
         self.left_s = TESTS_S  # of the report's time
         self.soak_s = 1.0
@@ -64,15 +65,13 @@ class Bench:
     def engine(self, **options: Any) -> Engine:
         """Return the engine for this report's rows, or one of its own with other options.
 
-        The device has room for one at a time: the other one is freed.
+        The device has room for one at a time: the last one is freed.
         """
-        if options:
-            if self._engine is not None:
-                self.close(self._engine)
-                self._engine = None
-            return self._make_engine(**options)
+        if self._engine is not None and (options or self._has_options):
+            self.close()
         if self._engine is None:
-            self._engine = self._make_engine()
+            self._engine = self._make_engine(**options)
+            self._has_options = bool(options)
         return self._engine
 
     def _make_engine(self, num_tokens: int | None = None, pace: Pace | None = None, **options: Any) -> Engine:
@@ -82,9 +81,11 @@ class Bench:
         on_gpu = self.device.type == "cuda"
         return Engine(runner, Scheduler(max_rows, pace or make_pace(EngineSettings(), on_gpu=on_gpu)), 1)
 
-    def close(self, engine: Engine) -> None:
-        """Free an engine that had options."""
-        engine.runner.close()
+    def close(self) -> None:
+        """Free the engine."""
+        if self._engine is not None:
+            self._engine.runner.close()
+            self._engine = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

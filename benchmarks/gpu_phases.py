@@ -95,8 +95,6 @@ def decode(bench: Bench) -> dict[str, Any]:
                     **step,
                 }
             )
-        if options:
-            bench.close(engine)
     return {"context": bench.context, "limit_tokens_per_s": _limits(bench, bandwidth), "rows": rows}
 
 
@@ -261,7 +259,7 @@ def out_of_memory(bench: Bench) -> dict[str, Any]:
     """Answers go on beside a prompt for which the device has no room, and the next prompt is answered."""
     if bench.device.type != "cuda":
         return {"skipped": "the CPU's memory is not exhausted on purpose"}
-    engine = bench.engine(num_tokens=4 * bench.long_context, pace=Pace(8192, FOREVER))
+    engine = bench.engine(num_tokens=4 * bench.long_context, pace=Pace(8192, 1e9))
     running, first = bench.submit(engine, bench.prompt(bench.question), 400)
     while not running.tokens:
         engine.step()
@@ -274,7 +272,6 @@ def out_of_memory(bench: Bench) -> dict[str, Any]:
     del ballast
     after, last = bench.submit(engine, bench.prompt(bench.question), 4)
     bench.finish(engine, last.cache)
-    bench.close(engine)
     return {
         "running_answer_tokens": len(running.tokens),
         "errors": [type(answer.error).__name__ for answer, _ in prompts if answer.error],

@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-PHASES = ("environment", "tests", "decode", "uneven", "ttft", "parked", "out_of_memory", "soak")
+PHASES = ("environment", "tests", "decode", "uneven", "beside", "ttft", "parked", "out_of_memory", "soak")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

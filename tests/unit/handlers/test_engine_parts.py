@@ -298,7 +298,7 @@ def test_first_measurement_may_be_a_prompt_alone() -> None:
 @given(
     steps=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 600), st.floats(0, 100)), max_size=20),
     max_chunk=st.integers(1, 600),
-    max_stretch=st.floats(1, 100),
+    max_stretch=st.floats(1, 100) | st.just(math.inf),
     num_decoding=st.integers(0, 8),
 )
 def test_chunk_is_always_within_its_limits(
