@@ -209,15 +209,11 @@ class EngineSettings(HandlerGroup, title="engine"):
         "builtin", description="`builtin`, or `vllm`: vLLM's engine, in an environment of its own (docs/gpu.md)."
     )
     max_rows: Count = Field(64, description="Sequences in one engine step.")
-    prefill_chunk: Size = Field(
-        0, description="Prompt tokens in one step, beside the decoding rows; 0: 512 on a CPU, 2,048 on a GPU."
-    )
+    prefill_chunk: Size = Field(0, description="Prompt tokens in one step; 0: 512 on a CPU, 2,048 on a GPU.")
     max_stretch: Number = Field(
         1.7, gt=1, description="Longest time of a step with prompt tokens, relative to one without."
     )
-    gpu_step_s: Number = Field(
-        0.05, ge=0, description="On a GPU, seconds that a step with prompt tokens may take beside streams in any case."
-    )
+    gpu_step_s: Number = Field(0.05, ge=0, description="Seconds that a GPU's step with prompt tokens may always take.")
     max_prompt_tokens: Size = Field(
         0, description="Tokens of a conversation including its question; 0: the model's own limit."
     )

@@ -216,7 +216,7 @@ def test_short_prompts_are_replayed() -> None:
         prompt = list(range(10, 10 + number))
         engine.admit(Sequence(prompt, [], SequenceCache(runner.pool), params, float("inf"), lambda event: True))
 
-    with patch.object(runner, "_forward", wraps=runner._forward) as launched:
+    with patch.object(model, "forward", wraps=model.forward) as launched:
         for number in (9, 30, 5):
             submit(number)
             engine.step()

@@ -5,8 +5,8 @@ token write to the pool's spare block. The graphs stay valid as contexts grow, s
 and blocks from the device's memory.
 
 A short prompt takes a row per token: all of them store their keys and values before any of them attends, and each one
-sees only the positions up to its own. Each row reads its context anew, so with long contexts it is faster to launch the
-kernels one by one and to read the context once. The load measures both.
+sees only the positions up to its own. Each row reads its context itself, so with long contexts it is faster to launch
+the kernels one by one and to read the context once. The load measures both.
 """
 
 import gc
