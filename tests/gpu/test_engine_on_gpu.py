@@ -226,6 +226,16 @@ def test_short_prompts_are_replayed() -> None:
         assert launched.call_count == 1
 
 
+@pytest.mark.parametrize(("max_context", "kv_bytes"), [(100, KV_BYTES), (8192, 1 << 20)])
+def test_rows_are_measured_with_few_blocks(max_context: int, kv_bytes: int) -> None:
+    """Of a model with a short context, and of a small KV cache."""
+    model = load_model(CHECKPOINT, CUDA, "bfloat16")
+    model.max_context = max_context
+    runner = ModelRunner(model, kv_bytes, 4)
+
+    assert runner.pool.num_used == 0
+
+
 def test_norms_are_fused() -> None:
     """A checkpoint that is loaded onto a GPU has torch's RMSNorm."""
     model = load_model(CHECKPOINT, CUDA, "bfloat16")

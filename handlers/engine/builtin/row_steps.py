@@ -42,6 +42,10 @@ class BlockTable:
     def __getitem__(self, rows: slice) -> Tensor:
         return self._rows[rows]
 
+    @property
+    def max_blocks(self) -> int:
+        return self._rows.shape[1]
+
     def set_all(self, blocks: Tensor) -> None:
         """Give every row these blocks, or one. The next `set` writes all rows."""
         self._rows[:, : len(blocks)] = blocks
@@ -149,7 +153,7 @@ class RowSteps:
         """
         size = self._sizes[-1]
         graph, _ = self._graphs[size]
-        blocks = torch.arange(max(1, min(MEASURED_BLOCKS, self._pool.capacity)), dtype=torch.int32)
+        blocks = torch.arange(min(MEASURED_BLOCKS, self._table.max_blocks), dtype=torch.int32)
         self._inputs.zero_()
         launched_s, short_s = _time(lambda: self._forward(size)), _time(graph.replay)
         self._table.set_all(blocks.to(self._inputs.device))
