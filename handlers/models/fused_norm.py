@@ -4,6 +4,8 @@ At one token per row, a decoder's norms are a third of the kernels of a step, an
 as long as its launches.
 """
 
+from inspect import signature
+
 import torch
 from torch import nn
 
@@ -12,26 +14,29 @@ ROUNDINGS = 4  # of the type, by which both may differ: transformers rounds befo
 
 
 @torch.inference_mode()
-def fuse_norms(module: nn.Module) -> int:
+def fuse_norms(module: nn.Module, dtype: torch.dtype) -> int:
     """Replace each RMSNorm below `module` that torch's own equals on random numbers. Return how many.
 
-    Other formulas, such as Gemma's, which adds 1 to the weight, stay.
+    dtype: of the hidden states. Norms with weights of another type stay, and other formulas, such as Gemma's, which
+    adds 1 to the weight, or one with a gate.
     """
     num_replaced = 0
     for name, child in module.named_children():
-        fused = _fused(child) if type(child).__name__.endswith("RMSNorm") else None
+        fused = _fused(child, dtype) if type(child).__name__.endswith("RMSNorm") else None
         if fused is None:
-            num_replaced += fuse_norms(child)
+            num_replaced += fuse_norms(child, dtype)
         else:
             setattr(module, name, fused)
             num_replaced += 1
     return num_replaced
 
 
-def _fused(norm: nn.Module) -> nn.RMSNorm | None:
+def _fused(norm: nn.Module, dtype: torch.dtype) -> nn.RMSNorm | None:
     weight = getattr(norm, "weight", None)
     epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not isinstance(epsilon, float):
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or weight.dtype is not dtype:
+        return None
+    if not isinstance(epsilon, float) or len(signature(norm.forward).parameters) != 1:
         return None
     fused = nn.RMSNorm(weight.shape, eps=epsilon, device="meta")
     fused.weight = weight

@@ -58,7 +58,7 @@ class TextModel(PromptFormat):
         """Replace layers by faster ones that this device has. Call before the first step."""
         head = self.model.get_output_embeddings()
         if self.device.type == "cuda":
-            fuse_norms(self.decoder)
+            fuse_norms(self.decoder, self.dtype)
         if not can_pack(self.dtype, self.device):
             return
         pack_linears(self.decoder)

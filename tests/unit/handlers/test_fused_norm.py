@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
 from handlers.models.fused_norm import fuse_norms
 
@@ -37,7 +38,7 @@ def test_a_model_gives_the_same_logits(model: nn.Module, num_norms: int) -> None
     randomize(model)
     expected = model(IDS).logits
 
-    assert fuse_norms(model) == num_norms
+    assert fuse_norms(model, torch.float32) == num_norms
 
     assert torch.allclose(model(IDS).logits, expected, rtol=1e-4, atol=1e-4)
 
@@ -48,8 +49,16 @@ def test_rounding_does_not_keep_a_norm_from_being_replaced(dtype: torch.dtype) -
     parent = nn.Sequential(LlamaRMSNorm(512)).to(dtype)
     randomize(parent)
 
-    assert fuse_norms(parent) == 1
+    assert fuse_norms(parent, dtype) == 1
     assert isinstance(parent[0], nn.RMSNorm)
+
+
+def test_norms_with_weights_of_another_type_or_a_gate_stay() -> None:
+    """torch's norm has no gate, and one type."""
+    parent = nn.Sequential(LlamaRMSNorm(512), Qwen3NextRMSNormGated(512))
+
+    assert fuse_norms(parent, torch.bfloat16) == 0
+    assert fuse_norms(parent, torch.float32) == 1
 
 
 def test_other_formulas_stay() -> None:
@@ -57,4 +66,4 @@ def test_other_formulas_stay() -> None:
     model = GemmaForCausalLM(GemmaConfig(**SIZES))
     randomize(model)
 
-    assert fuse_norms(model) == 0
+    assert fuse_norms(model, torch.float32) == 0
