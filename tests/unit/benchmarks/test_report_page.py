@@ -22,9 +22,6 @@ WITHOUT_FIGURE = {
     ("followup", "ttft_responses_vs_stateless"),
     ("followup", "rebuild_stored_vs_stateless"),
     ("async_inference", "wake_vs_start"),
-    ("proxy", "same_rate_cpu_vs_nginx"),
-    ("proxy", "same_rate_cpu_vs_nginx_boto3"),
-    ("proxy", "same_rate_cpu_vs_nginx_by_load"),
     ("routing", "p99_gain_kept_2"),
     ("routing", "p99_gain_kept_4"),
 }
