@@ -3,6 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PIP_INSTALL := pip install --disable-pip-version-check --progress-bar off
 # What torch's CUDA build requires. Its CPU build comes without; a slow test interprets the GPU's kernel with it.
 TRITON := 3.7.1
 TORCH  := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
@@ -25,14 +26,20 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: this Python has no venv module; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The CPU build has its own version name, so pip cannot take the CUDA build for it.
+# Unless the environment has this version: the CPU build, whose version has a suffix, so that pip cannot take the CUDA
+# build for it; else PyPI's build for CUDA, which runs on CPUs, too.
+define install_torch
+  $(1)/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)")' 2>/dev/null \
+  || $(1)/$(PIP_INSTALL) -q --retries 1 --extra-index-url $(TORCH_CPU_INDEX) torch==$(TORCH)+cpu 2>/dev/null \
+  || { echo "make: no CPU build of torch $(TORCH), neither in pip's sources nor in $(TORCH_CPU_INDEX); installing the CUDA build (3 GB more)" >&2 \
+    && $(1)/$(PIP_INSTALL) torch==$(TORCH); }
+endef
+
 $(VENV)/.ready: $(VENV)/bin/python requirements.txt setup.py
 	@echo "setting up $(VENV) (a few minutes the first time)" >&2
-	$(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)")' 2>/dev/null \
-	  || $(BIN)/pip install --disable-pip-version-check --progress-bar off torch==$(TORCH)+cpu 2>/dev/null \
-	  || $(BIN)/pip install --disable-pip-version-check --progress-bar off --index-url $(TORCH_CPU_INDEX) torch==$(TORCH)
-	$(BIN)/pip install -q --disable-pip-version-check -r requirements.txt
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps -e .
+	@$(call install_torch,$(BIN))
+	$(BIN)/$(PIP_INSTALL) -q -r requirements.txt
+	$(BIN)/$(PIP_INSTALL) -q --no-deps -e .
 	@touch $@
 
 # vLLM pins other versions of what the handlers use, so it has an environment of its own. Its torch is the same one.
@@ -40,9 +47,8 @@ setup-vllm: .venv-vllm/.ready  ## vLLM for the CPU (3.5 GB), for handler.engine.
 
 .venv-vllm/.ready: requirements-vllm.txt scripts/setup_vllm.py | $(VENV)/bin/python
 	$(BIN)/python -m venv .venv-vllm
-	.venv-vllm/bin/pip install -q --disable-pip-version-check --progress-bar off torch==$(TORCH)+cpu 2>/dev/null \
-	  || .venv-vllm/bin/pip install -q --disable-pip-version-check --progress-bar off --index-url $(TORCH_CPU_INDEX) torch==$(TORCH)
-	.venv-vllm/bin/pip install -q --disable-pip-version-check --progress-bar off --no-deps -r requirements-vllm.txt
+	@$(call install_torch,.venv-vllm/bin)
+	.venv-vllm/bin/$(PIP_INSTALL) -q --no-deps -r requirements-vllm.txt
 	.venv-vllm/bin/python scripts/setup_vllm.py
 	@touch $@
 
@@ -51,7 +57,7 @@ clients: .venv-clients/.ready  ## the SageMaker SDK and LangChain, whose tests a
 
 .venv-clients/.ready: requirements-clients.txt | $(VENV)/bin/python
 	$(BIN)/python -m venv .venv-clients
-	.venv-clients/bin/pip install -q --disable-pip-version-check -r requirements-clients.txt
+	.venv-clients/bin/$(PIP_INSTALL) -q -r requirements-clients.txt
 	@touch $@
 
 # build_archives.py itself knows what is up to date. Without network there is no llm.mar, which is said; llava.mar is.
@@ -79,7 +85,7 @@ check: setup  ## ruff, mypy, import contracts, rules for modules and names, word
 # A virtual environment of its own, so that these programs are not in the list that they write.
 .venv-audit/.ready: requirements-audit.txt | $(VENV)/bin/python
 	$(BIN)/python -m venv .venv-audit
-	.venv-audit/bin/pip install -q --disable-pip-version-check -r requirements-audit.txt
+	.venv-audit/bin/$(PIP_INSTALL) -q -r requirements-audit.txt
 	@touch $@
 
 sbom: setup .venv-audit/.ready  ## every package of .venv with version and licence, in CycloneDX's format: build/sbom.json
@@ -109,7 +115,7 @@ test: setup archives  ## everything a user relies on, in PYTEST_WORKERS processe
 	$(PYTEST) -m "not slow and not long and not gpu" $(ARGS)
 
 $(VENV)/.triton: $(VENV)/.ready
-	$(BIN)/pip install -q --disable-pip-version-check triton==$(TRITON)
+	$(BIN)/$(PIP_INSTALL) -q triton==$(TRITON)
 	@touch $@
 
 test-slow: setup archives $(VENV)/.triton  ## faults and memory under load, image, AWS emulation, namespaces, 200 models: as root, after .ci/run's apt-get
