@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.errors import NotAcceptable, UnsupportedMedia
+from handlers.errors import InvalidRequest, NotAcceptable, UnsupportedMedia
 from torchmoor.wire import headers as wire
 
 MAX_INVOCATION_ID = 128
@@ -102,3 +102,10 @@ def refuse_other_media(content_type: str) -> None:
     kind = content_type.strip().partition("/")[0].lower()
     if kind in ("video", "audio"):
         raise UnsupportedMedia(f"{kind} is not supported: send images (image/*) and text")
+
+
+def missing_body(incoming: Incoming) -> InvalidRequest:
+    """Return the error for a request without a body. TorchServe leaves none of a form, which is curl's default type."""
+    if incoming.headers.get("content-type", "").lower().startswith("application/x-www-form-urlencoded"):
+        return InvalidRequest("the body was read as a form; send JSON with Content-Type: application/json (curl's -H)")
+    return InvalidRequest("the request has no body; send JSON with Content-Type: application/json")

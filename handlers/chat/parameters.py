@@ -5,7 +5,7 @@ SamplingParams of engine/contract.py.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -180,6 +180,15 @@ def check_supported(params: SamplingParams, capabilities: Capabilities) -> None:
 RULES: dict[str, Rule] = {each.name: each.metadata["rule"] for each in fields(Parameters) if "rule" in each.metadata}
 OPENAI_NAMES = {called: name for name, rule in RULES.items() for called in rule.openai}  # in order: the last name wins
 _SHARED_WITH_ENGINE = [each.name for each in fields(SamplingParams) if each.name in RULES]
+
+
+def check_fields(what: str, body: Mapping[str, Any], fields: Set[str]) -> None:
+    """Raise InvalidRequest if a body has other fields than these; says so if they belong in `parameters`."""
+    unknown = body.keys() - fields
+    if unknown:
+        is_misplaced = "parameters" in fields and unknown <= RULES.keys() | _ALIASES.keys()
+        hint = "; send what controls generation in 'parameters'" if is_misplaced else ""
+        raise InvalidRequest(f"{what} has no field {names(unknown)}{hint}")
 
 
 def parse_parameters(given: Any) -> Parameters:

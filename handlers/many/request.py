@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from handlers.errors import InvalidJson, InvalidRequest
 from handlers.json_values import load_json
 from handlers.many_settings import TaskSettings
-from handlers.requests import Incoming, refuse_other_media
+from handlers.requests import Incoming, missing_body, refuse_other_media
 
 MAX_NAME = 40
 Parameters = Mapping[str, type | tuple[type, ...]]  # by name, the accepted types
@@ -64,7 +64,7 @@ def read_body(incoming: Incoming, max_json_values: int) -> Any:
     kind = incoming.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = incoming.body
     if body is None or body in (b"", ""):
-        raise InvalidRequest('the request has no body; send JSON, {"inputs": ...}, with Content-Type: application/json')
+        raise missing_body(incoming)
     refuse_other_media(kind)
     if kind.startswith("image/") and isinstance(body, bytes):
         return body
@@ -135,9 +135,9 @@ def as_list(inputs: Any, max_inputs: int) -> list[Any]:
     return items
 
 
-def check_text(text: Any, max_chars: int, what: str = "'inputs'") -> None:
-    """Raise InvalidRequest unless it is a text within the limit."""
+def check_text(text: Any, max_chars: int, what: str = "'inputs'", param: str = "inputs") -> None:
+    """Raise InvalidRequest unless it is a text within the limit. what: names it; param: its field."""
     if not isinstance(text, str):
-        raise InvalidRequest(f"{what} must be a text, or several in a list, for this model", param="inputs")
+        raise InvalidRequest(f"{what} must be a text, or several in a list, for this model", param=param)
     if len(text) > max_chars:
-        raise InvalidRequest(f"a text may have {max_chars} characters, not {len(text)}", param="inputs")
+        raise InvalidRequest(f"a text may have {max_chars} characters, not {len(text)}", param=param)

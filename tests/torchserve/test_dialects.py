@@ -315,6 +315,15 @@ def test_curl_speaks_each_dialect(fleet: Fleet) -> None:
     assert all(json.loads(line)["token"] for line in body.splitlines())
 
 
+@pytest.mark.needs("curl")
+def test_curl_without_a_content_type_is_advised(fleet: Fleet) -> None:
+    """curl's -d sends a form, of which TorchServe leaves no body; the error says which header is missing."""
+    status, _, body = curl("-d", '{"inputs": "hi"}', fleet.runtime + "/v1/chat/completions")
+
+    assert status == 400
+    assert "was read as a form; send JSON with Content-Type: application/json" in json.loads(body)["error"]["message"]
+
+
 def test_text_beyond_ascii_comes_whole(fleet: Fleet) -> None:
     """Each piece on the network contains whole characters, in every dialect, for sampled text of every kind."""
     hot = {"do_sample": True, "temperature": 50.0, "seed": 5, "max_new_tokens": 120}

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handlers.chat.checks import check_unicode, is_unicode, names
+from handlers.chat.checks import check_unicode, is_unicode
 from handlers.chat.commands import AddImages, Ask, BranchSession, CloseSession, Command, OpenSession, StopAnswer
 from handlers.chat.dialects.tgi import LmiForm, TgiForm
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.forms import AnswerForm, Summary, Token, encode
 from handlers.chat.messages import SYSTEM, TOOL, ImageReference, Message, TextPart, write_results
-from handlers.chat.parameters import Parameters, parse_parameters
+from handlers.chat.parameters import Parameters, check_fields, parse_parameters
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch
 from handlers.requests import Incoming
@@ -52,9 +52,7 @@ def parse_session(incoming: Incoming, body: dict[str, Any], settings: RequestSet
     """Read a body of the session API. Raises InvalidRequest, SessionIdMismatch."""
     header_id = incoming.headers.get(wire.SESSION_ID)
     kind = _kind(body)
-    unknown = set(body) - _FIELDS[kind] - {"type", "requestType", "session_id"}
-    if unknown:
-        raise InvalidRequest(f"{kind} has no field {names(unknown)}")
+    check_fields(kind, body, _FIELDS[kind] | {"type", "requestType", "session_id"})
     if kind == "start_session":
         return _parse_open(incoming, body, header_id)
     session_id = _session_id(header_id, body.get("session_id"))

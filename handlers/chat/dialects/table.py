@@ -17,9 +17,11 @@ from handlers.chat.dialects.tgi import parse_inputs
 from handlers.chat.dialects.turns import join_session
 from handlers.errors import EulaNotAccepted, InvalidJson, InvalidRequest
 from handlers.json_values import load_json
-from handlers.requests import Incoming, refuse_other_media
+from handlers.requests import Incoming, missing_body, refuse_other_media
 from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
+
+_JSON_TYPES = ("", "application/json", "application/octet-stream", "application/x-www-form-urlencoded")
 
 # Parsers by the field that identifies a dialect's body. Such a body does not name a session, but the session header
 # makes the request a turn. Any other body belongs to the session API. A parser gets the request, its body, the settings
@@ -36,7 +38,7 @@ def parse(
     SessionLimitReached.
     """
     settings = settings or RequestSettings()
-    read_body = partial(_json_object, incoming.body, settings.max_json_values)
+    read_body = partial(_json_object, incoming, settings.max_json_values)
     operation = incoming.headers.get(wire.OPERATION)
     if operation:
         return parse_operation(operation, read_body)
@@ -72,17 +74,26 @@ def _is_image(content_type: str, body: bytes) -> bool:
     return kind.startswith("image/")
 
 
-def _json_object(body: Any, max_values: int) -> dict[str, Any]:
+def _json_object(incoming: Incoming, max_values: int) -> dict[str, Any]:
+    body = incoming.body
     if body is None or body in (b"", ""):
-        raise InvalidRequest("the request has no body; send JSON with Content-Type: application/json")
+        raise missing_body(incoming)
     if isinstance(body, bytes | str):
         try:
             body = load_json(body, max_values)
         except (ValueError, RecursionError) as exc:
-            raise InvalidJson(f"the body is not valid JSON: {_without_content(exc)}") from exc
+            raise InvalidJson(f"the body is not valid JSON: {_without_content(exc)}{_type_hint(incoming)}") from exc
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     return body
+
+
+def _type_hint(incoming: Incoming) -> str:
+    """Return what to send instead of the request's Content-Type, unless that is JSON or not given."""
+    kind = incoming.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in _JSON_TYPES or kind.endswith("+json"):
+        return ""
+    return f"; its Content-Type is {kind[:40]!r}: send JSON as application/json, or an image as image/png"
 
 
 def _without_content(exc: Exception) -> str:

@@ -7,10 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import check_unicode, names
+from handlers.chat.checks import check_unicode
 from handlers.chat.commands import Generate
 from handlers.chat.forms import AnswerForm, Summary, Token, encode
-from handlers.chat.parameters import Parameters, parse_parameters
+from handlers.chat.parameters import Parameters, check_fields, parse_parameters
 from handlers.errors import BadImage, BadInput, HandlerError, InvalidRequest, NoRoom
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings
@@ -20,9 +20,7 @@ _FIELDS = {"inputs", "parameters", "stream", "model"}  # huggingface_hub adds th
 
 def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
     """Read a body with `inputs`. Raises InvalidRequest."""
-    unknown = set(body) - _FIELDS
-    if unknown:
-        raise InvalidRequest(f"a body with 'inputs' has no field {names(unknown)}")
+    check_fields("a body with 'inputs'", body, _FIELDS)
     prompt = body["inputs"]
     if not isinstance(prompt, str) or not prompt:
         raise InvalidRequest("'inputs' must be a text that is not empty; send each prompt by itself", param="inputs")

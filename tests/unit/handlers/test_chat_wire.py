@@ -255,6 +255,34 @@ def test_what_is_no_json_is_invalid_json(body: Any) -> None:
     assert len(caught.value.message) < 200
 
 
+@pytest.mark.parametrize(
+    ("content_type", "is_named"), [("text/csv; charset=utf-8", True), ("application/json", False), ("", False)]
+)
+def test_body_of_another_type_is_named(content_type: str, is_named: bool) -> None:
+    """The error for a body that is not JSON names a Content-Type that promises something else."""
+    with pytest.raises(InvalidJson) as caught:
+        parse(Incoming({"content-type": content_type}, "1,2"))
+
+    assert ("Content-Type is 'text/csv'" in str(caught.value)) == is_named
+
+
+@pytest.mark.parametrize(
+    ("body", "is_misplaced"),
+    [
+        ({"type": "send_text_prompt", "session_id": "s", "prompt_text": "hi", "max_new_tokens": 5}, True),
+        ({"inputs": "hi", "temperature": 0.5, "stop_sequences": ["."]}, True),
+        ({"inputs": "hi", "temprature": 0.5}, False),
+        ({"type": "close_session", "session_id": "s", "temperature": 0.5}, False),
+    ],
+)
+def test_misplaced_parameters_are_explained(body: Any, is_misplaced: bool) -> None:
+    """A parameter beside `parameters` gets an error that says where it belongs, if the body has such a place."""
+    with pytest.raises(InvalidRequest, match="has no field") as caught:
+        command(body)
+
+    assert ("in 'parameters'" in str(caught.value)) == is_misplaced
+
+
 def test_headers_and_body_must_agree() -> None:
     """Different session ids in header and body are an error; equal ones are accepted."""
     body = {"type": "close_session", "session_id": "a"}
