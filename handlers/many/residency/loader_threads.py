@@ -77,7 +77,10 @@ class LoaderThreads:
             error = _named(entry, exc)
         except (MemoryError, torch.OutOfMemoryError):
             error = _named(entry, OutOfMemory("there is no memory for it"))
-        except (ValueError, OSError) as exc:
+        except OSError as exc:
+            logger.warning("model failed name=%s error=%s", entry.name, exc)  # the paths are for operators only
+            error = _named(entry, ModelBroken(exc.strerror or type(exc).__name__))
+        except ValueError as exc:
             error = _named(entry, ModelBroken(str(exc)))
         except Exception as exc:
             logger.exception("model failed name=%s", entry.name)
@@ -146,13 +149,17 @@ def _weights_bytes(folder: Path) -> int:
 
 
 def _named(entry: ModelEntry, error: HandlerError) -> HandlerError:
-    """Put the model's name before the error's reason.
+    """Put the model's name before the error's reason, which names files without the folder that they are cached in.
 
     The result is a new error: the old one's traceback keeps what a failed load has read in memory.
     """
     if isinstance(error, ModelUnknown):  # names it already
         return ModelUnknown(error.message, param=error.param)
-    named = type(error)(f"model {entry.name!r} cannot be used: {error.message}", param=error.param)
+    reason = error.message
+    if entry.disk is not None:
+        folder = str(entry.disk.folder)
+        reason = reason.replace(f"{folder}/", "").replace(folder, "its folder")
+    named = type(error)(f"model {entry.name!r} cannot be used: {reason}", param=error.param)
     if isinstance(named, ModelBroken):
         named.version = entry.version or getattr(error, "version", "")
     return named

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from handlers.chat.checks import check_unicode
 from handlers.errors import InvalidRequest, ModelBroken
 from handlers.many.request import Parameters, TaskRequest, check_text, texts_of
 from handlers.many.tasks.task import TaskWork
@@ -55,7 +56,8 @@ class FillMask(TextTask):
         words = [wanted] if isinstance(wanted, str) else wanted
         ids = set()
         for word in words:
-            check_text(word, self.settings.max_chars, "'targets'")
+            check_text(word, self.settings.max_chars, "'targets'", "targets")
+            check_unicode(word, "'targets'", "targets")
             known = self.tokenizer.convert_tokens_to_ids(word)
             if known is None or known == self.tokenizer.unk_token_id:
                 pieces = self.shared.encode(word, add_special_tokens=False)["input_ids"]

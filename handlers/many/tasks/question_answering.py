@@ -115,7 +115,7 @@ def _answer(context: str, encoded: Any, outputs: Sequence[Tensor], request: Task
         may_be[0] = True  # the first token stands for "no answer"
         starts, ends = logits.masked_fill(~may_be, -10_000.0).softmax(-1)
         nothing = min(nothing, float(starts[0] * ends[0]))
-        spans = (starts[:, None] * ends[None]).triu().tril(longest - 1)
+        spans = (starts[:, None] * ends[None]).triu().tril(min(longest, len(starts)) - 1)
         spans[~is_context] = 0.0
         spans[:, ~is_context] = 0.0
         scores, places = spans.flatten().topk(min(top_k, spans.numel()))

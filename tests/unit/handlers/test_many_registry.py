@@ -245,6 +245,30 @@ def test_a_broken_model_is_not_read_for_each_request(root: Path, start: Open) ->
     assert [each["tier"] for each in registry.status()["models"] if "reason" in each] == ["broken"]
 
 
+@pytest.mark.parametrize(
+    ("make_error", "reason"),
+    [
+        (lambda folder: ModelBroken(f"no tokenizer in {folder}"), "no tokenizer in its folder"),
+        (lambda folder: ValueError(f"{folder}/config.json has no type"), "config.json has no type"),
+        (lambda folder: PermissionError(13, "Permission denied", f"{folder}/spiece.model"), "Permission denied"),
+    ],
+)
+def test_reasons_do_not_show_the_worker_s_folders(
+    make_error: Callable[[Path], Exception], reason: str, root: Path, start: Open
+) -> None:
+    """A client sees which file is wrong, not where the worker keeps it."""
+    put(root, "bad.tar.gz", "bad")
+
+    def load(folder: Path, progress: LoadProgress) -> ResidentModel:
+        raise make_error(folder)
+
+    registry = start(load)
+    with pytest.raises(ModelBroken) as caught:
+        ask(registry, "bad.tar.gz")
+
+    assert str(caught.value) == f"model 'bad.tar.gz' cannot be used: {reason}"
+
+
 class Weights:
     """Stands for what a load has read before it fails."""
 
