@@ -31,6 +31,7 @@ from tests.torchserve.test_faults import (
     slowed_worker,
     slowed_workers,
     stopped_worker,
+    wait_until_all_serve,
     worker_pids,
 )
 from tests.torchserve.test_sessions import Chat, open_session
@@ -202,7 +203,7 @@ def test_streams_go_on_elsewhere_while_their_workers_die(three: Three) -> None:
 
     assert [stream.finish() for stream in streams] == whole
     assert [event["answer"] for event in recorded_turns(three.journal, chats[1].id)] == whole[:1]
-    wait_until(lambda: len(ready_instances(fleet)) == NUM_INSTANCES, "the workers are back", **PATIENTLY)
+    wait_until_all_serve(fleet)
 
 
 def test_responses_survive_the_death_of_their_instance(three: Three) -> None:
@@ -276,7 +277,7 @@ def test_a_chain_of_20_responses_survives_kills(three: Three) -> None:
 def respond_while_killed(three: Three, gpt: openai.OpenAI, turn: Any) -> Any:
     """Stream a response whose instance is killed after the first text. Return it."""
     long = {"temperature": ENDLESS["temperature"], "max_output_tokens": 200, "extra_body": {"seed": ENDLESS["seed"]}}
-    wait_until(lambda: len(ready_instances(three.fleet)) == NUM_INSTANCES, "the workers are back", **PATIENTLY)
+    wait_until_all_serve(three.fleet)
     before = num_continued(three.fleet)
     with slowed_workers(three.fleet):
         raw = gpt.responses.with_raw_response.create(**turn, **long, stream=True)
@@ -295,7 +296,7 @@ def test_a_response_in_the_background_is_generated_again_when_its_instance_dies(
     turn: Any = {"model": "llava", "input": asked, "temperature": ENDLESS["temperature"], "max_output_tokens": 200}
     turn["extra_body"] = {"seed": ENDLESS["seed"]}
     with openai.OpenAI(base_url=f"{three.fleet.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt:
-        wait_until(lambda: len(ready_instances(three.fleet)) == NUM_INSTANCES, "all instances are there", **PATIENTLY)
+        wait_until_all_serve(three.fleet)
         events: list[Any] = []
         with slowed_workers(three.fleet), suppress(openai.OpenAIError, httpx2.HTTPError):
             raw = gpt.responses.with_raw_response.create(**turn, background=True, stream=True)
@@ -328,7 +329,7 @@ def kill_instance(three: Three, victim: str) -> None:
 
 def kill(three: Three, victim: str) -> None:
     """Kill an instance's workers, once all instances are there."""
-    wait_until(lambda: len(ready_instances(three.fleet)) == NUM_INSTANCES, "the workers are back", **PATIENTLY)
+    wait_until_all_serve(three.fleet)
     for pid in worker_pids(three.run_dir, victim):
         os.kill(pid, signal.SIGKILL)
 
@@ -339,7 +340,7 @@ def test_killed_and_hanging_instances_lose_nothing(three: Three) -> None:
     Every acknowledged turn is recorded once, and none fails: streams that had begun go on at another instance.
     """
     fleet, run_dir = three.fleet, three.run_dir
-    wait_until(lambda: len(ready_instances(fleet)) == NUM_INSTANCES, "all instances are ready", **PATIENTLY)
+    wait_until_all_serve(fleet)
     names = sorted(ready_instances(fleet))
     picture = data_url(draw("circle", "red"))
     talks = [Talk(open_session(fleet.client(), image=picture), is_streamed=bool(number % 2)) for number in range(6)]

@@ -9,10 +9,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import requests
 from botocore.exceptions import ClientError
 
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.test_sessions import Chat
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.torchserve
 DEADLINE_S = 90
@@ -21,6 +23,20 @@ PATIENTLY = {"deadline_s": DEADLINE_S, "interval_s": 0.2}
 
 def ready_instances(fleet: Fleet) -> set[str]:
     return {i["name"] for i in fleet.instances() if i["state"] == "ready"}
+
+
+def wait_until_all_serve(fleet: Fleet) -> None:
+    """Wait until each instance answers by itself and the proxy, whose view may be a second old, sends it requests."""
+
+    def do_all_serve() -> bool:
+        instances = fleet.instances()
+        try:
+            are_answering = all("session_ids" in fleet.status(each["name"]) for each in instances)
+        except requests.RequestException:
+            return False
+        return are_answering and len(ready_instances(fleet)) == len(instances)
+
+    wait_until(do_all_serve, "all instances serve", **PATIENTLY)
 
 
 def processes_below(folder: Path) -> list[int]:

@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 from tests.proxy.test_response_sockets import masked
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import draw
-from tests.torchserve.test_faults import PATIENTLY, ready_instances, slowed_workers, worker_pids
+from tests.torchserve.test_faults import slowed_workers, wait_until_all_serve, worker_pids
 from tests.torchserve.test_response_sockets import LONG as NUMBERS
 from tests.torchserve.test_response_sockets import address_of, create, num_open
 from tests.waiting import wait_until
@@ -31,7 +31,6 @@ SAMPLED: Any = {
     "seed": 5,
     "max_tokens": 300,
 }
-NAMES = {"llava-0", "llava-1"}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +92,7 @@ def test_several_answers_end_with_their_instance(pair: Fleet, gpt: openai.OpenAI
         with pytest.raises(openai.APIError, match="The answer was broken off"):
             list(stream)
 
-    wait_until(lambda: ready_instances(pair) == NAMES, "the worker is back", **PATIENTLY)
+    wait_until_all_serve(pair)
     assert gpt.chat.completions.create(**SAMPLED).choices == whole.choices
 
 

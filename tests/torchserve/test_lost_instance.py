@@ -20,7 +20,14 @@ from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_chat_page import STREAM, ask, open_chat, picture
 from tests.torchserve.test_failover import QUESTION, find_jvm
-from tests.torchserve.test_faults import PATIENTLY, ask_until_answered, ready_instances, slowed_worker, worker_pids
+from tests.torchserve.test_faults import (
+    PATIENTLY,
+    ask_until_answered,
+    ready_instances,
+    slowed_worker,
+    wait_until_all_serve,
+    worker_pids,
+)
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 from torchmoor.config.limits import LimitSettings
@@ -53,8 +60,7 @@ def test_sessions_survive_the_death_of_their_worker(fleet: Fleet) -> None:
 
     The worker restarts under its name and serves the session again.
     """
-    names = ready_instances(fleet)
-    victim, survivor = sorted(names)
+    victim, survivor = sorted(ready_instances(fleet))
     client = fleet.client()
     chats = open_at(fleet, victim, survivor), open_at(fleet, survivor, victim)
     wait_until(lambda: len(fleet.settled()) == 2, "both instances get all turns of their sessions", **PATIENTLY)
@@ -67,7 +73,7 @@ def test_sessions_survive_the_death_of_their_worker(fleet: Fleet) -> None:
     assert "red" in chats[1].ask(QUESTION)
     assert "red" in ask_until_answered(chats[0], QUESTION)
     open_session(client, image=data_url(draw("square", "blue"))).close()
-    wait_until(lambda: ready_instances(fleet) == names, "the worker is back", **PATIENTLY)
+    wait_until_all_serve(fleet)
     assert "red" in ask_until_answered(chats[0], QUESTION)
     again = open_session(client, image=data_url(draw("square", "blue")))
     assert "blue" in again.ask("What color is the square?")
