@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,14 +84,19 @@ class Podman:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def build(self, tag: str = IMAGE, arguments: Mapping[str, str] | None = None) -> str:
-        """Build the Dockerfile unchanged on plain Debian and return the image's name."""
+    def build(
+        self, tag: str = IMAGE, arguments: Mapping[str, str] | None = None, make_base: Callable[[str], str] = str
+    ) -> str:
+        """Build the Dockerfile unchanged on plain Debian and return the image's name.
+
+        make_base: makes another base image of plain Debian's, and returns its name.
+        """
         words = [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
         wheels = os.environ.get("PIP_FIND_LINKS", "")
         if Path(wheels).is_dir() and wheels:
             words.append(f"--volume={wheels}:{WHEELS}:ro")
         with self.locked():
-            base = self._make_base()
+            base = make_base(self._make_base())
             self.run(
                 *("buildah", "build", "--layers", "--isolation", "chroot", "--format", "docker", "--quiet"),
                 *(f"--build-arg=BASE_IMAGE={base}", *words, "--tag", tag, "--file", DOCKERFILE, ROOT),

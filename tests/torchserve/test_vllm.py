@@ -75,6 +75,11 @@ def test_vllm_reads_prompts_of_vision_families_as_transformers_does(vllm: Path) 
     run_on_vllm(vllm, "test_family_prompts.py")
 
 
+def test_vllm_does_not_log_requests(vllm: Path) -> None:
+    """The handler's configuration reaches vLLM's loggers."""
+    run_on_vllm(vllm, "test_logging.py")
+
+
 @pytest.mark.parametrize("family", ANSWERING)
 def test_vision_families_on_vllm_answer_as_transformers_does(vllm: Path, family: str) -> None:
     """A tiny random checkpoint of each family, each with a vLLM of its own."""

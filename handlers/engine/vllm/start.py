@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +19,9 @@ from handlers.models.prompt_format import PromptFormat
 from handlers.settings import HandlerSettings
 
 logger = logging.getLogger(__name__)
+LOGGING = Path(__file__).with_name("logging.json")  # without the requests that vLLM would log when a step fails
+SHARED_MEMORY = Path("/dev/shm")
+MIN_SHARED_BYTES = 256 << 20  # vLLM's queue between its processes takes 160 MiB
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM accepts as its limit
 CPU_LORAS = 64  # adapters that vLLM keeps in the host's memory; it reads others again when they are used
 MAX_TOP_TOKENS = 20  # of a request
@@ -59,7 +63,7 @@ def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -
         llm = loop.run(start())
     except Exception as exc:  # vLLM's errors are of every kind; TorchServe expects one
         loop.stop()
-        raise SettingsError(f"vLLM cannot serve {checkpoint}: {type(exc).__name__}: {exc}") from exc
+        raise SettingsError(f"vLLM cannot serve {checkpoint}: {type(exc).__name__}: {exc}{_memory_hint()}") from exc
     prompts.max_context = llm.model_config.max_model_len
     counters = Counters()
     grammars = GrammarCompiler(prompts.tokenizer, prompts.eos_token_ids, prompts.vocabulary, settings.grammar, counters)
@@ -69,9 +73,23 @@ def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -
     return prompts, VllmEngine(llm, loop, prompts, grammars, counters, steps, max_adapter_bytes)
 
 
+def _memory_hint() -> str:
+    """Return advice if the memory that vLLM's processes share is as small as a container's by default."""
+    if not SHARED_MEMORY.is_dir():
+        return ""
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    return (
+        f" {free >> 20} MiB are free in {SHARED_MEMORY}, which vLLM's processes share: give a container --shm-size 1g, "
+        "a pod an emptyDir of medium Memory there"
+        if free < MIN_SHARED_BYTES
+        else ""
+    )
+
+
 def prepare_environment(settings: HandlerSettings, gpu_id: int | None, environ: Any) -> None:
     """Set what vLLM reads from the environment when it is imported; what operators have set stays."""
-    environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if not environ.keys() & {"VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH"}:
+        environ["VLLM_LOGGING_CONFIG_PATH"] = str(LOGGING)
     environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # otherwise vLLM sends usage statistics
     environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # the worker has threads already
     if gpu_id is None:

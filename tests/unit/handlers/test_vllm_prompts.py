@@ -1,6 +1,7 @@
 """What the engine vllm gets, without vLLM: prompts with their pictures, and the settings that belong to it."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +122,19 @@ def test_what_needs_vllm_says_so(variable: str, value: str, named: str) -> None:
 def test_many_models_have_the_built_in_engine() -> None:
     with pytest.raises(SettingsError, match=r"handler\.engine\.name"):
         check_engine(settings(ENGINE_NAME="vllm"))
+
+
+@pytest.mark.parametrize("name", ["VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH"])
+def test_vllm_logs_as_the_operator_says(name: str) -> None:
+    """Without a variable of vLLM's for logs, the handler's own configuration applies, which vLLM can read."""
+    environ: dict[str, str] = {name: "x"}
+    own: dict[str, str] = {}
+    prepare_environment(settings(ENGINE_NAME="vllm"), None, environ)
+    prepare_environment(settings(ENGINE_NAME="vllm"), None, own)
+
+    assert {key: value for key, value in environ.items() if "LOGGING" in key} == {name: "x"}
+    configuration = json.loads(Path(own["VLLM_LOGGING_CONFIG_PATH"]).read_text())
+    assert configuration["loggers"]["vllm.logging_utils.dump_input"] == {"level": "CRITICAL"}
 
 
 def test_a_model_of_one_gpu_sees_the_assigned_one() -> None:
