@@ -82,17 +82,16 @@ def stopped_worker(folder: Path, instance: str) -> Iterator[None]:
 
 
 @contextmanager
-def slowed_worker(folder: Path, instance: str) -> Iterator[None]:
-    """Let an instance's worker run for 2 ms of every 52 ms, so that an answer does not end before the test acts."""
-    (worker,) = worker_pids(folder, instance)
+def slowed_process(pid: int) -> Iterator[None]:
+    """Let a process run for 2 ms of every 52 ms, so that an answer does not end before the test acts."""
     ended = threading.Event()
 
     def slow_down() -> None:
         with suppress(ProcessLookupError):
             while not ended.wait(0.002):
-                os.kill(worker, signal.SIGSTOP)
+                os.kill(pid, signal.SIGSTOP)
                 ended.wait(0.05)
-                os.kill(worker, signal.SIGCONT)
+                os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=slow_down)
     thread.start()
@@ -101,6 +100,14 @@ def slowed_worker(folder: Path, instance: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+@contextmanager
+def slowed_worker(folder: Path, instance: str) -> Iterator[None]:
+    """Slow an instance's worker."""
+    (worker,) = worker_pids(folder, instance)
+    with slowed_process(worker):
+        yield
 
 
 @contextmanager

@@ -6,7 +6,9 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -16,14 +18,16 @@ from botocore.exceptions import ClientError
 from scripts.make_adapters import make_adapters
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.long_streams import num_continued
 from tests.torchserve.test_adapters import CHECKPOINT, Adapted, find_expected
 from tests.torchserve.test_failover import find_jvm
-from tests.torchserve.test_faults import PATIENTLY, processes_below, ready_instances, worker_pids
+from tests.torchserve.test_faults import PATIENTLY, processes_below, ready_instances, slowed_process, worker_pids
 from tests.torchserve.test_lost_instance import open_at
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.vllm.rename_weights import copy_renamed
 from tests.vllm.tiny_families import ANSWERING
 from tests.waiting import wait_until
+from torchmoor.wire.headers import INSTANCE
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.slow, pytest.mark.timeout(900)]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -178,6 +182,31 @@ def test_vllm_that_dies_between_answers_is_started_again(two: Fleet) -> None:
     assert chat.ask(QUESTION) == "The circle is red."
     wait_for_restart(two, "llava-1", worker)
     assert chat.ask(QUESTION) == "The circle is red."
+
+
+def test_a_greedy_stream_continues_when_vllm_dies(two: Fleet) -> None:
+    """kill -9 of vLLM in the middle of an answer: the client gets each character of it once."""
+    wait_until(lambda: len(two.settled()) == 2, "both instances at work", **PATIENTLY)
+    asked: Any = {"model": "llava", "prompt": "a", "temperature": 0, "max_tokens": 100}
+    with (
+        openai.OpenAI(base_url=f"{two.runtime}/v1", api_key="any", timeout=240, max_retries=0) as gpt,
+        ExitStack() as slow,
+    ):
+        whole = gpt.completions.create(**asked).choices[0].text
+        before = num_continued(two)
+        for name in ("llava-0", "llava-1"):
+            slow.enter_context(slowed_process(find_vllm(two, name).pid))
+        raw = gpt.completions.with_raw_response.create(**asked, stream=True)
+        chunks = iter(raw.parse())
+        text = next(chunks).choices[0].text
+        home = raw.headers[INSTANCE]
+        [worker] = worker_pids(two.run_dir, home)
+        find_vllm(two, home).kill()
+        text += "".join(chunk.choices[0].text for chunk in chunks)
+
+    assert text == whole
+    assert num_continued(two) == before + 1
+    wait_for_restart(two, home, worker)
 
 
 def test_another_instance_adopts_the_session_of_a_killed_one(two: Fleet) -> None:
