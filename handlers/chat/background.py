@@ -89,9 +89,13 @@ class BackgroundResponses:
             response=form.queued(),
             invocation_id=ask.invocation_id,
         )
-        self._sessions.queue_response(session, event, received)
-        assert session.queued is not None
-        return session.queued
+        with session.recording:
+            if session.queued is not None:  # by the client's retry, while the images were received
+                self._receiver.release(received)
+                return session.queued
+            self._sessions.queue_response(session, event, received)
+            queued: QueuedResponse = session.queued
+            return queued
 
     def run(self, command: RunResponse, reply: PendingReply) -> None:
         """Generate a response, unless it has ended. Raises ResponseCancelled."""
