@@ -93,9 +93,7 @@ class BackgroundResponses:
             if session.queued is not None:  # by the client's retry, while the images were received
                 self._receiver.release(received)
                 return session.queued
-            self._sessions.queue_response(session, event, received)
-            queued: QueuedResponse = session.queued
-            return queued
+            return self._sessions.queue_response(session, event, received)
 
     def run(self, command: RunResponse, reply: PendingReply) -> None:
         """Generate a response, unless it has ended. Raises ResponseCancelled."""

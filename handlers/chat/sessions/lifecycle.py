@@ -9,6 +9,7 @@ from handlers.chat.commands import ActOnSession, AddImages, CloseSession, EndClo
 from handlers.chat.pictures.receiver import ImageReceiver, ReceivedImage
 from handlers.chat.pictures.store import digests
 from handlers.chat.sessions.inspection import find_by_hash
+from handlers.chat.sessions.queued_response import QueuedResponse
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
@@ -246,11 +247,13 @@ class SessionLifecycle:
         event = Event(kind="turn", images=images, question=question, response="{}", invocation_id=invocation_id)
         self._record_with(session, event, received, self._recorder.add)
 
-    def queue_response(self, session: Session, event: Event, received: Sequence[ReceivedImage]) -> None:
+    def queue_response(self, session: Session, event: Event, received: Sequence[ReceivedImage]) -> QueuedResponse:
         """Record what a response in the background is to answer. Raises TurnConflict, the session's end."""
         self._record_with(
             session, replace(event, images=digests(item.image for item in received)), received, self._recorder.record
         )
+        assert session.queued is not None
+        return session.queued
 
     def _record_with(
         self,
