@@ -59,6 +59,7 @@ class PendingReply:
     none. line: in which the request's work waits, its caller's. error: why the request failed, if it did.
     adapter: that the request names (see `Incoming`).
     fetches_end_at: when its fetches of images are cut, in monotonic seconds. received_at: in seconds since 1970.
+    choice: the number of the answer, where a request has several.
     may_mark: a stream's pieces may be marked, so that another worker can continue it. continuation: what the client has
     of the answer already.
     """
@@ -73,6 +74,7 @@ class PendingReply:
         self.session_stamps: dict[str, str] = {}  # headers of a session that the request has opened, unless it fails
         self.fetches_end_at = math.inf
         self.received_at = 0.0
+        self.choice = 0
         self.may_mark = False
         self.continuation: Continuation | None = None
         self.wake = wake

@@ -151,8 +151,10 @@ def understand(
     settings: dict[str, _Said] = {}
     if (SAGEMAKER_MODEL / "config.json").is_file():
         settings["model.path"] = _Said(str(SAGEMAKER_MODEL), str(SAGEMAKER_MODEL))
+    adapters = config.get("adapters")
+    has_source = isinstance(adapters, Mapping) and bool(adapters.get("source"))
     for foreign in FOREIGN:
-        if foreign.own_variable in environ:
+        if foreign.own_variable in environ or (foreign.setting == "adapters.source" and has_source):
             continue
         variables = [_Said(name, environ[name]) for name in foreign.variables if environ.get(name, "").strip()]
         in_environment = [*variables, *(options[name] for name in foreign.options if name in options)]

@@ -63,6 +63,7 @@ class AdapterUse:
         self._adapters = adapters
         self._lease: AdapterLease | None = None
         self._stage = _Stage.UNUSED
+        self._end_wait: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -105,22 +106,35 @@ class AdapterUse:
                 lease.release()
 
         def failed(error: HandlerError) -> None:
-            if self.try_end():
+            if self._leave(_Stage.WAITING):
                 on_failed(error)
 
         self._stage = _Stage.WAITING
-        self._adapters.acquire(name, ready, failed)
+        end_wait = self._adapters.acquire(name, ready, failed)
+        with self._lock:
+            is_over = self._stage is _Stage.OVER
+            self._end_wait = None if is_over else end_wait
+        if is_over:
+            end_wait()
 
     def try_end(self) -> bool:
         """End the wait. Return False if there is none."""
+        is_waiting = self._leave(_Stage.WAITING)
+        if is_waiting and self._end_wait is not None:
+            self._end_wait()
+        return is_waiting
+
+    def _leave(self, stage: _Stage) -> bool:
+        """End this stage. Return False if it is another one."""
         with self._lock:
-            is_waiting = self._stage is _Stage.WAITING
-            if is_waiting:
+            is_left = self._stage is stage
+            if is_left:
                 self._stage = _Stage.OVER
-            return is_waiting
+            return is_left
 
     def release(self) -> None:
         """Give the adapter back; a repetition has no effect."""
+        self.try_end()
         with self._lock:
             lease, self._lease = self._lease, None
             self._stage = _Stage.OVER

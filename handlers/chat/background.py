@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from handlers.chat.commands import Ask, EndResponse, OpenSession, QueueResponse, RunResponse, ShowResponse, opening_of
 from handlers.chat.dialects.background_form import BackgroundForm
 from handlers.chat.dialects.response_form import show_response
-from handlers.chat.dialects.responses import resume_response
+from handlers.chat.dialects.responses import resume_response, unknown_response
 from handlers.chat.items import check_results, read_items, write_items
 from handlers.chat.pictures.receiver import ImageReceiver
 from handlers.chat.responses import StoredResponse, StoredResponses
@@ -119,6 +119,8 @@ class BackgroundResponses:
             form = BackgroundForm(json.loads(queued.event.response), read_items(queued.event.question))
             form.place(session.id.text, queued.number)
             with session.recording:  # the turn becomes an entry, or the response ends, before or after this
+                if session.end is not None:
+                    raise unknown_response(command.response_id)
                 is_pending = queued.ended is None and len(session.entries) < queued.number
                 if is_pending:
                     queued.feed.follow(reply, form, after, headers)
@@ -148,6 +150,7 @@ class BackgroundResponses:
             if queued.ended is not None or len(session.entries) >= queued.number:
                 return
             self._recorder.record(session, Event(kind="end", response=json.dumps(ended, ensure_ascii=False)))
-        if session.turn is not None:
-            session.turn.stop(ResponseCancelled("this response was cancelled"))
         queued.feed.fail(ended)
+        turn = session.turn  # another thread may end it
+        if turn is not None:
+            turn.stop(ResponseCancelled("this response was cancelled"))

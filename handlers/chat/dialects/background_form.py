@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from handlers.chat.dialects.response_form import ResponseForm, output_parts
+from handlers.chat.dialects.response_stream import ResponseStream
 from handlers.chat.forms import Summary, Token, encode
 from handlers.errors import HandlerError
 
@@ -34,8 +35,12 @@ class BackgroundForm(ResponseForm):
 
     def end_like(self, form: "BackgroundForm", token: Token) -> bytes:
         self._ended, self._pieces = form._ended, form._pieces
-        data = self._stream.write(output_parts(token)) if self._pieces is None else self._repeat()
-        return data + self._end()
+        if self._pieces is None:
+            return self._stream.write(output_parts(token)) + self._end()
+        # Another instance has stored the answer: its events from the beginning, without those that the client has.
+        self._first_event, self._num_events = self.resume_after + 1, 0
+        self._stream = ResponseStream(self._event, self._item_id)
+        return self.begin() + self._repeat() + self._end()
 
     def fail(self, fields: dict[str, Any]) -> bytes:
         """Write the last event. A client gets it even if it has more events than this generation has made."""

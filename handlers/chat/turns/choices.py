@@ -37,12 +37,13 @@ class Choices:
         self.form: ChoicesForm = form
         self.prompt: Prompt | None = None
         self._lock = threading.RLock()
-        self._replies = [_ChoiceReply(self, reply) for _ in range(request.num_choices)]
+        self._replies = [_ChoiceReply(self, reply, number) for number in range(request.num_choices)]
         forms = [replace(form, index=i) for i in range(request.num_choices)]
         self._forms = [_ChoiceForm(each, is_written=request.is_streaming) for each in forms]
         self._first = _Choice(self, parts, self._request_of(0), self._replies[0])
         self._num_using = request.num_choices  # answers that may need the prompt's pictures
         self._headers: dict[str, str] = {}  # of the first answer
+        self._num_ended = 0
         self._is_begun = False
         self._is_over = False
 
@@ -93,7 +94,8 @@ class Choices:
         for index, reply in list(enumerate(self._replies))[1:]:
             with reply.guarded():
                 reply.raise_if_cancelled()
-                _Choice(self, self._parts, self._request_of(index), reply).start()
+                # The prompt is there, with its images.
+                _Choice(self, self._parts, self._request_of(index), reply).begin(is_slow=False, line=None)
                 continue
             self.end_use()
 
@@ -123,10 +125,11 @@ class Choices:
                 return
             if reply.error is None:
                 self._pass_on()
-            summaries = [form.summary for form in self._forms]
-            self._is_over = reply.error is not None or None not in summaries
+            self._num_ended += 1
+            self._is_over = reply.error is not None or self._num_ended == len(self._replies)
             if not self._is_over:
                 return
+            summaries = [form.summary for form in self._forms]
         if reply.error is not None:
             self._fail(reply.error)
         else:
@@ -217,8 +220,9 @@ class _ChoiceForm:
 class _ChoiceReply(PendingReply):
     """The reply to one of the answers."""
 
-    def __init__(self, choices: Choices, reply: PendingReply) -> None:
+    def __init__(self, choices: Choices, reply: PendingReply, number: int) -> None:
         super().__init__(reply.wake)
+        self.choice = number
         self.request_id, self.inference_id, self.line = reply.request_id, reply.inference_id, reply.line
         self.received_at, self.adapter = reply.received_at, reply.adapter
         self._choices = choices

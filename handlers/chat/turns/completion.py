@@ -40,8 +40,12 @@ class Completion:
         has_images = bool(images) if prompt is None else has_markdown_image(prompt)
         if prompt is None or not has_images:
             self._check_length(() if prompt is None else (TextPart(prompt),))
+        self.begin(is_slow=has_images, line=find_line(self._request.caller, images))
+
+    def begin(self, *, is_slow: bool, line: str | None) -> None:
+        """Begin the generation; the arguments are its own."""
         self._parts.counters.add("turns_started")
-        self._generation.begin(is_slow=has_images, line=find_line(self._request.caller, images))
+        self._generation.begin(is_slow=is_slow, line=line)
         self._reply.on_cancel(self._generation.stop)
 
     def _request_parts(self) -> Sequence[Part]:

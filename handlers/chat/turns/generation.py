@@ -79,7 +79,7 @@ class Generation:
         has_tools = parameters.tools is not None
         reader = None
         if has_tools or self._style.thought:
-            reader = AnswerReader(self._style, has_tools=has_tools, name=str(reply.received_at))
+            reader = AnswerReader(self._style, has_tools=has_tools, name=f"{reply.received_at} {reply.choice}")
         self._writer = AnswerWriter(reply, request, parts.model, reader)
         self._session_id = request.session_id if isinstance(request, Ask) else ""
         self._is_marked = request.is_streaming and reply.may_mark

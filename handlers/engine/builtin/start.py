@@ -30,16 +30,17 @@ def open_builtin(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None
         max_rank=settings.adapters.max_rank if settings.adapters.source else 0,
     )
     try:
-        kv_bytes = choose_kv_bytes(settings.session, model, settings.engine.max_rows)
+        adapter_bytes = settings.adapters.max_bytes if settings.adapters.source else 0
+        kv_bytes = choose_kv_bytes(settings.session, model, settings.engine.max_rows, adapter_bytes)
         return model, make_builtin_engine(model, kv_bytes, settings.engine, settings.grammar)
     except OutOfMemory as exc:
         raise SettingsError(f"handler.session: {exc.message}; give it fewer kv_bytes or kv_tokens") from exc
 
 
-def choose_kv_bytes(settings: ChatSessionSettings, model: TextModel, max_rows: int) -> int:
+def choose_kv_bytes(settings: ChatSessionSettings, model: TextModel, max_rows: int, adapter_bytes: int = 0) -> int:
     """Return the device memory for keys and values: by the settings, else what is left of this worker's GPU share.
 
-    Raises SettingsError if nothing is left.
+    adapter_bytes: that adapters may take. Raises SettingsError if nothing is left.
     """
     if settings.kv_bytes:
         return settings.kv_bytes
@@ -50,10 +51,10 @@ def choose_kv_bytes(settings: ChatSessionSettings, model: TextModel, max_rows: i
     free, total = torch.cuda.mem_get_info(model.device)
     own = int(total * settings.device_fraction) - torch.cuda.memory_reserved(model.device)
     step = STEP_BYTES + 3 * 4 * max_rows * model.vocabulary  # logits of the graphs, twice the largest's, and of a step
-    left = min(own, free) - settings.features_bytes - step
+    left = min(own, free) - settings.features_bytes - adapter_bytes - step
     if left <= 0:
         raise SettingsError(
-            f"the model and features_bytes leave nothing of {settings.device_fraction} of this GPU's {total} bytes for "
-            "keys and values: raise handler.session.device_fraction, or use a larger GPU or a smaller dtype"
+            f"the model, features_bytes and adapters leave nothing of {settings.device_fraction} of this GPU's {total} "
+            "bytes for keys and values: raise handler.session.device_fraction, or use a larger GPU or a smaller dtype"
         )
     return left

@@ -171,7 +171,8 @@ class VllmEngine:
             raise InternalError("vLLM has failed; the worker starts again") from exc
         except Exception as exc:  # of every kind
             adapter.forget()
-            raise ModelBroken(f"vLLM cannot use the adapter: {str(exc)[:MAX_REASON_CHARS]}") from exc
+            reason = str(exc).replace(adapter.request.lora_path, "its folder")  # a client sees it
+            raise ModelBroken(f"vLLM cannot use the adapter: {reason[:MAX_REASON_CHARS]}") from exc
         return adapter
 
     def _drop_adapter(self, request: LoRARequest) -> None:

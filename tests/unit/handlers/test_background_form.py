@@ -102,6 +102,23 @@ def test_a_failure_reaches_clients_that_have_more_events_than_there_are() -> Non
     assert [event["type"] for event in take(behind)] == ["response.created", "response.queued", "response.failed"]
 
 
+def test_an_answer_that_another_instance_has_stored_repeats_no_event() -> None:
+    """A client that has a part of the answer gets the other events of the stored one."""
+    tokens = [Token(number, text, 0.0, False) for number, text in enumerate(("ab", "cd", "ef"))]
+    elsewhere, form, feed, reply = make_form(), make_form(), AnswerFeed(), make_reply()
+    for token in tokens[:-1]:
+        elsewhere.note(token)
+    answer, response = elsewhere.record(summarise(tokens[-1:]))
+    feed.follow(reply, make_form(), -1, {})
+    feed.begin(form, lambda: None)
+    feed.add(tokens[:2])
+
+    form.restore(answer, response)
+    feed.end(tokens[-1])
+
+    assert take(reply) == read(make_form().repeat(answer, response, -1))
+
+
 def test_a_client_that_has_left_is_forgotten() -> None:
     feed, form, gone = AnswerFeed(), make_form(), make_reply()
     feed.follow(gone, make_form(), -1, {})

@@ -178,6 +178,7 @@ def test_adapters_of_lmi_need_their_source() -> None:
     own = {"TORCHMOOR_HANDLER_ADAPTERS_SOURCE": "/adapters", "TORCHMOOR_HANDLER_ENGINE_NAME": "vllm"}
     assert settings({**lmi, **own}).vllm.max_loras == 3
     assert settings({"OPTION_ENABLE_LORA": "false"}).adapters.source == ""
+    assert settings(lmi, config={"adapters": {"source": "/own"}}).adapters.source == "/own"
 
 
 @pytest.mark.parametrize("environ", [{"SM_NUM_GPUS": "4"}, {"NUM_SHARD": "2"}, {"OPTION_TENSOR_PARALLEL_DEGREE": "8"}])
