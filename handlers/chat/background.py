@@ -150,7 +150,6 @@ class BackgroundResponses:
             if queued.ended is not None or len(session.entries) >= queued.number:
                 return
             self._recorder.record(session, Event(kind="end", response=json.dumps(ended, ensure_ascii=False)))
-        queued.feed.fail(ended)
         turn = session.turn  # another thread may end it
         if turn is not None:
             turn.stop(ResponseCancelled("this response was cancelled"))

@@ -54,6 +54,7 @@ class AnswerFeed:
         self._followers: list[_Follower] = []
         self._form: FollowedForm | None = None  # of the answer while it is generated
         self._read: Callable[[], None] = lambda: None
+        self._stopped: HandlerError | None = None
 
     def follow(self, reply: PendingReply, form: FollowedForm, starting_after: int, headers: dict[str, str]) -> None:
         """Let a client follow. form: of the answer while it waits to be generated."""
@@ -66,6 +67,8 @@ class AnswerFeed:
             reply.write(data)
         reply.wake()
         reply.on_end(lambda: self._forget(follower))
+        if self._stopped is not None:
+            reply.fail(self._stopped)
 
     def begin(self, form: FollowedForm, read: Callable[[], None]) -> None:
         """Begin to generate the answer, perhaps again. read: adds the tokens that were announced."""
@@ -105,12 +108,17 @@ class AnswerFeed:
                 follower.reply.write(follower.form.fail(fields), is_end=True)
 
     def stop(self, error: HandlerError) -> None:
-        """Break the clients' streams: the answer is deleted."""
-        for follower in tuple(self._followers):
-            follower.reply.fail(error)
+        """Let the readers break the clients' streams: the session has ended. Takes no lock."""
+        self._stopped = error
+        self.announce()
+        self._wake()
 
     def _fill(self) -> None:
-        self._read()
+        if self._stopped is None:
+            self._read()
+            return
+        for follower in tuple(self._followers):
+            follower.reply.fail(self._stopped)
 
     def _wake(self) -> None:
         for follower in tuple(self._followers):

@@ -103,7 +103,6 @@ class StoredResponses:
         with self.found(command.caller, command.response_id) as found:
             if found.queued is not None:
                 self._sessions.end(found.session, command.invocation_id, reply)
-                found.queued.feed.stop(unknown_response(command.response_id))
             else:
                 self._sessions.delete_entry(found.session, found.number, command.invocation_id, reply)
         return {"id": command.response_id, "object": "response", "deleted": True}

@@ -15,7 +15,7 @@ from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
 from tests.proxy.test_access import CREDENTIALS, TOKEN, signed
 from tests.proxy.test_openai import MESSAGES, behave, call, chunk, client
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
-from torchmoor.config.routing import LateBindingSettings
+from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
 
 PATH = "/v1/chat/completions"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
@@ -105,6 +105,20 @@ def test_model_beyond_the_limit_is_not_looked_for(make_stage: Callable[..., Stag
     assert lost == 400
     assert "first 1000 bytes" in answer["error"]["message"]
     assert "/endpoints/NAME/openai/v1" in answer["error"]["message"]
+
+
+def test_adapter_beyond_the_limit_is_not_the_base_model(make_stage: Callable[..., Stage]) -> None:
+    """A model that was not looked for may be an adapter, so the error says where to name it."""
+    limits = LimitSettings(max_unrouted_body_bytes=1000)
+    stage = make_stage(limits=limits, endpoints={"a": "sees"}, multi_model=MultiModelSettings(are_adapters=True))
+    pad = "x" * 2000
+
+    found, _, _ = call(stage, PATH, json.dumps({"model": "sees/red", "pad": pad}).encode())
+    lost, _, answer = call(stage, PATH, json.dumps({"pad": pad, "model": "sees/red"}).encode())
+
+    assert (found, stage.a.received[0].headers["x-amzn-sagemaker-target-model"]) == (200, "red")
+    assert (lost, answer["error"]["param"], len(stage.a.received)) == (400, "model", 1)
+    assert "first 1000 bytes" in answer["error"]["message"]
 
 
 def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage]) -> None:

@@ -60,6 +60,7 @@ def remember_entry(session: Session, event: Event, rebuild: Callable[[list[dict[
             if session.queued is None:
                 raise InvalidRequest("an event ends no response of its session")
             session.queued.ended = fields_of(event.response)
+            session.queued.feed.fail(session.queued.ended)  # perhaps another instance has ended it
         case "open":
             session.adapter = event.adapter
             session.deleted.update(range(1, _number(event.question or "0") + 1))

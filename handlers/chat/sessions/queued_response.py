@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from handlers.chat.feed import AnswerFeed
-from handlers.errors import ResponseCancelled
+from handlers.errors import ResponseCancelled, ResponseUnknown, SessionGone, SessionLost
 from handlers.journal.event import Event
 
 
@@ -24,6 +24,11 @@ class QueuedResponse:
     def raise_if_ended(self) -> None:
         if self.ended is not None:
             raise ResponseCancelled(f"this response is {self.ended['status']} already")
+
+    def end_feed(self, end: SessionGone) -> None:
+        """Break the streams of the clients that follow, because the session has ended. Takes no lock."""
+        gone = ResponseUnknown("this response was deleted or has expired", api_code="not_found")
+        self.feed.stop(end if isinstance(end, SessionLost) else gone)
 
     def shown(self, *, is_running: bool) -> Event:
         """Return the response in the form of an entry. is_running: this worker generates it."""

@@ -148,7 +148,7 @@ class OpenAIApi:
         named = read_named(body)
         endpoint = self._find_endpoint(name, body, num_read)
         session = self._find_session(endpoint, request, named.place)
-        adapter = self._find_adapter(endpoint, request, body)
+        adapter = self._find_adapter(endpoint, request, body, num_read)
         is_response = split_path(request.path)[1] == RESPONSES
         make = partial(ResponseInvocation, self._queue) if is_response else Invocation
         call = self._call(request, request_id, self._operations[endpoint][dialect], session, body, adapter, make=make)
@@ -166,11 +166,16 @@ class OpenAIApi:
             return None
 
     @staticmethod
-    def _find_adapter(endpoint: Endpoint, request: Request, body: bytes) -> str | None:
-        """Return the adapter that only the body names."""
+    def _find_adapter(endpoint: Endpoint, request: Request, body: bytes, num_read: int) -> str | None:
+        """Return the adapter that only the body names. body: its first num_read bytes. Raises WrongModel."""
         if not endpoint.settings.has_adapters or TARGET_MODEL in request.layout.places:
             return None
-        return read_adapter(body, endpoint)
+        adapter = read_adapter(body, endpoint)
+        if adapter is None and len(body) == num_read:
+            raise WrongModel(
+                f"Name the adapter, or the endpoint, as `model` within the first {num_read} bytes of the body."
+            )
+        return adapter
 
     def _choose(self, request: Request, request_id: bytes, name: str | None, dialect: OpenAIDialect) -> Call:
         """Make the call of the only endpoint, or of the one that the body will name."""
@@ -183,7 +188,7 @@ class OpenAIApi:
 
         def complete(body: bytes, num_read: int) -> Call:
             endpoint = self._find_endpoint(name, body, num_read)
-            adapter = self._find_adapter(endpoint, request, body)
+            adapter = self._find_adapter(endpoint, request, body, num_read)
             return self._call(request, request_id, self._operations[endpoint][dialect], None, body, adapter)
 
         return self._read_body(request, request_id, complete)

@@ -1,9 +1,10 @@
-"""Responses in the background whose request comes twice."""
+"""Responses in the background: a request that comes twice, and clients that follow when the session ends."""
 
 from contextlib import closing
 from io import BytesIO
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from tests.unit.handlers.test_chat_cancel import PATIENT, SilentServer
@@ -36,3 +37,26 @@ def test_a_retry_during_the_fetch_of_an_image_queues_nothing_more(make_client: A
     assert [part["type"] for item in items for part in item["content"]] == ["input_image"]
     (session,) = client.service.store.snapshot()
     assert len(session.pending_images) == 1
+
+
+def expire(client: Any, clock: Any, response_id: str) -> None:
+    clock.advance(10 * 24 * 3600)
+    client.service.store.expire()
+
+
+def delete(client: Any, clock: Any, response_id: str) -> None:
+    assert client.call({}, {wire.RESOURCE: f"DELETE responses/{response_id}"}).status == 200
+
+
+@pytest.mark.parametrize("end", [expire, delete])
+def test_a_client_that_follows_learns_of_the_end_of_the_session(make_client: Any, clock: Any, end: Any) -> None:
+    """Its stream ends at once with an error, and not with the deadline of its request."""
+    client = make_client()
+    body = {"model": "llava", "background": True, "input": "hello"}
+    response_id = client.call(body, {wire.RESOURCE: "POST responses"}).json["id"]
+    following = client.send({}, {wire.RESOURCE: f"GET responses/{response_id}?stream=true"})
+    following.wait_until(lambda each: b"response.queued" in each.body)
+
+    end(client, clock, response_id)
+
+    assert b"this response was deleted or has expired" in following.wait().body
