@@ -222,6 +222,8 @@ class FakeInstance:
         headers = {}
         for line in lines:
             name, _, value = line.partition(":")
+            if name.lower() in ("content-length", "transfer-encoding") and name.lower() in headers:
+                raise ConnectionError(f"{name} twice")  # TorchServe refuses such a request, too
             headers[name.lower()] = value.strip()
         body = b""
         if headers.get("transfer-encoding") == "chunked":

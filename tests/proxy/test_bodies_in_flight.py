@@ -323,11 +323,29 @@ def test_long_form_counts_for_its_fields(make_stage: MakeStage, path: str, lines
     assert accepted.startswith(b"HTTP/1.1 200")
 
 
+def test_a_file_of_blank_lines_is_one_field(make_stage: MakeStage) -> None:
+    """Parts are counted, not what they contain; parts of a part are counted, too."""
+    stage = make_stage(limits=LimitSettings(max_form_fields=100))
+    lines = "Content-Type: multipart/form-data; boundary=B\r\n"
+
+    accepted = stage.raw(ask(b"--B\r\nX: y\r\n\r\n" + b"\r\n" * 5000 + b"--B--", more=lines))
+    nested = b"--B\r\nContent-Type: multipart/mixed; boundary=C\r\n\r\n" + b"--C\r\nX: y\r\n\r\n1\r\n" * 200
+    refused = stage.raw(ask(nested, more=lines))
+
+    assert accepted.startswith(b"HTTP/1.1 200")
+    assert refused.startswith(b"HTTP/1.1 400")
+
+
 @pytest.mark.parametrize("path", ["/endpoints/llava/invocations", "/predictions/llava", "/invocations"])
 @pytest.mark.parametrize(
     ("lines", "field"),
-    [(FORM, b"a=1&"), ("Content-Type: multipart/form-data; boundary=B\r\n", b"--B\r\nX: y\r\n\r\n1\r\n")],
-    ids=["form", "multipart"],
+    [
+        (FORM, b"a=1&"),
+        ("Content-Type: multipart/form-data; boundary=B\r\n", b"--B\r\nX: y\r\n\r\n1\r\n"),
+        ('Content-Type: multipart/form-data; Boundary="B"\r\n', b"--B\nX: y\n\n1\n"),
+        ("Content-Type: multipart/form-data\r\n", b"X: y\n--C"),
+    ],
+    ids=["form", "multipart", "line-feeds", "no-boundary"],
 )
 def test_form_of_many_fields_is_refused(make_stage: MakeStage, path: str, lines: str, field: bytes) -> None:
     """Each takes a worker's time, however small the form is."""

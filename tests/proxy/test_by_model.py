@@ -243,3 +243,13 @@ def test_an_endpoint_deleted_while_its_request_arrives_is_unknown(
 
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "model_not_found"
+
+
+def test_a_chunked_request_for_a_resource_has_one_length(stage: Stage) -> None:
+    """The instance gets it as a POST; a second length would let it read the body as another request."""
+    line = b"GET /endpoints/sees/openai/v1/responses/resp_x HTTP/1.1\r\n"
+
+    answer = stage.raw(line + b"Host: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert [(each.headers["content-length"], each.body) for each in stage.a.received] == [("5", b"hello")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,8 @@ def counted_body_bytes(num_bytes: int) -> int:
 # TorchServe makes an object of each field of a form. Measured with a heap of 512 MiB: 3 MB of empty fields, or 61 MB of
 # empty parts, end the JVM; 2 MB of fields occupy one of its threads for 5 s.
 FORM_WEIGHT, MULTIPART_WEIGHT = 1024, 6
+_BOUNDARY = re.compile(rb'(?i:boundary)[ \t]*=[ \t]*"?([^";, \t]+)')
+_NESTED = re.compile(rb"(?i:multipart/mixed)")  # a part whose own parts have another boundary
 
 
 def body_weight(content_type: bytes | None) -> int:
@@ -47,7 +50,12 @@ def num_form_fields(content_type: bytes | None, body: bytes) -> int:
     weight = body_weight(content_type)
     if weight == FORM_WEIGHT:
         return body.count(b"&") + 1
-    return body.count(b"\r\n\r\n") if weight == MULTIPART_WEIGHT else 0  # behind the head of each part
+    if weight != MULTIPART_WEIGHT:
+        return 0
+    boundary = _BOUNDARY.search(content_type or b"")
+    if boundary is None or _NESTED.search(body):
+        return body.count(b"\n--") + 1  # lines that may begin a part
+    return body.count(b"--" + boundary[1])
 
 
 DEFAULT_INFLIGHT_BODY_BYTES = inflight_body_bytes(DEFAULT_HEAP_MIB)

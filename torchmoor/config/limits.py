@@ -69,7 +69,8 @@ class LimitSettings(SettingsGroup, title="limits"):
     )
     min_spool_free_bytes: Size = Field(
         256 * MIB,
-        description="Free space that must stay on the file system of spool_folder; below it, bodies stay in memory.",
+        description="Free space that must stay on the file system of spool_folder; below it, new bodies stay in "
+        "memory.",
     )
     max_waiting_bytes: Annotated[Count, Shared(least="max_body_bytes")] = Field(
         64 * MIB, description="Bytes of all bodies that wait for an instance."

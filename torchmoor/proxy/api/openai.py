@@ -119,16 +119,16 @@ class OpenAIApi:
 
     def _open_resource(self, request: Request, request_id: bytes, name: str | None, dialect: OpenAIDialect) -> Call:
         """Make the call of the instance that holds the session of a resource."""
-        operation = split_path(request.path)[1]
+        operation, endpoints = split_path(request.path)[1], self._endpoints(name)
+        if operation == FILES and len(endpoints) > 1:
+            raise WrongModel("There are several endpoints: use the base URL of one, /endpoints/NAME/openai/v1.")
         if needs_body(request.method, operation):
             return self._read_body(
                 request,
                 request_id,
                 lambda body, num_read: self._create(request, request_id, name, dialect, body, num_read),
             )
-        place, endpoints = read_path(operation), self._endpoints(name)
-        if operation == FILES and len(endpoints) > 1:
-            raise WrongModel("There are several endpoints: use the base URL of one, /endpoints/NAME/openai/v1.")
+        place = read_path(operation)
         for endpoint in endpoints:
             session = self._find_session(endpoint, request, place)
             if session is not None:
@@ -148,8 +148,8 @@ class OpenAIApi:
         named = read_named(body)
         endpoint = self._find_endpoint(name, body, num_read)
         session = self._find_session(endpoint, request, named.place)
-        adapter = self._find_adapter(endpoint, request, body, num_read)
         is_response = split_path(request.path)[1] == RESPONSES
+        adapter = self._find_adapter(endpoint, request, body, num_read) if is_response else None
         make = partial(ResponseInvocation, self._queue) if is_response else Invocation
         call = self._call(request, request_id, self._operations[endpoint][dialect], session, body, adapter, make=make)
         is_new = session is None and named.is_stored

@@ -58,9 +58,9 @@ def read_named(body: bytes) -> Named:
 
 
 def resource_lines(request: Request, operation: bytes) -> bytes:
-    """Render the header lines by which an instance knows the request."""
+    """Render the header lines by which an instance knows the request, which it gets as a POST with one length."""
     query = b"?" + request.query if request.query else b""
-    length = b"" if request.framing_line else b"content-length: 0\r\n"
+    length = b"" if request.is_chunked or request.framing_line else b"content-length: 0\r\n"
     return b"%b%b %b%b\r\n%b" % (_LINE, request.method, operation, query, length)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torchmoor.errors import ApiError
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
-from torchmoor.proxy.instances.instance import Instance, Lease
+from torchmoor.proxy.instances.instance import SERVING, Instance, Lease
 from torchmoor.proxy.instances.registry import Endpoint
 
 
@@ -114,7 +114,7 @@ class EndpointCapacity:
             return None
         dispatcher = self.dispatchers.choose(self._endpoint, session, None)
         instance = dispatcher.chooser.find_holder(session, frozenset())
-        return None if instance is None or not instance.is_ready else (dispatcher, instance)
+        return None if instance is None or instance.state not in SERVING else (dispatcher, instance)
 
     def _is_full(self, instance: Instance | None, held: int) -> bool:
         return instance is None or held >= self._most_at(instance)

@@ -39,7 +39,7 @@ class Delivery:
         self._upstream: UpstreamConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._sent_at = 0.0
-        self._is_sent = False  # the target has the whole request
+        self._is_sent = False  # a body in a file may still be on its way
         self._was_stale = False
         self._held: HeldAnswer | None = None
 
@@ -114,7 +114,7 @@ class Delivery:
 
     def detach(self) -> bool:
         """Close the connection to the target. True if the target has the whole request and had not answered."""
-        is_abandoned = self._is_sent and not self.has_answer
+        is_abandoned = self._is_sent and not self.is_sending and not self.has_answer
         self._is_sent = False
         self.end(can_reuse=False)
         return is_abandoned

@@ -93,7 +93,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._siblings = siblings
         self._lines = caches.lines
         self._heads = caches.heads
-        self._is_reading_paused = False
+        self._is_reading_paused = self._is_writing_paused = False
         self._sender: SpoolSender | None = None  # while a body is sent from a file
         self._head = b""  # the beginning of a head without its end
         self._is_in_head = True
@@ -113,6 +113,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport.write(data)
         if file is not None:
             self._sender = SpoolSender(self.transport, file, self._on_sent)
+            self._sender.is_paused = self._is_writing_paused
             self._sender.go_on()
 
     def _on_sent(self) -> None:
@@ -121,9 +122,10 @@ class UpstreamConnection(asyncio.Protocol):
     def release(self, *, can_reuse: bool) -> None:
         """End the exchange: return to idle if the request was sent and its answer was whole, else close."""
         self.exchange = None
-        is_whole = self._is_complete and self._sender is None
-        if not (can_reuse and self._can_reuse and is_whole) or self.transport.is_closing():
-            self.transport.abort()
+        transport = self.transport
+        is_sent = self._sender is None and not transport.get_write_buffer_size()
+        if not (can_reuse and self._can_reuse and self._is_complete and is_sent) or transport.is_closing():
+            transport.abort()
             return
         self.is_reused = self._is_in_head = True
         self._is_complete = False
@@ -164,10 +166,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._siblings.add(self)
 
     def pause_writing(self) -> None:
+        self._is_writing_paused = True
         if self._sender is not None:
             self._sender.is_paused = True
 
     def resume_writing(self) -> None:
+        self._is_writing_paused = False
         if self._sender is not None:
             self._sender.is_paused = False
             self._sender.go_on()

@@ -3,10 +3,10 @@
 Instances report what they hold. Between two reports there are notes: a model that an instance was sent a request for
 is on its way there, so that a burst of requests for one cold model causes one load; with the answer it is there.
 
-    a request goes to an instance that holds its model in memory; device memory comes before host memory if every such
-    instance has too many requests for the model, one more instance loads it, one at a time a model that no instance
-    holds goes to the least busy instance; an unpacked copy on its disk counts in its favour a model that a report does
-    not name is gone, unless it was noted after the query or has a request now
+* A request goes to an instance that holds its model in memory; device memory comes before host memory.
+* If every such instance has too many requests for the model, one more instance loads it, one at a time.
+* A model that no instance holds goes to the least busy instance; an unpacked copy on its disk counts in its favour.
+* A model that a report does not name is gone, unless it was noted after the query or has a request now.
 
 Both directions of the index hold at most max_models of each instance. 10,000 models on 100 instances each are a
 million pairs of about 100 bytes.
