@@ -77,6 +77,7 @@ def make_settings(variables: ContainerEnvironment, found: FoundModel, keys: str)
     admin_port = (
         variables.admin_port if variables.safe_ports is None else find_free_ports(1, among=variables.safe_ports)[0]
     )
+    longest = int(variables.properties.get("max_request_size", DEFAULT_BODY_MIB * MIB))
     settings = ProxySettings(
         endpoints=(
             EndpointSettings(
@@ -88,7 +89,8 @@ def make_settings(variables: ContainerEnvironment, found: FoundModel, keys: str)
         listen=ListenSettings(host="0.0.0.0", port=variables.port, admin_port=admin_port),
         access=AccessSettings(keys_file=os.environ.get(KEYS_FILE, "")),
         limits=LimitSettings(
-            max_passthrough_body_bytes=int(variables.properties.get("max_request_size", DEFAULT_BODY_MIB * MIB))
+            max_passthrough_body_bytes=longest,
+            max_arriving_bytes=max(longest, LimitSettings().max_arriving_bytes),
         ),
         timeouts=TimeoutSettings(model_timeout_s=variables.model_timeout_s, stop_grace_s=variables.drain_s),
         sessions=SessionIdSettings.parse(keys, are_journaled=os.environ.get(JOURNAL_URL) != "off"),
