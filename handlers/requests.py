@@ -23,6 +23,7 @@ ANSWER_TYPES = (
     "text/event-stream",
     "text/plain",
 )
+JSON_TYPES = ("", "application/json", "application/octet-stream", "application/x-www-form-urlencoded")
 MAX_ATTRIBUTES = 1024  # characters; SageMaker's own limit
 
 
@@ -36,6 +37,11 @@ class Incoming:
     headers: Mapping[str, str]
     body: bytes | str | dict[str, Any] | list[Any] | None
     fingerprint: str | None = None
+
+    @property
+    def media_type(self) -> str:
+        """The body's media type in lower case, without its parameters; empty if the request names none."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def accepts(self, media_type: str) -> bool:
         """Return True if the Accept header names this media type literally."""
@@ -97,15 +103,15 @@ def check_accept(incoming: Incoming) -> None:
         )
 
 
-def refuse_other_media(content_type: str) -> None:
-    """Raise UnsupportedMedia for the media type of a video or a sound."""
-    kind = content_type.strip().partition("/")[0].lower()
+def refuse_other_media(media_type: str) -> None:
+    """Raise UnsupportedMedia for a video or a sound."""
+    kind = media_type.partition("/")[0]
     if kind in ("video", "audio"):
         raise UnsupportedMedia(f"{kind} is not supported: send images (image/*) and text")
 
 
 def missing_body(incoming: Incoming) -> InvalidRequest:
     """Return the error for a request without a body. TorchServe leaves none of a form, which is curl's default type."""
-    if incoming.headers.get("content-type", "").lower().startswith("application/x-www-form-urlencoded"):
+    if incoming.media_type == "application/x-www-form-urlencoded":
         return InvalidRequest("the body was read as a form; send JSON with Content-Type: application/json (curl's -H)")
     return InvalidRequest("the request has no body; send JSON with Content-Type: application/json")

@@ -10,10 +10,12 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
 PACKAGES = {  # the Debian package of each program
     "buildah": "buildah",
     "chromium-headless-shell": "chromium-headless-shell",
@@ -50,6 +52,13 @@ def missing(reason: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def require_vllm() -> Path:
+    """Return the Python that has vLLM; skip the test without it, in CI too, which does not install its 3.5 GB."""
+    if not VLLM_PYTHON.exists():
+        pytest.skip("vLLM is not installed; run make setup-vllm")
+    return VLLM_PYTHON
 
 
 def summarize_skips(reasons: Iterable[str]) -> str:

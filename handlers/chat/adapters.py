@@ -106,7 +106,7 @@ class AdapterUse:
                 lease.release()
 
         def failed(error: HandlerError) -> None:
-            if self._leave(_Stage.WAITING):
+            if self._try_leave():
                 on_failed(error)
 
         self._stage = _Stage.WAITING
@@ -119,18 +119,18 @@ class AdapterUse:
 
     def try_end(self) -> bool:
         """End the wait. Return False if there is none."""
-        is_waiting = self._leave(_Stage.WAITING)
+        is_waiting = self._try_leave()
         if is_waiting and self._end_wait is not None:
             self._end_wait()
         return is_waiting
 
-    def _leave(self, stage: _Stage) -> bool:
-        """End this stage. Return False if it is another one."""
+    def _try_leave(self) -> bool:
+        """End the wait, without withdrawing it. Return False if there is none."""
         with self._lock:
-            is_left = self._stage is stage
-            if is_left:
+            is_waiting = self._stage is _Stage.WAITING
+            if is_waiting:
                 self._stage = _Stage.OVER
-            return is_left
+            return is_waiting
 
     def release(self) -> None:
         """Give the adapter back; a repetition has no effect."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from handlers.errors import InvalidJson, InvalidRequest
 from handlers.json_values import load_json
 from handlers.many_settings import TaskSettings
-from handlers.requests import Incoming, missing_body, refuse_other_media
+from handlers.requests import JSON_TYPES, Incoming, missing_body, refuse_other_media
 
 MAX_NAME = 40
 Parameters = Mapping[str, type | tuple[type, ...]]  # by name, the accepted types
@@ -61,7 +61,7 @@ def read_body(incoming: Incoming, max_json_values: int) -> Any:
 
     Raises InvalidJson, InvalidRequest, UnsupportedMedia.
     """
-    kind = incoming.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = incoming.media_type
     body = incoming.body
     if body is None or body in (b"", ""):
         raise missing_body(incoming)
@@ -70,7 +70,7 @@ def read_body(incoming: Incoming, max_json_values: int) -> Any:
         return body
     if kind == "text/plain":
         return _text(body)
-    if kind not in ("", "application/json", "application/octet-stream", "application/x-www-form-urlencoded"):
+    if kind not in JSON_TYPES:
         raise InvalidRequest(f"a body of type {kind[:MAX_NAME]!r} is not read here; send application/json")
     if isinstance(body, bytes) and kind == "application/octet-stream" and body.lstrip()[:1] not in (b"{", b"["):
         return body

@@ -10,23 +10,22 @@ import pytest
 import requests
 
 from tests.podman import BUILD_TIMEOUT_S, Container, Podman
+from tests.tools import require_vllm
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_vllm import HANDLER, PYTHON, START_S
+from tests.torchserve.test_vllm import HANDLER, START_S
 from tests.vllm.rename_weights import copy_renamed
 from tests.waiting import wait_until
 from torchmoor.fleet.ports import find_free_ports
 
 pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = PYTHON.parents[1] / "lib" / "python3.11" / "site-packages"
 BASE, IMAGE = "localhost/torchmoor-test-vllm-base", "localhost/torchmoor-test-vllm"
 
 
 @pytest.fixture(scope="module")
 def image(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Build the image on Debian with the packages of .venv-vllm, as in an image of vLLM's own."""
-    if not PYTHON.exists():
-        pytest.skip("vLLM is not installed; run make setup-vllm")
+    packages = require_vllm().parents[1] / "lib" / "python3.11" / "site-packages"
     recipe = tmp_path_factory.mktemp("vllm-base") / "Dockerfile"
 
     def make_base(debian: str) -> str:
@@ -36,7 +35,7 @@ def image(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> str:
             "COPY . /usr/local/lib/python3.11/dist-packages\n"
         )
         words = ("buildah", "build", "--layers", "--isolation", "chroot", "--format", "docker", "--quiet")
-        podman.run(*words, "--tag", BASE, "--file", recipe, PACKAGES, timeout_s=BUILD_TIMEOUT_S)
+        podman.run(*words, "--tag", BASE, "--file", recipe, packages, timeout_s=BUILD_TIMEOUT_S)
         return BASE
 
     return podman.build(IMAGE, {"TORCH": "vllm"}, make_base)

@@ -118,10 +118,8 @@ def test_a_response_runs_where_its_session_is(make_stage: MakeStage, tmp_path: P
     for _ in range(4):
         post(stage)
     wait_until(lambda: len(fake.ran) == 4, "all responses were generated")
-    homes = {response_id(session, 1): session.rsplit("-", 2)[1] for session in fake.sessions}
     for name, request in fake.ran:
         assert f"-{name}-" in request.headers["x-torchmoor-resource"]
-    assert len(homes) == 4
 
     gate = Gate()
 
@@ -134,10 +132,10 @@ def test_a_response_runs_where_its_session_is(make_stage: MakeStage, tmp_path: P
     gate.wait_reached()
     victim = fake.ran[-1][0]
     fake.run = answering(body=b'{"status": "completed"}')
-    gate.open()
     stage.run(stage.instances[victim].stop())
+    gate.open()
 
-    wait_until(lambda: len(fake.ran) > 5 or fake.ran[-1][0] != victim, "another instance has it", deadline_s=30)
+    wait_until(lambda: fake.ran[-1][0] != victim, "another instance has it", deadline_s=30)
     wait_until(lambda: states(stage) == ["COMPLETED"] * 5, "all are complete")
 
 

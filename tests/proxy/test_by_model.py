@@ -121,6 +121,16 @@ def test_adapter_beyond_the_limit_is_not_the_base_model(make_stage: Callable[...
     assert "first 1000 bytes" in answer["error"]["message"]
 
 
+def test_adapter_behind_too_many_values_is_not_the_base_model(make_stage: Callable[..., Stage]) -> None:
+    """The search ends there, and the error says so."""
+    stage = make_stage(endpoints={"a": "sees"}, multi_model=MultiModelSettings(are_adapters=True))
+
+    lost, _, answer = call(stage, PATH, json.dumps({"pad": [[]] * 20_000, "model": "sees/red"}).encode())
+
+    assert (lost, answer["error"]["param"], stage.a.received) == (400, "model", [])
+    assert "before the first 20000 brackets and strings" in answer["error"]["message"]
+
+
 def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage]) -> None:
     """The answer is 413, with or without Content-Length, before and after the endpoint is known."""
     stage = make_stage(limits=LimitSettings(max_passthrough_body_bytes=40), **TWO)

@@ -144,6 +144,7 @@ def test_the_responses_api_takes_adapters_as_models_and_may_change_them(adapted:
     assert first.output_text.startswith(adapted.expected[NAMES[0]])
     base = respond("llava", previous_response_id=first.id)
     assert base.output_text == respond("llava", previous_response_id=first.id).output_text
+    assert base.output_text != respond(f"llava/{NAMES[0]}", previous_response_id=first.id).output_text
 
 
 def test_targetmodel_selects_the_adapter_and_the_answer_says_where_it_was(adapted: Adapted) -> None:

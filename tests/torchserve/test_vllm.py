@@ -16,6 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from scripts.make_adapters import make_adapters
+from tests.tools import require_vllm
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.long_streams import num_continued
@@ -30,7 +31,6 @@ from tests.waiting import wait_until
 from torchmoor.wire.headers import INSTANCE
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.slow, pytest.mark.timeout(900)]
-PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 TESTS = ROOT / "tests" / "vllm"
 NUM_ADAPTERS = 2
 START_S = 600  # for vLLM, on a busy machine
@@ -46,10 +46,7 @@ HANDLER = {
 
 @pytest.fixture(scope="module")
 def vllm() -> Path:
-    """Return the Python that has vLLM. CI does not install it."""
-    if not PYTHON.exists():
-        pytest.skip("vLLM is not installed; run make setup-vllm")
-    return PYTHON
+    return require_vllm()
 
 
 def run_on_vllm(python: Path, tests: str, *options: str) -> None:

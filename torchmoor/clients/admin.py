@@ -22,6 +22,17 @@ class _RefuseRedirects(HTTPRedirectHandler):
         return None
 
 
+class _Answer(dict[str, Any]):
+    """An object of an answer. A key that is not there raises AdminError: another service has answered."""
+
+    def __init__(self, values: dict[str, Any], problem: str) -> None:
+        super().__init__(values)
+        self._problem = problem
+
+    def __missing__(self, key: str) -> Any:
+        raise AdminError(f"{self._problem} (its answer lacks {key!r})")
+
+
 _OPENER = build_opener(_RefuseRedirects)
 
 
@@ -68,12 +79,15 @@ class AdminClient:
     ) -> dict[str, Any]:
         try:
             with self.open(method, path, query, timeout_s) as answer:
-                found = json.load(answer)
+                found = json.load(answer, object_hook=self._expect_keys)
         except (ValueError, OSError, HTTPException) as error:
             raise AdminError(self._not_an_admin_plane()) from error
         if not isinstance(found, dict):
             raise AdminError(self._not_an_admin_plane())
         return found
+
+    def _expect_keys(self, values: dict[str, Any]) -> dict[str, Any]:
+        return _Answer(values, self._not_an_admin_plane())
 
     def _not_an_admin_plane(self) -> str:
         return f"{self._url} does not answer as an admin plane does: is it the runtime's port?"

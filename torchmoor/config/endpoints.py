@@ -99,16 +99,16 @@ def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettin
 
     Where models and adapters are is a setting of the instances.
     """
-    if "adapters" in values:
-        if "MultiModelConfig" in values:
-            raise ConfigError(f"{where} has adapters of one model, or MultiModelConfig, but not both")
-        group = read_mapping(values["adapters"], f"{where}.adapters", _MODEL_KEYS)
-        return MultiModelSettings.read({**group, "are_adapters": True}, f"{where}.adapters")
     if "MultiModelConfig" not in values:
         for key in ("ModelDataUrl", "multi_model"):
             if key in values:
                 raise ConfigError(f"{where}.{key} is only for an endpoint with MultiModelConfig")
-        return None
+        if "adapters" not in values:
+            return None
+        group = read_mapping(values["adapters"], f"{where}.adapters", _MODEL_KEYS)
+        return MultiModelSettings.read({**group, "are_adapters": True}, f"{where}.adapters")
+    if "adapters" in values:
+        raise ConfigError(f"{where} has adapters of one model, or MultiModelConfig, but not both")
     config = read_mapping(values["MultiModelConfig"], f"{where}.MultiModelConfig", {"ModelCacheSetting"})
     setting = config.get("ModelCacheSetting", "Enabled")
     if setting not in ("Enabled", "Disabled"):

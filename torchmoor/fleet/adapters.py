@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.many import MANY
+from torchmoor.fleet.many import MANY, find_source
 
 SOURCE = "TORCHMOOR_HANDLER_ADAPTERS_SOURCE"
 
@@ -21,11 +20,10 @@ def adapter_environment(endpoints: Sequence[str], adapters: str) -> dict[str, st
     """Return the instances' variables. adapters: a directory, file://, an S3 prefix, or "". Raises ConfigError."""
     if not adapters:
         return {}
-    if len(endpoints) != 1 or MANY in endpoints:
+    if MANY in endpoints:
+        raise ConfigError(
+            f"--adapters needs exactly one endpoint of one model; --endpoint {MANY} has many, which --models names"
+        )
+    if len(endpoints) != 1:
         raise ConfigError("--adapters needs exactly one endpoint, whose model they belong to")
-    if adapters.startswith("s3://"):
-        return {SOURCE: adapters}
-    folder = Path(adapters.removeprefix("file://")).resolve()
-    if not folder.is_dir():
-        raise ConfigError(f"--adapters: there is no directory {folder}")
-    return {SOURCE: str(folder)}
+    return {SOURCE: find_source("--adapters", adapters)}

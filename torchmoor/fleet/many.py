@@ -29,13 +29,8 @@ def many_environment(endpoints: Sequence[str], models: str, environ: Mapping[str
             raise ConfigError(f"--models is for the endpoint with many models: add --endpoint {MANY}")
         return {}
     environment: dict[str, str] = {}
-    if models.startswith("s3://"):
-        environment[SOURCE] = models
-    elif models:
-        folder = Path(models).resolve()
-        if not folder.is_dir():
-            raise ConfigError(f"--models: there is no directory {folder}")
-        environment[SOURCE] = str(folder)
+    if models:
+        environment[SOURCE] = find_source("--models", models)
     elif not environ.get(SOURCE):
         if not _is_multi_model(environ):
             raise ConfigError(f"--endpoint {MANY} needs --models, a directory or s3://bucket/prefix with the models")
@@ -43,6 +38,18 @@ def many_environment(endpoints: Sequence[str], models: str, environ: Mapping[str
     if _is_multi_model(environ) and not environ.get(URL_ROOTS):
         environment[URL_ROOTS] = PLATFORM_MODELS
     return environment
+
+
+def find_source(option: str, text: str) -> str:
+    """Return where instances read models or adapters: an S3 prefix as it is, or a directory. Raises ConfigError."""
+    if text.startswith("s3://"):
+        if not text.removeprefix("s3://").partition("/")[0]:
+            raise ConfigError(f"{option}: {text} names no bucket; the form is s3://bucket/prefix")
+        return text
+    folder = Path(text.removeprefix("file://")).resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"{option}: there is no directory {folder}")
+    return str(folder)
 
 
 def read_container(environ: Mapping[str, str], settings: ContainerSettings | None = None) -> ContainerSettings:

@@ -38,7 +38,7 @@ def parse_image(incoming: Incoming, image: bytes) -> Command:
     NEW_SESSION is not required, because asynchronous requests cannot have the session header.
     """
     header_id = incoming.headers.get(wire.SESSION_ID)
-    is_declared = incoming.headers.get("content-type", "").strip().lower().startswith("image/")
+    is_declared = incoming.media_type.startswith("image/")
     if header_id == NEW_SESSION or (is_declared and not header_id):
         check_session_limit(incoming)
         return OpenSession(caller=incoming.caller, images=(image,), ttl_s=None, invocation_id=incoming.invocation_id)

@@ -17,11 +17,9 @@ from handlers.chat.dialects.tgi import parse_inputs
 from handlers.chat.dialects.turns import join_session
 from handlers.errors import EulaNotAccepted, InvalidJson, InvalidRequest
 from handlers.json_values import load_json
-from handlers.requests import Incoming, missing_body, refuse_other_media
+from handlers.requests import JSON_TYPES, Incoming, missing_body, refuse_other_media
 from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
-
-_JSON_TYPES = ("", "application/json", "application/octet-stream", "application/x-www-form-urlencoded")
 
 # Parsers by the field that identifies a dialect's body. Such a body does not name a session, but the session header
 # makes the request a turn. Any other body belongs to the session API. A parser gets the request, its body, the settings
@@ -47,9 +45,8 @@ def parse(
         _check_license(incoming)
     if resource:
         return parse_resource(resource, incoming, read_body, settings, wall())
-    content_type = incoming.headers.get("content-type", "")
-    refuse_other_media(content_type)
-    if isinstance(incoming.body, bytes) and _is_image(content_type, incoming.body):
+    refuse_other_media(incoming.media_type)
+    if isinstance(incoming.body, bytes) and _is_image(incoming.media_type, incoming.body):
         return parse_image(incoming, incoming.body)
     body = read_body()
     for field, parse_body in DIALECTS.items():
@@ -67,11 +64,10 @@ def _check_license(incoming: Incoming) -> None:
         )
 
 
-def _is_image(content_type: str, body: bytes) -> bool:
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind in ("", "application/octet-stream"):
+def _is_image(media_type: str, body: bytes) -> bool:
+    if media_type in ("", "application/octet-stream"):
         return bool(body) and not body.lstrip().startswith(b"{")
-    return kind.startswith("image/")
+    return media_type.startswith("image/")
 
 
 def _json_object(incoming: Incoming, max_values: int) -> dict[str, Any]:
@@ -90,8 +86,8 @@ def _json_object(incoming: Incoming, max_values: int) -> dict[str, Any]:
 
 def _type_hint(incoming: Incoming) -> str:
     """Return what to send instead of the request's Content-Type, unless that is JSON or not given."""
-    kind = incoming.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in _JSON_TYPES or kind.endswith("+json"):
+    kind = incoming.media_type
+    if kind in JSON_TYPES or kind.endswith("+json"):
         return ""
     return f"; its Content-Type is {kind[:40]!r}: send JSON as application/json, or an image as image/png"
 

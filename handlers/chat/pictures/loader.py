@@ -315,7 +315,7 @@ def _decode_data_url(text: str, max_bytes: int) -> bytes:
     header, comma, payload = text.partition(",")
     if not comma:
         raise NotAnImage("the data URL has no comma")
-    refuse_other_media(header[len("data:") :])
+    refuse_other_media(header[len("data:") :].strip().lower())
     if len(payload) > max_bytes * 4:
         raise ImageTooLarge(f"the image is larger than {max_bytes} bytes")
     if header.lower().endswith(";base64"):

@@ -75,14 +75,12 @@ def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -
 
 def _memory_hint() -> str:
     """Return advice if the memory that vLLM's processes share is as small as a container's by default."""
-    if not SHARED_MEMORY.is_dir():
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else MIN_SHARED_BYTES
+    if free >= MIN_SHARED_BYTES:
         return ""
-    free = shutil.disk_usage(SHARED_MEMORY).free
     return (
         f" {free >> 20} MiB are free in {SHARED_MEMORY}, which vLLM's processes share: give a container --shm-size 1g, "
         "a pod an emptyDir of medium Memory there"
-        if free < MIN_SHARED_BYTES
-        else ""
     )
 
 

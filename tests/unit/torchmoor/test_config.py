@@ -257,6 +257,9 @@ def test_endpoint_with_adapters_has_one_model() -> None:
     assert endpoint.multi_model == MultiModelSettings(are_adapters=True, hot_outstanding=4)
     assert endpoint.has_adapters
     assert not endpoint.has_many
+    content["Endpoints"][0]["multi_model"] = {"max_models": 5}
+    with pytest.raises(ConfigError, match="multi_model is only for an endpoint with MultiModelConfig"):
+        parse(content)
     content["Endpoints"][0]["MultiModelConfig"] = {}
     with pytest.raises(ConfigError, match="adapters of one model, or MultiModelConfig, but not both"):
         parse(content)

@@ -30,6 +30,7 @@ def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: py
         (["llava"], "s3://bucket/p", "add --endpoint many"),
         (["many"], "", "--endpoint many needs --models"),
         (["many"], "/nowhere", "there is no directory /nowhere"),
+        (["many"], "s3:///prefix", "--models: s3:///prefix names no bucket"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(endpoints: list[str], models: str, message: str) -> None:
@@ -69,6 +70,7 @@ def test_adapters_belong_to_the_one_endpoint(tmp_path: Path) -> None:
         (["llava", "notes"], str(tmp_path), "exactly one endpoint"),
         (["many"], str(tmp_path), "exactly one endpoint"),
         (["llava"], "/nowhere", "there is no directory /nowhere"),
+        (["llava"], "s3://", "--adapters: s3:// names no bucket"),
     ):
         with pytest.raises(ConfigError, match=message):
             adapter_environment(endpoints, adapters)

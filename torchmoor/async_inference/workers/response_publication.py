@@ -30,8 +30,8 @@ class ResponsePublication(Publication):
         request, outcome, context = self.request, self.outcome, self.context
         url = context.capacity.find_url(request.session_id, request.principal)
         if url is None:
-            if context.wall() > request.expires_at or context.capacity.is_lost(request.session_id, request.principal):
-                return  # the session has expired by now, or cannot be found again
+            if self.is_late or context.capacity.is_lost(request.session_id, request.principal):
+                return  # the session may outlive the request's time, but not without end
             raise PublishLater("No instance has the response now.")
         is_cancelled = outcome.state is AsyncState.CANCELLED
         ending = {

@@ -110,7 +110,8 @@ def _add(action: str, summary: str, done: str) -> None:
     @admin_options
     def act(admin: AdminClient, session: str, as_json: bool) -> None:
         found = admin.post(f"/sessions/{quote(session, safe='')}/{action}", timeout_s=ACTION_TIMEOUT_S)
-        show(found, lambda: [f"{session}: {done}"], as_json=as_json)
+        name = found["session"]
+        show(found, lambda: [f"{name}: {done}"], as_json=as_json)
 
 
 _add("close", "Close a session, even an evicted one: free its memory, and refuse its next turn.", "closed")

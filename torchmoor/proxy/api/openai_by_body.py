@@ -31,22 +31,27 @@ _OPENING = b"{["
 def find_fields(body: bytes, names: frozenset[str]) -> dict[str, bytes]:
     """Find fields in the beginning of a JSON object: the bytes of a text, or the beginning of another value.
 
-    A field whose value is incomplete counts as missing.
+    A field whose value is incomplete counts as missing, as one behind MAX_TOKENS does.
     """
+    return _search(body, names)[0]
+
+
+def _search(body: bytes, names: frozenset[str]) -> tuple[dict[str, bytes], bool]:
+    """Return the fields, and whether the search ended before MAX_TOKENS."""
     depth = at = 0
     found: dict[str, bytes] = {}
     longest = max(map(len, names)) * 6 + 2  # if each character of a key is an escape
     for _ in range(MAX_TOKENS):
         at = (_NESTED_GAP if depth > 1 else _GAP).match(body, at).end()  # type: ignore[union-attr]  # matches nothing, too
         if at == len(body) or len(found) == len(names):
-            break
+            return found, True
         if body[at] != _QUOTE:
             depth += 1 if body[at] in _OPENING else -1
             at += 1
             continue
         start, at = at, _end_of_string(body, at)
         if not at:
-            break
+            return found, True
         if depth != 1 or at - start > longest:
             continue
         colon = _COLON.match(body, at)
@@ -54,7 +59,7 @@ def find_fields(body: bytes, names: frozenset[str]) -> dict[str, bytes]:
             value = _read_value(body, colon.end())
             if value:
                 found[name] = value
-    return found
+    return found, False
 
 
 def _read_key(text: bytes) -> str:
@@ -64,9 +69,15 @@ def _read_key(text: bytes) -> str:
 
 
 def find_model(body: bytes) -> str | None:
-    """Find the value of `model`; None if it is not there. Raises WrongModel if it is not a string."""
-    value = find_fields(body, frozenset(("model",))).get("model")
+    """Find the value of `model`; None if it is not there.
+
+    Raises WrongModel if it is not a string, or MAX_TOKENS come before it.
+    """
+    found, is_over = _search(body, frozenset(("model",)))
+    value = found.get("model")
     if value is None:
+        if not is_over:
+            raise WrongModel(f"Give `model` before the first {MAX_TOKENS} brackets and strings of the body.")
         return None
     if value[0] != _QUOTE:
         raise WrongModel("`model` must be a text: the name of an endpoint.")

@@ -174,10 +174,14 @@ class ChildProcess:
         while True:
             await asyncio.sleep(WATCH_S)
             silent_s = loop.time() - self._heard_at
-            if silent_s > (SILENT_S if self.is_ready else START_TIMEOUT_S) or link.is_clogged:
+            if link.is_clogged:
+                self._failure = "it does not read its messages"
+            elif silent_s > (SILENT_S if self.is_ready else START_TIMEOUT_S):
                 self._failure = f"it said nothing for {silent_s:.0f} s"
-                _kill(process)
-                return
+            else:
+                continue
+            _kill(process)
+            return
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
