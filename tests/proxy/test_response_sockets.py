@@ -219,6 +219,19 @@ def test_a_message_of_many_frames_takes_no_more_memory_than_its_bytes(stage: Sta
     stage.check_clean()
 
 
+def test_a_frame_that_begins_behind_another_is_counted(stage: Stage, responses: Responses) -> None:
+    """A client that stalls in it holds bytes, which count towards the limit."""
+    with stage.socket() as sock:
+        sock.sendall(HANDSHAKE)
+        assert read_head(sock).startswith(b"HTTP/1.1 101")
+        sockets = stage.proxy.data.application.sockets
+
+        sock.sendall(frame(9, b"") + frame(1, b"x" * 100)[:60])
+
+        stage.until(lambda: sockets.held_bytes == 54, "the bytes behind the head of the frame are counted")
+    stage.check_clean()
+
+
 def test_too_many_connections_are_refused(make_stage: MakeStage, open_socket: OpenSocket) -> None:
     stage = make_stage(websocket=WebSocketSettings(max_connections=1))
     Responses(stage)

@@ -99,6 +99,7 @@ class WebSocketConnection(asyncio.Protocol):
         for frame in self._protocol.events_received():
             if isinstance(frame, Frame) and not self._is_closing:
                 self._on_frame(frame)
+        self._num_unread = max(self._num_unread, len(self._received) + len(self._protocol.reader.buffer))
         self._flush()
         if not self._is_closing and not self._handler.hold(self._num_unread + sum(map(len, self._waiting))):
             self.close(CloseCode.TRY_AGAIN_LATER, "Too many messages are being received. Try again later.")
@@ -159,7 +160,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._received += frame.data
         if frame.fin:
             message, self._received = bytes(self._received), bytearray()
-            self._num_unread = 0
+            self._num_unread, self._whole_by = 0, NEVER
             self._on_message(message)
 
     def _on_message(self, message: bytes) -> None:
