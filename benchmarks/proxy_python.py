@@ -62,6 +62,10 @@ class Sink:
         """Never."""
         return False
 
+    def get_write_buffer_size(self) -> int:
+        """Nothing waits."""
+        return 0
+
     def get_extra_info(self, name: str) -> tuple[str, int]:
         """Return the client's address, for any name."""
         return ("127.0.0.1", 1)

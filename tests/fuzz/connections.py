@@ -157,6 +157,9 @@ class Transport(asyncio.Transport):
     def write_eof(self) -> None:
         self._has_eof = True
 
+    def get_write_buffer_size(self) -> int:
+        return 1 if self._is_write_paused else 0
+
     def is_closing(self) -> bool:
         return self._is_closing
 

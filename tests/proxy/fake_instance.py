@@ -144,6 +144,7 @@ class FakeInstance:
     on_end_closed: Behaviour = field(default_factory=lambda: answering(body=b'{"ended": 1}'))
     on_operation: Behaviour | None = None
     on_status: Behaviour = field(default_factory=lambda: answering(404))
+    reads_bodies: bool = True
     num_connections: int = 0
     num_open: int = 0
     port: int = 0
@@ -231,6 +232,6 @@ class FakeInstance:
                 body += await reader.readexactly(size)
                 await reader.readexactly(2)
             await reader.readexactly(2)
-        elif "content-length" in headers:
+        elif "content-length" in headers and self.reads_bodies:
             body = await reader.readexactly(int(headers["content-length"]))
         return Received(method, path, headers, body)

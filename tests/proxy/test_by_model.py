@@ -263,3 +263,19 @@ def test_a_chunked_request_for_a_resource_has_one_length(stage: Stage) -> None:
 
     assert answer.startswith(b"HTTP/1.1 200")
     assert [(each.headers["content-length"], each.body) for each in stage.a.received] == [("5", b"hello")]
+
+
+def test_a_connection_with_unsent_bytes_is_not_used_again(stage: Stage) -> None:
+    """An instance that answers before it reads the body leaves bytes, which the next request would wait for."""
+
+    async def answer_unread(request: Received, wire: Wire) -> None:
+        await wire.answer(413)
+        await wire.until_closed()
+
+    stage.a.reads_bodies = False
+    behave(stage, answer_unread)
+
+    first, _, _ = call(stage, PATH, json.dumps({"model": "sees", "pad": "x" * 30_000_000}).encode())
+
+    assert first == 413
+    stage.until(lambda: stage.a.num_open == 0, "the connection is closed")

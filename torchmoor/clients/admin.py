@@ -22,7 +22,7 @@ class _RefuseRedirects(HTTPRedirectHandler):
         return None
 
 
-class _Answer(dict[str, Any]):
+class _AdminAnswer(dict[str, Any]):
     """An object of an answer. A key that is not there raises AdminError: another service has answered."""
 
     def __init__(self, values: dict[str, Any], problem: str) -> None:
@@ -87,7 +87,7 @@ class AdminClient:
         return found
 
     def _expect_keys(self, values: dict[str, Any]) -> dict[str, Any]:
-        return _Answer(values, self._not_an_admin_plane())
+        return _AdminAnswer(values, self._not_an_admin_plane())
 
     def _not_an_admin_plane(self) -> str:
         return f"{self._url} does not answer as an admin plane does: is it the runtime's port?"
