@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -117,6 +118,12 @@ def open_tab(
         context.close()
     if tab.complaints:
         pytest.fail(f"the page complained: {tab.complaints}")
+
+
+def give_files(page: Page, files: Any) -> None:
+    """Give files to the chat page once it knows its models; before, it is inert, which Playwright does not see."""
+    page.wait_for_function("!document.querySelector('#file').closest('[inert]')")
+    page.set_input_files("#file", files)
 
 
 def submit_question(page: Page) -> None:

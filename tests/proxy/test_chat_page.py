@@ -17,7 +17,7 @@ from botocore.eventstream import EventStreamBuffer
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser import DESKTOP, Tab, open_tab, run_chromium, submit_question
+from tests.browser import DESKTOP, Tab, give_files, open_tab, run_chromium, submit_question
 from tests.proxy.conftest import NO_PROBES, Stage
 from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
@@ -277,7 +277,7 @@ def test_pictures_are_scaled_down_split_and_removed(chat: FakeChat, tab: Tab) ->
     page = tab.page
     files = [picture_file(f"noise{n}.jpg", (1400, 1000), "JPEG") for n in range(3)]
     wide = picture_file("wide.png", (3200, 100))
-    page.set_input_files("#file", [*files, wide, {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"}])
+    give_files(page, [*files, wide, {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"}])
     expect(page.locator("#pending li")).to_have_count(4)
     expect(page.locator("#pending")).to_contain_text("scaled down from 3200 \u00d7 100")
     refusal = re.compile("a.png is no picture that this browser can read")  # prose: allow
@@ -294,7 +294,7 @@ def test_pictures_are_scaled_down_split_and_removed(chat: FakeChat, tab: Tab) ->
     sizes = [image.size for body in (opened, *added) for image in images_of(body)]
     assert sizes == [(1400, 1000), (1400, 1000), (1600, 50)]
     assert all(len(each.body) < 2 << 20 for each in chat.received)
-    page.set_input_files("#file", [picture_file(f"{n}.png") for n in range(6)])
+    give_files(page, [picture_file(f"{n}.png") for n in range(6)])
     expect(page.locator("#pending li")).to_have_count(5)
     expect(page.locator("#composer-notice")).to_contain_text("A session may have 8 pictures")
 
@@ -305,7 +305,7 @@ def test_a_picture_that_is_still_being_read_belongs_to_the_question(chat: FakeCh
     page = tab.page
     wait_ready(page)
     page.evaluate("() => { Image.prototype.decode = () => new Promise((resolve) => (window.goOn = resolve)) }")
-    page.set_input_files("#file", picture_file("slow.png"))
+    give_files(page, picture_file("slow.png"))
     page.get_by_role("textbox", name="Your question").fill("What is this?")
     page.keyboard.press("Enter")
     page.keyboard.press("Enter")
@@ -342,7 +342,7 @@ def test_words_of_models_people_and_files_are_never_markup(chat: FakeChat, tab: 
     evil = "<img src=x onerror=\"document.title='evil'\"><script>document.title='evil'</script>"
     chat.words = (evil, "\u202e", evil)
     page = tab.page
-    page.set_input_files("#file", picture_file(f"{evil}.png".replace("/", "")))
+    give_files(page, picture_file(f"{evil}.png".replace("/", "")))
     turn = ask(page, evil)
 
     expect(turn.locator(".text")).to_contain_text(evil)
@@ -504,7 +504,7 @@ def test_a_turn_is_copied_edited_and_asked_again_in_branches(chat: FakeChat, tab
     page = tab.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
-    page.set_input_files("#file", picture_file("x.png"))
+    give_files(page, picture_file("x.png"))
     turn = ask(page, "two")
     expect(turn.locator(".text")).to_have_text("The circle is red.")
     turn.get_by_role("button", name="Copy").click()
@@ -577,7 +577,7 @@ def test_an_answers_markdown_is_shown_as_elements(chat: FakeChat, tab: Tab) -> N
 def test_sessions_that_the_user_keeps_go_on_after_a_reload(chat: FakeChat, tab: Tab) -> None:
     """The browser keeps nothing before the user agrees, and deletes all when the user takes it back."""
     page = tab.page
-    page.set_input_files("#file", picture_file("x.png"))
+    give_files(page, picture_file("x.png"))
     expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
     assert page.evaluate("indexedDB.databases()") == []
     page.locator("#settings summary").click()
@@ -648,7 +648,7 @@ def test_long_code_tables_and_the_settings_fit_every_screen(
 def test_a_session_is_exported(chat: FakeChat, tab: Tab) -> None:
     """The file is Markdown with questions, answers and the names of pictures."""
     page = tab.page
-    page.set_input_files("#file", picture_file("x.png"))
+    give_files(page, picture_file("x.png"))
     expect(ask(page, "What colour?").locator(".text")).to_have_text("The circle is red.")
     page.locator("#settings summary").click()
     with page.expect_download() as started:
@@ -666,7 +666,7 @@ def test_a_session_is_exported(chat: FakeChat, tab: Tab) -> None:
 def test_a_picture_is_enlarged(chat: FakeChat, tab: Tab) -> None:
     """The dialog closes with Escape, and the focus returns to the picture."""
     page = tab.page
-    page.set_input_files("#file", [picture_file("one.png", (640, 480))])
+    give_files(page, [picture_file("one.png", (640, 480))])
     expect(ask(page, "What is it?").locator(".text")).to_have_text("The circle is red.")
     small = page.get_by_role("button", name="Enlarge one.png")
     small.click()
@@ -833,7 +833,7 @@ def test_a_picture_that_the_server_refuses_comes_back(chat: FakeChat, browser: B
     with open_tab(browser, url, refusals=("424",)) as tab:
         page = tab.page
         chat.instead = [refusing(415, "NotAnImage", "this is not an image")]
-        page.set_input_files("#file", picture_file("odd.png"))
+        give_files(page, picture_file("odd.png"))
         page.get_by_role("textbox", name="Your question").fill("What is it?")
         page.keyboard.press("Enter")
         expect(page.locator("#composer-notice")).to_contain_text("not taken: this is not an image")
@@ -856,7 +856,7 @@ def test_expiry_is_counted_down_and_mended_by_one_press(chat: FakeChat, browser:
         page = tab.page
         page.clock.install()
         chat.expires_in_s = 100
-        page.set_input_files("#file", picture_file("x.png"))
+        give_files(page, picture_file("x.png"))
         expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
         expect(page.locator("#expiry")).to_have_text(re.compile(r"This session expires in (2 min|\d\d s)\."))
         page.clock.fast_forward(1100)
@@ -955,7 +955,7 @@ def test_any_light_a_small_phone_and_both_directions(
     with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", scheme=scheme, size=size) as tab:
         page = tab.page
         page.emulate_media(reduced_motion="reduce")
-        page.set_input_files("#file", [picture_file("one.png"), picture_file("two.png")])
+        give_files(page, [picture_file("one.png"), picture_file("two.png")])
         expect(ask(page, "What color is the circle?").locator(".text")).to_have_text("The circle is red.")
         chat.instead = [breaking(1)]
         expect(ask(page, "Averylongword" * 12).get_by_role("button", name="Ask again")).to_be_visible()
@@ -1016,7 +1016,7 @@ def test_a_text_model_has_no_picture_parts(make_stage: Callable[..., Stage], bro
         page = tab.page
         wait_ready(page)
         expect(page.locator("#samples button")).to_have_count(2)
-        page.set_input_files("#file", [picture_file("one.png")])
+        give_files(page, [picture_file("one.png")])
         expect(page.locator("#pending img")).to_have_count(1)
 
         page.get_by_label("Model", exact=True).select_option("llm")
@@ -1025,7 +1025,7 @@ def test_a_text_model_has_no_picture_parts(make_stage: Callable[..., Stage], bro
         expect(page.locator("#pending img")).to_have_count(0)
         expect(page.get_by_role("button", name="Add pictures")).to_be_hidden()
         expect(page.locator("#samples")).to_be_hidden()
-        page.set_input_files("#file", [picture_file("two.png")])
+        give_files(page, [picture_file("two.png")])
         expect(page.locator("#pending img")).to_have_count(0)
         tab.check_accessibility()
         expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")

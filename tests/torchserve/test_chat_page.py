@@ -15,7 +15,7 @@ import requests
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.browser import PHONE, Tab, open_tab, run_chromium, submit_question
+from tests.browser import PHONE, Tab, give_files, open_tab, run_chromium, submit_question
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
 from tests.torchserve.test_faults import slowed_worker
@@ -101,14 +101,14 @@ def test_two_sessions_two_pictures_and_streams_that_grow(tab: Tab) -> None:
     expect(receipt).to_contain_text("KV cache hit")
 
     page.get_by_role("button", name="New session").click()
-    page.set_input_files("#file", picture("star.png", draw("triangle", "green")))
+    give_files(page, picture("star.png", draw("triangle", "green")))
     expect(ask(page, "What shape is this?").locator(".text")).to_have_text("It is a triangle.")
-    page.set_input_files("#file", picture("wide.png", encoded(Image.new("RGB", (1600, 8), "red"))))
+    give_files(page, picture("wide.png", encoded(Image.new("RGB", (1600, 8), "red"))))
     page.get_by_role("textbox", name="Your question").fill("What color is the circle?")
     submit_question(page)
     expect(page.locator("#composer-notice")).to_contain_text("The pictures were not taken")
     page.get_by_role("button", name="Remove wide.png").click()
-    page.set_input_files("#file", picture("circle.png", draw("circle", "red")))
+    give_files(page, picture("circle.png", draw("circle", "red")))
     submit_question(page)
     expect(turns.last.locator(".text")).to_have_text("The circle is red.")
 

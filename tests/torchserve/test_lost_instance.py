@@ -15,7 +15,7 @@ import pytest
 import requests
 from playwright.sync_api import Browser, Route, expect
 
-from tests.browser import run_chromium
+from tests.browser import give_files, run_chromium
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_chat_page import STREAM, ask, open_chat, picture
@@ -96,10 +96,10 @@ def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browse
     with open_chat(browser, fleet) as tab:
         page = tab.page
         order(fleet, "drain", "llava-1", "draining")
-        page.set_input_files("#file", picture("red.png", draw("circle", "red")))
+        give_files(page, picture("red.png", draw("circle", "red")))
         expect(ask(page, "What color is the circle?").locator(".text")).to_have_text("The circle is red.")
         page.get_by_role("button", name="New session").click()
-        page.set_input_files("#file", picture("blue.png", draw("square", "blue")))
+        give_files(page, picture("blue.png", draw("square", "blue")))
         expect(ask(page, "What color is the square?").locator(".text")).to_have_text("The square is blue.")
         order(fleet, "resume", "llava-1", "ready")
 
@@ -128,7 +128,7 @@ def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browse
         requests.post(f"{fleet.admin}/instances/llava-0/drain", timeout=60).raise_for_status()  # it is being restarted
         order(fleet, "drain", "llava-1", "draining")
         page.get_by_role("button", name="New session").click()
-        page.set_input_files("#file", picture("green.png", draw("circle", "green")))
+        give_files(page, picture("green.png", draw("circle", "green")))
         held = ask(page, "What color is the circle?")
         expect(held).to_contain_text(re.compile("No instance of the endpoint is ready.*Trying again in"))
         order(fleet, "resume", "llava-1", "ready")
