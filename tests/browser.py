@@ -120,9 +120,14 @@ def open_tab(
         pytest.fail(f"the page complained: {tab.complaints}")
 
 
+def wait_ready(page: Page) -> None:
+    """Wait until the chat page knows its endpoints; before, it is inert, which Playwright does not see."""
+    expect(page.locator("#frame[inert]")).to_have_count(0)
+
+
 def give_files(page: Page, files: Any) -> None:
-    """Give files to the chat page once it knows its models; before, it is inert, which Playwright does not see."""
-    page.wait_for_function("!document.querySelector('#file').closest('[inert]')")
+    """Give files to the chat page once it is ready."""
+    wait_ready(page)
     page.set_input_files("#file", files)
 
 

@@ -17,7 +17,7 @@ from botocore.eventstream import EventStreamBuffer
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser import DESKTOP, Tab, give_files, open_tab, run_chromium, submit_question
+from tests.browser import DESKTOP, Tab, give_files, open_tab, run_chromium, submit_question, wait_ready
 from tests.proxy.conftest import NO_PROBES, Stage
 from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
@@ -76,11 +76,6 @@ def ask(page: Page, question: str) -> Locator:
     turn = page.locator(".turn").nth(turns)
     expect(turn).to_be_visible()
     return turn
-
-
-def wait_ready(page: Page) -> None:
-    """Wait until the page knows its endpoints."""
-    expect(page.locator("#frame[inert]")).to_have_count(0)
 
 
 def images_of(body: dict[str, Any]) -> list[Image.Image]:
@@ -304,12 +299,19 @@ def test_a_picture_that_is_still_being_read_belongs_to_the_question(chat: FakeCh
     """Pressing Enter at once includes the picture in the question."""
     page = tab.page
     wait_ready(page)
-    page.evaluate("() => { Image.prototype.decode = () => new Promise((resolve) => (window.goOn = resolve)) }")
+    page.evaluate(
+        """() => {
+          Image.prototype.decode = () => new Promise((resolve) => {
+            window.goOn = resolve;
+            document.body.dataset.decodes = "";
+          });
+        }"""
+    )
     give_files(page, picture_file("slow.png"))
     page.get_by_role("textbox", name="Your question").fill("What is this?")
     page.keyboard.press("Enter")
     page.keyboard.press("Enter")
-    page.wait_for_function("() => Boolean(window.goOn)")
+    expect(page.locator("body[data-decodes]")).to_have_count(1)
     page.evaluate("() => goOn()")
 
     expect(page.locator(".turn .text")).to_have_text("The circle is red.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.limits import CallerSettings, TimeoutSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.access.gate import principal_of
+from torchmoor.proxy.fast_path import request as fast_path_request
 from torchmoor.proxy.http.fast_path import FastClient, FastPath
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -143,16 +146,27 @@ def test_decisions_are_the_same_on_both_paths(make_stage: Callable[..., Stage]) 
         assert {name for name in passing if fast[name] is None} == {name for name in passing if general[name] is None}
 
 
-def test_the_time_before_the_instance_has_the_request_is_the_proxys(make_stage: Callable[..., Stage]) -> None:
+def test_the_time_before_the_instance_has_the_request_is_the_proxys(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The model's latency begins when the request is sent to the instance, as on the general path."""
     stage = make_stage(path=FAST)
-    for _ in range(3):
-        stage.client().invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
-    stage.until(lambda: stage.outstanding() == 0, "all are over")
 
-    [dispatcher] = stage.proxy.data.dispatchers.all()
-    assert sum(dispatcher.metrics.overhead_latency.counts) == sum(dispatcher.metrics.model_latency.counts) == 3
-    assert 0 < dispatcher.metrics.overhead_latency.sum < dispatcher.metrics.model_latency.sum
+    def invoke() -> InvocationMetrics:
+        stage.client().invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
+        stage.until(lambda: stage.outstanding() == 0, "it is over")
+        [dispatcher] = stage.proxy.data.dispatchers.all()
+        return dispatcher.metrics
+
+    before_s = invoke().model_latency.sum  # the general path opens the connection to the instance
+    # The fast path reads the clock when it sends a request and when it has the answer; between them pass 100 s.
+    times = itertools.count(1_000_000, 100)
+    monkeypatch.setattr(fast_path_request, "monotonic", lambda: next(times))
+    invoke()
+    metrics = invoke()
+
+    assert sum(metrics.overhead_latency.counts) == sum(metrics.model_latency.counts) == 3
+    assert metrics.model_latency.sum - before_s == pytest.approx(200)
 
 
 def test_with_keys_every_request_is_checked(make_stage: Callable[..., Stage]) -> None:
