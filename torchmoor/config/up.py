@@ -15,7 +15,7 @@ from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import LateBindingSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.wire.store_urls import JOURNAL_URLS
+from torchmoor.wire.store_urls import JOURNAL_SCHEMES, JOURNAL_URLS
 
 MAX_INSTANCES = 64
 DEFAULT_ENDPOINT = "llava"
@@ -122,6 +122,14 @@ class UpSettings(SettingsGroup, title="up"):
         if prefix and not _S3_PREFIX.fullmatch(prefix):
             raise ValueError(f"must be s3://bucket or s3://bucket/prefix, not {prefix!r}")
         return prefix
+
+    @field_validator("journal")
+    @classmethod
+    def _check_journal(cls, journal: str | None) -> str | None:
+        # Instances read the rest of it. The error has no part of it, since it may contain a password.
+        if journal not in (None, "off") and journal.partition(":")[0].lower() not in JOURNAL_SCHEMES:
+            raise ValueError(f"must be {JOURNAL_URLS}, or off")
+        return journal
 
     def variant_scaling(self) -> ScalingSettings | None:
         """Return each variant's limits and policies; None if the number of instances is fixed. Raises ConfigError."""

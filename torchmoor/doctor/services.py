@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -13,7 +13,15 @@ from torchmoor.config.access import AccessSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, ok, problem, warning
 from torchmoor.doctor.machine import check_writable
-from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, SQLITE_SCHEME, read_redis_address
+from torchmoor.wire.store_urls import (
+    DIRECTORY_SCHEME,
+    JOURNAL_SCHEMES,
+    QUEUE_SCHEMES,
+    REDIS_SCHEMES,
+    RESULT_SCHEMES,
+    SQLITE_SCHEME,
+    read_redis_address,
+)
 
 TIMEOUT_S = 5.0
 MAX_SKEW_S = AccessSettings().clock_skew_s  # the most by which a signature's time may differ, at AWS and in the proxy
@@ -25,7 +33,7 @@ def check_journal(plan: FleetPlan) -> Iterator[Finding]:
         remedy = "set --journal to a directory, redis:// or s3:// URL, unless this is intended"
         yield warning("journal", "off: a session ends with its instance", remedy)
     elif plan.journal:
-        yield from check_store("journal", plan.journal)
+        yield from check_store("journal", plan.journal, JOURNAL_SCHEMES)
 
 
 def check_asynchronous(plan: FleetPlan) -> Iterator[Finding]:
@@ -36,13 +44,16 @@ def check_asynchronous(plan: FleetPlan) -> Iterator[Finding]:
     used = [each.async_inference for each in proxy.endpoints if each.async_inference is not None]
     if not used:
         return
-    yield from check_store("queue", proxy.async_inference.queue)
+    yield from check_store("queue", proxy.async_inference.queue, QUEUE_SCHEMES)
     for path in dict.fromkeys(each.output_path or proxy.async_inference.output_root for each in used):
-        yield from check_store("results", path, endpoint_url=proxy.objects.s3_endpoint_url)
+        yield from check_store("results", path, RESULT_SCHEMES, endpoint_url=proxy.objects.s3_endpoint_url)
 
 
-def check_store(check: str, url: str, endpoint_url: str = "") -> Iterator[Finding]:
-    """Check a store by its URL's scheme. Findings never show a user name or password."""
+def check_store(check: str, url: str, schemes: Collection[str], *, endpoint_url: str = "") -> Iterator[Finding]:
+    """Check a store by its URL's scheme.
+
+    schemes: those that this store may have. Findings never show a user name or password.
+    """
     try:
         parts = urlsplit(url)
         shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -51,6 +62,9 @@ def check_store(check: str, url: str, endpoint_url: str = "") -> Iterator[Findin
         remedy = "percent-encode special characters in the user name and password"
         yield problem(check, "its URL cannot be read", remedy)
         return
+    if parts.scheme not in schemes:
+        yield problem(check, f"{shown} cannot be used", f"give a URL that begins with {', '.join(schemes)}")
+        return
     path = Path(unquote(parts.path))
     if parts.scheme == DIRECTORY_SCHEME:
         yield check_writable(check, path, shown)
@@ -58,11 +72,8 @@ def check_store(check: str, url: str, endpoint_url: str = "") -> Iterator[Findin
         yield check_writable(check, path.parent, shown)
     elif parts.scheme in REDIS_SCHEMES:
         yield _check_redis(check, shown, parts)
-    elif parts.scheme == S3_SCHEME:
-        yield from _check_s3(check, shown, parts.netloc, endpoint_url)
     else:
-        remedy = "file:///a/directory, redis://host:port/0, s3://bucket/prefix"
-        yield problem(check, f"{shown} has an unknown scheme", remedy)
+        yield from _check_s3(check, shown, parts.netloc, endpoint_url)
 
 
 def _check_redis(check: str, shown: str, parts: SplitResult) -> Finding:

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, LaunchSettings
@@ -39,9 +39,18 @@ def find_archive(launch: LaunchSettings, name: str) -> ArchiveContents | None:
     return built_in(name)
 
 
-def find_run_dir(launch: LaunchSettings) -> Path:
-    """Return the configured run directory, or a new temporary one."""
-    return Path(launch.run_dir).resolve() if launch.run_dir else Path(tempfile.mkdtemp(prefix="torchmoor-"))
+@contextmanager
+def run_directory(launch: LaunchSettings) -> Iterator[Path]:
+    """Yield the configured run directory, or a new temporary one, which is removed at the end if it is empty."""
+    if launch.run_dir:
+        yield Path(launch.run_dir).resolve()
+        return
+    run_dir = Path(tempfile.mkdtemp(prefix="torchmoor-"))
+    try:
+        yield run_dir
+    finally:
+        with suppress(OSError):  # it has the instances' logs
+            run_dir.rmdir()
 
 
 def make_supervision_settings(

@@ -29,7 +29,13 @@ from torchmoor.proxy.observe.observing import check_observing
 from torchmoor.run.app import Proxy
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
-from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_supervision_settings, naming_directory
+from torchmoor.run.launching import (
+    JOURNAL_URL,
+    SESSION_KEYS,
+    make_supervision_settings,
+    naming_directory,
+    run_directory,
+)
 from torchmoor.run.proxy_settings import complete
 from torchmoor.run.reload import Reloader
 from torchmoor.run.static_instances import make_registry
@@ -62,7 +68,7 @@ async def run(
     async with AsyncExitStack() as stack:
         launcher: Launcher | None = None
         if launches:
-            run_dir = find_run_dir(configuration.launch)
+            run_dir = stack.enter_context(run_directory(configuration.launch))
             launcher = make_launcher(configuration, run_dir, registry, launches, report)
             with naming_directory(run_dir):
                 await stack.enter_async_context(launcher)

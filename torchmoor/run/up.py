@@ -39,8 +39,8 @@ from torchmoor.run.launching import (
     SESSION_KEYS,
     find_archive,
     find_model_store,
-    find_run_dir,
     make_supervision_settings,
+    run_directory,
 )
 from torchmoor.run.proxy_settings import complete
 
@@ -65,45 +65,47 @@ async def run(
     checkpoints = find_checkpoints(options)
     names = endpoint_names(options, checkpoints)
     adapters = adapter_environment(names, options.adapters)
-    run_dir = find_run_dir(options.launch)
-    launch = options.launch.replace(model_store=str(find_model_store(options.launch)))
-    supervision_settings = make_supervision_settings(
-        launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
-    )
-    kept = AsyncFolder(
-        run_dir / ASYNC_FOLDER, report, more_inputs=options.async_inputs, output_root=options.async_output
-    )
-    asynchronous = AsyncEndpointSettings(output_path=options.async_output, failure_path=options.async_failure)
-    settings = ProxySettings(
-        endpoints=tuple(
-            EndpointSettings(
-                name=name,
-                variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=scaling),),
-                late_binding=options.late_binding if options.is_late_binding else None,
-                multi_model=many_settings(os.environ) if name == MANY else adapter_settings({**os.environ, **adapters}),
-                async_inference=None if name == MANY else asynchronous,
-            )
-            for name in names
-        ),
-        async_inference=kept.inference,
-        objects=kept.objects,
-        listen=options.listen,
-        access=options.access,
-        observe=options.observe,
-        chat_page=options.chat_page,
-        control=options.control,
-        sessions=SessionIdSettings.parse(keys, are_journaled=options.journal != "off"),
-    )
-    settings = complete(settings, os.environ, is_open=is_open)
-    registry = Registry(settings.endpoints)
-    journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
-    gpus = usable_gpus(os.environ, launch)
-    launches = plan(names, options.most_instances, gpus)
-    launches = equip(launches, options.launch, checkpoints)
-    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **adapters, **share_gpus(launches, os.environ)}
-    if options.allowed_image_hosts:
-        environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with AsyncExitStack() as stack:
+        run_dir = stack.enter_context(run_directory(options.launch))
+        launch = options.launch.replace(model_store=str(find_model_store(options.launch)))
+        supervision_settings = make_supervision_settings(
+            launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
+        )
+        kept = AsyncFolder(
+            run_dir / ASYNC_FOLDER, report, more_inputs=options.async_inputs, output_root=options.async_output
+        )
+        asynchronous = AsyncEndpointSettings(output_path=options.async_output, failure_path=options.async_failure)
+        settings = ProxySettings(
+            endpoints=tuple(
+                EndpointSettings(
+                    name=name,
+                    variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=scaling),),
+                    late_binding=options.late_binding if options.is_late_binding else None,
+                    multi_model=many_settings(os.environ)
+                    if name == MANY
+                    else adapter_settings({**os.environ, **adapters}),
+                    async_inference=None if name == MANY else asynchronous,
+                )
+                for name in names
+            ),
+            async_inference=kept.inference,
+            objects=kept.objects,
+            listen=options.listen,
+            access=options.access,
+            observe=options.observe,
+            chat_page=options.chat_page,
+            control=options.control,
+            sessions=SessionIdSettings.parse(keys, are_journaled=options.journal != "off"),
+        )
+        settings = complete(settings, os.environ, is_open=is_open)
+        registry = Registry(settings.endpoints)
+        journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
+        gpus = usable_gpus(os.environ, launch)
+        launches = plan(names, options.most_instances, gpus)
+        launches = equip(launches, options.launch, checkpoints)
+        environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **adapters, **share_gpus(launches, os.environ)}
+        if options.allowed_image_hosts:
+            environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
         await stack.enter_async_context(kept)
         launcher = await stack.enter_async_context(Launcher(supervision_settings, registry, environment, report))
         control: LaunchingPlane | None = None

@@ -12,6 +12,9 @@ SQLITE_SCHEME = "sqlite"
 S3_SCHEME = "s3"
 REDIS_SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}  # whether with TLS
 REDIS_PORT = 6379
+JOURNAL_SCHEMES = (DIRECTORY_SCHEME, *REDIS_SCHEMES, S3_SCHEME)
+QUEUE_SCHEMES = (SQLITE_SCHEME, *REDIS_SCHEMES)
+RESULT_SCHEMES = (DIRECTORY_SCHEME, S3_SCHEME)
 JOURNAL_URLS = "file:///a/directory, redis://host:port/db, rediss://..., valkey://... or s3://bucket/prefix"
 
 

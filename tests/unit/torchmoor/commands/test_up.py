@@ -65,6 +65,17 @@ def test_a_place_for_results_that_is_not_in_s3_is_refused(option: str) -> None:
     assert "must be s3://bucket or s3://bucket/prefix, not 'https://bucket" in result.stderr
 
 
+@pytest.mark.parametrize("journal", ["ftp://user:secret@host/x", "/var/lib/journal", "sqlite:///x"])
+def test_a_journal_that_no_instance_can_open_is_refused(journal: str) -> None:
+    """It is refused before anything starts, without any part of it, since it may have a password."""
+    result = invoke("up", "--journal", journal)
+
+    assert result.exit_code == 1
+    assert "must be file:///a/directory, redis://" in result.stderr
+    assert journal not in result.stderr
+    assert "secret" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "numbers"),
     [

@@ -53,6 +53,16 @@ def test_a_redis_that_is_not_there_is_a_problem(make_plan: MakePlan) -> None:
         assert "does not answer" in finding.found
 
 
+def test_a_store_that_a_journal_cannot_have_is_a_problem(make_plan: MakePlan, tmp_path: Path) -> None:
+    """A queue may be a SQLite file, a journal may not."""
+    for url in (f"sqlite://{tmp_path}/queue", "ftp://127.0.0.1/x"):
+        [finding] = examine(make_plan, url)
+
+        assert finding.level is Level.PROBLEM
+        assert "redis" in finding.remedy
+        assert "sqlite" not in finding.remedy
+
+
 def test_a_redis_address_that_a_journal_refuses_is_a_problem(make_plan: MakePlan) -> None:
     for url in ("redis://127.0.0.1:9/journal", "redis:///0"):
         [finding] = examine(make_plan, url)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.waiting import wait_until
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.up import UpSettings
+from torchmoor.errors import ConfigError
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
@@ -99,6 +101,21 @@ def test_it_announces_once_and_a_signal_ends_it_without_a_trace(
     assert len(pids) == 6
     wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_fleet_leaves_no_directory(
+    options: UpSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The temporary run directory goes if nothing was written to it."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    everywhere = ListenSettings(host="0.0.0.0", port=0, admin_port=0)
+
+    with pytest.raises(ConfigError):
+        asyncio.run(run(options.replace(listen=everywhere, launch=LaunchSettings()), lambda line: None, print))
+
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.slow
