@@ -14,11 +14,21 @@ from handlers.chat.grammars import read_tgi_grammar
 from handlers.chat.tools import ToolUse
 from handlers.engine.contract import Capabilities, GrammarText, SamplingParams
 from handlers.errors import InvalidRequest
+from torchmoor.wire.sampling_ranges import (
+    COUNT,
+    FRACTION,
+    LOGIT_BIAS,
+    PENALTY,
+    REPETITION_PENALTY,
+    SEED,
+    TEMPERATURE,
+    TOP_TOKENS,
+    NumberRange,
+)
 
 MAX_STOP = 16
 MAX_STOP_CHARS = 256
 MAX_BIASED = 1024
-MAX_TOP_TOKENS = 20  # OpenAI's limit
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
 
@@ -48,12 +58,18 @@ def _row(
     return field(default=default, metadata={"rule": Rule(is_valid, wanted, convert, openai, starts_sampling)})
 
 
-def _is_fraction(value: Any) -> bool:
-    return is_number(value) and 0 < value <= 1
-
-
-def _is_count(value: Any) -> bool:
-    return is_int(value) and value >= 1
+def _number(
+    numbers: NumberRange, wanted: str = "", *, openai: tuple[str, ...] = (), starts_sampling: bool = False
+) -> Any:
+    """Make the row of a number. wanted: the range in other words. Numbers that need not be whole become floats."""
+    is_kind, kind = (is_int, int) if numbers.is_whole else (is_number, float)
+    return _row(
+        lambda value: is_kind(value) and value in numbers,
+        wanted or numbers.wanted,
+        convert=kind,
+        openai=openai,
+        starts_sampling=starts_sampling,
+    )
 
 
 def _is_stop(value: Any) -> bool:
@@ -64,22 +80,15 @@ def _is_stop(value: Any) -> bool:
     )
 
 
-def _is_penalty(value: Any) -> bool:
-    return is_number(value) and -2 <= value <= 2
-
-
 def _is_bias(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
         and len(value) <= MAX_BIASED
         and all(isinstance(token, str) and TOKEN_ID.fullmatch(token) for token in value)
-        and all(is_number(bias) and -100 <= bias <= 100 for bias in value.values())
+        and all(is_number(bias) and bias in LOGIT_BIAS for bias in value.values())
     )
 
 
-_PENALTY = "a number from -2 to 2"
-_FRACTION = "a number above 0, at most 1"
-_COUNT = "a whole number, 1 or more"
 _FLAG = "true or false"
 
 
@@ -91,45 +100,29 @@ class Parameters:
     """
 
     do_sample: bool | None = _row(is_bool, _FLAG)  # None: sample if a parameter that starts sampling is given
-    temperature: float | None = _row(
-        lambda v: is_number(v) and v >= 0,
-        "a number, 0 (greedy) or more",
-        convert=float,
-        openai=("temperature",),
-        starts_sampling=True,
+    temperature: float | None = _number(
+        TEMPERATURE, "a number, 0 (greedy) or more", openai=("temperature",), starts_sampling=True
     )
-    top_k: int | None = _row(_is_count, _COUNT, openai=("top_k",), starts_sampling=True)
-    top_p: float | None = _row(_is_fraction, _FRACTION, convert=float, openai=("top_p",), starts_sampling=True)
-    typical_p: float | None = _row(_is_fraction, _FRACTION, convert=float, starts_sampling=True)
-    repetition_penalty: float | None = _row(
-        lambda v: is_number(v) and 0.01 <= v <= 100,
-        "a number from 0.01 to 100",
-        convert=float,
-        openai=("repetition_penalty",),
-    )
-    frequency_penalty: float | None = _row(
-        _is_penalty, _PENALTY, convert=float, openai=("frequency_penalty",)
-    )  # per occurrence of a token in the answer
-    presence_penalty: float | None = _row(
-        _is_penalty, _PENALTY, convert=float, openai=("presence_penalty",)
-    )  # once for each token that occurs in the answer
+    top_k: int | None = _number(COUNT, openai=("top_k",), starts_sampling=True)
+    top_p: float | None = _number(FRACTION, openai=("top_p",), starts_sampling=True)
+    typical_p: float | None = _number(FRACTION, starts_sampling=True)
+    repetition_penalty: float | None = _number(REPETITION_PENALTY, openai=("repetition_penalty",))
+    # Per occurrence of a token in the answer:
+    frequency_penalty: float | None = _number(PENALTY, openai=("frequency_penalty",))
+    # Once for each token that occurs in the answer:
+    presence_penalty: float | None = _number(PENALTY, openai=("presence_penalty",))
     logit_bias: tuple[tuple[int, float], ...] = _row(  # added to the logits of these tokens
         lambda v: _is_bias(v),
-        f"an object of at most {MAX_BIASED} token ids, each with a number from -100 to 100",
+        f"an object of at most {MAX_BIASED} token ids, each with {LOGIT_BIAS.wanted}",
         default=(),
         convert=lambda v: tuple((int(token), float(bias)) for token, bias in v.items()),
         openai=("logit_bias",),
     )
-    seed: int | None = _row(
-        lambda v: is_int(v) and 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1", openai=("seed",)
-    )
-    top_n_tokens: int | None = _row(  # number of likeliest tokens to report with each chosen one
-        lambda v: is_int(v) and 0 <= v <= MAX_TOP_TOKENS,
-        f"a whole number from 0 to {MAX_TOP_TOKENS}",
-        openai=("top_logprobs",),
-    )
-    max_new_tokens: int | None = _row(_is_count, _COUNT, openai=("max_tokens", "max_completion_tokens"))
-    truncate: int | None = _row(_is_count, _COUNT)  # keep only this many last tokens of the question
+    seed: int | None = _number(SEED, "a whole number from 0 to 2^63 - 1", openai=("seed",))
+    # Number of likeliest tokens to report with each chosen one:
+    top_n_tokens: int | None = _number(TOP_TOKENS, openai=("top_logprobs",))
+    max_new_tokens: int | None = _number(COUNT, openai=("max_tokens", "max_completion_tokens"))
+    truncate: int | None = _number(COUNT)  # keep only this many last tokens of the question
     stop: tuple[str, ...] = _row(  # the answer ends before any of these
         _is_stop,
         f"a list of at most {MAX_STOP} texts of 1 to {MAX_STOP_CHARS} characters",

@@ -17,6 +17,7 @@ from handlers.models.memory import read_headers
 from handlers.models.processor import Processor
 from handlers.models.prompt_format import PromptFormat
 from handlers.settings import HandlerSettings
+from torchmoor.wire.sampling_ranges import TOP_TOKENS
 
 logger = logging.getLogger(__name__)
 LOGGING = Path(__file__).with_name("logging.json")  # without the requests that vLLM would log when a step fails
@@ -24,7 +25,6 @@ SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_BYTES = 256 << 20  # vLLM's queue between its processes takes 160 MiB
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM accepts as its limit
 CPU_LORAS = 64  # adapters that vLLM keeps in the host's memory; it reads others again when they are used
-MAX_TOP_TOKENS = 20  # of a request
 
 
 def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -> tuple[PromptFormat, Any]:
@@ -112,7 +112,7 @@ def make_arguments(settings: HandlerSettings, checkpoint: Path) -> dict[str, Any
         "gpu_memory_utilization": session.device_fraction,
         "limit_mm_per_prompt": {"image": session.max_images},
         "structured_outputs_config": {"backend": "guidance"},
-        "max_logprobs": MAX_TOP_TOKENS,
+        "max_logprobs": TOP_TOKENS.most,
         "enable_log_requests": False,
         "disable_log_stats": True,
     }

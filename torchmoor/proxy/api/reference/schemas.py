@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchmoor.wire import sampling_ranges
+
 Schema = dict[str, Any]
 
 EMPTY: Schema = {}
 JSON_VALUE: Schema = {"description": "Any JSON value: the model's own form."}
 TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"oneOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
-COUNT: Schema = {"type": "integer", "minimum": 1}
+COUNT: Schema = sampling_ranges.COUNT.schema
 FLAG: Schema = {"type": "boolean"}
 LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
 
@@ -46,17 +48,17 @@ _EFFORT: Schema = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh"]
 _REASONING = record(effort=_EFFORT, summary={"enum": ["auto", "concise", "detailed"]})
 _RESPONSE_TOOL = record(("type", "name"), type={"const": "function"}, **_FUNCTION["properties"])
 _SAMPLING: dict[str, Schema] = {
-    "temperature": {"type": "number", "minimum": 0},
-    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "temperature": sampling_ranges.TEMPERATURE.schema,
+    "top_p": sampling_ranges.FRACTION.schema,
     "top_k": COUNT,
-    "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 100},
-    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
-    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
-    "seed": {"type": "integer", "minimum": 0},
+    "repetition_penalty": sampling_ranges.REPETITION_PENALTY.schema,
+    "frequency_penalty": sampling_ranges.PENALTY.schema,
+    "presence_penalty": sampling_ranges.PENALTY.schema,
+    "seed": sampling_ranges.SEED.schema,
     "stop": TEXTS,
 }
-_LOGIT_BIAS: Schema = {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}
-_TOP_LOGPROBS: Schema = {"type": "integer", "minimum": 0, "maximum": 20}
+_LOGIT_BIAS: Schema = {"type": "object", "additionalProperties": sampling_ranges.LOGIT_BIAS.schema}
+_TOP_LOGPROBS: Schema = sampling_ranges.TOP_TOKENS.schema
 _AFFINITY: dict[str, Schema] = {"prompt_cache_key": TEXT, "safety_identifier": TEXT, "user": TEXT}
 
 CHAT = record(
