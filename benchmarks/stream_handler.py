@@ -29,7 +29,7 @@ class FreeEngineHandler:
     """The chat handler with a model that is a table."""
 
     def initialize(self, context: Any) -> None:
-        ModelRunner.run = run_for_free  # type: ignore[method-assign]
+        ModelRunner.run = run_for_free
         self._chat = ChatHandler()
         self._chat.initialize(context)
 

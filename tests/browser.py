@@ -67,7 +67,7 @@ class Tab:
         assert end is not None
         y = max(0, top["y"] - 10)
         clip = {"x": 0, "y": y, "width": DESKTOP[0], "height": end["y"] + end["height"] + 10 - y}
-        taken = self.page.screenshot(full_page=True, clip=clip)  # type: ignore[arg-type]
+        taken = self.page.screenshot(full_page=True, clip=clip)
         Image.open(BytesIO(taken)).convert("RGB").quantize(256).save(Path(folder) / name, optimize=True)
 
 

@@ -41,7 +41,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[tuple[nn.Parameter, Tensor]]] = {}
             for parameter in group["params"]:

@@ -41,11 +41,11 @@ class Adapter(CloudFormationModel):
         raise NotImplementedError
 
     @classmethod
-    def cloudformation_type(cls) -> str:  # type: ignore[override]
+    def cloudformation_type(cls) -> str:
         return getattr(cls, "KIND", "")
 
     @classmethod
-    def cloudformation_name_type(cls) -> str:  # type: ignore[override]
+    def cloudformation_name_type(cls) -> str:
         return ""
 
     @classmethod

@@ -339,7 +339,7 @@ async def play(data: bytes, stage: Stage) -> dict[str, Any]:
         match what:
             case b"c":
                 client.receive(received)
-                stage.num_fast += isinstance(client.protocol.exchange, FastRequest)  # type: ignore[attr-defined]
+                stage.num_fast += isinstance(client.protocol.exchange, FastRequest)
             case b"e":
                 client.receive_eof()
             case b"l":
@@ -347,7 +347,7 @@ async def play(data: bytes, stage: Stage) -> dict[str, Any]:
             case b"p" | b"r":
                 client.pause_writing(what == b"p")
             case b"t" if not client.is_closing():
-                client.protocol.expire()  # type: ignore[attr-defined]
+                client.protocol.expire()
             case b"x":
                 stage.refuses_next = True
             case b"a":
@@ -395,7 +395,7 @@ def is_in_request(client: Any) -> bool:
 
 def check_answers(client: Transport) -> None:
     """Answers must be well-formed, at most one per request, each for the client's own body."""
-    accepted: list[list[bytes]] = client.protocol.accepted  # type: ignore[attr-defined]
+    accepted: list[list[bytes]] = client.protocol.accepted
     given = list(
         read_answers(bytes(client.written), [method for method, _ in accepted], is_open=not client.is_closing())
     )

@@ -124,4 +124,4 @@ def test_fields_elsewhere_in_the_body_are_no_keys(make_stage: MakeStage) -> None
         {"extra_body": {"user": {"name": "bob"}}},
         {"extra_body": {"x": ["user", {"prompt_cache_key": "a"}]}},
     ):
-        assert ask(stage, **options)[1] == "least-outstanding-requests"  # type: ignore[arg-type]
+        assert ask(stage, **options)[1] == "least-outstanding-requests"

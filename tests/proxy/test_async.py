@@ -266,7 +266,7 @@ def test_requests_at_a_time_are_as_configured(tmp_path: Path, make_stage: MakeSt
     answers = [submit(stage, Body=b"{}") for _ in range(10)]
 
     wait_until(lambda: len(stage.a.received) == len(stage.b.received) == 2, "four run")
-    metrics = stage.proxy.data.async_inference.endpoints["llava"].metrics  # type: ignore[union-attr]
+    metrics = stage.proxy.data.async_inference.endpoints["llava"].metrics
     stage.until(lambda: (metrics.num_running, metrics.num_waiting) == (4, 6), "the others wait")
     assert stage.outstanding() == 4
     gate.open()

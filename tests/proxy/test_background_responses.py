@@ -85,7 +85,7 @@ def post(stage: Stage, body: dict[str, Any] = BODY) -> tuple[int, dict[str, str]
 
 def states(stage: Stage) -> list[str]:
     """Return the states of the asynchronous requests."""
-    service = stage.proxy.data.async_inference  # type: ignore[union-attr]
+    service = stage.proxy.data.async_inference
     assert service is not None
     return [record.state.value for record in stage.run(service.queue.list("llava"))]
 
@@ -209,7 +209,7 @@ def test_a_response_whose_session_key_is_gone_has_failed(make_stage: MakeStage, 
     asked = background_request(
         response_id(session, 1), endpoint="llava", principal="", source="", ttl_s=3600.0, timeout_s=3600.0
     )
-    service = stage.proxy.data.async_inference  # type: ignore[union-attr]
+    service = stage.proxy.data.async_inference
     assert service is not None
 
     stage.run(service.submit(asked))
@@ -234,7 +234,7 @@ def test_operators_do_not_see_the_id_of_a_response(make_stage: MakeStage, tmp_pa
     post(stage)
 
     wait_until(lambda: states(stage) == ["FAILED"], "the response has failed")
-    (record,) = stage.run(stage.proxy.data.async_inference.queue.list("llava"))  # type: ignore[union-attr]
+    (record,) = stage.run(stage.proxy.data.async_inference.queue.list("llava"))
     assert record.reason == f"Response with id '{record.request.inference_id}' not found."
 
 
@@ -255,11 +255,11 @@ class SlowQueue:
     """Lets submits of a stage's queue wait until the test opens their gates, in their order."""
 
     def __init__(self, stage: Stage) -> None:
-        service = stage.proxy.data.async_inference  # type: ignore[union-attr]
+        service = stage.proxy.data.async_inference
         assert service is not None
         self._submit = service.queue.submit
         self.gates: list[Gate] = []
-        service.queue.submit = self._wait  # type: ignore[method-assign]
+        service.queue.submit = self._wait
 
     async def _wait(self, *args: Any, **options: Any) -> Any:
         self.gates.append(gate := Gate())

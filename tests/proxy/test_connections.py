@@ -180,15 +180,15 @@ def test_slow_instance_does_not_hold_the_upload_back(stage: Stage) -> None:
         """An instance that reads nothing before the gate opens."""
 
         async def serve(self, reader: object, writer: object) -> None:
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.transport.pause_reading()
             await gate.pass_through()
-            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            writer.transport.resume_reading()
             await original(reader, writer)
 
     original = stage.a.serve
     stage.run(stage.b.stop())
     stage.run(stage.a.stop())
-    stage.a.serve = Unread().serve  # type: ignore[method-assign,assignment]
+    stage.a.serve = Unread().serve
     stage.run(stage.a.start())
     body = bytes(32 << 20)
     head = b"POST /predictions/llava HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -369,14 +369,14 @@ def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> No
     """An instance may refuse early, and drop what still comes."""
 
     async def refuse_early(reader: object, writer: object) -> None:
-        await reader.readuntil(b"\r\n\r\n")  # type: ignore[attr-defined]
-        await Wire(reader, writer).answer(413, {"Connection": "close"}, b"")  # type: ignore[arg-type]
-        await reader.read()  # type: ignore[attr-defined]
-        writer.close()  # type: ignore[attr-defined]
+        await reader.readuntil(b"\r\n\r\n")
+        await Wire(reader, writer).answer(413, {"Connection": "close"}, b"")
+        await reader.read()
+        writer.close()
 
     for fake in (stage.a, stage.b):
         stage.run(fake.stop())
-        fake.serve = refuse_early  # type: ignore[method-assign,assignment]
+        fake.serve = refuse_early
         stage.run(fake.start())
 
     with stage.socket() as sock:

@@ -180,7 +180,7 @@ def test_instance_that_fails_requests_gets_no_more(make_stage: Callable[..., Sta
     for _ in range(2):
         assert instance_of(read_answer(invoke(stage, session=session))) == "b"
     assert stage.instance("a").breaker.state is BreakerState.OPEN
-    row = admin(stage, "GET", "/instances")[1]["instances"][0]  # type: ignore[index]
+    row = admin(stage, "GET", "/instances")[1]["instances"][0]
     assert (row["breaker"], row["failures_in_a_row"]) == ("open", 2)
     num_tried = len(stage.a.received)
 

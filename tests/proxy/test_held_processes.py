@@ -46,7 +46,7 @@ def ask(port: int) -> tuple[int, str]:
 
 
 def make_settings(**scaling: float) -> ProxySettings:
-    variant = Variant(model="llava", scaling=ScalingSettings(**scaling))  # type: ignore[arg-type]
+    variant = Variant(model="llava", scaling=ScalingSettings(**scaling))
     return ProxySettings(
         endpoints=(EndpointSettings(name="llava", variants=(variant,)),),
         listen=ListenSettings(port=0, admin_port=0, processes=2),

@@ -109,7 +109,7 @@ def test_request_without_an_inference_id_gets_the_request_id(stage: Stage) -> No
     answer = invoke(stage)
 
     [seen] = stage.a.received + stage.b.received
-    request_id = answer["ResponseMetadata"]["RequestId"]  # type: ignore[index]
+    request_id = answer["ResponseMetadata"]["RequestId"]
     assert request_id == seen.headers["x-torchmoor-request-id"] == seen.headers["x-amzn-sagemaker-inference-id"]
 
 
@@ -131,7 +131,7 @@ def test_turns_of_a_session_go_to_its_instance(stage: Stage) -> None:
     for name in ("b", "b", "a", "b"):
         answer = invoke(stage, SessionId=make_session_id(name))
 
-        headers = answer["ResponseMetadata"]["HTTPHeaders"]  # type: ignore[index]
+        headers = answer["ResponseMetadata"]["HTTPHeaders"]
         assert (name, "session") == (
             headers["x-torchmoor-instance"],
             headers["x-amzn-sagemaker-invoked-routing-reason"],
@@ -172,7 +172,7 @@ def test_forged_session_id_is_refused_by_the_proxy(stage: Stage, session_id: str
 def test_session_whose_instance_is_unknown_moves_to_one_that_all_proxies_agree_on(stage: Stage) -> None:
     """Rendezvous: the same instance every time."""
     names = {
-        invoke(stage, SessionId=make_session_id("gone"))["ResponseMetadata"]["HTTPHeaders"]["x-torchmoor-instance"]  # type: ignore[index]
+        invoke(stage, SessionId=make_session_id("gone"))["ResponseMetadata"]["HTTPHeaders"]["x-torchmoor-instance"]
         for _ in range(3)
     }
 
@@ -205,7 +205,7 @@ def test_streamed_answer_of_the_whole_operation_passes_as_a_body(stage: Stage) -
 
     answer = invoke(stage)
 
-    assert answer["Body"].read() == b"one two"  # type: ignore[attr-defined]
+    assert answer["Body"].read() == b"one two"
 
 
 def test_new_work_goes_to_the_instance_with_the_fewest_outstanding(stage: Stage) -> None:

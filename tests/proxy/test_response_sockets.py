@@ -181,7 +181,7 @@ def test_held_bytes_are_limited(make_stage: MakeStage, open_socket: OpenSocket) 
     ask(connection, store=False, previous_response_id=first["id"])
     assert responses.bodies[-1]["previous_response_id"] == first["id"]  # passed on: the instance does not know it
     connection.socket.sendall(masked(b"x" * 3_000)[:2_300])
-    assert closed_inside_a_message(stage, connection).rcvd.code == 1013  # type: ignore[union-attr]
+    assert closed_inside_a_message(stage, connection).rcvd.code == 1013
     stage.check_clean()
 
 
@@ -367,7 +367,7 @@ def test_message_that_does_not_arrive_whole_ends_its_connection(make_stage: Make
     stage.pass_time(50)
     stage.pass_time(61)
     closing = closed_inside_a_message(stage, connection).rcvd
-    assert (closing.code, closing.reason) == (1008, "The message did not arrive in time.")  # type: ignore[union-attr]
+    assert (closing.code, closing.reason) == (1008, "The message did not arrive in time.")
     stage.check_clean()
 
 
@@ -474,7 +474,7 @@ def test_idle_and_old_connections_are_closed(
     stage.pass_time(11)
     if first is not None:
         assert receive(connection)["error"]["code"] == first
-    assert closed(connection).rcvd.code == code  # type: ignore[union-attr]
+    assert closed(connection).rcvd.code == code
     stage.check_clean()
 
 
@@ -499,7 +499,7 @@ def stop_and_look(stage: Stage, open_socket: OpenSocket) -> None:
     assert caught.value.rcvd is not None
     assert caught.value.rcvd.code == 1001
     assert [receive(busy)["type"] for _ in range(2)] == ["response.created", "response.completed"]
-    assert closed(busy).rcvd.code == 1001  # type: ignore[union-attr]
+    assert closed(busy).rcvd.code == 1001
     assert len(responses.bodies) == 1
 
 
@@ -521,7 +521,7 @@ def test_open_connections_are_a_metric(stage: Stage, responses: Responses, open_
     ending.close()
     wait_until(lambda: count() == 2, "one has ended")
     breaking.send(b"no text")
-    assert closed(breaking).rcvd.code == 1003  # type: ignore[union-attr]
+    assert closed(breaking).rcvd.code == 1003
     wait_until(lambda: count() == 1, "one is closed")
     vanishing.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
     vanishing.close()
@@ -562,7 +562,7 @@ def test_connections_are_encrypted_with_tls(make_stage: MakeStage, tmp_path: Pat
     assert ask(connection, input="x" * 1_000_000)["type"] == "response.completed"
     stage.pass_time(11)
     assert receive(connection)["error"]["code"] == "websocket_connection_limit_reached"
-    assert closed(connection).rcvd.code == 1001  # type: ignore[union-attr]
+    assert closed(connection).rcvd.code == 1001
     stage.check_clean()
 
 

@@ -122,7 +122,7 @@ def die_in_body(*instances: FakeInstance) -> list[str]:
             died.append(fake.name)
             raise ConnectionError
 
-        fake.read = read_or_die  # type: ignore[method-assign]
+        fake.read = read_or_die
 
     for fake in instances:
         patch(fake)
@@ -171,7 +171,7 @@ def test_client_that_leaves_while_its_body_is_sent_frees_all(make_stage: MakeSta
         await asyncio.sleep(3600)
         return None
 
-    stage.a.read = read_nothing  # type: ignore[method-assign]
+    stage.a.read = read_nothing
     sock = stage.socket()
     sock.sendall(ask(body, path="/predictions/llava"))
     stage.until(begun.is_set, "the instance has the head")
@@ -202,7 +202,7 @@ def test_connection_with_an_unsent_body_is_not_used_again(make_stage: MakeStage)
             whole.feed_data(await reader.readexactly(5))
         return await read(whole)
 
-    stage.a.read = read_head  # type: ignore[method-assign]
+    stage.a.read = read_head
 
     first, second = stage.raw(ask(long)), stage.raw(ask(b"short"))
 

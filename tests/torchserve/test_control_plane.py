@@ -317,7 +317,7 @@ def test_the_published_policy_scales_an_endpoint_to_zero_and_back(plane: Fleet, 
         capacity = {"VariantName": "AllTraffic", "DesiredInstanceCount": count}
         reweigh(EndpointName="rare", DesiredWeightsAndCapacities=[capacity])
         wait(client, "endpoint_in_service", "rare")
-        wait_until(lambda count=count: len(plane.instances()) == count, "as many instances run")  # type: ignore[misc]
+        wait_until(lambda count=count: len(plane.instances()) == count, "as many instances run")
     scaling.register_scalable_target(**variant, MinCapacity=0, MaxCapacity=1)
     put = scaling.put_scaling_policy(
         PolicyName="backlog",

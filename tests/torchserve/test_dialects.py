@@ -102,7 +102,7 @@ def test_openai_client_raises_its_own_exceptions(gpt: openai.OpenAI) -> None:
     """The handler's code and field reach OpenAI's exceptions, in streams as well."""
     for is_streaming in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
-            gpt.chat.completions.create(  # type: ignore[call-overload]
+            gpt.chat.completions.create(
                 model="llava", messages=conversation(), functions=[{"name": "f"}], stream=is_streaming
             )
         error = caught.value

@@ -88,7 +88,7 @@ class Talk(threading.Thread):
         number = str(uuid4())
 
         def name(request: object, **_: object) -> None:
-            request.headers["amz-sdk-invocation-id"] = number  # type: ignore[attr-defined]
+            request.headers["amz-sdk-invocation-id"] = number
 
         events = self.chat.client.meta.events
         events.register("before-send.sagemaker-runtime", name, unique_id="number")
@@ -227,7 +227,7 @@ def test_responses_survive_the_death_of_their_instance(three: Three) -> None:
             resent: Any = [*asked, {"role": "assistant", "content": said[0].output_text}]
             for question, answer in zip(["What shape is it?"], said[1:], strict=False):
                 resent += [{"role": "user", "content": question}, {"role": "assistant", "content": answer.output_text}]
-            question = gpt.responses.input_items.list(response.id).data[0].content[0].text  # type: ignore[union-attr]
+            question = gpt.responses.input_items.list(response.id).data[0].content[0].text
             whole = gpt.responses.create(
                 model="llava", input=[*resent, {"role": "user", "content": question}], store=False
             )

@@ -153,7 +153,7 @@ def test_every_response_in_the_background_is_generated_after_a_restart(restarted
     with openai_client(restarted.fleet) as gpt:
         for each in restarted.queued:
             wait_until(
-                lambda each=each: gpt.responses.retrieve(each.id).status == "completed",  # type: ignore[misc]
+                lambda each=each: gpt.responses.retrieve(each.id).status == "completed",
                 "the response is complete",
                 **PATIENTLY,
             )

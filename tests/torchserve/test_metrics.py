@@ -65,7 +65,7 @@ def test_workers_numbers_reach_prometheus(fleet: Fleet) -> None:
     for metric in CHAT_METRICS:
         name = PREFIX + metric.name + ("" if metric.kind in (COUNTER, GAUGE) else "_count")
         for address in (own, fleet.admin):
-            wait_until(lambda at=address, name=name: scrape(at).get(name), f"{address} shows {name}")  # type: ignore[misc]
+            wait_until(lambda at=address, name=name: scrape(at).get(name), f"{address} shows {name}")
     agrees(own, "sessions_open", "sessions", "open")
     agrees(fleet.admin, "kv_bytes", "memory", "kv_bytes", instance=home)
     agrees(fleet.admin, "tokens_total", "tokens", "reused", instance=home, Kind="reused")

@@ -152,5 +152,5 @@ def test_a_killed_instance_fires_its_alert(fleet: Fleet, prometheus: Prometheus)
     for name in ("TorchmoorInstanceDown", "TorchmoorNoInstanceReady"):
         # Also if the instance is already back.
         fired = f'max_over_time(ALERTS{{alertname="{name}",alertstate="firing"}}[10m])'
-        wait_until(lambda fired=fired: prometheus.has(fired), f"{name} fires", interval_s=0.2)  # type: ignore[misc]
+        wait_until(lambda fired=fired: prometheus.has(fired), f"{name} fires", interval_s=0.2)
     wait_until(lambda: not prometheus.firing(), "the instance is back, and the alerts have ended", interval_s=0.5)

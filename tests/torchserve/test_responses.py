@@ -67,8 +67,8 @@ def test_a_chain_sends_its_picture_once(gpt: openai.OpenAI) -> None:
     assert (fourth.instructions, fifth.instructions) == ("Be brief.", None)
     assert (first.metadata, first.temperature, third.temperature, third.top_p) == ({"who": "me"}, 0.0, 0.5, 0.9)
     [item] = gpt.responses.input_items.list(first.id)
-    text, picture = item.content  # type: ignore[union-attr, misc]
-    assert (text.text, picture.type) == (COLOR, "input_image")  # type: ignore[union-attr]
+    text, picture = item.content
+    assert (text.text, picture.type) == (COLOR, "input_image")
 
 
 def test_answers_equal_those_of_the_whole_conversation(gpt: openai.OpenAI) -> None:
@@ -83,7 +83,7 @@ def test_answers_equal_those_of_the_whole_conversation(gpt: openai.OpenAI) -> No
         input=[
             {"role": "developer", "content": "Answer."},
             {"role": "assistant", "phase": "commentary", "content": "I look at it."},
-            {"role": "assistant", "phase": "final_answer", "content": [{"type": "output_text", "text": "It is red."}]},  # type: ignore[list-item]
+            {"role": "assistant", "phase": "final_answer", "content": [{"type": "output_text", "text": "It is red."}]},
             {"role": "user", "content": SHAPE},
         ],
     )
@@ -151,7 +151,7 @@ def test_stream_has_every_event(gpt: openai.OpenAI, is_stored: bool) -> None:
 def test_stream_of_a_stored_response_is_repeated(gpt: openai.OpenAI) -> None:
     """A client that has lost its connection gets the events that it missed; a whole answer has one delta."""
     events = list(gpt.responses.create(model="llava", input=FIRST, stream=True))
-    response = gpt.responses.retrieve(events[-1].response.id)  # type: ignore[union-attr]
+    response = gpt.responses.retrieve(events[-1].response.id)
 
     for number in (0, 5, len(events) - 2):
         assert list(gpt.responses.retrieve(response.id, stream=True, starting_after=number)) == events[number + 1 :]
@@ -198,7 +198,7 @@ def test_conversation_has_items_of_clients_and_answers(gpt: openai.OpenAI) -> No
     assert first.conversation.id == talk.id
     assert cached(second) > 0
     items = list(gpt.conversations.items.list(talk.id, order="asc", limit=2))
-    texts = [item.content[-1 if i else 0].text for i, item in enumerate(items)]  # type: ignore[union-attr]
+    texts = [item.content[-1 if i else 0].text for i, item in enumerate(items)]
     assert texts == [COLOR, COLOR, first.output_text, NUMBER, SHAPE, second.output_text]
     assert gpt.conversations.items.retrieve(items[3].id, conversation_id=talk.id) == items[3]
 
@@ -240,7 +240,7 @@ def test_compaction_stands_for_a_conversation(gpt: openai.OpenAI) -> None:
         model="llava", input=[system, {"role": "user", "content": SHAPE}], previous_response_id=first.id
     )
     *instructions, item = compacted.output
-    texts = [part.text for each in instructions for part in each.content]  # type: ignore[union-attr]
+    texts = [part.text for each in instructions for part in each.content]
     # To the SDK, a system message is not an output.
     base: Any = [each.to_dict(warnings=False) for each in compacted.output]
 
@@ -273,7 +273,7 @@ def test_file_is_sent_once_and_named_by_many(gpt: openai.OpenAI) -> None:
     assert gpt.files.content(file.id).read() == picture
     assert "red" in first.output_text
     [item] = gpt.responses.input_items.list(first.id)
-    assert item.content[1].file_id == file.id  # type: ignore[union-attr]
+    assert item.content[1].file_id == file.id
     assert gpt.files.delete(file.id).deleted
     for use in (gpt.files.retrieve, gpt.files.content, gpt.files.delete):
         with pytest.raises(openai.NotFoundError):

@@ -40,14 +40,14 @@ def test_openai_client_parses_its_own_model(gpt: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": [picture, {"type": "text", "text": QUESTION}]}]
     request = {"model": "llava", "messages": messages, "response_format": Shape, "seed": 4, "temperature": 0.7}
 
-    whole = gpt.chat.completions.parse(**request)  # type: ignore[arg-type]
-    with gpt.chat.completions.stream(**request) as stream:  # type: ignore[arg-type]
+    whole = gpt.chat.completions.parse(**request)
+    with gpt.chat.completions.stream(**request) as stream:
         last = stream.get_final_completion()
 
     assert isinstance(whole.choices[0].message.parsed, Shape)
     assert last.choices[0].message.parsed == whole.choices[0].message.parsed
     with pytest.raises(openai.LengthFinishReasonError):
-        gpt.chat.completions.parse(**request, max_tokens=3)  # type: ignore[arg-type]
+        gpt.chat.completions.parse(**request, max_tokens=3)
 
 
 def test_openai_client_learns_why_a_schema_is_refused(gpt: openai.OpenAI) -> None:
@@ -57,10 +57,10 @@ def test_openai_client_learns_why_a_schema_is_refused(gpt: openai.OpenAI) -> Non
     messages = [{"role": "user", "content": "Hello"}]
 
     with pytest.raises(openai.BadRequestError, match="not") as caught:
-        gpt.chat.completions.create(model="llava", messages=messages, response_format=named)  # type: ignore[call-overload]
+        gpt.chat.completions.create(model="llava", messages=messages, response_format=named)
     answer = gpt.chat.completions.create(
         model="llava",
-        messages=messages,  # type: ignore[arg-type]
+        messages=messages,
         response_format={"type": "json_object"},
         max_tokens=8,
     )

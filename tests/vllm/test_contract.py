@@ -58,7 +58,7 @@ def test_a_worker_whose_vllm_dies_ends_before_its_answers(tmp_path: Path) -> Non
     contender = start(tmp_path)
     errors: list[Exception | None] = []  # of the answer when the worker ends
     asked = contender.ask("Hello there", max_new_tokens=1000, **ENDLESS).wait(1)
-    contender.engine.on_dead = lambda: errors.append(asked.events[-1].error)  # type: ignore[attr-defined]
+    contender.engine.on_dead = lambda: errors.append(asked.events[-1].error)
 
     for process in multiprocessing.active_children():
         process.kill()

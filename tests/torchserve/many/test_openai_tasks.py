@@ -17,7 +17,7 @@ def test_openai_client_embeds_and_asks_models(many: ManyFleet) -> None:
     own = many.invoke(variant.name, {"inputs": TEXTS}).json()["embeddings"]
     with openai.OpenAI(base_url=f"{many.fleet.runtime}/v1", api_key="any", timeout=120, max_retries=0) as client:
         for encoding in ({}, {"encoding_format": "float"}):
-            found = client.embeddings.create(model=variant.name, input=TEXTS, **encoding)  # type: ignore[arg-type]
+            found = client.embeddings.create(model=variant.name, input=TEXTS, **encoding)
             assert [each.index for each in found.data] == [0, 1, 2]
             for each, vector in zip(found.data, own, strict=True):
                 assert each.embedding == pytest.approx(vector, abs=1e-5)

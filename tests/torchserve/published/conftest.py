@@ -84,7 +84,7 @@ def remove_all(plane: Fleet) -> None:
     for endpoint in client.list_endpoints()["Endpoints"]:
         name = endpoint["EndpointName"]
         wait_until(
-            lambda name=name: client.describe_endpoint(EndpointName=name)["EndpointStatus"] != "Creating",  # type: ignore[misc]
+            lambda name=name: client.describe_endpoint(EndpointName=name)["EndpointStatus"] != "Creating",
             "the endpoint can be deleted",
             deadline_s=120.0,
         )

@@ -14,5 +14,5 @@ class ScriptedHandler(ChatHandler):
         import handlers.engine.builtin.start
 
         load = handlers.engine.builtin.start.load_model
-        handlers.engine.builtin.start.load_model = lambda *given, **options: ScriptedModel(load(*given, **options))  # type: ignore[assignment, return-value]
+        handlers.engine.builtin.start.load_model = lambda *given, **options: ScriptedModel(load(*given, **options))
         super().initialize(context)

@@ -132,12 +132,12 @@ class Contender:
         inputs = self._inputs(text, picture)
         with torch.inference_mode():
             output = self.reference.generate(**inputs, do_sample=False, max_new_tokens=num)
-        return output[0, inputs["input_ids"].shape[1] :].tolist()  # type: ignore[no-any-return]
+        return output[0, inputs["input_ids"].shape[1] :].tolist()
 
     def logprobs(self, text: str, picture: Image.Image | None) -> torch.Tensor:
         """Return transformers' log probabilities of the first token, (vocabulary,)."""
         with torch.inference_mode():
-            return self.reference(**self._inputs(text, picture)).logits[0, -1].log_softmax(dim=-1)  # type: ignore[no-any-return]
+            return self.reference(**self._inputs(text, picture)).logits[0, -1].log_softmax(dim=-1)
 
     def _inputs(self, text: Question, picture: Pictures) -> Any:
         pictures = _listed(picture)

@@ -188,7 +188,7 @@ def test_rslora_and_ranks_of_single_layers_scale_as_peft_does(
     change_config(folder, use_rslora=True, lora_alpha=4)
     plain, scaled = engine.load_adapter(folders[0]), engine.load_adapter(folder)
     name = "0.self_attn.q_proj"
-    torch.testing.assert_close(scaled.deltas[name].up, plain.deltas[name].up * 4 / 8**0.5)  # type: ignore[attr-defined]
+    torch.testing.assert_close(scaled.deltas[name].up, plain.deltas[name].up * 4 / 8**0.5)
 
 
 def change_config(folder: Path, **values: Any) -> None:

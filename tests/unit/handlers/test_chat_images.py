@@ -435,12 +435,12 @@ def test_random_use_by_many_threads_adds_up(pictures: Pictures, seed: int) -> No
                 refused.append(exc)
                 continue
             try:
-                assert features_of(store, image, lambda data=data: data)[0] == data[0]  # type: ignore[misc]
+                assert features_of(store, image, lambda data=data: data)[0] == data[0]
             except OutOfMemory as exc:
                 refused.append(exc)
             store.release(image, is_kept=rng.random() < 0.5)
 
-    run_all([lambda number=number: use(number) for number in range(4)])  # type: ignore[misc]
+    run_all([lambda number=number: use(number) for number in range(4)])
 
     assert len(refused) < 4 * 60
     assert store.host_bytes == 0

@@ -487,7 +487,7 @@ def test_an_image_may_have_as_many_bytes_as_are_allowed(web: WebServer) -> None:
     with pytest.raises(ImageTooLarge):
         intake(max_bytes=999).read(text)
     for head in (b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"):
-        web.routes["/whole"] = lambda connection, head=head: connection.sendall(head + bytes(1000))  # type: ignore[misc]
+        web.routes["/whole"] = lambda connection, head=head: connection.sendall(head + bytes(1000))
 
         assert intake(max_bytes=1000).read(web.url("/whole")) == bytes(1000)
         with pytest.raises(ImageTooLarge, match="more than 999"):
@@ -532,7 +532,7 @@ def test_slow_answer_ends_at_the_total_timeout(web: WebServer, head: bytes) -> N
 
 def test_silence_ends_at_the_read_timeout(web: WebServer) -> None:
     """A silent peer is disconnected at the read time-out."""
-    web.routes["/mute"] = lambda connection: connection.recv(1)  # type: ignore[assignment,return-value]
+    web.routes["/mute"] = lambda connection: connection.recv(1)
 
     with pytest.raises(ImageUnreachable, match="in time"):
         intake(read_timeout_s=0.1).read(web.url("/mute"))

@@ -113,7 +113,7 @@ class Shown:
         assert isinstance(other, Shown)
         return self.text == other.text and self.logprobs == pytest.approx(other.logprobs, abs=1e-3)
 
-    __hash__ = None  # type: ignore[assignment]  # close numbers may not have equal hashes
+    __hash__ = None  # close numbers may not have equal hashes
 
 
 def places_to_cut(pieces: list[MarkedPiece]) -> list[int]:

@@ -487,10 +487,10 @@ def test_engine_thread_survives_its_own_failure(start_engine: EngineFactory, mod
     original = engine.scheduler.next_batch
 
     def fail_once() -> Any:
-        engine.scheduler.next_batch = original  # type: ignore[method-assign]
+        engine.scheduler.next_batch = original
         raise KeyError("scheduler")
 
-    engine.scheduler.next_batch = fail_once  # type: ignore[method-assign]
+    engine.scheduler.next_batch = fail_once
     engine.submit(broken.sequence)
 
     assert isinstance(broken.wait().error, InternalError)

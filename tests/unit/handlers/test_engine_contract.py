@@ -32,8 +32,8 @@ class TestPlain(EngineContract):
 
     can_see = False
     max_question = 150
-    test_adapters_share_steps_but_no_beginnings = None  # type: ignore[assignment]  # it has none
-    test_an_adapter_that_is_none_is_refused = None  # type: ignore[assignment]
+    test_adapters_share_steps_but_no_beginnings = None  # it has none
+    test_an_adapter_that_is_none_is_refused = None
 
     @pytest.fixture(scope="class")
     @classmethod

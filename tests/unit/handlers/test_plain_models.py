@@ -57,7 +57,7 @@ def test_a_follow_up_equals_the_conversation_sent_again(gpt2: TextModel, make_cl
 
 def test_a_cancelled_answer_leaves_within_a_step(gpt2: TextModel, make_client: Any) -> None:
     """A client that leaves ends its answer with the current step; a stream beside it goes on to its length."""
-    endless = EndlessModel(gpt2)  # type: ignore[arg-type]  # any TextModel
+    endless = EndlessModel(gpt2)  # any TextModel
     client = make_client(endless, engine={"max_new_tokens": 200})
     hold = Hold(endless)
     left, stays = client.send({"inputs": "hello"}), client.send({"inputs": "hello", "stream": True})

@@ -292,7 +292,7 @@ def test_random_conversations_are_right_and_leave_nothing(
 
     assert crowd.answered > 5
     for client in clients:
-        wait_until(lambda client=client: not _held(client), "nothing is held")  # type: ignore[misc]
+        wait_until(lambda client=client: not _held(client), "nothing is held")
         client.pool.check_integrity([])
         client.service.images.check_integrity(0)
 

@@ -300,7 +300,7 @@ def read(style: AnswerStyle, text: str, cuts: list[int]) -> AnswerMessage:
         message.add(part)
 
     assert message == reader.message
-    return replace(message, calls=[(call.name, call.arguments) for call in message.calls])  # type: ignore[misc]
+    return replace(message, calls=[(call.name, call.arguments) for call in message.calls])
 
 
 THINKING = replace(HERMES, thought=THOUGHT)

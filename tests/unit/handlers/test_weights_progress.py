@@ -34,7 +34,7 @@ def test_the_weights_of_a_checkpoint_are_counted(caplog: pytest.LogCaptureFixtur
     counted = []
 
     def hook(factory: object, arguments: tuple[object, ...], options: dict[str, object]) -> object:
-        counted.append((options.get("desc"), len(arguments[0])))  # type: ignore[arg-type]
+        counted.append((options.get("desc"), len(arguments[0])))
         return arguments[0]
 
     previous = transformers_logging.set_tqdm_hook(hook)

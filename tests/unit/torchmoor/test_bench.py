@@ -38,7 +38,7 @@ class Talk:
 
 
 def run(talk: Talk, **settings: object) -> LoadOutcome:
-    return asyncio.run(Load(LoadSettings(**settings), talk.converse).run())  # type: ignore[arg-type]
+    return asyncio.run(Load(LoadSettings(**settings), talk.converse).run())
 
 
 def test_a_closed_loop_has_as_many_conversations_as_users() -> None:

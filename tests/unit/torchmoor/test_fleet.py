@@ -141,4 +141,4 @@ def test_bad_session_keys_are_named_without_being_told(text: str) -> None:
 def test_bad_settings_are_refused_at_once(make: object) -> None:
     """ConfigError names the key."""
     with pytest.raises(ConfigError):
-        make()  # type: ignore[operator]
+        make()

@@ -193,7 +193,7 @@ def test_retry_after_keeps_to_the_back_off(rig: Rig, retry_after: str) -> None:
                 delays.append(delay_s)
                 return await retry(claim, delay_s, reason, counts=counts)
 
-            service.queue.retry = note  # type: ignore[method-assign]
+            service.queue.retry = note
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
@@ -218,7 +218,7 @@ def test_lost_attempt_is_repeated(rig: Rig, failure: object) -> None:
     """A connection that ends and a worker that died cost an attempt; the next one gives the one result."""
 
     async def behave(received: Received, wire: Wire) -> None:
-        await (failure if len(rig.instance.received) <= 2 else answering(body=b"done"))(received, wire)  # type: ignore[operator]
+        await (failure if len(rig.instance.received) <= 2 else answering(body=b"done"))(received, wire)
 
     async def scene() -> None:
         async with rig:
@@ -504,7 +504,7 @@ def test_worker_whose_claim_was_taken_changes_nothing(rig: Rig, size: int) -> No
         async with rig:
             rig.instance.behave = behave
             slow = await rig.start(lease_s=60.0)
-            slow.queue.extend = _stand_still  # type: ignore[method-assign]
+            slow.queue.extend = _stand_still
             await slow.submit(rig.request("one"))
             await until(gate.reached.is_set, "the instance has it")
             worker = slow.workers["llava"]
@@ -542,7 +542,7 @@ def test_request_whose_workers_die_is_given_up(rig: Rig) -> None:
             assert b"worker was lost" in rig.results()["one-error.out"]
 
     async def _try(queue: object) -> bool:
-        return await queue.claim("llava", 0.01) is not None  # type: ignore[attr-defined]
+        return await queue.claim("llava", 0.01) is not None
 
     play(scene())
 

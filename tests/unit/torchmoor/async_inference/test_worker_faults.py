@@ -210,7 +210,7 @@ def test_result_that_was_published_before_a_crash_is_its_own(rig: Rig, answer: b
                     raise QueueUnavailable("not now")
                 return await finish(claim)
 
-            service.queue.finish = lose  # type: ignore[method-assign]
+            service.queue.finish = lose
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
@@ -238,7 +238,7 @@ def test_repeated_fault_is_logged_once_and_waits_longer_each_time(rig: Rig, capl
                     clock[0] += delay_s
                     return is_held
 
-                service.queue.retry = note  # type: ignore[method-assign]
+                service.queue.retry = note
                 await service.submit(rig.request("one"))
                 record = await rig.until_ended(service, "one")
 
@@ -290,7 +290,7 @@ def test_decision_whose_confirmation_is_lost_is_one(rig: Rig, answer: bytes) -> 
                     raise QueueUnavailable("the answer was lost")
                 return is_settled
 
-            service.queue.decide = decide_in_silence  # type: ignore[method-assign]
+            service.queue.decide = decide_in_silence
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
@@ -364,7 +364,7 @@ def test_queue_that_cannot_be_reached_is_not_asked_without_a_pause(rig: Rig) -> 
                 await asyncio.sleep(0)
                 raise QueueUnavailable("not now")
 
-            service.queue.claim = refuse  # type: ignore[method-assign]
+            service.queue.claim = refuse
             await service.submit(rig.request("one"))
             await until(lambda: num_refused > 0, "the worker has looked")
             for _ in range(100):
@@ -389,7 +389,7 @@ def test_queue_that_cannot_be_reached_is_waited_for(rig: Rig) -> None:
                     raise QueueUnavailable("not now")
                 return await claim(*args)
 
-            service.queue.claim = refuse  # type: ignore[method-assign]
+            service.queue.claim = refuse
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 

@@ -41,7 +41,7 @@ def registry() -> Registry:
 
 
 def told(**values: float) -> ContainerEnvironment:
-    return ContainerEnvironment(instance_name="llava-0", **values)  # type: ignore[arg-type]
+    return ContainerEnvironment(instance_name="llava-0", **values)
 
 
 def test_one_look_at_an_idle_instance_is_not_enough(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

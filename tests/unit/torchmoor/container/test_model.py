@@ -36,7 +36,7 @@ def find(tmp_path: Path, given: Path) -> Find:
         (archives / f"{name}.mar").touch()
 
     def look(environ: dict[str, str] | None = None, **told: object) -> FoundModel:
-        environment = ContainerEnvironment(model_dir=given, archives=archives, **told)  # type: ignore[arg-type]
+        environment = ContainerEnvironment(model_dir=given, archives=archives, **told)
         return find_model(environment, Path(tempfile.mkdtemp(dir=tmp_path)), environ or {})
 
     return look

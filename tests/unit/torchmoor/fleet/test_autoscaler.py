@@ -475,7 +475,7 @@ def test_is_woken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
                     raise ZeroDivisionError
                 return [world.clients]
 
-            world.traffic = fail_at_first  # type: ignore[method-assign]
+            world.traffic = fail_at_first
             running = asyncio.create_task(world.autoscaler.run())
             while looks < 1:  # noqa: ASYNC110
                 await asyncio.sleep(0)

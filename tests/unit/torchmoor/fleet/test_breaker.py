@@ -196,4 +196,4 @@ def test_instance_that_goes_down_starts_with_a_closed_breaker() -> None:
 def test_bad_settings_are_refused(wrong: dict[str, int]) -> None:
     """ConfigError names the key."""
     with pytest.raises(ConfigError, match=r"recovery\."):
-        RecoverySettings(**wrong)  # type: ignore[arg-type]
+        RecoverySettings(**wrong)

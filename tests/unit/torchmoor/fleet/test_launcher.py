@@ -358,7 +358,7 @@ def test_an_instance_that_is_never_ready_is_given_up(host: Host) -> None:
 
     async def scenario() -> None:
         async with host.launcher(launch=LaunchSettings(start_timeout_s=0.5)) as (launcher, registry):
-            registry.set_state = lambda name, state: None  # type: ignore[method-assign]
+            registry.set_state = lambda name, state: None
             with pytest.raises(LaunchError, match=r"llava-0 was not ready after"):
                 await launcher.start(launches(1))
 

@@ -134,7 +134,7 @@ def test_scale_in_can_be_switched_off() -> None:
 def test_settings_that_cannot_work_are_refused(values: dict[str, object], said: str) -> None:
     """With the name of the value; going to zero without a way back among them."""
     with pytest.raises(ConfigError, match=said):
-        ScalingSettings(**values)  # type: ignore[arg-type]
+        ScalingSettings(**values)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, object], said: 
 def test_policies_that_mean_nothing_are_refused(values: dict[str, float]) -> None:
     """A target or a cool-down that no clock could meet."""
     with pytest.raises(ConfigError):
-        TargetTracking(**values)  # type: ignore[arg-type]
+        TargetTracking(**values)
 
 
 SETTINGS = st.builds(

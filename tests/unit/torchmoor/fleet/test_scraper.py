@@ -84,8 +84,8 @@ async def scrape(behaviour: Behaviour, *, state: InstanceState = InstanceState.R
     async with TestServer(app) as server:
         registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
         options = {"endpoint": "llava", "model": "llava", "port": 1}
-        registry.add(Instance(name="a", metrics_port=server.port, state=state, **options))  # type: ignore[arg-type]
-        registry.add(Instance(name="b", state=state, **options))  # type: ignore[arg-type]
+        registry.add(Instance(name="a", metrics_port=server.port, state=state, **options))
+        registry.add(Instance(name="b", state=state, **options))
         async with MetricsScraper(registry) as scraper:
             pages = await asyncio.gather(scraper.scrape(), scraper.scrape())
     assert pages[0] == pages[1]

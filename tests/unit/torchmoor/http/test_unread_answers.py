@@ -93,9 +93,9 @@ def test_each_answer_that_fills_the_connection_stops_it_again() -> None:
                 write(data)
                 client.pause_writing(True)
 
-            client.write = write_and_fill  # type: ignore[method-assign]
+            client.write = write_and_fill
             client.pause_writing(False)
-            client.write = write  # type: ignore[method-assign]
+            client.write = write
 
     play(script)
 
@@ -107,7 +107,7 @@ def test_a_client_that_reads_nothing_is_cut_off() -> None:
         client.pause_writing(True)
         client.receive(PING * 2)
         await turn()
-        client.protocol.expire()  # type: ignore[attr-defined]
+        client.protocol.expire()
         await turn()
 
         assert client.is_closing()

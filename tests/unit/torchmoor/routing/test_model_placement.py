@@ -244,7 +244,7 @@ def test_restarted_instance_is_forgotten(placement: ModelPlacement) -> None:
 
     placement.forget("i0")
 
-    assert [placement.choose(m, pool, frozenset()).reason for m in "mn"] == [MODEL_COLD, MODEL_COLD]  # type: ignore[union-attr]
+    assert [placement.choose(m, pool, frozenset()).reason for m in "mn"] == [MODEL_COLD, MODEL_COLD]
     placement.end("m", "i0")
     placement.end("n", "i0")
     placement.check_integrity()

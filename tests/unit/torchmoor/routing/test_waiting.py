@@ -60,7 +60,7 @@ def test_turn_waits_for_its_own_instance_and_blocks_nobody() -> None:
     fill(queue, ticket("turn", 1, home="x"), ticket("new", 2), ticket("later turn", 5, home="x"))
 
     assert queue.pop_turn("y", anything) is None
-    assert [queue.pop_turn("x", anything).owner, drain(queue), queue.pop_turn("x", anything).owner] == [  # type: ignore[union-attr]
+    assert [queue.pop_turn("x", anything).owner, drain(queue), queue.pop_turn("x", anything).owner] == [
         "turn",
         ["new"],
         "later turn",
