@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -52,10 +53,10 @@ DEADLINE_S = 30.0
 
 
 class FakeClock:
-    """A clock that tests advance."""
+    """A clock that tests advance. It begins with the current second, since journals also read their files' times."""
 
-    def __init__(self, now: float = 1_800_000_000.0) -> None:
-        self.now = now
+    def __init__(self) -> None:
+        self.now = float(int(time.time()))
 
     def __call__(self) -> float:
         return self.now

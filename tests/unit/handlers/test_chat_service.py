@@ -683,6 +683,7 @@ def test_open_answers_with_id_and_expiry(client: Any, clock: Any) -> None:
 
 def test_open_answers_with_the_earlier_expiry(make_client: Any, clock: Any) -> None:
     """With an idle time to live, the headers state when the session ends unless it is used."""
+    clock.now = 1_800_000_000.0  # 2027-01-15T08:00:00Z
     client = make_client(session={"idle_ttl_s": 30})
     answer = client.call({"requestType": "NEW_SESSION", "ttl_s": 60})
 
