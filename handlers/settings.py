@@ -285,7 +285,7 @@ class JournalSettings(HandlerGroup, title="journal"):
         10.0, description="Time-out of one operation, in which an image of intake.max_bytes must be transferred."
     )
     max_in_flight: Count = Field(32, description="Operations at a time, over all of the worker's threads.")
-    claim_s: Count = Field(3600, description="How long an opening's outcome is remembered under its invocation id.")
+    claim_s: Count = Field(3600, description="How long a journal remembers an opening by its invocation id.")
     max_event_bytes: Count = Field(
         4 * MIB,
         description="Size limit of a question with its answer as JSON.",

@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 
 from torchmoor.admin.connections import AdminConnections
 from torchmoor.fleet.data_plane_view import LogCounts, VariantTraffic
-from torchmoor.metrics.asynchronous import ASYNCHRONOUS, AsyncMetrics
+from torchmoor.metrics.backlog import ASYNCHRONOUS, AsyncMetrics
 from torchmoor.metrics.definition import BY_INSTANCE, BY_VARIANT, counter, gauge
 from torchmoor.metrics.families import MetricFamilies
 from torchmoor.metrics.host import HOST

@@ -42,7 +42,7 @@ from torchmoor.errors import (
     ResultLocationInUse,
     ValidationError,
 )
-from torchmoor.metrics.asynchronous import AsyncMetrics
+from torchmoor.metrics.backlog import AsyncMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ anything else: a command of torchmoor, such as `bench`
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -16,8 +15,9 @@ from pathlib import Path
 import uvloop
 
 from torchmoor.container import instance, serve
-from torchmoor.container.environment import ContainerEnvironment, read_environment
+from torchmoor.container.environment import read_environment
 from torchmoor.errors import TorchmoorError
+from torchmoor.run.log import start_log
 
 ROLES = {"serve": serve.run, "instance": instance.run}
 
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         os.execv(torchmoor, [str(torchmoor), *command])
     try:
         environment = read_environment(os.environ)
-        _log(environment)
+        start_log(environment.log_level)
         uvloop.run(ROLES[role](environment, _report))
     except TorchmoorError as error:
         _report(f"error: {error}")
@@ -40,13 +40,6 @@ def main(arguments: list[str]) -> int:
         _report(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return 1
     return 0
-
-
-def _log(environment: ContainerEnvironment) -> None:
-    """Log to standard error, where SageMaker and Kubernetes collect it."""
-    logging.basicConfig(
-        level=environment.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
 
 
 def _report(line: str) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.archives import MANIFEST, archive_name
 from torchmoor.fleet.many import MANY
-from torchmoor.fleet.packed_models import FORMS, MANIFEST, ModelFiles, find_unpacked, read_name
+from torchmoor.fleet.packed_models import FORMS, ModelFiles, find_unpacked, read_name
 from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH, PROPERTIES_FOLDER
 
 CHAT = "chat"  # the archive with the chat handler and no checkpoint
@@ -57,7 +58,7 @@ def find_model(variables: ContainerEnvironment, work: Path, environ: Mapping[str
 
 def _bundled(variables: ContainerEnvironment, store: Path, name: str) -> FoundModel:
     """Return one of the image's own archives."""
-    archive = variables.archives / f"{name}.mar"
+    archive = variables.archives / archive_name(name)
     if not archive.is_file():
         there = sorted(path.stem for path in variables.archives.glob("*.mar"))
         raise ConfigError(

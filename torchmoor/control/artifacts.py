@@ -19,7 +19,15 @@ from torchmoor.config.routing import MultiModelSettings
 from torchmoor.control.downloads import DownloadState, ModelStore, StoredFile
 from torchmoor.control.images import Container, default_variables, find_container
 from torchmoor.errors import ConfigError, LaunchError, RequestInvalid
-from torchmoor.fleet.archives import MANIFEST, ArchiveContents, built_in, chat_handler
+from torchmoor.fleet.archives import (
+    ARCHIVE_SUFFIX,
+    MANIFEST,
+    ArchiveContents,
+    archive_name,
+    built_in,
+    chat_handler,
+    model_name,
+)
 from torchmoor.fleet.many import CACHE, MANY, SOURCE
 from torchmoor.fleet.packed_models import (
     FORMS,
@@ -57,7 +65,7 @@ class ServedModel:
     @property
     def model(self) -> str:
         """Return the model's name in TorchServe."""
-        return self.archive.removesuffix(".mar")
+        return model_name(self.archive)
 
 
 class Artifacts:
@@ -120,19 +128,19 @@ class Artifacts:
         if place.startswith(S3) and not _is_packed(place):
             stored = self._models.list(place)
             names = {each.name for each in stored}
-            if "config.json" in names and str(MANIFEST) not in names:
+            if "config.json" in names and MANIFEST not in names:
                 environment[MODEL_PATH] = place  # the handler downloads it once for all instances of this host
                 stored = [each for each in stored if each.name == PROPERTIES]
             path = self._download(stored, work, download)
         elif place.startswith(S3):
             file = self._models.find(place)
             path = self._download([file], work, download)
-            if file.name.endswith(".mar"):
+            if file.name.endswith(ARCHIVE_SUFFIX):
                 path /= file.name
         else:
             path = self._find_file(place)
-        if path.name.endswith(".mar") and path.is_file():
-            archive = f"{_name_in(path)}.mar"
+        if path.name.endswith(ARCHIVE_SUFFIX) and path.is_file():
+            archive = archive_name(_name_in(path))
             store = _store_with(work, archive, path)
             return ServedModel(archive=archive, store=store, environment=environment, properties=properties)
         files = find_unpacked(path if path.is_dir() else _folder_with(work, path), work, "")
@@ -158,7 +166,7 @@ class Artifacts:
         source = place if place.startswith(S3) else str(self._find_file(place))
         is_cached = container.get("MultiModelConfig", {}).get("ModelCacheSetting", "Enabled") == "Enabled"
         return ServedModel(
-            archive=f"{MANY}.mar",
+            archive=archive_name(MANY),
             contents=built_in(MANY),
             environment={**environment, SOURCE: source, CACHE: "enabled" if is_cached else "disabled"},
             properties=properties,
@@ -181,7 +189,9 @@ class Artifacts:
 
 def _serve_chat(name: str, environment: Mapping[str, str], properties: Mapping[str, str]) -> ServedModel:
     """Serve a checkpoint that the environment or the properties name."""
-    return ServedModel(archive=f"{name}.mar", contents=chat_handler(), environment=environment, properties=properties)
+    return ServedModel(
+        archive=archive_name(name), contents=chat_handler(), environment=environment, properties=properties
+    )
 
 
 def _with_files(environment: Mapping[str, str], files: ModelFiles) -> dict[str, str]:
@@ -217,13 +227,13 @@ def _can_be_passed(text: str) -> bool:
 
 
 def _is_packed(place: str) -> bool:
-    return place.endswith((".mar", *TARBALLS))
+    return place.endswith((ARCHIVE_SUFFIX, *TARBALLS))
 
 
 def _name_in(archive: Path) -> str:
     """Return the name of an archive's model in TorchServe. Raises LaunchError."""
     try:
-        with zipfile.ZipFile(archive) as bundle, bundle.open(str(MANIFEST)) as manifest:
+        with zipfile.ZipFile(archive) as bundle, bundle.open(MANIFEST) as manifest:
             return parse_name(manifest.read(MAX_MANIFEST_BYTES + 1), f"the manifest of {archive}")
     except KeyError:
         raise LaunchError(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torchmoor.config.limits import LimitSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, expect, ok, problem, warning
-from torchmoor.fleet.archives import MANIFEST, built_in
+from torchmoor.fleet.archives import MANIFEST, archive_name, built_in
 from torchmoor.fleet.torchserve import MAX_TMPDIR_CHARS
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections
 
@@ -153,7 +153,7 @@ def why_unreadable(path: Path) -> str:
 
 def archive(plan: FleetPlan, endpoint: str) -> Path:
     """Return the path where `torchmoor up` expects an endpoint's archive."""
-    return plan.model_store / f"{endpoint}.mar"
+    return plan.model_store / archive_name(endpoint)
 
 
 def nearest(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from torchmoor.errors import LaunchError
 PACKAGE = Path(__file__).resolve().parents[1]
 BUNDLE = PACKAGE / "bundle"  # in a wheel: the handlers and the demo model (setup.py)
 MANIFEST = "MAR-INF/MANIFEST.json"
+ARCHIVE_SUFFIX = ".mar"
 OPERATIONS = "torchmoor/wire/operations.py"  # in each archive of our handlers
 MODEL = "model"  # the checkpoint's folder in an archive; handler.model.path names it by default
 NOT_SERVED = {"samples", "README.md"}  # beside the demo model's checkpoint
@@ -38,6 +39,16 @@ class ArchiveContents:
     def names(self) -> dict[str, Path]:
         """Return all files by their names in the archive."""
         return {self.entry.name: self.entry, self.config.name: self.config, **self.files}
+
+
+def archive_name(model: str) -> str:
+    """Return the file of a model's archive in a model store."""
+    return model + ARCHIVE_SUFFIX
+
+
+def model_name(archive: str) -> str:
+    """Return the name in TorchServe of an archive's model. archive: a file, or the folder of an unpacked one."""
+    return archive.removesuffix(ARCHIVE_SUFFIX)
 
 
 def find_root() -> Path:

@@ -331,13 +331,14 @@ def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
     checked: set[Path] = set()
     for launch in launches:
         store = launch.store or model_store
-        archive, name = store / launch.archive, launch.archive.removesuffix(".mar")
+        archive = store / launch.archive
         if launch.contents is not None:
             continue
         if not archive.exists():
             raise LaunchError(
                 f"there is no {launch.archive} in {store}: serve a checkpoint with torchmoor up FOLDER --name "
-                f"{name}, give the archives' directory with --model-store, or build it with make archives in a checkout"
+                f"{launch.model}, give the archives' directory with --model-store, or build it with make archives in "
+                "a checkout"
             )
         if not has_handler(archive):
             raise LaunchError(

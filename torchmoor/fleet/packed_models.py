@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.archives import ARCHIVE_SUFFIX, MANIFEST
 from torchmoor.wire.archive_headers import BoundedTarInfo, BoundedZip
 
 PROPERTIES = "serving.properties"
-MANIFEST = Path("MAR-INF") / "MANIFEST.json"
 SAGEMAKER_TARBALL = "model.tar.gz"  # the SDK's local mode leaves it beside what it has unpacked from it
 TARBALLS = (".tar.gz", ".tgz")
 COPY_BYTES = 1 << 20
@@ -56,7 +56,7 @@ def find_unpacked(folder: Path, work: Path, wanted: str) -> ModelFiles:
     if _is_model(folder):
         return ModelFiles(folder, own)
     there = [path for path in folder.iterdir() if _is_given(path)]
-    packed = sorted(path for path in there if path.name.endswith((".mar", *TARBALLS)) and path.is_file())
+    packed = sorted(path for path in there if path.name.endswith((ARCHIVE_SUFFIX, *TARBALLS)) and path.is_file())
     if wanted:
         packed = [path for path in packed if _stem(path) == wanted] or packed
     inside = sorted(path for path in there if _is_model(path))
@@ -122,7 +122,7 @@ def _is_given(path: Path) -> bool:
 
 
 def _stem(path: Path) -> str:
-    for suffix in (".mar", *TARBALLS):
+    for suffix in (ARCHIVE_SUFFIX, *TARBALLS):
         if path.name.endswith(suffix):
             return path.name.removesuffix(suffix)
     return path.name
@@ -135,7 +135,7 @@ def unpack(packed: Path, target: Path) -> None:
     """
     target.mkdir(parents=True)
     try:
-        if packed.name.endswith(".mar"):
+        if packed.name.endswith(ARCHIVE_SUFFIX):
             with BoundedZip(packed, MAX_DIRECTORY_BYTES) as file, zipfile.ZipFile(file) as bundle:
                 members = bundle.infolist()
                 num_bytes = sum(member.file_size for member in members)

@@ -15,7 +15,7 @@ from pathlib import Path
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, INSTANCE_LOG
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
-from torchmoor.fleet.archives import ArchiveContents
+from torchmoor.fleet.archives import ArchiveContents, model_name
 from torchmoor.proxy.access.credentials import SECRETS
 from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.wire import headers
@@ -81,6 +81,11 @@ class Launch:
     properties: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 0.0
 
+    @property
+    def model(self) -> str:
+        """Return the model's name in TorchServe."""
+        return model_name(self.archive)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSpec(Launch):
@@ -91,10 +96,6 @@ class InstanceSpec(Launch):
 
     folder: Path  # its own; the launcher empties it
     ports: tuple[int, ...]  # inference, management, metrics, and two for gRPC
-
-    @property
-    def model(self) -> str:
-        return self.archive.removesuffix(".mar")
 
     @property
     def own_store(self) -> Path:

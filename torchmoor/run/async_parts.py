@@ -10,7 +10,7 @@ from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference, AsyncParts
 from torchmoor.config.settings import ProxySettings
 from torchmoor.fleet.data_plane_view import VariantTraffic
-from torchmoor.metrics.asynchronous import AsyncMetrics
+from torchmoor.metrics.backlog import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.async_capacity import EndpointCapacity
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers

@@ -10,6 +10,7 @@ from pathlib import Path
 from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.archives import ARCHIVE_SUFFIX, model_name
 from torchmoor.fleet.many import MANY
 from torchmoor.wire.checkpoint_places import (
     CHECKPOINT_VARIABLES,
@@ -124,9 +125,9 @@ def _check_place(place: str) -> str:
     if "://" in place:
         raise ConfigError(f"{place} must be a directory, {S3}bucket/prefix or {HUB_FORM}")
     folder = Path(place).resolve()
-    if folder.is_file() and folder.suffix == ".mar":
+    if folder.is_file() and folder.suffix == ARCHIVE_SUFFIX:
         raise ConfigError(
-            f"{place} is an archive: serve it with --model-store {folder.parent} --endpoint {folder.name[:-4]}"
+            f"{place} is an archive: serve it with --model-store {folder.parent} --endpoint {model_name(folder.name)}"
         )
     if not folder.is_dir():
         hint = f"; a model of the Hugging Face hub is {HUB}{place}" if HUB_NAME.fullmatch(place) else ""

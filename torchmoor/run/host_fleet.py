@@ -10,6 +10,7 @@ from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.archives import archive_name
 from torchmoor.fleet.autoscaler import Autoscaler, ScaledVariant
 from torchmoor.fleet.data_plane_view import DataPlaneView
 from torchmoor.fleet.launcher import Launcher
@@ -88,7 +89,7 @@ def plan_scaled(endpoints: Sequence[EndpointSettings], gpus: Sequence[str]) -> l
                         f"an instance of {endpoint.name} would have the name {name!r}: choose a shorter one"
                     )
                 gpu = gpus[len(launches) % len(gpus)] if gpus else None
-                launches.append(Launch(name, endpoint.name, f"{variant.model}.mar", gpu, variant.name))
+                launches.append(Launch(name, endpoint.name, archive_name(variant.model), gpu, variant.name))
     names = [launch.name for launch in launches]
     if len(set(names)) != len(names):
         raise ConfigError("two variants with Autoscaling would have instances of one name: choose other names")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, LaunchSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.archives import ArchiveContents, built_in
+from torchmoor.fleet.archives import ArchiveContents, archive_name, built_in
 from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.torchserve import TorchServeSettings
 
@@ -34,7 +34,7 @@ def find_archive(launch: LaunchSettings, name: str) -> ArchiveContents | None:
 
     The demo model and many models are built in, and a configured directory has all archives itself. Raises LaunchError.
     """
-    if "model_store" in launch.model_fields_set or (find_model_store(launch) / f"{name}.mar").exists():
+    if "model_store" in launch.model_fields_set or (find_model_store(launch) / archive_name(name)).exists():
         return None
     return built_in(name)
 

@@ -22,7 +22,7 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
 from torchmoor.control.plane import LaunchingPlane, describing_plane
 from torchmoor.fleet.adapters import adapter_environment, adapter_settings
-from torchmoor.fleet.archives import chat_handler
+from torchmoor.fleet.archives import archive_name, chat_handler
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.many import MANY, many_environment, many_settings
 from torchmoor.fleet.supervisor import ASYNC_FOLDER, CONTROL_FOLDER, JOURNAL_FOLDER
@@ -156,7 +156,7 @@ def plan(endpoints: Sequence[str], num_instances: int, gpus: Sequence[str]) -> l
     """Return each endpoint's instances, spread over the GPUs if there are any."""
     wanted = [(endpoint, i) for endpoint in endpoints for i in range(num_instances)]
     return [
-        Launch(f"{endpoint.lower()}-{i}", endpoint, f"{endpoint}.mar", gpus[number % len(gpus)] if gpus else None)
+        Launch(f"{endpoint.lower()}-{i}", endpoint, archive_name(endpoint), gpus[number % len(gpus)] if gpus else None)
         for number, (endpoint, i) in enumerate(wanted)
     ]
 

@@ -1,8 +1,8 @@
 """Records of sessions: events are written to the journal before they are acknowledged, and read from it.
 
-Without a journal, only openings are remembered. A session that this worker does not hold is adopted empty, and its next
-turn reads the missing events, as for any session that another worker has served meanwhile. All methods block on the
-journal: call them on worker threads only, never on the engine's or TorchServe's.
+Without a journal, only openings and closes are remembered. A session that this worker does not hold is adopted empty,
+and its next turn reads the missing events, as for any session that another worker has served meanwhile. All methods
+block on the journal: call them on worker threads only, never on the engine's or TorchServe's.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 
 from handlers.chat.pictures.store import Image, ImageStore
 from handlers.chat.sessions.entries import entries_of, fields_of, messages_added, remember_entry
-from handlers.chat.sessions.idempotency import IdempotencyCache
+from handlers.chat.sessions.openings import RememberedOpenings
 from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
@@ -63,7 +63,7 @@ class SessionRecorder:
         self._max_replays = max_replays
         self._counters = counters
         self._closes: OrderedDict[str, Event] = OrderedDict()  # without a journal: the last closes, by session
-        self.openings = IdempotencyCache(store.holds, store.settings.max_sessions)
+        self.openings = RememberedOpenings(store.holds, store.settings.max_sessions)
 
     @property
     def journal_bytes(self) -> int:

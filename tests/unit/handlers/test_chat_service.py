@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from handlers.chat.pictures.loader import ImageLoader
-from handlers.chat.sessions.idempotency import IdempotencyCache
+from handlers.chat.sessions.openings import RememberedOpenings
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.engine.builtin.runner import cache_shape
 from handlers.errors import ImageUnreachable
@@ -861,7 +861,7 @@ def test_an_opening_whose_client_left_is_not_answered_with(client: Any, red: Any
 
 def test_what_is_remembered_of_openings_is_bounded() -> None:
     """At most max_sessions openings are remembered; the oldest is forgotten completely."""
-    openings = IdempotencyCache(lambda session_id: True, 2)
+    openings = RememberedOpenings(lambda session_id: True, 2)
     assert [openings.claim(name, name.upper() + str(i)) for i, name in enumerate("abacd")] == [
         "A0",
         "B1",
@@ -884,7 +884,7 @@ def test_openings_do_not_wait_for_the_table_of_sessions(is_undone: bool) -> None
         with table:
             return True
 
-    openings = IdempotencyCache(lambda session_id: use_table(), 9)
+    openings = RememberedOpenings(lambda session_id: use_table(), 9)
     openings.claim("one", "first")
 
     def wait_for_table() -> None:
@@ -909,7 +909,7 @@ def test_openings_do_not_wait_for_the_table_of_sessions(is_undone: bool) -> None
 
 def test_an_opening_that_is_undone_meanwhile_is_not_answered_with() -> None:
     """The session of an opening is gone as soon as it is decided that it is undone, before its memory is free."""
-    openings = IdempotencyCache(lambda session_id: True, 9)
+    openings = RememberedOpenings(lambda session_id: True, 9)
     openings.claim("one", "first")
     found: list[str] = []
 

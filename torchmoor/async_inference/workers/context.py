@@ -13,7 +13,7 @@ from torchmoor.async_inference.workers.capacity import Capacity
 from torchmoor.async_inference.workers.fault_log import FaultLog
 from torchmoor.async_inference.workers.instance_client import InstanceClient
 from torchmoor.config.asynchronous import AsyncInferenceSettings
-from torchmoor.metrics.asynchronous import AsyncMetrics
+from torchmoor.metrics.backlog import AsyncMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

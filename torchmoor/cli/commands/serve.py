@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 
 import click
@@ -12,6 +10,7 @@ import uvloop
 from torchmoor.cli.options import report_progress, report_warning
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.settings import ProxySettings
+from torchmoor.run.log import start_log
 from torchmoor.run.serve import check as check_config
 from torchmoor.run.serve import run
 
@@ -47,9 +46,7 @@ def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
       torchmoor serve --config torchmoor.yaml --processes 4
       torchmoor serve --config torchmoor.yaml --check    exit status 1 and the reason, if it would not start
     """
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    start_log(log_level.upper())
     try:
         if check:
             click.echo(check_config(config, given=given_settings(), is_open=no_auth, warn=report_warning))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,6 +17,7 @@ from torchmoor.config.up import UpSettings
 from torchmoor.proxy.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.proxy.routing.strategies import STRATEGIES
 from torchmoor.run.launching import JOURNAL_URL
+from torchmoor.run.log import start_log
 from torchmoor.run.up import run
 
 option = partial(setting, UpSettings)
@@ -141,9 +140,7 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
         raise click.UsageError("--instances 0 needs --min-instances 0, so that an instance is started when needed")
     if is_detached:
         detach()
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    start_log(log_level.upper())
     with ExitStack() as while_ready:
 
         def announce(line: str) -> None:

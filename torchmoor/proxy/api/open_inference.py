@@ -19,7 +19,7 @@ from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, whole_deadlines
 from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, TOO_LARGE_STATUS
-from torchmoor.proxy.api.replies import LOOKING, json_reply, message_of, unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, json_reply, message_of, retry_after, unknown_operation
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
@@ -144,7 +144,5 @@ def _error_reply(error: ApiError, request_id: bytes) -> Reply:
         status = TIMEOUT_STATUS
     elif isinstance(error, BodyTooLarge):
         status = TOO_LARGE_STATUS
-    fields: tuple[tuple[bytes, bytes], ...] = ((headers.REQUEST_ID.encode(), request_id),)
-    if error.retry_after_s is not None:
-        fields += ((b"retry-after", b"%d" % error.retry_after_s),)
+    fields = ((headers.REQUEST_ID.encode(), request_id), *retry_after(error))
     return json_reply(status, {"error": error.message}, fields)

@@ -18,7 +18,7 @@ from torchmoor.errors import (
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY
 from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
-from torchmoor.proxy.api.replies import json_reply
+from torchmoor.proxy.api.replies import json_reply, retry_after
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.streaming import EventPassEncoder
 from torchmoor.proxy.api.validation import SESSION_ID
@@ -148,8 +148,7 @@ def openai_error(error: ApiError, request_id: bytes) -> Reply:
         param = "model"
     if isinstance(error, _HandlerRefusal):
         code, param = error.code, error.param
-    if error.retry_after_s is not None:
-        fields = ((b"retry-after", b"%d" % error.retry_after_s),)
+    fields = (*fields, *retry_after(error))
     return _reply(error.status, _object(error.message, error.status, code, param), request_id, fields)
 
 

@@ -37,13 +37,13 @@ def runtime_error(error: ApiError, request_id: bytes) -> Reply:
         body["OriginalStatusCode"] = error.original_status
         body["OriginalMessage"] = error.original_message
         body["LogStreamArn"] = error.log_stream_arn
-    return json_reply(error.status, body, (*headers, *_retry_after(error)))
+    return json_reply(error.status, body, (*headers, *retry_after(error)))
 
 
 def container_error(error: ApiError, request_id: bytes, *, status: int | None = None) -> Reply:
     """Render an error in the handlers' form, for dialects in which handlers' errors pass unchanged."""
     body = {"error": {"code": error.kind, "message": error.message}}
-    headers = ((_ERROR, error.kind.encode()), (_REQUEST_ID, request_id), *_retry_after(error))
+    headers = ((_ERROR, error.kind.encode()), (_REQUEST_ID, request_id), *retry_after(error))
     return json_reply(status or error.status, body, headers)
 
 
@@ -70,5 +70,6 @@ def refusal(status: int, message: str, request_id: bytes) -> Reply:
     return runtime_error(error, request_id)
 
 
-def _retry_after(error: ApiError) -> tuple[tuple[bytes, bytes], ...]:
+def retry_after(error: ApiError) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the header line that says when to try again, if the error knows."""
     return () if error.retry_after_s is None else ((b"retry-after", b"%d" % error.retry_after_s),)

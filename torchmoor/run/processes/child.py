@@ -25,13 +25,13 @@ from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.data_plane import DataPlane
+from torchmoor.run.log import start_log
 from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text
 from torchmoor.run.processes.totals import make_report
 
 logger = logging.getLogger(__name__)
 
 REPORT_S = 1.0
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
 
 
 class ChildProxy:
@@ -229,7 +229,7 @@ def main(arguments: list[str]) -> None:
     """Run the process: DESCRIPTOR LOG_LEVEL."""
     gc.freeze()  # the imported modules, which a full collection would visit while requests wait
     own = socket.socket(fileno=int(arguments[0]))
-    logging.basicConfig(level=int(arguments[1]), stream=sys.stderr, format=LOG_FORMAT)
+    start_log(int(arguments[1]), names_process=True)
     uvloop.run(run(own))
 
 

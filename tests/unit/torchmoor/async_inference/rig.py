@@ -19,7 +19,7 @@ from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncSt
 from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference, AsyncParts
 from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings, AsyncQueueSettings
 from torchmoor.config.objects import ObjectSettings
-from torchmoor.metrics.asynchronous import AsyncMetrics
+from torchmoor.metrics.backlog import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
 
 DEADLINE_S = 60.0

@@ -12,7 +12,8 @@ import pytest
 
 from torchmoor.errors import ConfigError
 from torchmoor.fleet import packed_models
-from torchmoor.fleet.packed_models import MANIFEST, MAX_MANIFEST_BYTES, read_name, unpack
+from torchmoor.fleet.archives import MANIFEST
+from torchmoor.fleet.packed_models import MAX_MANIFEST_BYTES, read_name, unpack
 
 
 def pack(folder: Path, kind: str, files: dict[str, bytes]) -> Path:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 
-class IdempotencyCache:
+class RememberedOpenings:
     """Remembers the sessions of the last `max_remembered` openings. Any thread.
 
     is_open: whether the session of an id is open. It is called without the lock, as is `undo`, because a thread that

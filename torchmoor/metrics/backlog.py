@@ -1,4 +1,4 @@
-"""One endpoint's asynchronous requests: the counts of its variants, and its backlog."""
+"""One endpoint's backlog of asynchronous requests. Their counts are fields in invocations.py."""
 
 from __future__ import annotations
 
