@@ -1,14 +1,11 @@
 """The parts of an answer as it grows: content, reasoning and calls of tools, split by the template's marks."""
 
 import json
-import re
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from handlers.models.answer_style import AnswerStyle
-
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+from handlers.models.answer_style import CALL_HEAD, AnswerStyle
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +183,7 @@ class AnswerReader:
         """Find the call's name."""
         assert self._call is not None
         begin, end = self._call
-        head = _HEAD.match(self._buffer)
+        head = CALL_HEAD.match(self._buffer)
         if head is not None:
             self._cut(head.end())
             self._start_call(json.loads(head[1], strict=False))

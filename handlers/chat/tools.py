@@ -9,7 +9,7 @@ from typing import Any
 from handlers.chat.checks import check_unicode, is_bool
 from handlers.engine.contract import JSON_OPTIONS, GrammarText
 from handlers.errors import InvalidRequest
-from handlers.models.answer_style import AnswerStyle
+from handlers.models.answer_style import AnswerStyle, forced_call
 
 MAX_TOOLS = 128  # OpenAI's limit
 MAX_CALLS = 16  # calls of an answer that must call: without a bound a weak model would not stop
@@ -160,8 +160,8 @@ def _calls_lark(tools: ToolUse, marks: tuple[str, str]) -> str:
     lines = [f"calls: call{more}", f"call: {begin} ({bodies}) {end}"]
     for number, definition in enumerate(tools.definitions):
         function = definition["function"]
-        head = json.dumps(f'{{"name": "{function["name"]}", "arguments": ')
-        lines.append(f'body{number}: {head} {_json_lark(function["parameters"])} "}}"')
+        head, tail = map(json.dumps, forced_call(function["name"]))
+        lines.append(f"body{number}: {head} {_json_lark(function['parameters'])} {tail}")
     return "\n".join(lines) + "\n"
 
 

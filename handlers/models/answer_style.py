@@ -6,6 +6,7 @@ from typing import Any
 
 CALL = ("<tool_call>", "</tool_call>")  # Hermes and Qwen: {"name": ..., "arguments": {...}} in between
 THOUGHT = ("<think>", "</think>")
+CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 TOOL_MARKS = (*CALL, "<tool_response>", "</tool_response>")
 _TOOLS = re.compile(r"\btools\b")
 _BEGUN_THOUGHT = re.compile(r"<think>(?:\\n|\s)*['\"]")  # the end of a text in the template
@@ -24,6 +25,14 @@ class AnswerStyle:
     thought: tuple[str, str] | None = None
     begins_in_thought: bool = False
     knows_tools: bool = False
+
+
+def forced_call(name: str) -> tuple[str, str]:
+    """Return what stands before and after the arguments of a call, between the marks, where a grammar forces it.
+
+    CALL_HEAD reads the first part, and other forms of it that checkpoints write by themselves.
+    """
+    return f'{{"name": "{name}", "arguments": ', "}"
 
 
 def find_answer_style(template: str, tokenizer: Any) -> AnswerStyle:

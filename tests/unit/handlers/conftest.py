@@ -85,9 +85,13 @@ class EndlessModel:
 
 
 class Exchange:
-    """A request in progress; it reads the reply as the pump does."""
+    """A request in progress; it reads the reply as the pump does.
 
-    def __init__(self) -> None:
+    reads_at_once: read the output of each of the engine's steps before the next, so that an answer has all its pieces.
+    """
+
+    def __init__(self, *, reads_at_once: bool = False) -> None:
+        self._reads_at_once = reads_at_once
         self._changed = threading.Condition()
         self._num_wakes = 0
         self.reply = PendingReply(self._wake)
@@ -99,6 +103,8 @@ class Exchange:
 
     def _wake(self) -> None:
         with self._changed:
+            if self._reads_at_once:
+                self.read()
             self._num_wakes += 1
             self._changed.notify_all()
 

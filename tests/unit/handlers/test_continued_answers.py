@@ -71,18 +71,9 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = {  # 
 }
 
 
-class StepwiseExchange(Exchange):
-    """Reads the output of each of the engine's steps before the next, so that an answer has all its pieces."""
-
-    def _wake(self) -> None:
-        with self._changed:
-            self.read()
-        super()._wake()
-
-
 def begin(client: Client, incoming: Incoming) -> Exchange:
     """Send a request as the adapter does, from a proxy that can continue its answer."""
-    exchange = StepwiseExchange()
+    exchange = Exchange(reads_at_once=True)
     exchange.reply.may_mark = True
     with exchange.reply.guarded():
         incoming, exchange.reply.continuation = read_continuation(incoming)

@@ -63,7 +63,7 @@ def test_too_many_files_are_refused_and_leave_nothing(
 
 def test_a_manifest_is_read_up_to_its_limit(tmp_path: Path) -> None:
     """Neither a sparse file nor deep nesting costs memory."""
-    manifest = tmp_path / MANIFEST.name
+    manifest = tmp_path / Path(MANIFEST).name
     with manifest.open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ConfigError, match=f"has more than {MAX_MANIFEST_BYTES} bytes"):
