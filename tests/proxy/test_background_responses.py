@@ -16,6 +16,7 @@ from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering
 from tests.waiting import wait_until
 from torchmoor.async_inference.request import background_request
 from torchmoor.config.limits import CallerSettings
+from torchmoor.errors import ApiError, QueueUnavailable
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire.response_ids import response_id
 from torchmoor.wire.session_hash import session_hash
@@ -259,11 +260,14 @@ class SlowQueue:
         assert service is not None
         self._submit = service.queue.submit
         self.gates: list[Gate] = []
+        self.error: ApiError | None = None  # that the queue answers with
         service.queue.submit = self._wait
 
     async def _wait(self, *args: Any, **options: Any) -> Any:
         self.gates.append(gate := Gate())
         await gate.pass_through()
+        if self.error is not None:
+            raise self.error
         return await self._submit(*args, **options)
 
 
@@ -283,6 +287,60 @@ def test_a_session_counts_for_its_caller_although_the_client_leaves(make_stage: 
     callers = stage.proxy.data.dispatchers.callers
     assert callers is not None
     assert callers.sessions.count("127.0.0.1") == len(fake.sessions) == 1
+
+
+@pytest.mark.parametrize("service", ["refuses later", "refuses at once", "lacks the endpoint"])
+def test_a_session_that_the_queue_refuses_does_not_count(make_stage: MakeStage, tmp_path: Path, service: str) -> None:
+    """Although the client has left: the instance has closed it."""
+    stage = make_stage(async_folder=tmp_path, callers=CallerSettings(limited="always"))
+    fake, queue = FakeResponses(stage), SlowQueue(stage)
+    callers, asynchronous = stage.proxy.data.dispatchers.callers, stage.proxy.data.async_inference
+    assert callers is not None
+    assert asynchronous is not None
+    queue.error = QueueUnavailable("The queue has gone.")
+    if service == "refuses at once":
+        asynchronous.try_submit = leaving(stage, lambda *_: False)
+    elif service == "lacks the endpoint":
+        asynchronous.endpoints = LeavingEndpoints(stage)
+    data = json.dumps(BODY).encode()
+    head = b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+    with stage.socket() as sock:
+        sock.sendall(head % len(data) + data)
+        if service == "refuses later":
+            wait_until(lambda: queue.gates, "the response waits for the queue")
+        else:
+            wait_until(lambda: fake.closed, "the queue has refused it")
+    stage.until(lambda: not stage.proxy.data.server.connections, "the client has left")
+    if service == "refuses later":
+        assert callers.sessions.count("127.0.0.1") == 1
+        queue.gates[0].open()
+
+    wait_until(lambda: fake.closed == [session_hash(fake.sessions[0])], "the session is closed")
+    stage.until(lambda: callers.sessions.count("127.0.0.1") == 0, "it does not count")
+    stage.check_clean()
+
+
+def leaving(stage: Stage, then: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a function that breaks all clients' connections before it answers, in the same turn of the loop."""
+
+    def leave(*args: Any) -> bool:
+        for connection in list(stage.proxy.data.server.connections):
+            connection.transport.abort()
+        return then(*args)
+
+    return leave
+
+
+class LeavingEndpoints(dict[str, Any]):
+    """Has no endpoints; a client that asks for one has left when it has its answer."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self._leave = leaving(stage, lambda _: False)
+
+    def __contains__(self, name: object) -> bool:
+        return self._leave(name)
 
 
 def test_a_response_whose_instance_is_lost_before_it_is_queued_is_asked_for_once_more(

@@ -11,7 +11,7 @@ import requests
 from tests.descriptors import without_free_descriptors
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from torchmoor.config.limits import LimitSettings
-from torchmoor.proxy.http.descriptors import find_limit, limit_connections
+from torchmoor.proxy.http.descriptors import BODY_FILES, find_limit, limit_connections, limit_files
 from torchmoor.proxy.instances.instance import InstanceState
 
 PING = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -88,3 +88,14 @@ def test_idle_connections_make_room_for_new_ones(make_stage: Callable[..., Stage
             assert read_answer(client).startswith(b"HTTP/1.1 200")
         stage.until(lambda: len(stage.instance("b").idle) == 1, "the connection to b is idle")
         assert not stage.instance("a").idle
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "connections", "files"),
+    [(1024, 288, 192), (20_000, 9360, BODY_FILES), (100_000, 10_000, 79_744), (float("inf"), 10_000, float("inf"))],
+)
+def test_connections_and_files_share_the_descriptors(descriptors: float, connections: int, files: float) -> None:
+    """A quarter is for files, at most 1,024; they also have what connections do not need."""
+    assert limit_connections(10_000, descriptors=descriptors, reserved=256) == connections
+    assert limit_files(connections, descriptors=descriptors, reserved=256) == files
+    assert 2 * connections + files + 256 <= descriptors

@@ -232,7 +232,8 @@ def test_few_descriptors_serve_the_clients_that_fit(fakes: list[FakeInstance], t
         assert set(states(where).values()) == {"ready"}
 
     assert statuses == [200] * 8
-    assert "client connections limited to 100, configured 10000; open files limited to 300" in log.read_text()
+    assert "client connections limited to 75, configured 10000; open files limited to 300" in log.read_text()
+    assert "long bodies in files limited to 50" in log.read_text()
 
 
 def hang_up(process: subprocess.Popen[str], log: Path, message: str) -> None:

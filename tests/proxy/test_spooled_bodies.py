@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import FakeInstance, Received
+from tests.proxy.fake_instance import FakeInstance, Received, refusing
 from tests.proxy.test_access import CREDENTIALS, SECRET
 from tests.proxy.test_bodies_in_flight import arriving, ask, begin_chunked, chunk
 from tests.proxy.test_late_binding import LATE, Held, received, send, status, waiting
@@ -289,3 +289,70 @@ def test_metric_counts_bodies_that_fill_the_disk(make_stage: MakeStage) -> None:
     page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
 
     assert 'CallerLimited_total{setting="min_spool_free_bytes"} 1.0' in page
+
+
+@pytest.fixture
+def few_files(monkeypatch: pytest.MonkeyPatch) -> LimitSettings:
+    """Limits of a proxy with descriptors for four client connections, their instances and two files."""
+    monkeypatch.setattr("torchmoor.run.data_plane.find_limit", lambda: 266)
+    return LimitSettings(max_replay_body_bytes=KEPT, reserved_descriptors=256)
+
+
+def test_long_body_above_the_files_that_fit_is_refused(make_stage: MakeStage, few_files: LimitSettings) -> None:
+    """With 503 and when to try again; short bodies are served, and long ones once a file is gone."""
+    stage = spooling(make_stage, limits=few_files)
+    held = [begin_another(stage, number) for number in (1, 2)]
+    assert stage.proxy.data.server.means.max_connections == 4
+
+    refused, short = stage.raw(ask(BODY)), stage.raw(ask(b"short"))
+    for sock in held:
+        sock.sendall(BODY[-1:])
+
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1" in refused
+    assert short.startswith(b"HTTP/1.1 200")
+    assert [status(sock) for sock in held] == [200, 200]
+    stage.until(lambda: spool(stage).num_files == 0, "no file counted")
+    assert stage.raw(ask(BODY)).startswith(b"HTTP/1.1 200")
+    page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    assert 'CallerLimited_total{setting="reserved_descriptors"} 1.0' in page
+
+
+def begin_another(stage: Stage, number: int) -> socket.socket:
+    """Send all of a request but its last byte, and return once that number of bodies is in files."""
+    sock = stage.socket()
+    stage.close_later(sock)
+    sock.sendall(ask(BODY)[:-1])
+    stage.until(lambda: spool(stage).num_bytes == number * (len(BODY) - 1), "the body in a file")
+    return sock
+
+
+@pytest.mark.parametrize("end", ["client leaves", "body too slow", "disk full", "instance dies", "instance refuses"])
+def test_file_counts_until_it_is_closed(make_stage: MakeStage, few_files: LimitSettings, end: str) -> None:
+    """However its request ends."""
+    stage = spooling(make_stage, limits=few_files, names=("a",))
+    sock = begin(stage)
+    assert spool(stage).num_files == 1
+
+    if end == "client leaves":
+        sock.close()
+    elif end == "body too slow":
+        stage.loop.call_soon_threadsafe(expire, stage)
+        assert status(sock) == 408
+    else:
+        if end == "disk full":
+            spool(stage).min_free_bytes = 1 << 60
+        elif end == "instance dies":
+            die_in_body(stage.a)
+        else:
+            stage.a.behave = refusing(400, "InvalidRequest", "no")
+        sock.sendall(BODY[-1:])
+        read_answer(sock)
+
+    stage.until(lambda: spool(stage).num_files == 0, "no file counted")
+
+
+def expire(stage: Stage) -> None:
+    """Let the deadlines of all connections pass."""
+    for connection in list(stage.proxy.data.server.connections):
+        connection.expire()

@@ -44,7 +44,8 @@ ACCESS = (
     counter(
         "CallerLimited",
         "Requests refused because their caller is at a limit of `callers`, or their client at one of `limits`: it "
-        "sends too many or too slow bodies (max_arriving_bytes), or a long one fills the disk (min_spool_free_bytes).",
+        "sends too many or too slow bodies (max_arriving_bytes), or a long one fills the disk (min_spool_free_bytes) "
+        "or the open files (reserved_descriptors).",
         labels=("setting",),
     ),
 )

@@ -38,7 +38,9 @@ class LimitSettings(SettingsGroup, title="limits"):
         10_000, description="Client connections at a time; fewer if the limit of open files does not allow as many."
     )
     reserved_descriptors: Count = Field(
-        256, description="Open files that are kept free of client connections, for stores, logs and the admin plane."
+        256,
+        description="Open files that are kept free of client connections and long bodies, for stores, logs and the "
+        "admin plane.",
     )
     max_admin_connections: Count = Field(64, description="Connections to the admin plane at a time.")
     max_replay_body_bytes: Count = Field(

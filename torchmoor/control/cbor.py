@@ -11,9 +11,25 @@ from botocore.parsers import ResponseParserError, RpcV2CBORParser
 from torchmoor.errors import RequestInvalid
 
 _PARSER = RpcV2CBORParser()
-_UNSIGNED, _NEGATIVE, _TEXT, _LIST, _MAP = 0, 1, 3, 4, 5
+_UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _LIST, _MAP = range(6)
 _EPOCH_TAG, _FLOAT64, _FALSE, _TRUE = b"\xc1", b"\xfb", b"\xf4", b"\xf5"
 _SIZES = ((24, 1, ">B"), (25, 2, ">H"), (26, 4, ">I"), (27, 8, ">Q"))
+
+
+def count_items(body: bytes, most: int) -> int:
+    """Return the number of items in a body, without parsing it; counting stops above most."""
+    at = number = 0
+    while at < len(body) and number <= most:
+        kind, short = body[at] >> 5, body[at] & 31
+        number, at = number + 1, at + 1
+        if 24 <= short < 28:
+            size = 1 << short - 24
+            short, at = int.from_bytes(body[at : at + size], "big"), at + size
+        elif short >= 28:  # of indefinite length, or the end of that: the items follow
+            continue
+        if kind in (_BYTES, _TEXT):
+            at += short
+    return number
 
 
 def read(body: bytes) -> Any:

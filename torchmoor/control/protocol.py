@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
@@ -17,8 +18,12 @@ from torchmoor.control import cbor
 from torchmoor.errors import ApiError, ConfigError, InternalFailure, RequestInvalid, UnknownControlOperation
 from torchmoor.proxy.api.control_operation import ControlRequest
 from torchmoor.proxy.http.message import Reply
+from torchmoor.wire.json_values import count_values
 
 logger = logging.getLogger(__name__)
+
+MAX_VALUES = 10_000  # of a body: a value takes the check against botocore's model up to 25 microseconds
+MAX_REASON_CHARS = 4_096  # of an error about the input, which quotes it
 
 Values = Mapping[str, Any]
 Operation = Callable[[Values], Values | Awaitable[Values]]
@@ -40,8 +45,8 @@ class Service:
         self.prefix = str(model.metadata["targetPrefix"])
         self._operations = {key: (model.operation_model(key), operation) for key, operation in operations.items()}
 
-    async def call(self, operation: str, body: bytes, *, is_cbor: bool) -> dict[str, Any]:
-        """Run an operation on a request's body. Raises ApiError."""
+    async def call(self, operation: str, body: bytes, reading: asyncio.Lock, *, is_cbor: bool) -> dict[str, Any]:
+        """Run an operation on a request's body, which is read in a thread. reading: held meanwhile. Raises ApiError."""
         found = self._operations.get(operation)
         if found is None:
             raise UnknownControlOperation(
@@ -49,7 +54,9 @@ class Service:
                 f"{self._hint}"
             )
         model, run = found
-        output = run(_read_input(model, body, is_cbor=is_cbor))
+        async with reading:
+            values = await asyncio.to_thread(_read_input, model, body, is_cbor=is_cbor)
+        output = run(values)
         if inspect.isawaitable(output):
             output = await output
         shape = model.output_shape
@@ -57,10 +64,11 @@ class Service:
 
 
 class ControlPlane:
-    """Answers the requests of all services that are served."""
+    """Answers the requests of all services that are served. Reads one body at a time, beside the event loop."""
 
     def __init__(self, services: Sequence[Service]) -> None:
         self._services = {service.prefix: service for service in services}
+        self._reading = asyncio.Lock()
 
     async def answer(self, request: ControlRequest) -> Reply:
         """Answer a request."""
@@ -73,7 +81,9 @@ class ControlPlane:
                 raise UnknownControlOperation(
                     f"X-Amz-Target {target[:128]!r} names no service that is served here: {known}."
                 )
-            return _render(200, await service.call(operation, request.body, is_cbor=is_cbor), is_cbor=is_cbor)
+            return _render(
+                200, await service.call(operation, request.body, self._reading, is_cbor=is_cbor), is_cbor=is_cbor
+            )
         except ApiError as error:
             return refuse(error, is_cbor=is_cbor)
         except Exception:
@@ -95,18 +105,25 @@ def _render(status: int, content: dict[str, Any], *, is_cbor: bool) -> Reply:
 
 def _read_input(model: OperationModel, body: bytes, *, is_cbor: bool) -> Values:
     """Return the input that a body holds. Raises RequestInvalid unless botocore's model allows it."""
+    num_values = cbor.count_items(body, MAX_VALUES) if is_cbor else count_values(body)
+    if num_values > MAX_VALUES:
+        raise RequestInvalid(f"The body has more than {MAX_VALUES} values, which no operation needs.")
     values = (cbor.read(body) if body else {}) if is_cbor else _read_json(body)
     if not isinstance(values, dict):
         raise RequestInvalid("The body must be a JSON object, or a map in CBOR.")
     shape = model.input_shape
     if shape is None:
         return {}
-    values = {key: _without_null(item) for key, item in values.items() if item is not None}
     try:
+        values = {key: _without_null(item) for key, item in values.items() if item is not None}
         check_input(values, shape, model.name)
         check_constraints(values, shape, model.name)
     except ConfigError as error:
-        raise RequestInvalid(str(error)) from error
+        reason = str(error)
+        is_long = len(reason) > MAX_REASON_CHARS
+        raise RequestInvalid(f"{reason[:MAX_REASON_CHARS]}..." if is_long else reason) from error
+    except RecursionError as error:
+        raise RequestInvalid("The body's values are nested too deeply.") from error
     return values
 
 

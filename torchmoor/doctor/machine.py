@@ -18,7 +18,7 @@ from torchmoor.config.limits import LimitSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, expect, ok, problem, warning
 from torchmoor.fleet.archives import MANIFEST, archive_name, built_in
 from torchmoor.fleet.torchserve import MAX_TMPDIR_CHARS
-from torchmoor.proxy.http.descriptors import find_limit, limit_connections
+from torchmoor.proxy.http.descriptors import BODY_FILES, find_limit, limit_connections
 
 MIB = 1 << 20
 INSTANCE_BYTES = 640 * MIB
@@ -79,7 +79,7 @@ def check_open_files(plan: FleetPlan, descriptors: float | None = None) -> Itera
     descriptors = find_limit(is_hard=True) if descriptors is None else descriptors
     reserved, most = limits.reserved_descriptors, -(-limits.max_connections // plan.listen.processes)
     allowed = limit_connections(most, descriptors=descriptors, reserved=reserved)
-    need = 2 * most + reserved
+    need = 2 * most + BODY_FILES + reserved
     remedy = f"ulimit -n {need}, or LimitNOFILE={need} in a systemd unit; or fewer limits.max_connections"
     found = f"{descriptors:.0f} may be open: {allowed} of {most} client connections per process"
     level = Level.WARNING if allowed else Level.PROBLEM

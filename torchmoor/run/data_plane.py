@@ -33,7 +33,7 @@ from torchmoor.proxy.dispatch.id_operations import IdOperations
 from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
 from torchmoor.proxy.fast_path.routes import FastRoutes
 from torchmoor.proxy.http.arriving import ArrivingBodies
-from torchmoor.proxy.http.descriptors import find_limit, limit_connections
+from torchmoor.proxy.http.descriptors import find_limit, limit_connections, limit_files
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.server import HttpServer
@@ -105,7 +105,8 @@ class DataPlane:
         )
         self.num_limited: Counter[str] = Counter() if callers is None else callers.num_refused
         self.arriving = ArrivingBodies(limits.max_arriving_bytes, clock=clock, on_dropped=self._count_dropped)
-        self.spool = Spool(limits)
+        max_files = limit_files(max_connections, descriptors=find_limit(), reserved=limits.reserved_descriptors)
+        self.spool = Spool(limits, max_files=max_files)
         means = HttpMeans(
             limits=limits,
             websocket=settings.websocket,
@@ -232,11 +233,13 @@ class DataPlane:
         allowed, configured = self.server.means.max_connections, self._limits.max_connections
         logger.log(
             logging.WARNING if allowed < configured else logging.INFO,
-            "client connections limited to %d, configured %d; open files limited to %.0f, reserved %d",
+            "client connections limited to %d, configured %d; open files limited to %.0f, reserved %d; "
+            "long bodies in files limited to %.0f",
             allowed,
             configured,
             find_limit(),
             self._limits.reserved_descriptors,
+            self.spool.max_files,
         )
 
     def take_credentials(self, credentials: Credentials) -> None:

@@ -134,9 +134,11 @@ class ResponseInvocation(Invocation):
             self._waiter.resume(self.fail(error))
 
     def _close(self, accepted: Accepted) -> None:
-        """Close the session that an instance has opened for a response."""
-        place = read_response_id(accepted.response_id)
+        """Close the session that an instance has opened for a response, and stop counting it for its caller."""
+        place, callers = read_response_id(accepted.response_id), self._dispatchers.callers
         if place is not None:
+            if callers is not None:  # it counts if the client has left; the caller's lease was released with it
+                callers.sessions.lost(self.assignment.caller, (self.operation.endpoint.name, place.session_id))
             body = {operations.ACTION: operations.CLOSE, operations.SESSION: session_hash(place.session_id)}
             self._queue.operations.try_start(
                 accepted.instance,

@@ -88,8 +88,8 @@ class ArrivingBodies:
         self.num_bytes += num_bytes
         try:
             body.append(piece)
-        except SpoolFull:
-            self._drop(body, "min_spool_free_bytes")
+        except SpoolFull as error:
+            self._drop(body, error.setting)
         if self.num_bytes > self._max_bytes:
             self._make_room()
 
@@ -98,9 +98,9 @@ class ArrivingBodies:
         self._remove(body)
         try:
             return body.finish(piece)
-        except SpoolFull:
+        except SpoolFull as error:
             body.discard()
-            self._on_dropped("min_spool_free_bytes")
+            self._on_dropped(error.setting)
             raise
 
     def discard(self, body: ArrivingBody) -> None:

@@ -1,4 +1,4 @@
-"""The process's file descriptors: their limit, the part of it for client connections, and the errors of a shortage."""
+"""The process's file descriptors: their limit, the parts of connections and long bodies, and a shortage's errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import resource
 from contextlib import suppress
 
 _SHORTAGE = (errno.EMFILE, errno.ENFILE)
+BODY_FILES = 1024  # kept for long bodies, or a quarter of what remains after the reserve; the rest is for connections
 
 
 def raise_limit() -> None:
@@ -23,11 +24,18 @@ def find_limit(*, is_hard: bool = False) -> float:
 
 
 def limit_connections(most: int, *, descriptors: float, reserved: int) -> int:
-    """Return how many client connections fit into the descriptors beside the reserve; 0 if none does.
+    """Return how many client connections fit into the descriptors beside the reserve and the files; 0 if none does.
 
     Each counts twice: there are as many connections to instances.
     """
-    return int(max(0, min(most, (descriptors - reserved) // 2)))
+    left = descriptors - reserved
+    files = min(left, 4 * BODY_FILES) // 4
+    return int(max(0, min(most, (left - files) / 2)))
+
+
+def limit_files(num_connections: int, *, descriptors: float, reserved: int) -> float:
+    """Return how many files of long bodies fit beside the reserve and the client connections; perhaps infinity."""
+    return max(0, descriptors - reserved - 2 * num_connections)
 
 
 def is_shortage(error: OSError) -> bool:

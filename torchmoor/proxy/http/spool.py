@@ -20,7 +20,14 @@ PIECE_BYTES = 256 << 10  # read and written at a time
 
 
 class SpoolFull(Exception):
-    """Raised when a body's next bytes would leave too little free space, or the disk refuses them."""
+    """Raised when a body's next bytes would leave too little free space, the disk refuses them, or files are too many.
+
+    setting: the limit that the body has reached.
+    """
+
+    def __init__(self, message: str, setting: str) -> None:
+        super().__init__(message)
+        self.setting = setting
 
 
 class SpooledBody:
@@ -43,7 +50,7 @@ class SpooledBody:
                 written = self._file.write(left)
                 left = left[written:]
         except OSError as error:
-            raise SpoolFull(str(error)) from error
+            raise SpoolFull(str(error), "min_spool_free_bytes") from error
         self.num_bytes += len(data)
         self._spool.num_bytes += len(data)
 
@@ -52,31 +59,42 @@ class SpooledBody:
         return os.pread(self._file.fileno(), num_bytes, start)
 
     def close(self) -> None:
-        """Delete the file, in a thread: for 100 MB that takes 15 ms. Further calls do nothing."""
+        """Delete the file, in a thread: for 100 MB that takes 15 ms. Further calls do nothing.
+
+        The file counts until then, because it has its descriptor.
+        """
         if not self._is_closed:
             self._is_closed = True
             self._spool.num_bytes -= self.num_bytes
-            asyncio.get_running_loop().run_in_executor(None, self._file.close)
+            closing = asyncio.get_running_loop().run_in_executor(None, self._file.close)
+            closing.add_done_callback(self._spool.on_deleted)
 
     def __repr__(self) -> str:
         return f"<SpooledBody {self.num_bytes} bytes>"
 
 
 class Spool:
-    """Makes the files, in a folder. num_bytes: in all of them.
+    """Makes the files, in a folder. num_bytes: in all of them. num_files: that are open, or being deleted.
 
     max_kept_bytes: shorter bodies stay in memory.
     """
 
-    def __init__(self, limits: LimitSettings) -> None:
-        self.num_bytes = 0
+    def __init__(self, limits: LimitSettings, *, max_files: float = float("inf")) -> None:
+        """max_files: what the limit of open files allows."""
+        self.num_bytes = self.num_files = 0
+        self.max_files = max_files
         self.max_kept_bytes = limits.max_replay_body_bytes
         self.folder = limits.spool_folder or gettempdir()
         self.min_free_bytes = limits.min_spool_free_bytes
         self._has_failed = False
 
     def try_open(self) -> SpooledBody | None:
-        """Return an empty body; None if there is too little space, or no file can be made."""
+        """Return an empty body; None if there is too little space, or no file can be made.
+
+        Raises SpoolFull at the limit of files.
+        """
+        if self.num_files >= self.max_files:
+            raise SpoolFull(f"{self.num_files} long bodies are in files", "reserved_descriptors")
         try:
             file = TemporaryFile(buffering=0, prefix="torchmoor-body-", dir=self.folder)  # noqa: SIM115
             try:
@@ -90,7 +108,14 @@ class Spool:
             self._has_failed = True
             return None
         self._has_failed = False
+        self.num_files += 1
         return SpooledBody(self, file)
+
+    def on_deleted(self, closing: asyncio.Future[None]) -> None:
+        """Stop counting a file. closing: is done, perhaps with an error, after which it has no descriptor either."""
+        self.num_files -= 1
+        if not closing.cancelled() and (error := closing.exception()) is not None:
+            logger.error("the file of a long body was not closed cleanly error=%s", error)
 
     def check_space(self, descriptor: int, num_bytes: int) -> None:
         """Raise OSError if the file system would have too little free space after this number of bytes."""

@@ -96,8 +96,10 @@ def test_few_open_files_are_a_warning(make_plan: MakePlan) -> None:
     [none] = check_open_files(make_plan(), 257)
 
     assert finding.level is Level.WARNING
-    assert "1024 may be open: 384 of 10000 client connections" in finding.found
-    assert "ulimit -n 20256" in finding.remedy
+    assert "1024 may be open: 288 of 10000 client connections" in finding.found
+    assert "ulimit -n 21280" in finding.remedy
+    [enough] = check_open_files(make_plan(), 21280)
+    assert enough.level is Level.OK
     assert (good.level, none.level) == (Level.OK, Level.PROBLEM)
 
 

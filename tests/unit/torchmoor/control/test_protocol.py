@@ -1,0 +1,115 @@
+"""Bodies of the control plane: what one may cost, and where it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from torchmoor.control import cbor, protocol
+from torchmoor.control.protocol import MAX_REASON_CHARS, MAX_VALUES, ControlPlane, Service, Values
+from torchmoor.proxy.api.control_operation import ControlRequest
+from torchmoor.proxy.http.message import Reply
+
+MIB = 1 << 20
+
+
+def answer(*bodies: bytes, is_cbor: bool = False) -> list[Reply]:
+    """Send requests at once to a control plane whose one operation lists nothing."""
+
+    async def send() -> list[Reply]:
+        plane = ControlPlane([Service("sagemaker", {"ListModels": list_nothing})])
+        asked = [ControlRequest("SageMaker.ListModels", body, is_cbor) for body in bodies]
+        return await asyncio.gather(*map(plane.answer, asked))
+
+    return asyncio.run(send())
+
+
+def list_nothing(values: Values) -> Values:
+    return {"Models": []}
+
+
+def refused(body: bytes, *, is_cbor: bool = False) -> str:
+    [reply] = answer(body, is_cbor=is_cbor)
+    assert reply.status == 400
+    content = cbor.read(reply.body) if is_cbor else json.loads(reply.body)
+    assert content["__type"] == "ValidationException"
+    message: str = content["message"]
+    return message
+
+
+@pytest.mark.parametrize(
+    ("body", "is_cbor"),
+    [
+        (b'{"Models":[' + b"1," * (MIB // 2) + b"1]}", False),
+        (b"[" + b"{}," * (MIB // 3) + b"{}]", False),
+        (b"\xa1\x66Models\x9f" + b"\x01" * MIB + b"\xff", True),
+        (b"\x9f" + b"\xa0" * MIB + b"\xff", True),
+        (b"\x9b\x00\x00\x00\x00\x00\x10\x00\x00" + b"\x40" * MIB, True),
+    ],
+)
+def test_body_with_too_many_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch, body: bytes, is_cbor: bool) -> None:
+    """1 MiB of them took 4 s of the event loop in JSON and 12 s in CBOR, and an error of 100 MB."""
+
+    def parse(*_: Any) -> Any:
+        raise AssertionError("the body is parsed")
+
+    monkeypatch.setattr(protocol, "_read_json", parse)
+    monkeypatch.setattr(protocol.cbor, "read" if not is_cbor else "_PARSER", parse)
+
+    assert b"more than %d values" % MAX_VALUES in answer(body, is_cbor=is_cbor)[0].body
+
+
+@pytest.mark.parametrize("key", ["Wrong", "NameContains"])
+def test_error_quotes_only_the_beginning_of_a_wrong_input(key: str) -> None:
+    """However long it is."""
+    message = refused(json.dumps({key: "x" * MIB, "x" * MIB: 1}).encode())
+
+    assert len(message) == MAX_REASON_CHARS + 3
+    assert message.startswith("ListModels: Unknown parameter")
+
+
+@pytest.mark.parametrize("depth", [400, 900, 9000])
+def test_deep_values_are_refused(depth: int) -> None:
+    """Whether the parser or a later step reaches Python's limit."""
+    assert refused(b'{"NameContains":' + b"[" * depth + b"]" * depth + b"}")
+
+
+def test_bodies_are_read_one_at_a_time_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 of 1 MB at once held all other requests up."""
+    threads: list[int] = []
+    reading = threading.Lock()
+    read = protocol._read_input
+
+    def note(*args: Any, **options: Any) -> Values:
+        threads.append(threading.get_ident())
+        assert reading.acquire(blocking=False)
+        try:
+            return read(*args, **options)
+        finally:
+            reading.release()
+
+    monkeypatch.setattr(protocol, "_read_input", note)
+
+    assert [reply.status for reply in answer(*[b"{}"] * 64)] == [200] * 64
+    assert threading.get_ident() not in threads
+    assert len(threads) == 64
+
+
+@pytest.mark.parametrize(
+    ("body", "number"),
+    [
+        (b"", 0),
+        (cbor.write({"a": [1, 300, 70_000, 1 << 40], "bc": {"d": "text" * 100, "e": True}, "f": -5, "g": 0.5}), 17),
+        (b"\x9f\x01\x02\xff", 4),
+        (b"\x59\x01\x00" + bytes(256) + b"\x01", 2),
+        (b"\x5b\xff\xff\xff\xff\xff\xff\xff\xff\x01", 1),
+    ],
+)
+def test_items_of_cbor_are_counted(body: bytes, number: int) -> None:
+    """Of every kind: with long heads, with contents that are not items, of indefinite length, longer than the body."""
+    assert cbor.count_items(body, 100) == number
+    assert cbor.count_items(body * 200, 100) <= 101
