@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from handlers.errors import InvalidRequest
-from handlers.many.request import TaskRequest, as_list, read_body, read_request
+from handlers.many.request import MAX_NAME, TaskRequest, as_list, read_body, read_request
 from handlers.requests import Incoming
 from torchmoor.wire import headers as wire
 
@@ -33,11 +33,14 @@ def read_task_request(incoming: Incoming, max_json_values: int, *, task: str, ma
         given = {name: value for name, value in body.items() if value is not None}
         model = incoming.headers.get(wire.TARGET_MODEL, "")
         if "input" in given:
-            _check_number(given["input"], max_inputs)
+            _check_number(given, "input", max_inputs)
             return _read_embeddings(given, model).request_of(task)
         if "documents" in given:
-            _check_number(given["documents"], max_inputs)
+            _check_number(given, "documents", max_inputs)
             return _read_rerank(given, model).request_of(task)
+        for name in ("input", "documents"):
+            if name in body:
+                raise InvalidRequest(f"'{name}' must be a text or a list of texts, not null", param=name)
     return read_request(body)
 
 
@@ -130,7 +133,7 @@ def _read_embeddings(given: Mapping[str, Any], model: str) -> EmbeddingsForm:
     if encoding not in ENCODINGS:
         raise InvalidRequest(f"'encoding_format' must be one of {', '.join(ENCODINGS)}", param="encoding_format")
     texts = given["input"] if isinstance(given["input"], list) else [given["input"]]
-    if any(isinstance(text, int | list) for text in texts):
+    if any(isinstance(text, int | list) and not isinstance(text, bool) for text in texts):
         raise InvalidRequest(
             "'input' must be a text or a list of texts: token ids of another tokenizer mean nothing to this model",
             param="input",
@@ -163,14 +166,15 @@ def _read_rerank(given: Mapping[str, Any], model: str) -> RerankForm:
 
 
 def _check_fields(given: Mapping[str, Any], known: set[str], what: str) -> None:
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise InvalidRequest(f"{what} have no field {unknown[0][:40]!r} here", param=unknown[0][:40])
+    unknown = next((name[:MAX_NAME] for name in given if name not in known), None)
+    if unknown is not None:
+        raise InvalidRequest(f"there is no field {unknown!r} for {what} here", param=unknown)
 
 
-def _check_number(texts: Any, max_inputs: int) -> None:
+def _check_number(given: Mapping[str, Any], name: str, max_inputs: int) -> None:
+    texts = given[name]
     if isinstance(texts, list) and texts:
-        as_list(texts, max_inputs)
+        as_list(texts, max_inputs, name)
 
 
 def _texts(texts: Sequence[Any], name: str) -> Sequence[str]:

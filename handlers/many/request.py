@@ -127,11 +127,11 @@ def text_inputs(inputs: Any, settings: TaskSettings) -> list[Any]:
     return items
 
 
-def as_list(inputs: Any, max_inputs: int) -> list[Any]:
-    """Return one input or several as a list. Raises InvalidRequest if it is empty or too long."""
+def as_list(inputs: Any, max_inputs: int, param: str = "inputs") -> list[Any]:
+    """Return one input or several as a list. Raises InvalidRequest about `param` if it is empty or too long."""
     items = inputs if isinstance(inputs, list) else [inputs]
     if not 0 < len(items) <= max_inputs:
-        raise InvalidRequest(f"a request may have 1 to {max_inputs} inputs, not {len(items)}", param="inputs")
+        raise InvalidRequest(f"a request may have 1 to {max_inputs} inputs, not {len(items)}", param=param)
     return items
 
 

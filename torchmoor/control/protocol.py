@@ -55,7 +55,7 @@ class Service:
             )
         model, run = found
         async with reading:
-            values = await asyncio.to_thread(_read_input, model, body, is_cbor=is_cbor)
+            values = await asyncio.to_thread(read_input, model, body, is_cbor=is_cbor)
         output = run(values)
         if inspect.isawaitable(output):
             output = await output
@@ -103,7 +103,7 @@ def _render(status: int, content: dict[str, Any], *, is_cbor: bool) -> Reply:
     return Reply(status, (CONTENT_TYPE,), json.dumps(content).encode())
 
 
-def _read_input(model: OperationModel, body: bytes, *, is_cbor: bool) -> Values:
+def read_input(model: OperationModel, body: bytes, *, is_cbor: bool) -> Values:
     """Return the input that a body holds. Raises RequestInvalid unless botocore's model allows it."""
     num_values = cbor.count_items(body, MAX_VALUES) if is_cbor else count_values(body)
     if num_values > MAX_VALUES:

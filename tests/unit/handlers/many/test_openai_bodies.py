@@ -103,6 +103,10 @@ def test_rerank_uses_a_cross_encoders_score() -> None:
         ({"input": ""}, EMBEDDINGS, "input"),
         ({"input": [1, 2]}, EMBEDDINGS, "input"),
         ({"input": [[1, 2]]}, EMBEDDINGS, "input"),
+        ({"input": None}, EMBEDDINGS, "input"),
+        ({"input": ["a"] * 257}, EMBEDDINGS, "input"),
+        ({"query": "a", "documents": None}, EMBEDDINGS, "documents"),
+        ({"query": "a", "documents": ["b"] * 257}, EMBEDDINGS, "documents"),
         ({"input": "a", "dimensions": 0}, EMBEDDINGS, "dimensions"),
         ({"input": "a", "dimensions": True}, EMBEDDINGS, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, EMBEDDINGS, "encoding_format"),
@@ -123,6 +127,22 @@ def test_errors_name_the_field(body: Any, task: str, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(body, task)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(("texts", "are_tokens"), [(7, True), ([[7, 8]], True), (["a", 7], True), (True, False)])
+def test_only_numbers_are_taken_for_token_ids(texts: Any, are_tokens: bool) -> None:
+    """A truth value is a wrong text."""
+    with pytest.raises(InvalidRequest) as caught:
+        read({"input": texts})
+    assert ("token ids" in str(caught.value)) is are_tokens
+
+
+def test_an_unknown_field_is_found_among_many() -> None:
+    """All names of a body of 2 MB were sorted for it; the error names one, and only its beginning."""
+    body = {"input": "a", "x" * 1000: 1, **{f"k{number}": 1 for number in range(1000)}}
+    with pytest.raises(InvalidRequest, match=f"there is no field '{'x' * 40}' for embeddings here") as caught:
+        read(body)
+    assert caught.value.param == "x" * 40
 
 
 def test_a_body_with_inputs_is_the_tasks_own() -> None:
