@@ -70,7 +70,9 @@ class Chart:
 def draw(chart: Chart, layout: Layout = WIDE, style: str = STYLE) -> str:
     """Draw the chart as SVG. style: empty if the surrounding page has the style."""
     longest = max(max(bar.most, bar.goal or 0.0) for bar in chart.bars)
-    scale = (layout.width - layout.label_width - layout.value_width) / longest
+    texts = [bar.text for bar in chart.bars] if layout.label_width else []  # beside their bars, else above them
+    values_width = max([layout.value_width, *(9 + 7.5 * len(text) for text in texts)])
+    scale = (layout.width - layout.label_width - values_width) / longest
     title = _lines(chart.title, layout, 9.0)
     subtitle = _lines(chart.subtitle, layout, 7.5)
     under = 24 + 20 * len(title)
