@@ -24,7 +24,7 @@ _ASYNC = (
     members.REQUEST_TTL,
     members.INVOCATION_TIMEOUT,
 )
-_ANY = Body(schema=schemas.EMPTY, types=_FORMS)
+_ANY = Body(schema=schemas.ANY_FORM, types=_FORMS)
 _PAGE = (
     ("limit", "Most entries in the answer."),
     ("order", "`asc` or `desc`, by time."),
@@ -48,11 +48,11 @@ def _delete(path: str, operation: str, text: str, **more: object) -> Route:
     return Route(method="delete", path=path, operation=operation, text=text, **more)  # type: ignore[arg-type]
 
 
-_STREAMED = (
-    200,
-    "The answer: JSON, or server-sent events with `stream`.",
-    Body(schema=schemas.EMPTY, types=(JSON, _STREAM)),
-)
+def _streamed(schema: schemas.Schema) -> tuple[tuple[int, str, Body], ...]:
+    text = "The answer: JSON, or server-sent events with `stream`."
+    return ((200, text, Body(schema=schema, texts=(_STREAM,))),)
+
+
 _DONE = ((200, "Done.", ANY_BODY),)
 _EMPTY = ((200, "Yes, with an empty body.", NO_BODY),)
 
@@ -86,7 +86,7 @@ RUNTIME = Group(
             _ANY,
             headers=_TURN,
             is_body_required=False,
-            answers=((200, "An event stream of PayloadParts.", Body(schema=schemas.EMPTY, types=(_FRAMES,))),),
+            answers=((200, "An event stream of PayloadParts.", Body(schema=schemas.FRAMES, types=(_FRAMES,))),),
         ),
         _post(
             "/endpoints/{endpoint}/async-invocations",
@@ -107,7 +107,7 @@ _OPENAI_ROUTES = (
         "Answer a conversation's last message.",
         _json(schemas.CHAT),
         headers=_INVOKE[1:],
-        answers=(_STREAMED,),
+        answers=_streamed(schemas.CHAT_ANSWER),
     ),
     _post(
         "/completions",
@@ -115,12 +115,21 @@ _OPENAI_ROUTES = (
         "Continue a text.",
         _json(schemas.COMPLETION),
         headers=_INVOKE[1:],
-        answers=(_STREAMED,),
+        answers=_streamed(schemas.COMPLETION_ANSWER),
     ),
     _post(
-        "/responses", "createResponse", "Answer, and store the response.", _json(schemas.RESPONSE), answers=(_STREAMED,)
+        "/responses",
+        "createResponse",
+        "Answer, and store the response.",
+        _json(schemas.RESPONSE),
+        answers=_streamed(schemas.RESPONSE_ANSWER),
     ),
-    _get("/responses", "connectResponses", "Open a WebSocket connection (an upgrade request)."),
+    _get(
+        "/responses",
+        "connectResponses",
+        "Open a WebSocket connection (an upgrade request).",
+        answers=((101, "The connection is a WebSocket.", NO_BODY),),
+    ),
     _get(
         "/responses/{id}",
         "getResponse",

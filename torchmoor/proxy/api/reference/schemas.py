@@ -8,6 +8,8 @@ Schema = dict[str, Any]
 
 EMPTY: Schema = {}
 JSON_VALUE: Schema = {"description": "Any JSON value: the model's own form."}
+ANY_FORM: Schema = {"description": "The model's own form."}
+FRAMES: Schema = {"type": "string", "format": "binary", "description": "Frames with PayloadParts."}
 TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"oneOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
 COUNT: Schema = {"type": "integer", "minimum": 1}
@@ -110,6 +112,80 @@ RESPONSE = record(
     **{**_TOOLS, "tools": {"type": "array", "items": _RESPONSE_TOOL}},
     **_SAMPLING,
     **_AFFINITY,
+)
+
+_NATURAL: Schema = {"type": "integer", "minimum": 0}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"oneOf": [schema, {"type": "null"}]}
+
+
+def _completion(kind: str, **choice: Schema) -> Schema:
+    """Return the schema of a whole answer with choices, of which each has these fields."""
+    ends: Schema = {"enum": ["stop", "length", "tool_calls"]}
+    fields = {"index": _NATURAL, "finish_reason": ends, "logprobs": _or_null({"type": "object"}), **choice}
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    return record(
+        ("id", "object", "created", "model", "choices", "usage"),
+        id=TEXT,
+        object={"const": kind},
+        created=_NATURAL,
+        model=TEXT,
+        system_fingerprint=TEXT,
+        choices={"type": "array", "items": record(tuple(fields), **fields), "minItems": 1},
+        usage=record(counts, **dict.fromkeys(counts, _NATURAL)),
+    )
+
+
+CHAT_ANSWER = _completion(
+    "chat.completion",
+    message=record(
+        ("role", "content"),
+        role={"const": "assistant"},
+        content=_or_null(TEXT),
+        tool_calls={"type": "array", "items": _CALL},
+        reasoning_content=TEXT,
+    ),
+)
+COMPLETION_ANSWER = _completion("text_completion", text=TEXT)
+_NUMBER: Schema = {"type": "number"}
+_OBJECT: Schema = {"type": "object"}
+RESPONSE_ANSWER = record(
+    ("id", "object", "created_at", "status", "model", "output", "usage"),
+    id=TEXT,
+    object={"const": "response"},
+    created_at=_NATURAL,
+    completed_at=_or_null(_NATURAL),
+    status={"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
+    background=FLAG,
+    conversation=_or_null(record(("id",), id=TEXT)),
+    error=_or_null(record(("code", "message"), code=TEXT, message=TEXT)),
+    frequency_penalty=_NUMBER,
+    incomplete_details=_or_null(record(("reason",), reason=TEXT)),
+    instructions=_or_null(TEXT),
+    max_output_tokens=_or_null(_NATURAL),
+    max_tool_calls=_or_null(COUNT),
+    metadata=LABELS,
+    model=TEXT,
+    output={"type": "array", "items": record(("id", "type"), id=TEXT, type=TEXT)},
+    parallel_tool_calls=FLAG,
+    presence_penalty=_NUMBER,
+    previous_response_id=_or_null(TEXT),
+    prompt_cache_key=_or_null(TEXT),
+    reasoning=record(effort=_or_null(TEXT), summary=_or_null(TEXT)),
+    safety_identifier=_or_null(TEXT),
+    service_tier=TEXT,
+    store=FLAG,
+    temperature=_NUMBER,
+    text=_OBJECT,
+    tool_choice=_TOOLS["tool_choice"],
+    tools={"type": "array", "items": _OBJECT},
+    top_logprobs=_NATURAL,
+    top_p=_NUMBER,
+    truncation={"enum": ["auto", "disabled"]},
+    usage=_or_null(_OBJECT),
+    user=_or_null(TEXT),
 )
 TOKENIZE = record(model=TEXT, prompt=TEXT, messages=CHAT["properties"]["messages"], return_token_strs=FLAG)
 DETOKENIZE = record(("tokens",), model=TEXT, tokens={"type": "array", "items": {"type": "integer", "minimum": 0}})
