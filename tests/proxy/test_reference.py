@@ -23,7 +23,7 @@ from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.api.openai_dialects import COMPLETIONS, TASKS, TOKENS
 from torchmoor.proxy.api.reference import schemas
 from torchmoor.proxy.api.reference.document import make_document
-from torchmoor.proxy.api.reference.routes import ADMIN_PLANE, DATA_PLANE
+from torchmoor.proxy.api.reference.routes import ADMIN_PLANE, DATA_PLANE, OPENAI
 
 MakeStage = Callable[..., Stage]
 PARAMETERS = {"endpoint": "llava", "model": "m1.tar.gz", "name": "a", "action": "pin"}
@@ -110,6 +110,19 @@ def test_each_body_has_a_schema(groups: Any) -> None:
             for content in described.get("content", {}).values():
                 assert content["schema"], (method, path)
                 jsonschema.Draft202012Validator.check_schema(content["schema"])
+
+
+def test_each_answer_of_openais_api_has_its_own_schema() -> None:
+    """Except for tasks, whose answers the models make."""
+    document = make_document([OPENAI])
+    any_value = {
+        route["operationId"]
+        for _, _, route in routes(document)
+        for content in route["responses"].get("200", {}).get("content", {}).values()
+        if content["schema"] == schemas.JSON_VALUE
+    }
+
+    assert any_value == {"createEmbedding", "rerank"}
 
 
 def test_each_route_of_the_data_plane_answers(planes: dict[str, Stage]) -> None:

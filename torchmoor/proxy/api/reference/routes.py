@@ -53,6 +53,10 @@ def _streamed(schema: schemas.Schema) -> tuple[tuple[int, str, Body], ...]:
     return ((200, text, Body(schema=schema, texts=(_STREAM,))),)
 
 
+def _answer(schema: schemas.Schema, *types: str) -> tuple[tuple[int, str, Body], ...]:
+    return ((200, "The answer.", Body(schema=schema, types=types or (JSON,))),)
+
+
 _DONE = ((200, "Done.", ANY_BODY),)
 _EMPTY = ((200, "Yes, with an empty body.", NO_BODY),)
 
@@ -135,13 +139,35 @@ _OPENAI_ROUTES = (
         "getResponse",
         "Get a stored response, or its events.",
         query=(("stream", "true for its events."), ("starting_after", "Only events after the one with this number.")),
+        answers=_streamed(schemas.RESPONSE_ANSWER),
     ),
-    _delete("/responses/{id}", "deleteResponse", "Delete a response."),
-    _post("/responses/{id}/cancel", "cancelResponse", "Cancel a background response."),
-    _get("/responses/{id}/input_items", "listInputItems", "List the input items of a response.", query=_PAGE),
-    _post("/responses/input_tokens", "countInputTokens", "Count a prompt's tokens.", _json(schemas.RESPONSE)),
+    _delete("/responses/{id}", "deleteResponse", "Delete a response.", answers=_answer(schemas.DELETED)),
     _post(
-        "/responses/compact", "compactResponse", "Shorten a conversation to a compaction item.", _json(schemas.RESPONSE)
+        "/responses/{id}/cancel",
+        "cancelResponse",
+        "Cancel a background response.",
+        answers=_answer(schemas.RESPONSE_ANSWER),
+    ),
+    _get(
+        "/responses/{id}/input_items",
+        "listInputItems",
+        "List the input items of a response.",
+        query=_PAGE,
+        answers=_answer(schemas.page(schemas.ITEM)),
+    ),
+    _post(
+        "/responses/input_tokens",
+        "countInputTokens",
+        "Count a prompt's tokens.",
+        _json(schemas.RESPONSE),
+        answers=_answer(schemas.INPUT_TOKENS),
+    ),
+    _post(
+        "/responses/compact",
+        "compactResponse",
+        "Shorten a conversation to a compaction item.",
+        _json(schemas.RESPONSE),
+        answers=_answer(schemas.COMPACTION),
     ),
     _post(
         "/conversations",
@@ -149,28 +175,75 @@ _OPENAI_ROUTES = (
         "Open a conversation.",
         _json(schemas.CONVERSATION),
         is_body_required=False,
+        answers=_answer(schemas.CONVERSATION_ANSWER),
     ),
-    _get("/conversations/{id}", "getConversation", "Get a conversation."),
-    _post("/conversations/{id}", "updateConversation", "Replace a conversation's metadata.", _json(schemas.METADATA)),
-    _delete("/conversations/{id}", "deleteConversation", "Delete a conversation."),
-    _get("/conversations/{id}/items", "listConversationItems", "List a conversation's items.", query=_PAGE),
-    _post("/conversations/{id}/items", "createConversationItems", "Add items to a conversation.", _json(schemas.ITEMS)),
-    _get("/conversations/{id}/items/{item}", "getConversationItem", "Get an item of a conversation."),
-    _delete("/conversations/{id}/items/{item}", "deleteConversationItem", "Delete an item of a conversation."),
+    _get("/conversations/{id}", "getConversation", "Get a conversation.", answers=_answer(schemas.CONVERSATION_ANSWER)),
+    _post(
+        "/conversations/{id}",
+        "updateConversation",
+        "Replace a conversation's metadata.",
+        _json(schemas.METADATA),
+        answers=_answer(schemas.CONVERSATION_ANSWER),
+    ),
+    _delete("/conversations/{id}", "deleteConversation", "Delete a conversation.", answers=_answer(schemas.DELETED)),
+    _get(
+        "/conversations/{id}/items",
+        "listConversationItems",
+        "List a conversation's items.",
+        query=_PAGE,
+        answers=_answer(schemas.page(schemas.ITEM)),
+    ),
+    _post(
+        "/conversations/{id}/items",
+        "createConversationItems",
+        "Add items to a conversation.",
+        _json(schemas.ITEMS),
+        answers=_answer(schemas.page(schemas.ITEM)),
+    ),
+    _get(
+        "/conversations/{id}/items/{item}",
+        "getConversationItem",
+        "Get an item of a conversation.",
+        answers=_answer(schemas.ITEM),
+    ),
+    _delete(
+        "/conversations/{id}/items/{item}",
+        "deleteConversationItem",
+        "Delete an item of a conversation.",
+        answers=_answer(schemas.CONVERSATION_ANSWER),
+    ),
     _post(
         "/files",
         "createFile",
         "Upload a picture.",
         Body(schema=schemas.FILE, types=("multipart/form-data",)),
+        answers=_answer(schemas.FILE_ANSWER),
     ),
     _get(
-        "/files", "listFiles", "List the caller's files.", query=(*_PAGE, ("purpose", "Only files with this purpose."))
+        "/files",
+        "listFiles",
+        "List the caller's files.",
+        query=(*_PAGE, ("purpose", "Only files with this purpose.")),
+        answers=_answer(schemas.page(schemas.FILE_ANSWER)),
     ),
-    _get("/files/{id}", "retrieveFile", "Describe a file."),
-    _get("/files/{id}/content", "downloadFile", "Get a file's bytes."),
-    _delete("/files/{id}", "deleteFile", "Delete a file."),
-    _post("/tokenize", "tokenize", "Split a prompt into tokens.", _json(schemas.TOKENIZE)),
-    _post("/detokenize", "detokenize", "Turn tokens into text.", _json(schemas.DETOKENIZE)),
+    _get("/files/{id}", "retrieveFile", "Describe a file.", answers=_answer(schemas.FILE_ANSWER)),
+    _get(
+        "/files/{id}/content",
+        "downloadFile",
+        "Get a file's bytes.",
+        answers=_answer(schemas.FILE_CONTENT, "application/octet-stream"),
+    ),
+    _delete("/files/{id}", "deleteFile", "Delete a file.", answers=_answer(schemas.DELETED)),
+    _post(
+        "/tokenize", "tokenize", "Split a prompt into tokens.", _json(schemas.TOKENIZE), answers=_answer(schemas.TOKENS)
+    ),
+    _post(
+        "/detokenize",
+        "detokenize",
+        "Turn tokens into text.",
+        _json(schemas.DETOKENIZE),
+        answers=_answer(schemas.PROMPT),
+    ),
     _post(
         "/embeddings",
         "createEmbedding",
@@ -185,8 +258,13 @@ _OPENAI_ROUTES = (
         _json(schemas.RERANK),
         headers=(members.TARGET_MODEL,),
     ),
-    _get("/models", "listModels", "List the endpoints as models, with their capabilities."),
-    _get("/models/{model}", "retrieveModel", "Describe an endpoint as a model."),
+    _get(
+        "/models",
+        "listModels",
+        "List the endpoints as models, with their capabilities.",
+        answers=_answer(schemas.MODELS),
+    ),
+    _get("/models/{model}", "retrieveModel", "Describe an endpoint as a model.", answers=_answer(schemas.MODEL)),
 )
 OPENAI = Group(
     "openai",

@@ -151,6 +151,7 @@ CHAT_ANSWER = _completion(
 COMPLETION_ANSWER = _completion("text_completion", text=TEXT)
 _NUMBER: Schema = {"type": "number"}
 _OBJECT: Schema = {"type": "object"}
+ITEM = record(("id", "type"), id=TEXT, type=TEXT)
 RESPONSE_ANSWER = record(
     ("id", "object", "created_at", "status", "model", "output", "usage"),
     id=TEXT,
@@ -168,7 +169,7 @@ RESPONSE_ANSWER = record(
     max_tool_calls=_or_null(COUNT),
     metadata=LABELS,
     model=TEXT,
-    output={"type": "array", "items": record(("id", "type"), id=TEXT, type=TEXT)},
+    output={"type": "array", "items": ITEM},
     parallel_tool_calls=FLAG,
     presence_penalty=_NUMBER,
     previous_response_id=_or_null(TEXT),
@@ -187,6 +188,66 @@ RESPONSE_ANSWER = record(
     usage=_or_null(_OBJECT),
     user=_or_null(TEXT),
 )
+DELETED = record(("id", "object", "deleted"), id=TEXT, object=TEXT, deleted={"const": True})
+CONVERSATION_ANSWER = record(
+    ("id", "object", "created_at", "metadata"),
+    id=TEXT,
+    object={"const": "conversation"},
+    created_at=_NATURAL,
+    metadata=LABELS,
+)
+FILE_ANSWER = record(
+    ("id", "object", "bytes", "created_at", "filename", "purpose", "status", "expires_at"),
+    id=TEXT,
+    object={"const": "file"},
+    bytes=_NATURAL,
+    created_at=_NATURAL,
+    filename=TEXT,
+    purpose=TEXT,
+    status=TEXT,
+    expires_at=_NATURAL,
+)
+FILE_CONTENT: Schema = {"type": "string", "format": "binary"}
+COMPACTION = record(
+    ("id", "object", "created_at", "output", "usage"),
+    id=TEXT,
+    object={"const": "response.compaction"},
+    created_at=_NATURAL,
+    output={"type": "array", "items": ITEM},
+    usage=_OBJECT,
+)
+INPUT_TOKENS = record(("object", "input_tokens"), object={"const": "response.input_tokens"}, input_tokens=_NATURAL)
+TOKENS = record(
+    ("count", "max_model_len", "tokens", "token_strs"),
+    count=_NATURAL,
+    max_model_len=_NATURAL,
+    tokens={"type": "array", "items": _NATURAL},
+    token_strs=_or_null({"type": "array", "items": TEXT}),
+)
+PROMPT = record(("prompt",), prompt=TEXT)
+MODEL = record(
+    ("id", "object", "created", "owned_by", "capabilities"),
+    id=TEXT,
+    object={"const": "model"},
+    created=_NATURAL,
+    owned_by=TEXT,
+    capabilities={"type": "array", "items": TEXT},
+)
+MODELS = record(("object", "data"), object={"const": "list"}, data={"type": "array", "items": MODEL})
+
+
+def page(item: Schema) -> Schema:
+    """Return the schema of a page of a list."""
+    return record(
+        ("object", "data", "first_id", "last_id", "has_more"),
+        object={"const": "list"},
+        data={"type": "array", "items": item},
+        first_id=_or_null(TEXT),
+        last_id=_or_null(TEXT),
+        has_more=FLAG,
+    )
+
+
 TOKENIZE = record(model=TEXT, prompt=TEXT, messages=CHAT["properties"]["messages"], return_token_strs=FLAG)
 DETOKENIZE = record(("tokens",), model=TEXT, tokens={"type": "array", "items": {"type": "integer", "minimum": 0}})
 EMBEDDINGS = record(
