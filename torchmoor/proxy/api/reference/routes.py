@@ -101,7 +101,12 @@ RUNTIME = Group(
             is_body_required=False,
             answers=((202, "Queued; headers have the URLs of result and failure.", ANY_BODY),),
         ),
-        _get("/endpoints/{endpoint}", "DescribeEndpoint", "The endpoint's state, in the form of DescribeEndpoint."),
+        _get(
+            "/endpoints/{endpoint}",
+            "DescribeEndpoint",
+            "The endpoint's state, in the form of DescribeEndpoint.",
+            answers=_answer(schemas.ENDPOINT),
+        ),
     ),
 )
 _OPENAI_ROUTES = (
@@ -294,6 +299,7 @@ CONTAINER = Group(
             "listLoadedModels",
             "List the loaded models.",
             query=(("next_page_token", "The token of the previous page."),),
+            answers=_answer(schemas.LOADED_MODELS),
         ),
         _post("/models", "loadModel", "Load a model.", _json(schemas.LOAD_MODEL), answers=_DONE),
         _get("/models/{model}", "describeLoadedModel", "Describe a loaded model."),
@@ -306,9 +312,18 @@ INFERENCE = Group(
     "Version 2, for the first endpoint with many models.",
     schemas.CONTAINER_ERROR,
     (
-        _get("/v2", "serverMetadata", "Get the server's name, version and extensions."),
-        _get("/v2/health/live", "serverLive", "Does the proxy run? Needs no credentials."),
-        _get("/v2/health/ready", "serverReady", "Is an instance ready? Needs no credentials."),
+        _get(
+            "/v2", "serverMetadata", "Get the server's name, version and extensions.", answers=_answer(schemas.SERVER)
+        ),
+        _get(
+            "/v2/health/live", "serverLive", "Does the proxy run? Needs no credentials.", answers=_answer(schemas.LIVE)
+        ),
+        _get(
+            "/v2/health/ready",
+            "serverReady",
+            "Is an instance ready? Needs no credentials.",
+            answers=_answer(schemas.READY),
+        ),
         _get("/v2/models/{model}", "modelMetadata", "Describe a model's inputs and outputs."),
         _get("/v2/models/{model}/ready", "modelReady", "Wait until a model is loaded; an unloaded model is loaded."),
         _post("/v2/models/{model}/infer", "modelInfer", "Run a model on tensors.", _json(schemas.TENSORS)),
@@ -318,7 +333,7 @@ REFERENCE = Group(
     "reference",
     "The reference.",
     schemas.RUNTIME_ERROR,
-    (_get("/openapi.json", "openapi", "Get the OpenAPI document of this port."),),
+    (_get("/openapi.json", "openapi", "Get the OpenAPI document of this port.", answers=_answer(schemas.DOCUMENT)),),
 )
 ADMIN = Group(
     "admin",
@@ -329,14 +344,14 @@ ADMIN = Group(
             "/healthz",
             "healthz",
             "Has each endpoint a ready instance?",
-            answers=((200, "Yes.", ANY_BODY), (503, "No.", ANY_BODY)),
+            answers=((200, "Yes.", _json(schemas.HEALTH)), (503, "No.", _json(schemas.HEALTH))),
         ),
-        _get("/livez", "livez", "Does the process run?"),
+        _get("/livez", "livez", "Does the process run?", answers=_answer(schemas.LIVENESS)),
         _get(
             "/readyz",
             "readyz",
             "Is the state of the instances known?",
-            answers=((200, "Yes.", ANY_BODY), (503, "No.", ANY_BODY)),
+            answers=((200, "Yes.", _json(schemas.READINESS)), (503, "No.", _json(schemas.READINESS))),
         ),
         _get(
             "/metrics",
@@ -344,21 +359,31 @@ ADMIN = Group(
             "Get the metrics in Prometheus' format.",
             answers=((200, "The page.", Body(schema=schemas.TEXT, types=("text/plain",))),),
         ),
-        _get("/instances", "listInstances", "List the instances and their states."),
+        _get("/instances", "listInstances", "List the instances and their states.", answers=_answer(schemas.INSTANCES)),
         _get("/instances/{name}/history", "instanceHistory", "An instance's load, sessions, state and GPU over time."),
         _post("/instances/{name}/drain", "drainInstance", "Drain an instance: it gets no new sessions.", answers=_DONE),
         _post("/instances/{name}/resume", "resumeInstance", "End the drain of an instance.", answers=_DONE),
-        _get("/models", "listModelsOfInstances", "List the models of endpoints with many models."),
+        _get(
+            "/models",
+            "listModelsOfInstances",
+            "List the models of endpoints with many models.",
+            answers=_answer(schemas.PLACED_MODELS),
+        ),
         _post(
             "/models/{name}/{action}",
             "actOnModel",
             "Load, unload, pin, unpin or prewarm a model.",
             is_body_required=False,
         ),
-        _get("/sessions", "listSessions", "List sessions by their hashes."),
+        _get("/sessions", "listSessions", "List sessions by their hashes.", answers=_answer(schemas.SESSIONS)),
         _post("/sessions/{hash}/{action}", "actOnSession", "Close, pin or unpin a session."),
-        _get("/decisions", "listDecisions", "List the last routing decisions, with their reasons."),
-        _get("/dashboard.json", "dashboard", "Get the dashboard's data."),
+        _get(
+            "/decisions",
+            "listDecisions",
+            "List the last routing decisions, with their reasons.",
+            answers=_answer(schemas.DECISIONS),
+        ),
+        _get("/dashboard.json", "dashboard", "Get the dashboard's data.", answers=_answer(schemas.DASHBOARD)),
         _get("/async-requests", "listAsyncRequests", "List asynchronous requests."),
         _get("/async-requests/{id}", "describeAsyncRequest", "Describe an asynchronous request."),
         _get("/async-requests/{id}/result", "asyncResult", "Get the result of an asynchronous request."),

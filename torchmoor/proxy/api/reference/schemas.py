@@ -235,6 +235,30 @@ MODEL = record(
 )
 MODELS = record(("object", "data"), object={"const": "list"}, data={"type": "array", "items": MODEL})
 
+_OBJECTS: Schema = {"type": "array", "items": _OBJECT}
+_TEXT_LIST: Schema = {"type": "array", "items": TEXT}
+ENDPOINT = record(
+    ("EndpointName", "EndpointStatus", "ProductionVariants"),
+    EndpointName=TEXT,
+    EndpointStatus=TEXT,
+    ProductionVariants={"type": "array", "items": record(("VariantName",), VariantName=TEXT)},
+)
+SERVER = record(("name", "version", "extensions"), name=TEXT, version=TEXT, extensions=_TEXT_LIST)
+LIVE = record(("live",), live=FLAG)
+READY = record(("ready",), ready=FLAG)
+DOCUMENT = record(("openapi", "info", "paths"), openapi=TEXT, info=_OBJECT, paths=_OBJECT)
+LOADED_MODELS = record(("models",), models=_OBJECTS)
+HEALTH = record(("ok", "endpoints_without_instance"), ok=FLAG, endpoints_without_instance=_TEXT_LIST)
+LIVENESS = record(("ok",), ok=FLAG)
+READINESS = record(("ok", "waits_for_dns"), ok=FLAG, waits_for_dns=_TEXT_LIST)
+INSTANCES = record(
+    ("instances",), instances={"type": "array", "items": record(("name", "state"), name=TEXT, state=TEXT)}
+)
+PLACED_MODELS = record(("models", "instances"), models=_OBJECTS, instances=_OBJECTS)
+SESSIONS = record(("sessions", "next", "instances"), sessions=_OBJECTS, next=_or_null(TEXT), instances=_OBJECTS)
+DECISIONS = record(("decisions", "left_out", "oldest"), decisions=_OBJECTS, left_out=_NATURAL, oldest={})
+DASHBOARD = record(("version", "time", "uptime_s"), version=TEXT, time=_NUMBER, uptime_s=_NUMBER)
+
 
 def page(item: Schema) -> Schema:
     """Return the schema of a page of a list."""
