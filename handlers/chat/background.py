@@ -1,7 +1,8 @@
 """Responses in the background: accepted, generated, followed and ended.
 
-The proxy's queue requests the generation of each (docs/decisions/0052-background-responses.md). A response is a session
-of its own, which stores the request until the answer becomes one of its entries.
+The proxy's queue requests the generation of each (docs/decisions/0052-background-responses.md). The session of a
+response stores the request until the answer becomes one of its entries. A response is a session of its own, or reserves
+an entry in the session of its conversation.
 """
 
 import json
@@ -9,18 +10,19 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from handlers.chat.commands import Ask, EndResponse, OpenSession, QueueResponse, RunResponse, ShowResponse, opening_of
+from handlers.chat.conversations import Conversations
 from handlers.chat.dialects.background_form import BackgroundForm
 from handlers.chat.dialects.response_form import show_response
 from handlers.chat.dialects.responses import resume_response, unknown_response
 from handlers.chat.items import check_results, read_items, write_items
 from handlers.chat.pictures.receiver import ImageReceiver
-from handlers.chat.responses import StoredResponse, StoredResponses
+from handlers.chat.queued_response import QueuedResponse
+from handlers.chat.responses import StoredResponses
 from handlers.chat.sessions.lifecycle import SessionLifecycle
-from handlers.chat.sessions.queued_response import QueuedResponse
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.turns.turn import Turn
-from handlers.errors import InvalidRequest, ResponseCancelled
+from handlers.errors import InvalidRequest
 from handlers.journal.event import Event
 from handlers.reply import PendingReply
 from torchmoor.wire import headers as wire
@@ -44,31 +46,42 @@ class BackgroundResponses:
         recorder: SessionRecorder,
         receiver: ImageReceiver,
         responses: StoredResponses,
+        conversations: Conversations,
         service: BackgroundService,
     ) -> None:
         self._sessions = sessions
         self._recorder = recorder
         self._receiver = receiver
         self._responses = responses
+        self._conversations = conversations
         self._service = service
 
     def queue(self, command: QueueResponse, reply: PendingReply) -> None:
-        """Accept a response in a session of its own, and answer with its object or its stream."""
+        """Accept a response in its conversation or a session of its own; answer with its object or its stream."""
         ask = command.ask
+        if command.conversation_id:
+            with self._conversations.found(ask.caller, command.conversation_id) as session:
+                self._queue_in(session, command, reply)
+            return
         if command.previous:
             with self._responses.found(ask.caller, command.previous, "previous_response_id") as found:
-                session_id = self._service.open(opening_of(ask), reply, (found.session, found.number))
+                session_id = self._service.open(opening_of(ask), reply, (found.session, found.num_turns))
         else:
             session_id = self._service.open(opening_of(ask), reply)
         with self._sessions.hold(session_id, ask.caller) as session:
-            queued = self._record(session, command, reply)
-            name = response_id(session_id, queued.number)
-            if not ask.is_streaming:
-                fields, form = json.loads(queued.event.response), ask.form
-                assert isinstance(form, BackgroundForm)
-                shown = show_response(fields, [], session_id, queued.number, len(form.items))
-                reply.finish_json(shown, {wire.BACKGROUND: name})
-                return
+            self._queue_in(session, command, reply)
+
+    def _queue_in(self, session: Session, command: QueueResponse, reply: PendingReply) -> None:
+        """Accept a response in a held session."""
+        ask, session_id = command.ask, session.id.text
+        queued = self._record(session, command, reply)
+        name = response_id(session_id, queued.number)
+        if not ask.is_streaming:
+            fields, form = json.loads(queued.event.response), ask.form
+            assert isinstance(form, BackgroundForm)
+            shown = show_response(fields, [], session_id, queued.number, len(form.items))
+            reply.finish_json(shown, {wire.BACKGROUND: name})
+            return
         with ExitStack() as stack:
             self._follow(stack, ShowResponse(caller=ask.caller, response_id=name), reply, {wire.BACKGROUND: name})
 
@@ -76,12 +89,6 @@ class BackgroundResponses:
         """Record the request, only once if the client retries it."""
         ask, form = command.ask, command.ask.form
         assert isinstance(form, BackgroundForm)
-        with session.recording:
-            self._recorder.catch_up(session)
-            if session.queued is not None:
-                return session.queued
-            check_results(form.items, session.messages)
-        received = self._receiver.receive(session.scope, ask.images, reply)
         event = Event(
             kind="queue",
             question=write_items(form.items),
@@ -90,20 +97,29 @@ class BackgroundResponses:
             invocation_id=ask.invocation_id,
         )
         with session.recording:
-            if session.queued is not None:  # by the client's retry, while the images were received
+            self._recorder.catch_up(session)
+            if (queued := _find_first(session, event)) is not None:
+                return queued
+            check_results(form.items, session.messages)
+        received = self._receiver.receive(session.scope, ask.images, reply)
+        with session.recording:
+            if (queued := _find_first(session, event)) is not None:  # while the images were received
                 self._receiver.release(received)
-                return session.queued
+                return queued
             return self._sessions.queue_response(session, event, received)
 
     def run(self, command: RunResponse, reply: PendingReply) -> None:
         """Generate a response, unless it has ended. Raises ResponseCancelled."""
         with self._responses.found(command.caller, command.response_id) as found:
             session = found.session
-            queued = session.queued
-            if queued is None or queued.number != found.number:
+            queued = session.queued.get(found.number)
+            if queued is None:
                 raise InvalidRequest("this response is not one in the background")
             queued.raise_if_ended()
-            self._service.make_turn(session, resume_response(command, queued, session.id.text), reply).start()
+            turn = self._service.make_turn(session, resume_response(command, queued, session.id.text), reply)
+            queued.turn = turn
+            reply.on_end(lambda: queued.forget(turn))
+            turn.start()
 
     def stream(self, command: ShowResponse, reply: PendingReply) -> None:
         """Stream the events of a response: those that exist, then new ones as they come."""
@@ -121,7 +137,7 @@ class BackgroundResponses:
             with session.recording:  # the turn becomes an entry, or the response ends, before or after this
                 if session.end is not None:
                     raise unknown_response(command.response_id)
-                is_pending = queued.ended is None and len(session.entries) < queued.number
+                is_pending = queued.ended is None and session.find_turn(queued.number) is None
                 if is_pending:
                     queued.feed.follow(reply, form, after, headers)
             if is_pending:
@@ -141,15 +157,14 @@ class BackgroundResponses:
             if not found.fields.get("background"):
                 raise InvalidRequest("Cannot cancel a synchronous response.")
             if found.queued is not None:
-                self._end(found, found.queued, dict(command.ended))
+                self._responses.end(found.session, found.queued, dict(command.ended))
         return self._responses.show(ShowResponse(caller=command.caller, response_id=command.response_id))
 
-    def _end(self, found: StoredResponse, queued: QueuedResponse, ended: dict[str, Any]) -> None:
-        session = found.session
-        with session.recording:
-            if queued.ended is not None or len(session.entries) >= queued.number:
-                return
-            self._recorder.record(session, Event(kind="end", response=json.dumps(ended, ensure_ascii=False)))
-        turn = session.turn  # another thread may end it
-        if turn is not None:
-            turn.stop(ResponseCancelled("this response was cancelled"))
+
+def _find_first(session: Session, event: Event) -> QueuedResponse | None:
+    """Return the response that the same request has queued before: in a session of its own, the only one."""
+    for queued in session.queued.values():
+        is_same = (queued.event.invocation_id, queued.event.question) == (event.invocation_id, event.question)
+        if not queued.entry or (event.invocation_id and is_same and queued.ended is None):
+            return queued
+    return None

@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from handlers.chat.feed import AnswerFeed
 from handlers.chat.forms import AnswerForm, ResponseDraft
 from handlers.chat.items import Item, References, Referred
 from handlers.chat.messages import ImageReference, Message
 from handlers.chat.parameters import Parameters
+from handlers.chat.queued_response import QueuedResponse
 from handlers.requests import Caller
 from torchmoor.wire.session_query import SessionQuery
 
@@ -39,7 +39,7 @@ class Ask:
 
     history: the messages before the question that the client repeats; they must equal the session's. are_results:
     prompt_text has the results of tools, as `write_results` encodes them. draft: a turn of the Responses API, instead
-    of prompt_text and history. feed: of a response in the background.
+    of prompt_text and history. queued: the response in the background that this turn answers.
     """
 
     caller: Caller
@@ -53,7 +53,7 @@ class Ask:
     history: tuple[Message, ...] = ()
     are_results: bool = False
     draft: ResponseDraft | None = None
-    feed: AnswerFeed | None = None
+    queued: QueuedResponse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Respond:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueResponse:
-    """Accept a response in the background, after a stored one if `previous` is its id.
+    """Accept a response in the background: after a stored one, or in a conversation, if the command has its id.
 
     ask: the question, whose reply gets the response's object or its stream. request: the other fields, as
     `resume_response` reads them.
@@ -104,6 +104,7 @@ class QueueResponse:
 
     ask: Ask
     previous: str
+    conversation_id: str
     request: str
 
 
@@ -325,10 +326,14 @@ class ReportStatus:
 
 @dataclass(frozen=True, slots=True)
 class ActOnSession:
-    """Act on a session for an operator. action: close, pin or unpin. session: its hash."""
+    """Act on a session for an operator. action: close, pin or unpin. session: its hash.
+
+    entry: with close, the number of the response in the background that is deleted instead.
+    """
 
     action: str
     session: str
+    entry: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ def show_conversation(session: Session) -> dict[str, Any]:
 def _items(session: Session) -> list[dict[str, Any]]:
     """Return all items, the oldest first."""
     shown: list[dict[str, Any]] = []
-    for number, event in enumerate(session.entries, 1):
+    for number in session.order:
+        event = session.entries[number - 1]
         if not event.response:  # a turn of another API
             continue
         items = [*read_items(event.question), *(read_items(event.answer) if event.answer else ())]

@@ -120,6 +120,10 @@ class ResponseDraft(Protocol):
         """Whether the oldest turns may be left out of a prompt that is too long."""
         ...
 
+    def branch(self, num_turns: int) -> None:
+        """Let the turn follow this many turns of a new session, which copies them."""
+        ...
+
     def place(self, session_id: str, number: int) -> None:
         """Set the session, and the turn's number in it."""
         ...

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from handlers.chat.background import BackgroundResponses
 from handlers.chat.commands import (
+    ActOnSession,
     AddItems,
     Ask,
     Command,
@@ -77,11 +78,13 @@ class ResourceService:
         self._sessions = sessions
         self._service = service
         self._responses = StoredResponses(sessions, recorder)
-        self._background = BackgroundResponses(sessions, recorder, parts.receiver, self._responses, service)
         self._conversations = Conversations(sessions, recorder, parts.receiver)
+        self._background = BackgroundResponses(
+            sessions, recorder, parts.receiver, self._responses, self._conversations, service
+        )
         self._files = Files(sessions, recorder)
 
-    def handle(self, command: Resource, reply: PendingReply) -> None:
+    def handle(self, command: Resource | ActOnSession, reply: PendingReply) -> None:
         """Answer a command. Raises HandlerError."""
         match command:
             case Respond():
@@ -102,12 +105,14 @@ class ResourceService:
             case _:
                 reply.finish_json(self._answer(command, reply))
 
-    def _answer(self, command: Resource, reply: PendingReply) -> dict[str, Any]:
+    def _answer(self, command: Resource | ActOnSession, reply: PendingReply) -> dict[str, Any]:
         match command:
             case ShowResponse():
                 return self._responses.show(command)
             case DeleteResponse():
                 return self._responses.delete(command, reply)
+            case ActOnSession():
+                return self._responses.drop(command, reply)
             case EndResponse():
                 return self._background.end(command)
             case CountTokens():
@@ -153,7 +158,9 @@ class ResourceService:
             elif not is_last or not turn.try_start():
                 if not command.may_open:
                     raise limit_reached()
-                session_id = self._service.open(opening_of(ask), reply, (found.session, found.number))
+                session_id = self._service.open(opening_of(ask), reply, (found.session, found.num_turns))
+                assert ask.draft is not None
+                ask.draft.branch(found.num_turns)
                 self._service.dispatch(replace(ask, session_id=session_id), reply)
 
     def _respond_in_conversation(self, command: RespondInConversation, reply: PendingReply) -> None:
@@ -209,7 +216,7 @@ class ResourceService:
         items: list[Item] = []
         if isinstance(request, Respond):
             with self._responses.found(opening.caller, request.previous, "previous_response_id") as found:
-                items = self._responses.repeat(found.session, found.number, opening.caller)
+                items = self._responses.repeat(found.session, found.num_turns, opening.caller)
         form = request.ask.form if isinstance(request, Respond) else request.form
         assert isinstance(form, ResponseForm)
         items += form.items
@@ -228,7 +235,7 @@ class ResourceService:
 
     def _generate_after(self, found: StoredResponse, ask: Ask) -> Generate:
         assert ask.draft is not None
-        return generate(ask, ask.draft.instructions, self._responses.repeat(found.session, found.number, ask.caller))
+        return generate(ask, ask.draft.instructions, self._responses.repeat(found.session, found.num_turns, ask.caller))
 
 
 def find_fetches(command: Resource) -> str | None:

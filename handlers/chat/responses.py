@@ -10,20 +10,21 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from handlers.chat.commands import DeleteResponse, ShowResponse
+from handlers.chat.commands import ActOnSession, DeleteResponse, ShowResponse
 from handlers.chat.dialects.response_form import ResponseForm, show_items, show_page, show_response
 from handlers.chat.dialects.responses import find_response, unknown_response
 from handlers.chat.items import Item, read_items
 from handlers.chat.messages import USER, ImagePart, KeptImage, Message
+from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.sessions.entries import entries_of
 from handlers.chat.sessions.lifecycle import SessionLifecycle
-from handlers.chat.sessions.queued_response import QueuedResponse
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
-from handlers.errors import InvalidRequest, ResponseUnknown, SessionGone
+from handlers.errors import InvalidRequest, ResponseCancelled, ResponseUnknown, SessionGone
 from handlers.journal.event import Event
 from handlers.reply import PendingReply
 from handlers.requests import Caller
+from torchmoor.wire import background, operations
 from torchmoor.wire.response_ids import read_compaction_id
 
 OTHER_API = "this conversation has turns of another API and cannot be continued from here"
@@ -33,13 +34,18 @@ OTHER_API = "this conversation has turns of another API and cannot be continued 
 class StoredResponse:
     """A stored response and its position: the number of its entry in a session, which is held.
 
-    queued: of a response in the background that is not an entry yet, and which `event` describes.
+    queued: of a response in the background that is not a turn yet, and which `event` describes.
     """
 
     session: Session
     number: int
     event: Event
     queued: QueuedResponse | None = None
+
+    @property
+    def num_turns(self) -> int:
+        """The turns of the conversation up to this one."""
+        return self.session.order.index(self.number) + 1
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -65,13 +71,15 @@ class StoredResponses:
         try:
             with self._sessions.hold(place.session_id, caller) as session:
                 with session.recording:
-                    if len(session.entries) < place.number:
+                    if session.find_turn(place.number) is None:
                         self._recorder.catch_up(session)
-                    event = session.entries[place.number - 1] if 0 < place.number <= len(session.entries) else None
-                    queued = session.queued if event is None else None
-                    if queued is not None and queued.number == place.number:
-                        event = queued.shown(is_running=session.turn is not None)
-                    elif event is None or not event.response or not event.answer or place.number in session.deleted:
+                    event = session.find_turn(place.number)
+                    queued = session.queued.get(place.number) if event is None else None
+                    if queued is not None:
+                        event = queued.shown(is_running=queued.turn is not None and queued.turn is session.turn)
+                    if event is None or not event.response or place.number in session.deleted:
+                        raise unknown_response(response_id, param)
+                    if queued is None and not event.answer:  # items that a client has added
                         raise unknown_response(response_id, param)
                 found = StoredResponse(session, place.number, event, queued)
                 if queued is not None and param is not None:
@@ -102,10 +110,41 @@ class StoredResponses:
     def delete(self, command: DeleteResponse, reply: PendingReply) -> dict[str, Any]:
         with self.found(command.caller, command.response_id) as found:
             if found.queued is not None:
-                self._sessions.end(found.session, command.invocation_id, reply)
+                self._delete_queued(found.session, found.queued, command.invocation_id, reply)
             else:
                 self._sessions.delete_entry(found.session, found.number, command.invocation_id, reply)
         return {"id": command.response_id, "object": "response", "deleted": True}
+
+    def drop(self, command: ActOnSession, reply: PendingReply) -> dict[str, Any]:
+        """Delete a response in the background that the proxy could not queue. Raises SessionUnknown."""
+        session = self._sessions.get_by_hash(command.session)
+        queued = session.queued.get(command.entry or 0)
+        if queued is not None:
+            self._delete_queued(session, queued, "", reply)
+        return {operations.SESSION: command.session}
+
+    def _delete_queued(self, session: Session, queued: QueuedResponse, invocation_id: str, reply: PendingReply) -> None:
+        """Delete a response in the background with its session, or end and hide it in its conversation."""
+        if queued.entry:
+            self.end(session, queued, {background.STATUS: background.CANCELLED})
+            self._sessions.delete_entry(session, queued.number, invocation_id, reply)
+        else:
+            self._sessions.end(session, invocation_id, reply)
+
+    def end(self, session: Session, queued: QueuedResponse, ended: dict[str, Any]) -> None:
+        """End a response in the background without an answer, unless it has ended. ended: fields of its object.
+
+        Raises TurnConflict, the session's end.
+        """
+        with session.recording:
+            self._recorder.catch_up(session)
+            if queued.ended is not None or session.find_turn(queued.number) is not None:
+                return
+            event = Event(kind="end", response=json.dumps(ended, ensure_ascii=False), entry=queued.event.entry)
+            self._recorder.record(session, event)
+        turn = queued.turn  # another thread may end it
+        if turn is not None:
+            turn.stop(ResponseCancelled("this response was cancelled"))
 
     def repeat(self, session: Session, num_entries: int, caller: Caller) -> list[Item]:
         """Return the items of a held session's first entries, with pictures, whose bytes are read later."""
@@ -134,7 +173,7 @@ class StoredResponses:
         """Return the items of a compacted conversation. Raises ResponseUnknown, JournalUnavailable."""
         unknown = ResponseUnknown("This compaction item is not known, or has expired; send the conversation itself.")
         with self._sessions.hold_resource(read_compaction_id(text), caller, unknown) as session:
-            return self.repeat(session, len(session.entries), caller)
+            return self.repeat(session, len(session.order), caller)
 
 
 def _with_images(messages: list[Message], images: list[ImagePart]) -> list[Message]:

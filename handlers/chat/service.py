@@ -177,6 +177,8 @@ class ChatService:
                 self._change_in_background(command, reply)
             case StopAnswer():
                 reply.finish_json({"success": True, "stopped": self._end_answer(command)})
+            case ActOnSession(entry=int()):
+                self._in_background(reply, lambda: self._resources.handle(command, reply))
             case BranchSession() | CloseSession() | ActOnSession() | CloseInJournal() | EndClosed():
                 self._in_background(reply, lambda: self._change_session(command, reply))
             case _:
@@ -248,7 +250,7 @@ class ChatService:
     def _branch(self, command: BranchSession, reply: PendingReply) -> str:
         with self._sessions.hold(command.session_id, command.opening.caller) as source:
             self.recorder.catch_up(source)
-            num_turns = len(source.entries)
+            num_turns = len(source.order)
             if command.num_turns > num_turns:
                 raise InvalidRequest(f"'turns' must be at most {num_turns}, the turns that the session has")
             return self.open(command.opening, reply, (source, command.num_turns))

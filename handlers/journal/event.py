@@ -17,10 +17,10 @@ class EventTooLarge(Exception):
 class Event:
     """One event of a session.
 
-    kind: "open", "images", "queue", "end", "turn", "update", "delete" or "close". images: hashes of the pictures that
-    it adds or, in a turn, that the question refers to, in order. question, answer: of a turn. system: the system
-    message that the first turn brings. invocation_id: the client's, which identifies a retry; of a "close", that of
-    the request that closed the session.
+    kind: "open", "images", "queue", "begin", "end", "turn", "update", "delete" or "close". images: hashes of the
+    pictures that it adds or, in a turn, that the question refers to, in order. question, answer: of a turn. system: the
+    system message that the first turn brings. invocation_id: the client's, which identifies a retry; of a "close", that
+    of the request that closed the session.
     adapter: of an "open", the adapter that the request named; its session's questions go to it.
     asked_by: "tool" if the question is the results of tools, as JSON; else empty.
     response: of a turn of OpenAI's Responses API, the response's fields as JSON; its question and answer are then lists
@@ -29,6 +29,8 @@ class Event:
     or that and the place of the deleted item; that of an "open" how many turns were copied from another session.
     A "queue" is a response in the background before it is a turn: its question and its response are those of the turn
     to be, its answer is the request's other fields as JSON. The response of an "end" says why there will be no turn.
+    entry: of a "queue" in a conversation, the number of the entry that it reserves; also of its "begin", its "end" and
+    its turn. A "begin" says that the model has the conversation up to here.
     nonce: distinguishes writes of equal content: a writer whose write timed out, and that finds the number taken,
     recognises its own event by it.
     """
@@ -41,13 +43,14 @@ class Event:
     response: str = ""
     asked_by: str = ""
     adapter: str = ""
+    entry: str = ""
     invocation_id: str = ""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)
 
     @property
     def num_chars(self) -> int:
-        """Characters of its texts, those of a response in the background only when it is a turn."""
-        if self.kind == "queue":
+        """Characters of its texts, those of a response in a session of its own only when it is a turn."""
+        if self.kind == "queue" and not self.entry:
             return 0
         return len(self.question) + len(self.answer) + len(self.system) + len(self.response)
 

@@ -16,10 +16,10 @@ from handlers.settings import JournalSettings
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import find_key
 
-_KINDS = ("open", "images", "queue", "end", "turn", "update", "delete", "close")
+_KINDS = ("open", "images", "queue", "begin", "end", "turn", "update", "delete", "close")
 _IMAGE = re.compile(r"[0-9a-f]{64}")
 # Omitted if empty, so that older versions can read the event.
-_LATER = ("system", "response", "asked_by", "adapter")
+_LATER = ("system", "response", "asked_by", "adapter", "entry")
 _SESSION = "session"  # encoded with the event: binds it to its session
 _CONTEXT = "torchmoor-event-v1"  # no message that a fleet signs for another purpose begins so
 

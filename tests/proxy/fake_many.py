@@ -5,10 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, refusing
 
 TARGET = "x-amzn-sagemaker-target-model"
+
+
+def completion(body: bytes) -> dict[str, Any]:
+    """Return what OpenAI's APIs require of an answer, to a body of chat completions or of completions."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict) or not asked.keys() & {"messages", "prompt"}:
+        return {}
+    is_chat = "messages" in asked
+    said = {"message": {"role": "assistant", "content": "a"}} if is_chat else {"text": "a"}
+    return {
+        "id": "1",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": 1,
+        "choices": [{"index": 0, "finish_reason": "stop", "logprobs": None, **said}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
 
 
 @dataclass
@@ -54,7 +74,8 @@ class FakeMany:
                 await self.answering.pass_through()
             found = {"device": "hit", "host": "host", "disk": "disk"}.get(tier, "cold")
             receipts = {"X-Torchmoor-Model-Cache": found, "X-Torchmoor-Model-Load-Ms": "0" if found == "hit" else "250"}
-            await wire.answer(200, receipts, json.dumps({"model": name, "instance": self.fake.name}).encode())
+            answer = {**completion(request.body), "model": name, "instance": self.fake.name}
+            await wire.answer(200, receipts, json.dumps(answer).encode())
 
     def why_not(self, name: str) -> tuple[int, str, str] | None:
         """Return the refusal of a model, or None."""

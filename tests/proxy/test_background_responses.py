@@ -18,7 +18,7 @@ from torchmoor.async_inference.request import background_request
 from torchmoor.config.limits import CallerSettings
 from torchmoor.errors import ApiError, QueueUnavailable
 from torchmoor.proxy.instances.instance import InstanceState
-from torchmoor.wire.response_ids import response_id
+from torchmoor.wire.response_ids import conversation_id, response_id
 from torchmoor.wire.session_hash import session_hash
 
 MakeStage = Callable[..., Stage]
@@ -35,6 +35,8 @@ class FakeResponses:
     ran: list[tuple[str, Received]] = field(default_factory=list)  # with the name of the instance
     ended: list[dict[str, Any]] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)  # hashes of sessions
+    dropped: list[tuple[str, int]] = field(default_factory=list)  # responses of conversations
+    talk: str = ""  # the session of a conversation, which has all responses
 
     def __post_init__(self) -> None:
         for name, instance in self.stage.instances.items():
@@ -55,7 +57,17 @@ class FakeResponses:
 
         return behave
 
+    async def _add(self, request: Received, wire: Wire) -> None:
+        """Accept a response in the conversation, again if the client repeats its request."""
+        named = request.headers.get("amz-sdk-invocation-id", "") or f"{len(self.sessions)}"
+        self.sessions += [] if named in self.sessions else [named]
+        name = response_id(self.talk, self.sessions.index(named) + 1)
+        await wire.answer(200, {"X-Torchmoor-Background": name}, json.dumps({"id": name}).encode())
+
     async def _open(self, name: str, request: Received, wire: Wire) -> None:
+        if self.talk:
+            await self._add(request, wire)
+            return
         session = make_session_id(name, nonce="abcdefghijklm" + f"{len(self.sessions):03d}".translate(LETTERS))
         self.sessions.append(session)
         stamp = f"{session}; Expires=2037-01-01T00:00:00Z"
@@ -69,7 +81,9 @@ class FakeResponses:
 
     async def _close(self, request: Received, wire: Wire) -> None:
         operation = json.loads(request.body or b"{}")
-        if operation.get("action") == "close":
+        if "entry" in operation:
+            self.dropped.append((operation["session"], operation["entry"]))
+        elif operation.get("action") == "close":
             self.closed.append(operation["session"])
         await wire.answer()
 
@@ -77,9 +91,9 @@ class FakeResponses:
 LETTERS = str.maketrans("0123456789", "abcdefghij")
 
 
-def post(stage: Stage, body: dict[str, Any] = BODY) -> tuple[int, dict[str, str], bytes]:
+def post(stage: Stage, body: dict[str, Any] = BODY, **headers: str) -> tuple[int, dict[str, str], bytes]:
     connection = stage.http()
-    connection.request("POST", "/v1/responses", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request("POST", "/v1/responses", json.dumps(body), {"Content-Type": "application/json", **headers})
     answer = connection.getresponse()
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
@@ -363,6 +377,71 @@ def test_a_response_whose_instance_is_lost_before_it_is_queued_is_asked_for_once
 
     assert (status, json.loads(body)) == (200, {"id": response_id(fake.sessions[1], 1)})
     wait_until(lambda: fake.closed == [session_hash(fake.sessions[0])], "the first response is closed")
+    stage.check_clean()
+
+
+def in_conversation(fake: FakeResponses) -> dict[str, Any]:
+    """Make the fakes keep responses in one conversation. Return the body of a request."""
+    fake.talk = make_session_id("a")
+    return {**BODY, "conversation": conversation_id(fake.talk)}
+
+
+def test_responses_of_a_conversation_run_where_it_is(make_stage: MakeStage, tmp_path: Path) -> None:
+    """Each is a request of its own in the queue."""
+    stage = make_stage(async_folder=tmp_path)
+    fake = FakeResponses(stage)
+    body = in_conversation(fake)
+
+    answers = [post(stage, body) for _ in range(3)]
+
+    names = [response_id(fake.talk, number) for number in (1, 2, 3)]
+    assert [json.loads(answer[2])["id"] for answer in answers] == names
+    wait_until(lambda: states(stage) == ["COMPLETED"] * 3, "the responses were generated")
+    assert {name for name, _ in fake.ran} == {"a"}
+    assert sorted(each.headers["x-torchmoor-resource"] for _, each in fake.ran) == [f"RUN responses/{n}" for n in names]
+
+
+def test_a_refusal_leaves_the_conversation_open(make_stage: MakeStage, tmp_path: Path) -> None:
+    """Only the response that the queue refuses is deleted."""
+    stage = make_stage(async_folder=tmp_path, callers=CallerSettings(limited="always", max_async_requests=1))
+    fake, gate = FakeResponses(stage), Gate()
+
+    async def hold(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer()
+
+    fake.run = hold
+    body = in_conversation(fake)
+
+    assert [post(stage, body)[0] for _ in range(2)] == [200, 429]
+
+    wait_until(lambda: fake.dropped == [(session_hash(fake.talk), 2)], "the response is deleted")
+    gate.open()
+    wait_until(lambda: states(stage) == ["COMPLETED"], "the first response was generated")
+    assert fake.closed == []
+
+
+def test_a_response_of_a_conversation_that_is_accepted_twice_is_queued_once(
+    make_stage: MakeStage, tmp_path: Path
+) -> None:
+    """The instance that takes the conversation over knows the request by its invocation id, so nothing is deleted."""
+    stage = make_stage(async_folder=tmp_path, are_journaled=True)
+    fake, queue = FakeResponses(stage), SlowQueue(stage)
+    body = in_conversation(fake)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(post, stage, body, **{"amz-sdk-invocation-id": "one-id"})
+        wait_until(lambda: len(queue.gates) == 1, "the response waits for the queue")
+        stage.run(set_down(stage, "a"))
+        wait_until(lambda: len(queue.gates) == 2, "it waits for the queue again")
+        queue.gates[0].open()
+        wait_until(lambda: states(stage), "the queue has it")
+        assert not stage.run(has_answered(stage))
+        queue.gates[1].open()
+        status, _, answer = asked.result(20)
+
+    assert (status, json.loads(answer)) == (200, {"id": response_id(fake.talk, 1)})
+    wait_until(lambda: states(stage) == ["COMPLETED"], "the response was generated")
+    assert (fake.dropped, fake.closed) == ([], [])
     stage.check_clean()
 
 

@@ -61,7 +61,7 @@ def body_of(route: dict[str, Any]) -> bytes:
     content = route.get("requestBody", {}).get("content", {}).get("application/json")
     if content is None:
         return b""
-    fields = example(content["schema"]) if content["schema"] else {}
+    fields = example(content["schema"]) if content["schema"].get("type") == "object" else {}
     return json.dumps({**fields, "model": "m1.tar.gz"}).encode()
 
 
@@ -95,6 +95,49 @@ def test_the_documents_are_sound(groups: Any) -> None:
         assert reference.rpartition("/")[2] in document["components"]["schemas"]
         for content in route.get("requestBody", {}).get("content", {}).values():
             jsonschema.Draft202012Validator.check_schema(content["schema"])
+
+
+WITHOUT_BODY = {("GET", "/ping"), ("GET", "/v1/responses")}  # an empty answer, and that to an upgrade
+
+
+@pytest.mark.parametrize("groups", [DATA_PLANE, ADMIN_PLANE])
+def test_each_body_has_a_schema(groups: Any) -> None:
+    """That of each request and of each answer, which only the named routes lack; an answer's schema is valid."""
+    for method, path, route in routes(make_document(groups)):
+        answers = [answer for status, answer in route["responses"].items() if status != "default"]
+        assert all("content" in answer for answer in answers) == ((method, path) not in WITHOUT_BODY), path
+        for described in (*answers, route.get("requestBody", {})):
+            for content in described.get("content", {}).values():
+                assert content["schema"], (method, path)
+                jsonschema.Draft202012Validator.check_schema(content["schema"])
+
+
+OWN_FORM = {"InvokeEndpoint", "InvokeEndpointAsync", "invocations", "invokeLoadedModel", "createEmbedding", "rerank"}
+OWN_FORM |= {"modelMetadata", "modelReady", "modelInfer"}  # answers that an instance's handler makes
+NOT_DESCRIBED = {
+    "loadModel",
+    "describeLoadedModel",
+    "unloadModel",
+    "instanceHistory",
+    "drainInstance",
+    "resumeInstance",
+}
+NOT_DESCRIBED |= {"actOnModel", "actOnSession", "listAsyncRequests", "describeAsyncRequest", "asyncResult"}
+NOT_DESCRIBED |= {"cancelAsyncRequest"}
+
+
+def test_each_answer_has_its_own_schema() -> None:
+    """Except for the named ones, which may be any JSON value in the document: a new route needs a schema."""
+    found = [route for groups in (DATA_PLANE, ADMIN_PLANE) for _, _, route in routes(make_document(groups))]
+    any_value = {
+        route["operationId"]
+        for route in found
+        for status, answer in route["responses"].items()
+        for content in (answer.get("content", {}).values() if status != "default" else ())
+        if content["schema"] == schemas.JSON_VALUE
+    }
+
+    assert any_value == OWN_FORM | NOT_DESCRIBED
 
 
 def test_each_route_of_the_data_plane_answers(planes: dict[str, Stage]) -> None:

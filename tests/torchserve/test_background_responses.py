@@ -1,6 +1,7 @@
 """Responses in the background through OpenAI's own client, on real TorchServe instances."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -125,12 +126,53 @@ def test_a_response_that_cannot_be_generated_has_failed(gpt: openai.OpenAI) -> N
     assert "tokens" in failed.error.message
 
 
+def test_a_response_joins_its_conversation_when_it_is_complete(gpt: openai.OpenAI) -> None:
+    """With its picture, once; its answer is that of a request that waits for it, and the next turn sees both."""
+    talk, direct = gpt.conversations.create(), gpt.conversations.create()
+    queued = begin(gpt, FIRST, conversation=talk.id)
+    assert queued.conversation is not None
+    assert (queued.status, queued.conversation.id) == ("queued", talk.id)
+
+    done = finish(gpt, queued.id)
+
+    expected = gpt.responses.create(model="llava", input=FIRST, conversation=direct.id)
+    assert (done.status, done.id, done.output_text) == ("completed", queued.id, expected.output_text)
+    items = list(gpt.conversations.items.list(talk.id, order="asc"))
+    assert [item.id for item in items[1:]] == [item.id for item in done.output]
+    after = gpt.responses.create(model="llava", input=SHAPE, conversation=talk.id)
+    assert "circle" in after.output_text
+    assert after.usage is not None
+    again = gpt.responses.create(model="llava", input=SHAPE, conversation=direct.id)
+    assert again.usage is not None
+    assert after.usage.input_tokens == again.usage.input_tokens
+    assert len(list(gpt.conversations.items.list(talk.id))) == 4
+
+
+def test_a_cancelled_response_leaves_its_conversation_as_it_was(fleet: Fleet, gpt: openai.OpenAI) -> None:
+    """A request that has waited behind it is answered."""
+    talk = gpt.conversations.create()
+    with slowed_workers(fleet), ThreadPoolExecutor(1) as pool:
+        queued = begin(gpt, conversation=talk.id, **{**LONG, "max_output_tokens": 1500})
+        wait_for(gpt, queued.id, lambda each: each.status == "in_progress")
+        waiting = pool.submit(gpt.responses.create, model="llava", input="hi", conversation=talk.id)
+        wait_until(
+            lambda: sum(fleet.status(i["name"])["turns"]["waiting"] for i in fleet.instances()), "the request waits"
+        )
+        assert gpt.responses.cancel(queued.id).status == "cancelled"
+        assert waiting.result(90).status in ("completed", "incomplete")
+
+    items = gpt.conversations.items.list(talk.id, order="asc").data
+    assert len(items) == 2
+    assert items[0].to_dict()["content"][0]["text"] == "hi"  # type: ignore[index]
+    assert gpt.responses.retrieve(queued.id).status == "cancelled"
+    gpt.responses.delete(queued.id)
+    assert len(gpt.conversations.items.list(talk.id).data) == 2
+
+
 def test_what_cannot_be_in_the_background_is_refused(gpt: openai.OpenAI) -> None:
-    conversation = gpt.conversations.create()
-    for options in ({"store": False}, {"conversation": conversation.id}):
-        with pytest.raises(openai.BadRequestError) as caught:
-            begin(gpt, **options)
-        assert caught.value.param == "background"
+    with pytest.raises(openai.BadRequestError) as caught:
+        begin(gpt, store=False)
+    assert caught.value.param == "background"
     with pytest.raises(openai.BadRequestError, match="synchronous"):
         gpt.responses.cancel(gpt.responses.create(model="llava", input="x").id)
 

@@ -147,7 +147,7 @@ def background_request(
     place = read_response_id(response_id)
     if place is None:
         raise ValueError("not the id of a response")
-    name = f"response-{session_hash(place.session_id)}"  # the id itself is a credential
+    name = f"response-{session_hash(place.session_id)}-{place.number}"  # the id itself is a credential
     return AsyncRequest(
         inference_id=name,
         endpoint=endpoint,

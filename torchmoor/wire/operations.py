@@ -33,5 +33,6 @@ MODEL_ACTIONS = (LOAD, UNLOAD, PIN, UNPIN, PREWARM)
 # Keys of sessions with an action, and the actions; session_query.py has the keys of a list
 SESSION = "session"  # its hash
 IN_JOURNAL = "in_journal"  # with close: a session that no worker holds
+ENTRY = "entry"  # with close: only the response in the background of this number, in a conversation
 CLOSE = "close"
 SESSION_ACTIONS = (CLOSE, PIN, UNPIN)

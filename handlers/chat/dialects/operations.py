@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from handlers.chat.checks import names
+from handlers.chat.checks import is_int, names
 from handlers.chat.commands import ActOnSession, CloseInJournal, Command, EndClosed, ReportStatus
 from handlers.errors import InvalidRequest
 from torchmoor.wire import operations
-from torchmoor.wire.operations import ACTION, IN_JOURNAL, MAX_ENDED, SESSION, SESSION_ACTIONS, SESSION_IDS
+from torchmoor.wire.operations import ACTION, ENTRY, IN_JOURNAL, MAX_ENDED, SESSION, SESSION_ACTIONS, SESSION_IDS
 from torchmoor.wire.session_hash import SESSION_HASH
 from torchmoor.wire.session_query import SESSION_QUERY_FIELDS, SessionQuery, SessionQueryError
 
@@ -29,15 +29,19 @@ def _parse_sessions(body: Mapping[str, Any]) -> SessionQuery | ActOnSession | Cl
     """Read a sessions operation.
 
     The fields of SessionQuery, each optional; or {"action": "close", "session": HASH}, and for a session that no worker
-    holds, "in_journal": true.
+    holds, "in_journal": true, or for one response in the background, "entry": NUMBER.
     """
     if ACTION in body:
-        _refuse_others(body, (ACTION, SESSION, IN_JOURNAL))
+        _refuse_others(body, (ACTION, SESSION, IN_JOURNAL, ENTRY))
         action, session = body[ACTION], body.get(SESSION)
         if action not in SESSION_ACTIONS:
             raise InvalidRequest(f"'action' must be one of {', '.join(SESSION_ACTIONS)}", param=ACTION)
         if not isinstance(session, str) or not SESSION_HASH.fullmatch(session):
             raise InvalidRequest("'session' must be a session's hash, of 16 hexadecimal digits", param=SESSION)
+        if ENTRY in body:
+            if action != operations.CLOSE or not is_int(body[ENTRY]) or IN_JOURNAL in body:
+                raise InvalidRequest("'entry' must be a whole number, with the action close alone", param=ENTRY)
+            return ActOnSession(action, session, body[ENTRY])
         if IN_JOURNAL not in body:
             return ActOnSession(action, session)
         if action != operations.CLOSE or body[IN_JOURNAL] is not True:

@@ -59,6 +59,9 @@ class ResponseForm:
     def is_background(self) -> bool:
         return bool(self._fields.get("background"))
 
+    def branch(self, num_turns: int) -> None:
+        self.after = num_turns
+
     def place(self, session_id: str, number: int) -> None:
         """Set the turn's session and its number there, from which the response's id is made.
 

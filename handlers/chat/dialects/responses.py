@@ -25,7 +25,7 @@ from handlers.chat.grammars import read_text_format
 from handlers.chat.items import NOTHING, Item, Referred, check_results, images_in, parse_input, read_items
 from handlers.chat.messages import SYSTEM, Message, TextPart, joined
 from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter
-from handlers.chat.sessions.queued_response import QueuedResponse
+from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests import Incoming
@@ -108,8 +108,9 @@ def parse_response(
         draft=form,
     )
     if given.get("background"):
-        check_session_limit(incoming)
-        return queue_response(ask, given, previous)
+        if not conversation:
+            check_session_limit(incoming)
+        return queue_response(ask, given, previous, conversation)
     if conversation:
         return RespondInConversation(ask=ask, conversation_id=conversation)
     if place is not None:
@@ -138,14 +139,14 @@ def generate(ask: Ask, instructions: Sequence[Message], earlier: Sequence[Item])
     )
 
 
-def queue_response(ask: Ask, given: dict[str, Any], previous: str) -> QueueResponse:
+def queue_response(ask: Ask, given: dict[str, Any], previous: str, conversation: str) -> QueueResponse:
     """Make the request for a response in the background. Raises InvalidRequest.
 
     An answer with sampling gets its seed here, so that it is the same each time it is generated.
     """
-    if given.get("conversation") or not given.get("store", True):
+    if not given.get("store", True):
         raise InvalidRequest(
-            "'background' cannot be combined with 'conversation' or with 'store': false",
+            "'background' cannot be combined with 'store': false",
             param="background",
             api_code="mutually_exclusive_parameters",
         )
@@ -154,7 +155,8 @@ def queue_response(ask: Ask, given: dict[str, Any], previous: str) -> QueueRespo
     if ask.parameters.is_sampling:
         request.setdefault("seed", secrets.randbits(SEED_BITS))
     kept = {"request": request, "may_drop": ask.draft.may_drop}
-    return QueueResponse(ask=ask, previous=previous, request=json.dumps(kept, ensure_ascii=False))
+    request_text = json.dumps(kept, ensure_ascii=False)
+    return QueueResponse(ask=ask, previous=previous, conversation_id=conversation, request=request_text)
 
 
 def resume_response(command: RunResponse, queued: QueuedResponse, session_id: str) -> Ask:
@@ -165,7 +167,7 @@ def resume_response(command: RunResponse, queued: QueuedResponse, session_id: st
         json.loads(queued.event.response),
         read_items(queued.event.question),
         instructions=_read_instructions(given),
-        after=queued.number - 1,
+        after=None if queued.entry else queued.number - 1,
         may_drop=kept["may_drop"],
     )
     form.place(session_id, queued.number)
@@ -179,7 +181,7 @@ def resume_response(command: RunResponse, queued: QueuedResponse, session_id: st
         form=form,
         is_streaming=False,
         draft=form,
-        feed=queued.feed,
+        queued=queued,
     )
 
 

@@ -7,15 +7,16 @@ from typing import Any
 
 from handlers.chat.items import messages_of, read_items, write_items
 from handlers.chat.messages import answer_message, question_message, result_messages, system_message
-from handlers.chat.sessions.queued_response import QueuedResponse
+from handlers.chat.pictures.store import Image
+from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.sessions.session import Session
 from handlers.errors import InvalidRequest
 from handlers.journal.event import Event
 
 
 def entries_of(session: Session, num_entries: int) -> list[Event]:
-    """Return the session's first entries without their deleted items. Raises InvalidRequest if items are damaged."""
-    return [_remaining(session, number) for number in range(1, num_entries + 1)]
+    """Return the conversation's first turns without their deleted items. Raises InvalidRequest if items are damaged."""
+    return [_remaining(session, number) for number in session.order[:num_entries]]
 
 
 def _remaining(session: Session, number: int) -> Event:
@@ -44,23 +45,27 @@ def ask_messages(question: str, asked_by: str, num_images: int) -> list[dict[str
     return result_messages(question, num_images) if asked_by else [question_message(question, num_images)]
 
 
-def remember_entry(session: Session, event: Event, rebuild: Callable[[list[dict[str, Any]]], None]) -> None:
-    """Apply an event to the session's list of entries. rebuild: replaces the conversation after an item is deleted.
+def remember_entry(session: Session, event: Event, rebuild: Callable[[list[dict[str, Any]]], None]) -> list[Image]:
+    """Apply an event to the session's list of entries. Return pending images that no question will have.
 
-    Raises InvalidRequest if the event refers to no entry, or has fields that a conversation does not have.
+    rebuild: replaces the conversation after an item is deleted. Raises InvalidRequest if the event refers to no entry,
+    or has fields that a conversation does not have.
     """
     match event.kind:
         case "turn":
-            session.entries.append(event)
+            _add_turn(session, event)
         case "update":
             session.resource = {**(session.resource or {}), **fields_of(event.response)}
         case "queue":
-            session.queued = QueuedResponse(len(session.entries) + 1, event)
+            _add_queued(session, event)
+        case "begin":
+            _find_queued(session, event).has_begun = True
         case "end":
-            if session.queued is None:
-                raise InvalidRequest("an event ends no response of its session")
-            session.queued.ended = fields_of(event.response)
-            session.queued.feed.fail(session.queued.ended)  # perhaps another instance has ended it
+            queued = _find_queued(session, event)
+            queued.ended = fields_of(event.response)
+            queued.feed.fail(queued.ended)  # perhaps another instance has ended it
+            unused, queued.images = queued.images, []
+            return unused
         case "open":
             session.adapter = event.adapter
             session.deleted.update(range(1, _number(event.question or "0") + 1))
@@ -73,10 +78,58 @@ def remember_entry(session: Session, event: Event, rebuild: Callable[[list[dict[
                 raise InvalidRequest("an event refers to an entry that its session does not have")
             if not place:
                 session.deleted.add(number)
-                return
+                return []
             session.deleted_items.add((number, _number(place)))
-            left = entries_of(session, len(session.entries))
+            left = entries_of(session, len(session.order))
             rebuild([message for each in left for message in messages_added(each)])
+            _note_change(session)
+    return []
+
+
+def _add_turn(session: Session, event: Event) -> None:
+    """Append a turn, or put it into the entry that its response in the background has reserved."""
+    if event.entry:
+        queued = _find_queued(session, event)
+        if session.find_turn(queued.number) is not None:
+            raise InvalidRequest("an event answers a response that has its answer")
+        queued.images = []
+        session.entries[queued.number - 1] = event
+        session.order.append(queued.number)
+    else:
+        session.entries.append(event)
+        session.order.append(len(session.entries))
+    _note_change(session)
+
+
+def _add_queued(session: Session, event: Event) -> None:
+    queued = QueuedResponse(len(session.entries) + 1, event)
+    if event.entry:
+        if _number(event.entry) != queued.number:
+            raise InvalidRequest("an event reserves an entry that is not the next one")
+        session.entries.append(event)
+        queued.images = [_find_pending(session, digest) for digest in event.images]
+    session.queued[queued.number] = queued
+
+
+def _find_pending(session: Session, digest: str) -> Image:
+    found = next((image for image in session.pending_images if image.digest == digest), None)
+    if found is None:
+        raise InvalidRequest("an event lacks an image of its question")
+    return found
+
+
+def _find_queued(session: Session, event: Event) -> QueuedResponse:
+    """Return the response in the background that an event is about: by its entry, or the only one."""
+    number = _number(event.entry) if event.entry else next(iter(session.queued), 0)
+    if number not in session.queued:
+        raise InvalidRequest("an event refers to no response of its session")
+    return session.queued[number]
+
+
+def _note_change(session: Session) -> None:
+    """Note that the conversation is another one than the model got for responses that are not turns yet."""
+    for queued in session.queued.values():
+        queued.is_changed = queued.is_changed or queued.has_begun
 
 
 def _number(text: str) -> int:

@@ -8,8 +8,8 @@ from functools import partial
 from handlers.chat.commands import ActOnSession, AddImages, CloseSession, EndClosed, OpenSession
 from handlers.chat.pictures.receiver import ImageReceiver, ReceivedImage
 from handlers.chat.pictures.store import digests
+from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.sessions.inspection import find_by_hash
-from handlers.chat.sessions.queued_response import QueuedResponse
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
@@ -248,12 +248,16 @@ class SessionLifecycle:
         self._record_with(session, event, received, self._recorder.add)
 
     def queue_response(self, session: Session, event: Event, received: Sequence[ReceivedImage]) -> QueuedResponse:
-        """Record what a response in the background is to answer. Raises TurnConflict, the session's end."""
-        self._record_with(
-            session, replace(event, images=digests(item.image for item in received)), received, self._recorder.record
-        )
-        assert session.queued is not None
-        return session.queued
+        """Record what a response in the background is to answer. Raises TurnConflict, the session's end.
+
+        In a conversation, which has other turns as well, the response reserves an entry.
+        """
+        images = digests(item.image for item in received)
+        with session.recording:
+            number = len(session.entries) + 1
+            entry = "" if session.resource is None else str(number)
+            self._record_with(session, replace(event, images=images, entry=entry), received, self._recorder.record)
+            return session.queued[number]
 
     def _record_with(
         self,
@@ -352,11 +356,16 @@ class SessionLifecycle:
         if session_id is None or not self._try_close(session_id, self._store.find(session_id)):
             raise SessionUnknown("the journal has no open session of this hash")
 
-    def act(self, command: ActOnSession) -> Session:
-        """Close, pin or unpin a session that this worker holds, for an operator. Raises SessionUnknown."""
-        session = find_by_hash(self._store, command.session)
+    def get_by_hash(self, name: str) -> Session:
+        """Return a session that this worker holds. Raises SessionUnknown."""
+        session = find_by_hash(self._store, name)
         if session is None:
             raise SessionUnknown("this worker holds no session of this hash")
+        return session
+
+    def act(self, command: ActOnSession) -> Session:
+        """Close, pin or unpin a session that this worker holds, for an operator. Raises SessionUnknown."""
+        session = self.get_by_hash(command.session)
         match command.action:
             case operations.CLOSE:
                 self._try_close(session.id.text, session)

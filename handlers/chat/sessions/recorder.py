@@ -179,7 +179,7 @@ class SessionRecorder:
             own = list(islice(images, len(event.images)))
             encoded = [] if self._journal is None else [self.fetch(source, image.digest) for image in own]
             with target.recording:
-                copied = replace(event, invocation_id="", nonce=secrets.token_hex(8))
+                copied = replace(event, invocation_id="", entry="", nonce=secrets.token_hex(8))
                 self._write(target, copied, encoded)
                 self._share(target, own)
                 self._apply_turn(target, copied)
@@ -220,7 +220,7 @@ class SessionRecorder:
         worker wrote first, SessionClosed, SessionLost, InvalidRequest if the event is too large, JournalUnavailable.
         """
         with session.recording:
-            if event.kind in ("turn", "update") and not event.answer:
+            if event.kind == "queue" or (event.kind in ("turn", "update") and not event.answer):
                 self.check_history(session, event.num_chars)
             self._write(session, event, encoded_images)
             self._remember(session, event)
@@ -273,7 +273,8 @@ class SessionRecorder:
     def _remember(self, session: Session, event: Event) -> None:
         """Remember an entry, and its event by the client's invocation id; the conversation shares its texts."""
         self._store.add_chars(session, event.num_chars)
-        remember_entry(session, event, lambda messages: self._store.commit(session, messages, []))
+        unused = remember_entry(session, event, lambda messages: self._store.commit(session, messages, []))
+        self._store.drop_images(session, unused)
         if event.invocation_id and event.kind != "open":
             session.replays.append(event)
             del session.replays[: -self._max_replays]

@@ -4,33 +4,17 @@ import json
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from handlers.chat.pictures.store import Image
-from handlers.chat.sessions.queued_response import QueuedResponse
+from handlers.chat.queued_response import QueuedResponse, QueuedTurn
 from handlers.engine.contract import KvCache, KvPart
-from handlers.errors import HandlerError, SessionGone
+from handlers.errors import SessionGone
 from handlers.journal.event import Event
 from handlers.journal.journal import owner_key
 from handlers.requests import Caller
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import SessionId
-
-
-class QueuedTurn(Protocol):
-    """A turn in a session's queue. The queue begins it when the turns before it are over."""
-
-    def begin(self) -> None:
-        """Start the turn's work. Must return at once."""
-        ...
-
-    def stop(self, error: HandlerError) -> None:
-        """End the turn early with this error. Must return at once."""
-        ...
-
-    def end_early(self) -> bool:
-        """End the answer with its next token. Return False if no answer is being generated."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -58,11 +42,12 @@ class Session:
     adapter: str = ""  # that answers unless a request names another; empty for the base model
     num_events: int = 0  # events of the journal that this session has applied
     num_chars: int = 0  # characters of the texts of all events
-    entries: list[Event] = field(default_factory=list)  # its turns
+    entries: list[Event] = field(default_factory=list)  # its turns, and the "queue" of each that is to come
+    order: list[int] = field(default_factory=list)  # numbers of the turns, in the conversation's order
     deleted: set[int] = field(default_factory=set)  # numbers of entries whose responses are not shown
     deleted_items: set[tuple[int, int]] = field(default_factory=set)  # number of the entry, position in it
     resource: dict[str, Any] | None = None  # fields, if the session is an OpenAI conversation or file
-    queued: QueuedResponse | None = None  # the response in the background that it was opened for
+    queued: dict[int, QueuedResponse] = field(default_factory=dict)  # responses in the background, by their entries
     replays: list[Event] = field(default_factory=list)  # the last requests, to recognise a retry
     recording: threading.RLock = field(default_factory=threading.RLock)  # held while session and journal change
     end: SessionGone | None = None  # why the session is over, once it is
@@ -77,6 +62,22 @@ class Session:
         """What its owner's list has it as: the purpose of a file; empty for a session that is not listed."""
         purpose = (self.resource or {}).get("purpose")
         return purpose if isinstance(purpose, str) else ""
+
+    def find_turn(self, number: int) -> Event | None:
+        """Return the turn of this number; None without one, or while its response is in the background."""
+        event = self.entries[number - 1] if 0 < number <= len(self.entries) else None
+        return event if event is not None and event.kind == "turn" else None
+
+    def images_for(self, queued: QueuedResponse | None) -> list[Image]:
+        """Return the pending images of the next question, without those of responses in the background.
+
+        queued: the response that is the question; its own images are included.
+        """
+        images = list(self.pending_images)
+        for each in self.queued.values():
+            for image in each.images if each is not queued else ():
+                images.remove(image)
+        return images
 
     def __repr__(self) -> str:
         state = "ended" if self.end else "pinned" if self.turn else "idle"

@@ -12,7 +12,8 @@ from typing import Any
 
 from handlers.chat.pictures.receiver import check_num_images
 from handlers.chat.pictures.store import Image, ImageTier
-from handlers.chat.sessions.session import QueuedTurn, Session
+from handlers.chat.queued_response import QueuedTurn
+from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.table import SessionTable
 from handlers.errors import InvalidRequest, OutOfMemory, Overloaded
 

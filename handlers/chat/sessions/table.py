@@ -254,8 +254,9 @@ class SessionTable:
 
     def _stop(self, session: Session, end: SessionGone) -> None:
         session.end = end
-        if session.queued is not None and (session.turn is None or not isinstance(end, SessionExpired)):
-            session.queued.end_feed(end)
+        for queued in session.queued.values():
+            if queued.turn is None or queued.turn is not session.turn or not isinstance(end, SessionExpired):
+                queued.end_feed(end)
         logger.info("session ended session_id=%s reason=%s", session.id.text[:24], end.code)
         if session.turn is None:
             self._release(session)

@@ -45,7 +45,8 @@ class AnswerWriter:
         self._form = request.form
         self._eos_token_ids = model.eos_token_ids
         self._is_streaming = request.is_streaming
-        self._feed = request.feed if isinstance(request, Ask) else None
+        queued = request.queued if isinstance(request, Ask) else None
+        self._feed = None if queued is None else queued.feed
         self._has_stop = bool(request.parameters.stop)
         self._detokenizer = Detokenizer(model.tokenizer, request.parameters.stop)
         self._reader = reader

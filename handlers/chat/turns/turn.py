@@ -109,14 +109,15 @@ class Turn:
         receipt: dict[str, str] = {}
         if session.end is not None:
             raise session.end
-        self._raise_if_ended()
         self._text = self._read_text()
         with session.recording:
             num_caught_up = self._recorder.catch_up(session)
+            self._raise_if_ended()
             self._raise_if_answered()
             self._recorder.check_history(session, self._num_chars)
             self._place_draft()
-            receipt[TURN] = str(len(session.entries) + 1)
+            receipt[TURN] = str(self._number)
+            self._note_begun()
         self._is_rebuilt = num_caught_up > 0
         if num_caught_up:
             receipt[REBUILT_EVENTS] = str(num_caught_up)
@@ -124,7 +125,7 @@ class Turn:
         if self._ask.images:
             self._add_images(self._parts.receiver.receive(session.scope, self._ask.images, self._reply))
         with session.recording:  # waits until another request's change is complete
-            self._new_images = list(session.pending_images)
+            self._new_images = session.images_for(self._ask.queued)
             images = [*session.images, *self._new_images]
             self._history = session.messages
             self._messages = [*self._history, *self._compose_question()]
@@ -138,11 +139,31 @@ class Turn:
 
     def _place_draft(self) -> None:
         """Set the response's number. Raises TurnConflict if the session has turns after the one that it follows."""
-        draft, num_entries = self._ask.draft, len(self._session.entries)
+        draft = self._ask.draft
         if draft is not None:
-            if draft.after not in (None, num_entries):
+            if draft.after not in (None, len(self._session.entries)):
                 raise TurnConflict(CONFLICT)
-            draft.place(self._session.id.text, num_entries + 1)
+            draft.place(self._session.id.text, self._number)
+
+    @property
+    def _entry(self) -> int:
+        """The number of the entry that a response in the background has reserved; 0 for any other turn."""
+        return 0 if self._ask.queued is None else self._ask.queued.entry
+
+    @property
+    def _number(self) -> int:
+        return self._entry or len(self._session.entries) + 1
+
+    def _note_begun(self) -> None:
+        """Record what a response in a conversation follows, so that all attempts give the same answer.
+
+        Raises TurnConflict if an earlier attempt had another conversation.
+        """
+        queued = self._ask.queued
+        if queued is not None and queued.entry:
+            queued.raise_if_changed()
+            if not queued.has_begun:
+                self._recorder.record(self._session, Event(kind="begin", entry=queued.event.entry))
 
     def _compose_question(self) -> list[dict[str, Any]]:
         """Return the messages that the question adds to the conversation."""
@@ -212,10 +233,13 @@ class Turn:
 
     def _raise_if_answered(self) -> None:
         """Raise AnsweredBefore if the client retries a question whose answer is recorded."""
-        turn = self._recorder.find_answer(self._session, self._ask.invocation_id, self._text)
+        if self._entry:
+            turn = self._session.find_turn(self._entry)
+        else:
+            turn = self._recorder.find_answer(self._session, self._ask.invocation_id, self._text)
         if turn is None:
             return
-        draft, number = self._ask.draft, self._session.entries.index(turn) + 1
+        draft, number = self._ask.draft, self._entry or self._session.entries.index(turn) + 1
         if draft is None:
             raise AnsweredBefore(turn.answer, number)
         draft.place(self._session.id.text, number)
@@ -223,8 +247,8 @@ class Turn:
 
     def _raise_if_ended(self) -> None:
         """Raise ResponseCancelled if this is a response in the background that was ended meanwhile."""
-        if self._ask.feed is not None and self._session.queued is not None:
-            self._session.queued.raise_if_ended()
+        if self._ask.queued is not None:
+            self._ask.queued.raise_if_ended()
 
     @property
     def _num_chars(self) -> int:
@@ -260,6 +284,7 @@ class Turn:
             system=self._system,
             response=response,
             asked_by=self._asked_by,
+            entry=str(self._entry or ""),
             invocation_id=self._ask.invocation_id,
         )
         try:
@@ -268,6 +293,7 @@ class Turn:
             self._recorder.record(session, event, [item.encoded for item in self._own_images])
         except TurnConflict:  # perhaps by this same request, retried on another instance
             self._recorder.catch_up(session)
+            self._raise_if_ended()
             self._raise_if_answered()
             raise
         answered = [answer_message(answer)] if draft is None else messages_of(read_items(answer), 0)

@@ -2,7 +2,7 @@
 
 An answer that names the response means that the instance has accepted it. The instance generates it when the queue's
 request arrives, which may be sent several times. If the queue refuses the request, the instance ends the response, and
-the client gets the queue's error.
+the client gets the queue's error. A response in a conversation opens no session; then only the response is deleted.
 """
 
 from __future__ import annotations
@@ -43,20 +43,29 @@ class BackgroundQueue:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A response in the background that an instance has accepted. head: of its answer."""
+    """A response in the background that an instance has accepted. head: of its answer.
+
+    opened: the id and expiry of the session that it has opened; empty if it is in a conversation.
+    """
 
     response_id: str
     head: AnswerHead
     instance: Instance
 
+    @property
+    def opened(self) -> bytes:
+        return self.head.find(_NEW_SESSION_ID) or b""
+
 
 class ResponseInvocation(Invocation):
     """An Invocation whose answer may be held until the queue has the response that it names.
 
-    If the instance is lost meanwhile, another one may accept the request as another response. The first is then closed.
+    If the instance is lost meanwhile, another one may accept the request, as another response unless the client's
+    invocation id names the same. The first is then closed.
     """
 
     _held: AnswerHead | None = None
+    _held_id = ""  # of the response that it names
     _is_queued = False
     _is_finished = False
 
@@ -70,8 +79,8 @@ class ResponseInvocation(Invocation):
         name = head.find(_BACKGROUND)
         if name is None or self._is_queued:
             return super().on_answer(head, can_replay=can_replay)
-        self._held = head
         accepted = Accepted(name.decode("latin-1"), head, self.chosen.instance)
+        self._held, self._held_id = head, accepted.response_id
         try:
             self._submit(accepted)
         except ApiError as error:  # not yet: the exchange waits for this judgement
@@ -79,7 +88,7 @@ class ResponseInvocation(Invocation):
         return HOLD
 
     def on_lost(self, loss: Loss, *, can_replay: bool) -> NextStep:
-        self._held = None
+        self._held, self._held_id = None, ""
         return super().on_lost(loss, can_replay=can_replay)
 
     def _submit(self, accepted: Accepted) -> None:
@@ -87,10 +96,10 @@ class ResponseInvocation(Invocation):
         endpoint, service, callers = self.operation.endpoint, self._queue.service, self._dispatchers.callers
         if service is None or endpoint.name not in service.endpoints:
             raise ValidationError(f"'background' needs asynchronous inference, which endpoint {endpoint.name} lacks.")
-        opened = accepted.head.find(_NEW_SESSION_ID) or b""
         principal = self.request.principal
-        self._dispatchers.sessions.on_opened(endpoint, principal, opened, accepted.instance)
-        expires_at = read_expiry(opened)
+        if accepted.opened:
+            self._dispatchers.sessions.on_opened(endpoint, principal, accepted.opened, accepted.instance)
+        expires_at = read_expiry(accepted.opened)
         try:
             asked = background_request(
                 accepted.response_id,
@@ -115,7 +124,8 @@ class ResponseInvocation(Invocation):
 
     def _pass_on(self, accepted: Accepted) -> None:
         if self._held is not accepted.head:  # the client has another answer, or gets one
-            self._close(accepted)
+            if accepted.response_id != self._held_id:
+                self._close(accepted)
             return
         self._is_queued = True
         if self._waiter is not None and not self._is_finished:
@@ -123,7 +133,8 @@ class ResponseInvocation(Invocation):
 
     def _refuse(self, error: ApiError, accepted: Accepted) -> None:
         """Answer with the queue's error, and close the session that the instance has opened."""
-        self._close(accepted)
+        if self._held is accepted.head or accepted.response_id != self._held_id:
+            self._close(accepted)
         if self._held is not accepted.head:
             return
         self._held = None
@@ -134,12 +145,17 @@ class ResponseInvocation(Invocation):
             self._waiter.resume(self.fail(error))
 
     def _close(self, accepted: Accepted) -> None:
-        """Close the session that an instance has opened for a response, and stop counting it for its caller."""
+        """Close the session that an instance has opened for a response, or delete the response in its conversation."""
         place, callers = read_response_id(accepted.response_id), self._dispatchers.callers
         if place is not None:
-            if callers is not None:  # it counts if the client has left; the caller's lease was released with it
+            body: dict[str, object] = {
+                operations.ACTION: operations.CLOSE,
+                operations.SESSION: session_hash(place.session_id),
+            }
+            if not accepted.opened:
+                body[operations.ENTRY] = place.number
+            elif callers is not None:  # it counts if the client has left; the caller's lease was released with it
                 callers.sessions.lost(self.assignment.caller, (self.operation.endpoint.name, place.session_id))
-            body = {operations.ACTION: operations.CLOSE, operations.SESSION: session_hash(place.session_id)}
             self._queue.operations.try_start(
                 accepted.instance,
                 operations.SESSIONS,

@@ -76,7 +76,8 @@ def _names(route: Route) -> list[str]:
 
 
 def _content(body: Body) -> dict[str, Any]:
-    return {"content": {kind: {"schema": body.schema} for kind in body.types}} if body.types else {}
+    content = {kind: {"schema": schema} for kind, schema in body.schemas().items()}
+    return {"content": content} if content else {}
 
 
 def _header(name: bytes) -> dict[str, Any]:

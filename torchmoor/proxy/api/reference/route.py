@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torchmoor.proxy.api.reference.schemas import EMPTY, JSON_VALUE
+from torchmoor.proxy.api.reference.schemas import EMPTY, JSON_VALUE, TEXT
 
 JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """A request's or an answer's body, by its media types."""
+    """A request's or an answer's body, by its media types. texts: those that have no JSON."""
 
     schema: dict[str, Any]
     types: tuple[str, ...] = (JSON,)
+    texts: tuple[str, ...] = ()
+
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Return the schema of each media type."""
+        return {**dict.fromkeys(self.types, self.schema), **dict.fromkeys(self.texts, TEXT)}
 
 
 ANY_BODY = Body(schema=JSON_VALUE)

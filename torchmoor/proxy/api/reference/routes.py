@@ -24,7 +24,7 @@ _ASYNC = (
     members.REQUEST_TTL,
     members.INVOCATION_TIMEOUT,
 )
-_ANY = Body(schema=schemas.EMPTY, types=_FORMS)
+_ANY = Body(schema=schemas.ANY_FORM, types=_FORMS)
 _PAGE = (
     ("limit", "Most entries in the answer."),
     ("order", "`asc` or `desc`, by time."),
@@ -48,11 +48,15 @@ def _delete(path: str, operation: str, text: str, **more: object) -> Route:
     return Route(method="delete", path=path, operation=operation, text=text, **more)  # type: ignore[arg-type]
 
 
-_STREAMED = (
-    200,
-    "The answer: JSON, or server-sent events with `stream`.",
-    Body(schema=schemas.EMPTY, types=(JSON, _STREAM)),
-)
+def _streamed(schema: schemas.Schema) -> tuple[tuple[int, str, Body], ...]:
+    text = "The answer: JSON, or server-sent events with `stream`."
+    return ((200, text, Body(schema=schema, texts=(_STREAM,))),)
+
+
+def _answer(schema: schemas.Schema, *types: str) -> tuple[tuple[int, str, Body], ...]:
+    return ((200, "The answer.", Body(schema=schema, types=types or (JSON,))),)
+
+
 _DONE = ((200, "Done.", ANY_BODY),)
 _EMPTY = ((200, "Yes, with an empty body.", NO_BODY),)
 
@@ -86,7 +90,7 @@ RUNTIME = Group(
             _ANY,
             headers=_TURN,
             is_body_required=False,
-            answers=((200, "An event stream of PayloadParts.", Body(schema=schemas.EMPTY, types=(_FRAMES,))),),
+            answers=((200, "An event stream of PayloadParts.", Body(schema=schemas.FRAMES, types=(_FRAMES,))),),
         ),
         _post(
             "/endpoints/{endpoint}/async-invocations",
@@ -97,7 +101,12 @@ RUNTIME = Group(
             is_body_required=False,
             answers=((202, "Queued; headers have the URLs of result and failure.", ANY_BODY),),
         ),
-        _get("/endpoints/{endpoint}", "DescribeEndpoint", "The endpoint's state, in the form of DescribeEndpoint."),
+        _get(
+            "/endpoints/{endpoint}",
+            "DescribeEndpoint",
+            "The endpoint's state, in the form of DescribeEndpoint.",
+            answers=_answer(schemas.ENDPOINT),
+        ),
     ),
 )
 _OPENAI_ROUTES = (
@@ -107,7 +116,7 @@ _OPENAI_ROUTES = (
         "Answer a conversation's last message.",
         _json(schemas.CHAT),
         headers=_INVOKE[1:],
-        answers=(_STREAMED,),
+        answers=_streamed(schemas.CHAT_ANSWER),
     ),
     _post(
         "/completions",
@@ -115,24 +124,55 @@ _OPENAI_ROUTES = (
         "Continue a text.",
         _json(schemas.COMPLETION),
         headers=_INVOKE[1:],
-        answers=(_STREAMED,),
+        answers=_streamed(schemas.COMPLETION_ANSWER),
     ),
     _post(
-        "/responses", "createResponse", "Answer, and store the response.", _json(schemas.RESPONSE), answers=(_STREAMED,)
+        "/responses",
+        "createResponse",
+        "Answer, and store the response.",
+        _json(schemas.RESPONSE),
+        answers=_streamed(schemas.RESPONSE_ANSWER),
     ),
-    _get("/responses", "connectResponses", "Open a WebSocket connection (an upgrade request)."),
+    _get(
+        "/responses",
+        "connectResponses",
+        "Open a WebSocket connection (an upgrade request).",
+        answers=((101, "The connection is a WebSocket.", NO_BODY),),
+    ),
     _get(
         "/responses/{id}",
         "getResponse",
         "Get a stored response, or its events.",
         query=(("stream", "true for its events."), ("starting_after", "Only events after the one with this number.")),
+        answers=_streamed(schemas.RESPONSE_ANSWER),
     ),
-    _delete("/responses/{id}", "deleteResponse", "Delete a response."),
-    _post("/responses/{id}/cancel", "cancelResponse", "Cancel a background response."),
-    _get("/responses/{id}/input_items", "listInputItems", "List the input items of a response.", query=_PAGE),
-    _post("/responses/input_tokens", "countInputTokens", "Count a prompt's tokens.", _json(schemas.RESPONSE)),
+    _delete("/responses/{id}", "deleteResponse", "Delete a response.", answers=_answer(schemas.DELETED)),
     _post(
-        "/responses/compact", "compactResponse", "Shorten a conversation to a compaction item.", _json(schemas.RESPONSE)
+        "/responses/{id}/cancel",
+        "cancelResponse",
+        "Cancel a background response.",
+        answers=_answer(schemas.RESPONSE_ANSWER),
+    ),
+    _get(
+        "/responses/{id}/input_items",
+        "listInputItems",
+        "List the input items of a response.",
+        query=_PAGE,
+        answers=_answer(schemas.page(schemas.ITEM)),
+    ),
+    _post(
+        "/responses/input_tokens",
+        "countInputTokens",
+        "Count a prompt's tokens.",
+        _json(schemas.RESPONSE),
+        answers=_answer(schemas.INPUT_TOKENS),
+    ),
+    _post(
+        "/responses/compact",
+        "compactResponse",
+        "Shorten a conversation to a compaction item.",
+        _json(schemas.RESPONSE),
+        answers=_answer(schemas.COMPACTION),
     ),
     _post(
         "/conversations",
@@ -140,28 +180,75 @@ _OPENAI_ROUTES = (
         "Open a conversation.",
         _json(schemas.CONVERSATION),
         is_body_required=False,
+        answers=_answer(schemas.CONVERSATION_ANSWER),
     ),
-    _get("/conversations/{id}", "getConversation", "Get a conversation."),
-    _post("/conversations/{id}", "updateConversation", "Replace a conversation's metadata.", _json(schemas.METADATA)),
-    _delete("/conversations/{id}", "deleteConversation", "Delete a conversation."),
-    _get("/conversations/{id}/items", "listConversationItems", "List a conversation's items.", query=_PAGE),
-    _post("/conversations/{id}/items", "createConversationItems", "Add items to a conversation.", _json(schemas.ITEMS)),
-    _get("/conversations/{id}/items/{item}", "getConversationItem", "Get an item of a conversation."),
-    _delete("/conversations/{id}/items/{item}", "deleteConversationItem", "Delete an item of a conversation."),
+    _get("/conversations/{id}", "getConversation", "Get a conversation.", answers=_answer(schemas.CONVERSATION_ANSWER)),
+    _post(
+        "/conversations/{id}",
+        "updateConversation",
+        "Replace a conversation's metadata.",
+        _json(schemas.METADATA),
+        answers=_answer(schemas.CONVERSATION_ANSWER),
+    ),
+    _delete("/conversations/{id}", "deleteConversation", "Delete a conversation.", answers=_answer(schemas.DELETED)),
+    _get(
+        "/conversations/{id}/items",
+        "listConversationItems",
+        "List a conversation's items.",
+        query=_PAGE,
+        answers=_answer(schemas.page(schemas.ITEM)),
+    ),
+    _post(
+        "/conversations/{id}/items",
+        "createConversationItems",
+        "Add items to a conversation.",
+        _json(schemas.ITEMS),
+        answers=_answer(schemas.page(schemas.ITEM)),
+    ),
+    _get(
+        "/conversations/{id}/items/{item}",
+        "getConversationItem",
+        "Get an item of a conversation.",
+        answers=_answer(schemas.ITEM),
+    ),
+    _delete(
+        "/conversations/{id}/items/{item}",
+        "deleteConversationItem",
+        "Delete an item of a conversation.",
+        answers=_answer(schemas.CONVERSATION_ANSWER),
+    ),
     _post(
         "/files",
         "createFile",
         "Upload a picture.",
         Body(schema=schemas.FILE, types=("multipart/form-data",)),
+        answers=_answer(schemas.FILE_ANSWER),
     ),
     _get(
-        "/files", "listFiles", "List the caller's files.", query=(*_PAGE, ("purpose", "Only files with this purpose."))
+        "/files",
+        "listFiles",
+        "List the caller's files.",
+        query=(*_PAGE, ("purpose", "Only files with this purpose.")),
+        answers=_answer(schemas.page(schemas.FILE_ANSWER)),
     ),
-    _get("/files/{id}", "retrieveFile", "Describe a file."),
-    _get("/files/{id}/content", "downloadFile", "Get a file's bytes."),
-    _delete("/files/{id}", "deleteFile", "Delete a file."),
-    _post("/tokenize", "tokenize", "Split a prompt into tokens.", _json(schemas.TOKENIZE)),
-    _post("/detokenize", "detokenize", "Turn tokens into text.", _json(schemas.DETOKENIZE)),
+    _get("/files/{id}", "retrieveFile", "Describe a file.", answers=_answer(schemas.FILE_ANSWER)),
+    _get(
+        "/files/{id}/content",
+        "downloadFile",
+        "Get a file's bytes.",
+        answers=_answer(schemas.FILE_CONTENT, "application/octet-stream"),
+    ),
+    _delete("/files/{id}", "deleteFile", "Delete a file.", answers=_answer(schemas.DELETED)),
+    _post(
+        "/tokenize", "tokenize", "Split a prompt into tokens.", _json(schemas.TOKENIZE), answers=_answer(schemas.TOKENS)
+    ),
+    _post(
+        "/detokenize",
+        "detokenize",
+        "Turn tokens into text.",
+        _json(schemas.DETOKENIZE),
+        answers=_answer(schemas.PROMPT),
+    ),
     _post(
         "/embeddings",
         "createEmbedding",
@@ -176,8 +263,13 @@ _OPENAI_ROUTES = (
         _json(schemas.RERANK),
         headers=(members.TARGET_MODEL,),
     ),
-    _get("/models", "listModels", "List the endpoints as models, with their capabilities."),
-    _get("/models/{model}", "retrieveModel", "Describe an endpoint as a model."),
+    _get(
+        "/models",
+        "listModels",
+        "List the endpoints as models, with their capabilities.",
+        answers=_answer(schemas.MODELS),
+    ),
+    _get("/models/{model}", "retrieveModel", "Describe an endpoint as a model.", answers=_answer(schemas.MODEL)),
 )
 OPENAI = Group(
     "openai",
@@ -207,6 +299,7 @@ CONTAINER = Group(
             "listLoadedModels",
             "List the loaded models.",
             query=(("next_page_token", "The token of the previous page."),),
+            answers=_answer(schemas.LOADED_MODELS),
         ),
         _post("/models", "loadModel", "Load a model.", _json(schemas.LOAD_MODEL), answers=_DONE),
         _get("/models/{model}", "describeLoadedModel", "Describe a loaded model."),
@@ -219,9 +312,18 @@ INFERENCE = Group(
     "Version 2, for the first endpoint with many models.",
     schemas.CONTAINER_ERROR,
     (
-        _get("/v2", "serverMetadata", "Get the server's name, version and extensions."),
-        _get("/v2/health/live", "serverLive", "Does the proxy run? Needs no credentials."),
-        _get("/v2/health/ready", "serverReady", "Is an instance ready? Needs no credentials."),
+        _get(
+            "/v2", "serverMetadata", "Get the server's name, version and extensions.", answers=_answer(schemas.SERVER)
+        ),
+        _get(
+            "/v2/health/live", "serverLive", "Does the proxy run? Needs no credentials.", answers=_answer(schemas.LIVE)
+        ),
+        _get(
+            "/v2/health/ready",
+            "serverReady",
+            "Is an instance ready? Needs no credentials.",
+            answers=_answer(schemas.READY),
+        ),
         _get("/v2/models/{model}", "modelMetadata", "Describe a model's inputs and outputs."),
         _get("/v2/models/{model}/ready", "modelReady", "Wait until a model is loaded; an unloaded model is loaded."),
         _post("/v2/models/{model}/infer", "modelInfer", "Run a model on tensors.", _json(schemas.TENSORS)),
@@ -231,7 +333,7 @@ REFERENCE = Group(
     "reference",
     "The reference.",
     schemas.RUNTIME_ERROR,
-    (_get("/openapi.json", "openapi", "Get the OpenAPI document of this port."),),
+    (_get("/openapi.json", "openapi", "Get the OpenAPI document of this port.", answers=_answer(schemas.DOCUMENT)),),
 )
 ADMIN = Group(
     "admin",
@@ -242,14 +344,14 @@ ADMIN = Group(
             "/healthz",
             "healthz",
             "Has each endpoint a ready instance?",
-            answers=((200, "Yes.", ANY_BODY), (503, "No.", ANY_BODY)),
+            answers=((200, "Yes.", _json(schemas.HEALTH)), (503, "No.", _json(schemas.HEALTH))),
         ),
-        _get("/livez", "livez", "Does the process run?"),
+        _get("/livez", "livez", "Does the process run?", answers=_answer(schemas.LIVENESS)),
         _get(
             "/readyz",
             "readyz",
             "Is the state of the instances known?",
-            answers=((200, "Yes.", ANY_BODY), (503, "No.", ANY_BODY)),
+            answers=((200, "Yes.", _json(schemas.READINESS)), (503, "No.", _json(schemas.READINESS))),
         ),
         _get(
             "/metrics",
@@ -257,21 +359,31 @@ ADMIN = Group(
             "Get the metrics in Prometheus' format.",
             answers=((200, "The page.", Body(schema=schemas.TEXT, types=("text/plain",))),),
         ),
-        _get("/instances", "listInstances", "List the instances and their states."),
+        _get("/instances", "listInstances", "List the instances and their states.", answers=_answer(schemas.INSTANCES)),
         _get("/instances/{name}/history", "instanceHistory", "An instance's load, sessions, state and GPU over time."),
         _post("/instances/{name}/drain", "drainInstance", "Drain an instance: it gets no new sessions.", answers=_DONE),
         _post("/instances/{name}/resume", "resumeInstance", "End the drain of an instance.", answers=_DONE),
-        _get("/models", "listModelsOfInstances", "List the models of endpoints with many models."),
+        _get(
+            "/models",
+            "listModelsOfInstances",
+            "List the models of endpoints with many models.",
+            answers=_answer(schemas.PLACED_MODELS),
+        ),
         _post(
             "/models/{name}/{action}",
             "actOnModel",
             "Load, unload, pin, unpin or prewarm a model.",
             is_body_required=False,
         ),
-        _get("/sessions", "listSessions", "List sessions by their hashes."),
+        _get("/sessions", "listSessions", "List sessions by their hashes.", answers=_answer(schemas.SESSIONS)),
         _post("/sessions/{hash}/{action}", "actOnSession", "Close, pin or unpin a session."),
-        _get("/decisions", "listDecisions", "List the last routing decisions, with their reasons."),
-        _get("/dashboard.json", "dashboard", "Get the dashboard's data."),
+        _get(
+            "/decisions",
+            "listDecisions",
+            "List the last routing decisions, with their reasons.",
+            answers=_answer(schemas.DECISIONS),
+        ),
+        _get("/dashboard.json", "dashboard", "Get the dashboard's data.", answers=_answer(schemas.DASHBOARD)),
         _get("/async-requests", "listAsyncRequests", "List asynchronous requests."),
         _get("/async-requests/{id}", "describeAsyncRequest", "Describe an asynchronous request."),
         _get("/async-requests/{id}/result", "asyncResult", "Get the result of an asynchronous request."),

@@ -10,6 +10,8 @@ Schema = dict[str, Any]
 
 EMPTY: Schema = {}
 JSON_VALUE: Schema = {"description": "Any JSON value: the model's own form."}
+ANY_FORM: Schema = {"description": "The model's own form."}
+FRAMES: Schema = {"type": "string", "format": "binary", "description": "Frames with PayloadParts."}
 TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"oneOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
 COUNT: Schema = sampling_ranges.COUNT.schema
@@ -113,6 +115,165 @@ RESPONSE = record(
     **_SAMPLING,
     **_AFFINITY,
 )
+
+_NATURAL: Schema = {"type": "integer", "minimum": 0}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"oneOf": [schema, {"type": "null"}]}
+
+
+def _completion(kind: str, **choice: Schema) -> Schema:
+    """Return the schema of a whole answer with choices, of which each has these fields."""
+    ends: Schema = {"enum": ["stop", "length", "tool_calls"]}
+    fields = {"index": _NATURAL, "finish_reason": ends, "logprobs": _or_null({"type": "object"}), **choice}
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    return record(
+        ("id", "object", "created", "model", "choices", "usage"),
+        id=TEXT,
+        object={"const": kind},
+        created=_NATURAL,
+        model=TEXT,
+        system_fingerprint=TEXT,
+        choices={"type": "array", "items": record(tuple(fields), **fields), "minItems": 1},
+        usage=record(counts, **dict.fromkeys(counts, _NATURAL)),
+    )
+
+
+CHAT_ANSWER = _completion(
+    "chat.completion",
+    message=record(
+        ("role", "content"),
+        role={"const": "assistant"},
+        content=_or_null(TEXT),
+        tool_calls={"type": "array", "items": _CALL},
+        reasoning_content=TEXT,
+    ),
+)
+COMPLETION_ANSWER = _completion("text_completion", text=TEXT)
+_NUMBER: Schema = {"type": "number"}
+_OBJECT: Schema = {"type": "object"}
+ITEM = record(("id", "type"), id=TEXT, type=TEXT)
+RESPONSE_ANSWER = record(
+    ("id", "object", "created_at", "status", "model", "output", "usage"),
+    id=TEXT,
+    object={"const": "response"},
+    created_at=_NATURAL,
+    completed_at=_or_null(_NATURAL),
+    status={"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
+    background=FLAG,
+    conversation=_or_null(record(("id",), id=TEXT)),
+    error=_or_null(record(("code", "message"), code=TEXT, message=TEXT)),
+    frequency_penalty=_NUMBER,
+    incomplete_details=_or_null(record(("reason",), reason=TEXT)),
+    instructions=_or_null(TEXT),
+    max_output_tokens=_or_null(_NATURAL),
+    max_tool_calls=_or_null(COUNT),
+    metadata=LABELS,
+    model=TEXT,
+    output={"type": "array", "items": ITEM},
+    parallel_tool_calls=FLAG,
+    presence_penalty=_NUMBER,
+    previous_response_id=_or_null(TEXT),
+    prompt_cache_key=_or_null(TEXT),
+    reasoning=record(effort=_or_null(TEXT), summary=_or_null(TEXT)),
+    safety_identifier=_or_null(TEXT),
+    service_tier=TEXT,
+    store=FLAG,
+    temperature=_NUMBER,
+    text=_OBJECT,
+    tool_choice=_TOOLS["tool_choice"],
+    tools={"type": "array", "items": _OBJECT},
+    top_logprobs=_NATURAL,
+    top_p=_NUMBER,
+    truncation={"enum": ["auto", "disabled"]},
+    usage=_or_null(_OBJECT),
+    user=_or_null(TEXT),
+)
+DELETED = record(("id", "object", "deleted"), id=TEXT, object=TEXT, deleted={"const": True})
+CONVERSATION_ANSWER = record(
+    ("id", "object", "created_at", "metadata"),
+    id=TEXT,
+    object={"const": "conversation"},
+    created_at=_NATURAL,
+    metadata=LABELS,
+)
+FILE_ANSWER = record(
+    ("id", "object", "bytes", "created_at", "filename", "purpose", "status", "expires_at"),
+    id=TEXT,
+    object={"const": "file"},
+    bytes=_NATURAL,
+    created_at=_NATURAL,
+    filename=TEXT,
+    purpose=TEXT,
+    status=TEXT,
+    expires_at=_NATURAL,
+)
+FILE_CONTENT: Schema = {"type": "string", "format": "binary"}
+COMPACTION = record(
+    ("id", "object", "created_at", "output", "usage"),
+    id=TEXT,
+    object={"const": "response.compaction"},
+    created_at=_NATURAL,
+    output={"type": "array", "items": ITEM},
+    usage=_OBJECT,
+)
+INPUT_TOKENS = record(("object", "input_tokens"), object={"const": "response.input_tokens"}, input_tokens=_NATURAL)
+TOKENS = record(
+    ("count", "max_model_len", "tokens", "token_strs"),
+    count=_NATURAL,
+    max_model_len=_NATURAL,
+    tokens={"type": "array", "items": _NATURAL},
+    token_strs=_or_null({"type": "array", "items": TEXT}),
+)
+PROMPT = record(("prompt",), prompt=TEXT)
+MODEL = record(
+    ("id", "object", "created", "owned_by", "capabilities"),
+    id=TEXT,
+    object={"const": "model"},
+    created=_NATURAL,
+    owned_by=TEXT,
+    capabilities={"type": "array", "items": TEXT},
+)
+MODELS = record(("object", "data"), object={"const": "list"}, data={"type": "array", "items": MODEL})
+
+_OBJECTS: Schema = {"type": "array", "items": _OBJECT}
+_TEXT_LIST: Schema = {"type": "array", "items": TEXT}
+ENDPOINT = record(
+    ("EndpointName", "EndpointStatus", "ProductionVariants"),
+    EndpointName=TEXT,
+    EndpointStatus=TEXT,
+    ProductionVariants={"type": "array", "items": record(("VariantName",), VariantName=TEXT)},
+)
+SERVER = record(("name", "version", "extensions"), name=TEXT, version=TEXT, extensions=_TEXT_LIST)
+LIVE = record(("live",), live=FLAG)
+READY = record(("ready",), ready=FLAG)
+DOCUMENT = record(("openapi", "info", "paths"), openapi=TEXT, info=_OBJECT, paths=_OBJECT)
+LOADED_MODELS = record(("models",), models=_OBJECTS)
+HEALTH = record(("ok", "endpoints_without_instance"), ok=FLAG, endpoints_without_instance=_TEXT_LIST)
+LIVENESS = record(("ok",), ok=FLAG)
+READINESS = record(("ok", "waits_for_dns"), ok=FLAG, waits_for_dns=_TEXT_LIST)
+INSTANCES = record(
+    ("instances",), instances={"type": "array", "items": record(("name", "state"), name=TEXT, state=TEXT)}
+)
+PLACED_MODELS = record(("models", "instances"), models=_OBJECTS, instances=_OBJECTS)
+SESSIONS = record(("sessions", "next", "instances"), sessions=_OBJECTS, next=_or_null(TEXT), instances=_OBJECTS)
+DECISIONS = record(("decisions", "left_out", "oldest"), decisions=_OBJECTS, left_out=_NATURAL, oldest={})
+DASHBOARD = record(("version", "time", "uptime_s"), version=TEXT, time=_NUMBER, uptime_s=_NUMBER)
+
+
+def page(item: Schema) -> Schema:
+    """Return the schema of a page of a list."""
+    return record(
+        ("object", "data", "first_id", "last_id", "has_more"),
+        object={"const": "list"},
+        data={"type": "array", "items": item},
+        first_id=_or_null(TEXT),
+        last_id=_or_null(TEXT),
+        has_more=FLAG,
+    )
+
+
 TOKENIZE = record(model=TEXT, prompt=TEXT, messages=CHAT["properties"]["messages"], return_token_strs=FLAG)
 DETOKENIZE = record(("tokens",), model=TEXT, tokens={"type": "array", "items": {"type": "integer", "minimum": 0}})
 EMBEDDINGS = record(

@@ -1,0 +1,81 @@
+"""Work that sessions queue: turns, and responses in the background until they are turns."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from handlers.chat.feed import AnswerFeed
+from handlers.chat.pictures.store import Image
+from handlers.errors import (
+    HandlerError,
+    ResponseCancelled,
+    ResponseUnknown,
+    SessionGone,
+    SessionLost,
+    TurnConflict,
+)
+from handlers.journal.event import Event
+
+
+class QueuedTurn(Protocol):
+    """A turn in a session's queue. The queue begins it when the turns before it are over."""
+
+    def begin(self) -> None:
+        """Start the turn's work. Must return at once."""
+        ...
+
+    def stop(self, error: HandlerError) -> None:
+        """End the turn early with this error. Must return at once."""
+        ...
+
+    def end_early(self) -> bool:
+        """End the answer with its next token. Return False if no answer is being generated."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class QueuedResponse:
+    """number: that its entry will have. event: says what is asked. feed: the clients that follow it here.
+
+    ended: fields of its object that say why it has ended without an answer; None if it has not. turn: that generates it
+    here. images, has_begun, is_changed: of a response in a conversation. images: those that wait for its turn.
+    is_changed: the conversation has changed since the model got it, so another attempt would give another answer.
+    """
+
+    number: int
+    event: Event
+    ended: dict[str, Any] | None = None
+    feed: AnswerFeed = field(default_factory=AnswerFeed)
+    turn: QueuedTurn | None = None
+    images: list[Image] = field(default_factory=list)
+    has_begun: bool = False
+    is_changed: bool = False
+
+    @property
+    def entry(self) -> int:
+        """The number of the entry that it has reserved in a conversation; 0 without one."""
+        return self.number if self.event.entry else 0
+
+    def forget(self, turn: QueuedTurn) -> None:
+        """Note that a turn is over."""
+        if self.turn is turn:
+            self.turn = None
+
+    def raise_if_changed(self) -> None:
+        if self.is_changed:
+            raise TurnConflict("the conversation has changed since this response began; ask again")
+
+    def raise_if_ended(self) -> None:
+        if self.ended is not None:
+            raise ResponseCancelled(f"this response is {self.ended['status']} already")
+
+    def end_feed(self, end: SessionGone) -> None:
+        """Break the streams of the clients that follow, because the session has ended. Takes no lock."""
+        gone = ResponseUnknown("this response was deleted or has expired", api_code="not_found")
+        self.feed.stop(end if isinstance(end, SessionLost) else gone)
+
+    def shown(self, *, is_running: bool) -> Event:
+        """Return the response in the form of an entry. is_running: this worker generates it."""
+        state = self.ended or {"status": "in_progress" if is_running else "queued"}
+        fields = {**json.loads(self.event.response), **state}
+        return Event(kind="turn", question=self.event.question, response=json.dumps(fields, ensure_ascii=False))

@@ -1,0 +1,274 @@
+"""Responses in the background in a conversation: they reserve an entry, and their turns are added once or never."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.journal.directory import DirectoryJournal
+from handlers.settings import JournalSettings
+from tests.unit.handlers.test_chat_service import Hold, data_url
+from torchmoor.wire import background, operations
+from torchmoor.wire import headers as wire
+from torchmoor.wire.response_ids import read_conversation_id, read_response_id
+
+BODY: dict[str, Any] = {"model": "llava", "max_output_tokens": 8}
+CHANGED = "the conversation has changed since this response began; ask again"
+
+
+class Talk:
+    """A conversation, as clients and the proxy's queue use it. client: of the worker that gets the next request."""
+
+    def __init__(self, client: Any, text: str = "") -> None:
+        self.client = client
+        self.id = text or client.call({}, {wire.RESOURCE: "POST conversations"}).json["id"]
+
+    def on(self, client: Any) -> "Talk":
+        return Talk(client, self.id)
+
+    def send(self, resource: str, body: Any = None, **headers: str) -> Any:
+        return self.client.send(body or {}, {wire.RESOURCE: resource, **headers})
+
+    def get(self, path: str) -> Any:
+        return self.send(f"GET {path}").wait().json
+
+    def queue(self, said: Any, invocation_id: str = "", **options: Any) -> str:
+        body = {**BODY, "background": True, "conversation": self.id, "input": said, **options}
+        named = {wire.INVOCATION_ID: invocation_id} if invocation_id else {}
+        answer = self.send("POST responses", body, **named).wait()
+        assert (answer.status, answer.json["status"]) == (200, "queued"), answer.body
+        assert wire.NEW_SESSION_ID not in answer.headers
+        assert answer.headers[wire.BACKGROUND] == answer.json["id"]
+        assert answer.json["conversation"] == {"id": self.id}
+        return str(answer.json["id"])
+
+    def run(self, response_id: str) -> Any:
+        """Send what the queue sends, which does not wait."""
+        return self.send(background.run_resource(response_id))
+
+    def ask(self, said: Any) -> Any:
+        return self.send("POST responses", {**BODY, "conversation": self.id, "input": said})
+
+    def end(self, response_id: str) -> None:
+        body = {background.STATUS: background.FAILED, background.MESSAGE: "too long"}
+        assert self.send(background.end_resource(response_id), body).wait().status == 200
+
+    def state(self, response_id: str) -> str:
+        return str(self.get(f"responses/{response_id}")["status"])
+
+    def items(self) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = self.get(f"conversations/{self.id}/items?order=asc&limit=100")["data"]
+        return listed
+
+    def said(self) -> list[str]:
+        """Return the texts of the items of users."""
+        return [item["content"][0]["text"] for item in self.items() if item["role"] == "user"]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> DirectoryJournal:
+    return DirectoryJournal(tmp_path / "journal", JournalSettings())
+
+
+def turns_in(journal: DirectoryJournal, talk: Talk) -> list[str]:
+    place = read_conversation_id(talk.id)
+    assert place is not None
+    return [event.entry for event in journal.read(place.session_id) if event.kind == "turn"]
+
+
+def test_the_turn_is_added_once_however_often_the_queue_asks(make_client: Any, journal: DirectoryJournal) -> None:
+    """Also by a worker that takes the conversation over; the answer is that of a request that waits for it."""
+    talk, direct = Talk(make_client(instance="llava-0", journal=journal)), Talk(make_client())
+    response_id = talk.queue("hello")
+    assert (talk.state(response_id), talk.items()) == ("queued", [])
+
+    first, second = talk.run(response_id), talk.run(response_id)
+    elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
+    ended = [first.wait(), second.wait(), talk.run(response_id).wait(), elsewhere.run(response_id).wait()]
+
+    assert [each.status for each in ended] == [200] * 4
+    assert turns_in(journal, talk) == ["1"]
+    shown, expected = talk.get(f"responses/{response_id}"), direct.ask("hello").wait().json
+    assert shown["output"][0]["content"] == expected["output"][0]["content"]
+    assert talk.items() == elsewhere.items()
+    assert [item["id"] for item in talk.items()[1:]] == [item["id"] for item in shown["output"]]
+    assert elsewhere.get(f"responses/{response_id}") == shown
+
+
+def test_turns_are_in_the_order_in_which_they_begin(make_client: Any, endless_llava: Any) -> None:
+    """A turn that begins first comes first, and one that comes during another one waits for it."""
+    talk = Talk(make_client(endless_llava))
+    before = talk.queue("one")
+    late = talk.queue("three")
+    hold = Hold(endless_llava)
+    running = talk.run(before)
+    hold.wait()
+    waiting = talk.ask("two")
+    assert (talk.state(before), talk.state(late)) == ("in_progress", "queued")
+    hold.release()
+    assert (running.wait().status, waiting.wait().status, talk.run(late).wait().status) == (200, 200, 200)
+
+    assert talk.said() == ["one", "two", "three"]
+    assert waiting.json["usage"]["input_tokens"] < talk.get(f"responses/{late}")["usage"]["input_tokens"]
+    assert [read_response_id(each).number for each in (before, late, waiting.json["id"])] == [1, 2, 3]  # type: ignore[union-attr]
+    branch = talk.send("POST responses", {**BODY, "input": "and", "previous_response_id": waiting.json["id"]}).wait()
+    direct = Talk(talk.client)
+    for text in ("one", "two"):
+        direct.ask(text).wait()
+    assert branch.json["usage"]["input_tokens"] == direct.ask("and").wait().json["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_what_ends_without_an_answer_adds_nothing(make_client: Any, red: Any, *, is_cancelled: bool) -> None:
+    """Neither input nor pictures; the conversation goes on, and the response shows why it ended."""
+    talk, direct = Talk(make_client()), Talk(make_client())
+    picture = {"type": "input_image", "image_url": data_url(red)}
+    response_id = talk.queue([{"role": "user", "content": [{"type": "input_text", "text": "what?"}, picture]}])
+    if is_cancelled:
+        assert talk.send(f"POST responses/{response_id}/cancel").wait().json["status"] == "cancelled"
+    else:
+        talk.end(response_id)
+
+    ended = talk.run(response_id).wait()
+
+    assert (ended.status, ended.error) == (409, "ResponseCancelled")
+    assert talk.state(response_id) == ("cancelled" if is_cancelled else "failed")
+    assert talk.ask("hello").wait().json["usage"] == direct.ask("hello").wait().json["usage"]
+    assert talk.said() == ["hello"]
+    (session,) = talk.client.service.store.snapshot()
+    assert (session.pending_images, session.images) == ([], [])
+
+
+def test_a_picture_waits_for_its_own_question(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
+    """Other turns do not get it, neither here nor at a worker that takes the conversation over."""
+    first = make_client(instance="llava-0", journal=journal)
+    talk, direct = Talk(first), Talk(make_client())
+    picture = {"type": "input_image", "image_url": data_url(red)}
+    asked = [{"role": "user", "content": [{"type": "input_text", "text": "what?"}, picture]}]
+    response_id = talk.queue(asked)
+    between = talk.ask("hello").wait().json
+    assert between["usage"] == direct.ask("hello").wait().json["usage"]
+    talk = talk.on(make_client(instance="llava-1", journal=journal))
+    again = talk.ask("hello").wait().json
+    assert again["usage"]["input_tokens"] == direct.ask("hello").wait().json["usage"]["input_tokens"]
+
+    assert talk.run(response_id).wait().status == 200
+
+    seen = talk.get(f"responses/{response_id}")["usage"]["input_tokens"]
+    assert seen == direct.ask(asked).wait().json["usage"]["input_tokens"]
+    (session,) = talk.client.service.store.snapshot()
+    assert (len(session.pending_images), len(session.images)) == (0, 1)
+
+
+def test_a_cancel_stops_its_own_turn_and_no_other(make_client: Any, endless_llava: Any) -> None:
+    """It wins over an answer that is not recorded; the turn of another request goes on."""
+    talk = Talk(make_client(endless_llava))
+    response_id = talk.queue("one")
+    hold = Hold(endless_llava)
+    asked = talk.ask("two")
+    hold.wait()
+    waiting = talk.run(response_id)
+
+    cancelled = talk.send(f"POST responses/{response_id}/cancel").wait().json
+
+    assert (cancelled["status"], waiting.wait().error) == ("cancelled", "ResponseCancelled")
+    hold.release()
+    assert (asked.wait().status, talk.said()) == (200, ["two"])
+
+
+def test_a_cancel_at_another_worker_wins_over_an_answer(
+    make_client: Any, endless_llava: Any, journal: DirectoryJournal
+) -> None:
+    """Only one of both is recorded."""
+    talk = Talk(make_client(endless_llava, instance="llava-0", journal=journal))
+    elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
+    response_id = talk.queue("one")
+    hold = Hold(endless_llava)
+    running = talk.run(response_id)
+    hold.wait()
+
+    assert elsewhere.send(f"POST responses/{response_id}/cancel").wait().json["status"] == "cancelled"
+    hold.release()
+
+    assert running.wait().error == "ResponseCancelled"
+    assert (turns_in(journal, talk), talk.state(response_id)) == ([], "cancelled")
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_a_worker_that_is_lost_leaves_the_conversation_free(
+    make_client: Any, endless_llava: Any, journal: DirectoryJournal, *, is_changed: bool
+) -> None:
+    """The next attempt gives the same answer, unless another turn has come between: then it fails, as a turn would."""
+    lost = Talk(make_client(endless_llava, instance="llava-0", journal=journal))
+    talk = lost.on(make_client(instance="llava-1", journal=journal))
+    response_id = lost.queue("one")
+    hold = Hold(endless_llava)
+    running = lost.run(response_id)
+    hold.wait()
+
+    if is_changed:
+        assert talk.ask("two").wait().status == 200
+    retried = talk.run(response_id).wait()
+    hold.release()
+    late = running.wait()
+
+    if is_changed:
+        assert (retried.error, json.loads(retried.body)["error"]["message"]) == ("TurnConflict", CHANGED)
+        assert (late.error, talk.said()) == ("TurnConflict", ["two"])
+        talk.end(response_id)
+        assert (talk.state(response_id), talk.ask("three").wait().status) == ("failed", 200)
+    else:
+        assert (retried.status, late.status) == (200, 200)
+    assert len(turns_in(journal, talk)) == (2 if is_changed else 1)
+
+
+def test_a_retry_queues_nothing_more(make_client: Any, journal: DirectoryJournal) -> None:
+    """At any worker; another request with the same text is another response."""
+    talk = Talk(make_client(instance="llava-0", journal=journal))
+    elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
+
+    first = talk.queue("hello", "one-id")
+
+    assert elsewhere.queue("hello", "one-id") == first
+    assert len({first, talk.queue("hello", "another"), talk.queue("hello"), talk.queue("hello")}) == 4
+
+
+def test_a_deleted_response_leaves_its_conversation(make_client: Any) -> None:
+    """By its client, or by the proxy whose queue has refused it; one that is answered stays a turn."""
+    talk = Talk(make_client())
+    deleted, refused, answered = talk.queue("one"), talk.queue("two"), talk.queue("three")
+    assert talk.run(answered).wait().status == 200
+    (session,) = talk.client.service.store.snapshot()
+    close = {operations.ACTION: operations.CLOSE, operations.SESSION: session.hash, operations.ENTRY: 2}
+
+    assert talk.client.call(close, {"x-torchmoor-operation": operations.SESSIONS}).status == 200
+    for response_id in (deleted, answered):
+        assert talk.send(f"DELETE responses/{response_id}").wait().json["deleted"]
+
+    for response_id in (deleted, refused, answered):
+        assert talk.send(f"GET responses/{response_id}").wait().status == 404
+        assert talk.run(response_id).wait().status == 404
+    assert talk.said() == ["three"]
+    wrong = {**close, operations.ACTION: operations.PIN}
+    assert talk.client.call(wrong, {"x-torchmoor-operation": operations.SESSIONS}).error == "InvalidRequest"
+
+
+def test_clients_follow_their_own_response(make_client: Any) -> None:
+    """A stream has the events of one response, with the ids that the conversation shows."""
+    talk = Talk(make_client())
+    body = {**BODY, "background": True, "conversation": talk.id, "stream": True}
+    streams = [talk.send("POST responses", {**body, "input": text}) for text in ("one", "two")]
+    for each in streams:
+        each.wait_until(lambda stream: b"response.queued" in stream.body)
+
+    for each in streams[::-1]:
+        assert talk.run(each.headers[wire.BACKGROUND]).wait().status == 200
+
+    for each in streams:
+        events = [json.loads(line[6:]) for line in each.wait().body.splitlines() if line.startswith(b"data: {")]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        last = events[-1]["response"]
+        assert last == talk.get(f"responses/{each.headers[wire.BACKGROUND]}")
+        assert {item["id"] for item in last["output"]} <= {item["id"] for item in talk.items()}
+    assert talk.said() == ["two", "one"]
