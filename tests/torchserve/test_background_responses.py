@@ -163,7 +163,7 @@ def test_a_cancelled_response_leaves_its_conversation_as_it_was(fleet: Fleet, gp
 
     items = gpt.conversations.items.list(talk.id, order="asc").data
     assert len(items) == 2
-    assert items[0].to_dict()["content"][0]["text"] == "hi"  # type: ignore[index]
+    assert items[0].to_dict()["content"][0]["text"] == "hi"
     assert gpt.responses.retrieve(queued.id).status == "cancelled"
     gpt.responses.delete(queued.id)
     assert len(gpt.conversations.items.list(talk.id).data) == 2

@@ -111,7 +111,7 @@ def test_turns_are_in_the_order_in_which_they_begin(make_client: Any, endless_ll
 
     assert talk.said() == ["one", "two", "three"]
     assert waiting.json["usage"]["input_tokens"] < talk.get(f"responses/{late}")["usage"]["input_tokens"]
-    assert [read_response_id(each).number for each in (before, late, waiting.json["id"])] == [1, 2, 3]  # type: ignore[union-attr]
+    assert [read_response_id(each).number for each in (before, late, waiting.json["id"])] == [1, 2, 3]
     branch = talk.send("POST responses", {**BODY, "input": "and", "previous_response_id": waiting.json["id"]}).wait()
     direct = Talk(talk.client)
     for text in ("one", "two"):
