@@ -19,8 +19,10 @@ pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(900)]
 
 
 def quick_run(name: str) -> Any:
-    """Return a quick run's last line."""
-    return json.loads(make("bench", f"NAME={name}", "QUICK=1").splitlines()[-1])
+    """Return a quick run's last line; the others say what failed, if a test does."""
+    said = make("bench", f"NAME={name}", "QUICK=1")
+    print(said)
+    return json.loads(said.splitlines()[-1])
 
 
 @slow
