@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchmoor.proxy.api.reference.admin_routes import ADMIN_PLANE
+from torchmoor.proxy.api.reference.data_routes import DATA_PLANE
 from torchmoor.proxy.api.reference.document import make_document
-from torchmoor.proxy.api.reference.routes import ADMIN_PLANE, DATA_PLANE
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 HEAD = """# API reference

@@ -12,6 +12,16 @@ from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, refusi
 TARGET = "x-amzn-sagemaker-target-model"
 
 
+def task_answer(name: str) -> dict[str, Any]:
+    """Return what OpenAI's embeddings, rerank and the open inference protocol require of an answer."""
+    return {
+        **{"object": "list", "data": [], "usage": {"prompt_tokens": 1, "total_tokens": 1}},
+        **{"id": "1", "results": []},
+        **{"name": name, "ready": True, "versions": ["1"], "platform": "text-classification", "inputs": []},
+        **{"model_name": name, "model_version": "1", "outputs": []},
+    }
+
+
 def completion(body: bytes) -> dict[str, Any]:
     """Return what OpenAI's APIs require of an answer, to a body of chat completions or of completions."""
     try:
@@ -74,7 +84,7 @@ class FakeMany:
                 await self.answering.pass_through()
             found = {"device": "hit", "host": "host", "disk": "disk"}.get(tier, "cold")
             receipts = {"X-Torchmoor-Model-Cache": found, "X-Torchmoor-Model-Load-Ms": "0" if found == "hit" else "250"}
-            answer = {**completion(request.body), "model": name, "instance": self.fake.name}
+            answer = {**task_answer(name), **completion(request.body), "model": name, "instance": self.fake.name}
             await wire.answer(200, receipts, json.dumps(answer).encode())
 
     def why_not(self, name: str) -> tuple[int, str, str] | None:

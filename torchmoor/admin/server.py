@@ -31,8 +31,8 @@ from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics.host import HostCollector
 from torchmoor.proxy.access.web_pages import WebPageGuard
 from torchmoor.proxy.api.control_operation import AnswerControl
+from torchmoor.proxy.api.reference.admin_routes import ADMIN_PLANE
 from torchmoor.proxy.api.reference.document import make_document
-from torchmoor.proxy.api.reference.routes import ADMIN_PLANE
 from torchmoor.proxy.instances.registry import Registry
 
 HEALTH = "/healthz"

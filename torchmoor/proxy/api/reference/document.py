@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 from torchmoor import __version__
-from torchmoor.proxy.api.reference.route import Body, Route
-from torchmoor.proxy.api.reference.routes import DATA_PLANE, Group
+from torchmoor.proxy.api.reference.data_routes import DATA_PLANE
+from torchmoor.proxy.api.reference.route import Body, Group, Route
 from torchmoor.proxy.api.replies import LOOKING, Handler
 from torchmoor.proxy.api.validation import MEMBERS, NumberMember
 from torchmoor.proxy.http.message import Reply, Request

@@ -1,13 +1,14 @@
-"""One documented route."""
+"""A documented route, and short forms to write one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from torchmoor.proxy.api.reference.schemas import EMPTY, JSON_VALUE, TEXT
+from torchmoor.proxy.api.reference.schemas import EMPTY, JSON_VALUE, TEXT, Schema
 
 JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +45,40 @@ class Route:
     body: Body = NO_BODY
     is_body_required: bool = True
     answers: tuple[tuple[int, str, Body], ...] = ((200, "The answer.", ANY_BODY),)
+
+
+class Group(NamedTuple):
+    """Routes of one API. error: the schema of its errors."""
+
+    name: str
+    text: str
+    error: Schema
+    routes: tuple[Route, ...]
+
+
+def json_body(schema: Schema) -> Body:
+    return Body(schema=schema)
+
+
+def get(path: str, operation: str, text: str, **more: object) -> Route:
+    return Route(method="get", path=path, operation=operation, text=text, **more)  # type: ignore[arg-type]
+
+
+def post(path: str, operation: str, text: str, body: Body = NO_BODY, **more: object) -> Route:
+    return Route(method="post", path=path, operation=operation, text=text, body=body, **more)  # type: ignore[arg-type]
+
+
+def delete(path: str, operation: str, text: str, **more: object) -> Route:
+    return Route(method="delete", path=path, operation=operation, text=text, **more)  # type: ignore[arg-type]
+
+
+def streamed(schema: Schema) -> tuple[tuple[int, str, Body], ...]:
+    text = "The answer: JSON, or server-sent events with `stream`."
+    return ((200, text, Body(schema=schema, texts=(EVENT_STREAM,))),)
+
+
+def answer(schema: Schema, *types: str) -> tuple[tuple[int, str, Body], ...]:
+    return ((200, "The answer.", Body(schema=schema, types=types or (JSON,))),)
+
+
+EMPTY_ANSWER = ((200, "Yes, with an empty body.", NO_BODY),)

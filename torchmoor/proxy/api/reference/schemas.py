@@ -239,6 +239,7 @@ MODELS = record(("object", "data"), object={"const": "list"}, data={"type": "arr
 
 _OBJECTS: Schema = {"type": "array", "items": _OBJECT}
 _TEXT_LIST: Schema = {"type": "array", "items": TEXT}
+QUEUED = record(("InferenceId",), InferenceId=TEXT)
 ENDPOINT = record(
     ("EndpointName", "EndpointStatus", "ProductionVariants"),
     EndpointName=TEXT,
@@ -258,6 +259,40 @@ INSTANCES = record(
 )
 PLACED_MODELS = record(("models", "instances"), models=_OBJECTS, instances=_OBJECTS)
 SESSIONS = record(("sessions", "next", "instances"), sessions=_OBJECTS, next=_or_null(TEXT), instances=_OBJECTS)
+LOADED_MODEL = record(("modelName", "modelUrl"), modelName=TEXT, modelUrl=TEXT)
+MOVED_INSTANCE = record(("name", "state", "outstanding"), name=TEXT, state=TEXT, outstanding=_NATURAL)
+_SERIES: Schema = {"type": "object", "additionalProperties": {"type": "array", "items": _or_null(_NUMBER)}}
+INSTANCE_HISTORY = record(("name", "series"), name=TEXT, series=_SERIES)
+_RESULT = record(("instance", "status"), instance=TEXT, status=_or_null(_NATURAL), error=TEXT)
+_RESULTS: Schema = {"type": "array", "items": _RESULT}
+MODEL_ACTION = record(("model", "instances"), model=TEXT, instances=_RESULTS)
+SESSION_ACTION = record(("session", "action", "instances"), session=TEXT, action=TEXT, instances=_RESULTS)
+ASYNC_REQUEST = record(
+    ("inference_id", "endpoint", "state", "attempts", "received_at", "updated_at"),
+    inference_id=TEXT,
+    endpoint=TEXT,
+    state=TEXT,
+    attempts=_NATURAL,
+    instance=_or_null(TEXT),
+    reason=_or_null(TEXT),
+    received_at=_NUMBER,
+    updated_at=_NUMBER,
+    due_at=_or_null(_NUMBER),
+    expires_at=_or_null(_NUMBER),
+    input_location=_or_null(TEXT),
+    output_location=_or_null(TEXT),
+    failure_location=_or_null(TEXT),
+)
+ASYNC_REQUESTS = record(
+    ("endpoint", "waiting", "running", "decided", "oldest_age_s", "requests"),
+    endpoint=TEXT,
+    waiting=_NATURAL,
+    running=_NATURAL,
+    decided=_NATURAL,
+    oldest_age_s=_NUMBER,
+    requests={"type": "array", "items": ASYNC_REQUEST},
+)
+CANCELLED_REQUEST = record(("inference_id", "state"), inference_id=TEXT, state=TEXT)
 DECISIONS = record(("decisions", "left_out", "oldest"), decisions=_OBJECTS, left_out=_NATURAL, oldest={})
 DASHBOARD = record(("version", "time", "uptime_s"), version=TEXT, time=_NUMBER, uptime_s=_NUMBER)
 
@@ -293,6 +328,30 @@ RERANK = record(
     return_documents=FLAG,
     user=TEXT,
 )
+_USAGE = record(("prompt_tokens", "total_tokens"), prompt_tokens=_NATURAL, total_tokens=_NATURAL)
+_EMBEDDING = record(
+    ("object", "index", "embedding"),
+    object={"const": "embedding"},
+    index=_NATURAL,
+    embedding={"oneOf": [{"type": "array", "items": _NUMBER}, TEXT]},
+)
+EMBEDDINGS_ANSWER = record(
+    ("object", "data", "model", "usage"),
+    object={"const": "list"},
+    data={"type": "array", "items": _EMBEDDING},
+    model=TEXT,
+    usage=_USAGE,
+)
+_RANKED = record(
+    ("index", "relevance_score"), index=_NATURAL, relevance_score=_NUMBER, document=record(("text",), text=TEXT)
+)
+RERANK_ANSWER = record(
+    ("id", "model", "results", "usage"),
+    id=TEXT,
+    model=TEXT,
+    results={"type": "array", "items": _RANKED},
+    usage=_USAGE,
+)
 FILE = record(("file", "purpose"), file={"type": "string", "format": "binary"}, purpose={"enum": ["vision"]})
 CONVERSATION = record(items={"type": "array", "items": {"type": "object"}, "maxItems": 20}, metadata=LABELS)
 ITEMS = record(("items",), items={"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": 20})
@@ -305,6 +364,21 @@ TENSORS = record(
         "items": record(("name", "shape", "datatype"), name=TEXT, shape={"type": "array"}, datatype=TEXT),
     },
     outputs={"type": "array", "items": record(("name",), name=TEXT)},
+)
+_SHAPE: Schema = {"type": "array", "items": {"type": "integer"}}
+_TENSOR = record(("name", "datatype", "shape"), name=TEXT, datatype=TEXT, shape=_SHAPE)
+_TENSOR_LIST: Schema = {"type": "array", "items": _TENSOR}
+MODEL_METADATA = record(
+    ("name", "versions", "platform", "inputs", "outputs"),
+    name=TEXT,
+    versions=_TEXT_LIST,
+    platform=TEXT,
+    inputs=_TENSOR_LIST,
+    outputs=_TENSOR_LIST,
+)
+MODEL_READY = record(("name", "ready"), name=TEXT, ready=FLAG)
+TENSORS_ANSWER = record(
+    ("model_name", "model_version", "outputs"), model_name=TEXT, model_version=TEXT, outputs=_TENSOR_LIST, id=TEXT
 )
 LOAD_MODEL = record(("model_name", "url"), model_name=TEXT, url=TEXT)
 
