@@ -46,7 +46,8 @@ class FakeMany:
     """Models by name: those in the source, and the tier of each loaded one.
 
     room: models that fit into memory; more are refused, and nothing is evicted. loading: the gate that a load waits
-    for. answering: the gate that an answer waits for once its model is loaded.
+    for. answering: the gate that an answer waits for once its model is loaded. has_tasks: answers have all fields that
+    those of tasks need.
     """
 
     fake: FakeInstance
@@ -59,6 +60,7 @@ class FakeMany:
     loading: Gate | None = None
     answering: Gate | None = None
     refusal: tuple[int, str, str] | None = None  # for every request: status, code, message
+    has_tasks: bool = False
     num_loads: int = 0
     num_status: int = 0
 
@@ -84,7 +86,12 @@ class FakeMany:
                 await self.answering.pass_through()
             found = {"device": "hit", "host": "host", "disk": "disk"}.get(tier, "cold")
             receipts = {"X-Torchmoor-Model-Cache": found, "X-Torchmoor-Model-Load-Ms": "0" if found == "hit" else "250"}
-            answer = {**task_answer(name), **completion(request.body), "model": name, "instance": self.fake.name}
+            answer = {
+                **(task_answer(name) if self.has_tasks else {}),
+                **completion(request.body),
+                "model": name,
+                "instance": self.fake.name,
+            }
             await wire.answer(200, receipts, json.dumps(answer).encode())
 
     def why_not(self, name: str) -> tuple[int, str, str] | None:
@@ -162,9 +169,13 @@ class FakeMany:
 class FakeFleet:
     """Gives every instance of a stage many models before the proxy first asks for its status."""
 
-    def __init__(self, source: Iterable[str] = ()) -> None:
+    def __init__(self, source: Iterable[str] = (), *, has_tasks: bool = False) -> None:
         self.many: dict[str, FakeMany] = {}
         self._source = set(source)
+        self._has_tasks = has_tasks
 
     def __call__(self, instances: Mapping[str, FakeInstance]) -> None:
-        self.many = {name: FakeMany(fake, source=set(self._source)) for name, fake in instances.items()}
+        self.many = {
+            name: FakeMany(fake, source=set(self._source), has_tasks=self._has_tasks)
+            for name, fake in instances.items()
+        }

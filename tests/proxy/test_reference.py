@@ -69,7 +69,7 @@ def body_of(route: dict[str, Any]) -> bytes:
 @pytest.fixture
 def planes(make_stage: MakeStage) -> dict[str, Stage]:
     """Return a proxy with many models in the container's role, in which each route is served."""
-    many: dict[str, Any] = {"multi_model": MultiModelSettings(), "prepare": FakeFleet(("m1.tar.gz",))}
+    many: dict[str, Any] = {"multi_model": MultiModelSettings(), "prepare": FakeFleet(("m1.tar.gz",), has_tasks=True)}
     return {
         "plain": make_stage(),
         "many": make_stage(**many),
