@@ -35,7 +35,7 @@ BLOCK_SIZE = 32  # positions that vLLM's prefix cache shares; its default for a 
 
 def make_settings(dtype: str) -> HandlerSettings:
     return HandlerSettings(
-        model=ModelSettings(dtype=dtype),  # checked there
+        model=ModelSettings(dtype=dtype),
         session=ChatSessionSettings(kv_bytes=1 << 30),
         engine=EngineSettings(name="vllm", max_rows=16, max_context_tokens=4096),
         vllm=VllmSettings(enforce_eager=True, options={"block_size": BLOCK_SIZE}),

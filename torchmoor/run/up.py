@@ -58,6 +58,13 @@ async def run(
     whether an address other than loopback may go without credentials.
     Raises ConfigError, LaunchError, OSError if a port is taken.
     """
+    with run_directory(options.launch) as run_dir:
+        await _run_in(run_dir, options, report, announce, is_open=is_open)
+
+
+async def _run_in(
+    run_dir: Path, options: UpSettings, report: Callable[[str], None], announce: Callable[[str], None], *, is_open: bool
+) -> None:
     scaling = options.variant_scaling()
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
     check_environment(options, os.environ)
@@ -65,47 +72,44 @@ async def run(
     checkpoints = find_checkpoints(options)
     names = endpoint_names(options, checkpoints)
     adapters = adapter_environment(names, options.adapters)
+    launch = options.launch.replace(model_store=str(find_model_store(options.launch)))
+    supervision_settings = make_supervision_settings(
+        launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
+    )
+    kept = AsyncFolder(
+        run_dir / ASYNC_FOLDER, report, more_inputs=options.async_inputs, output_root=options.async_output
+    )
+    asynchronous = AsyncEndpointSettings(output_path=options.async_output, failure_path=options.async_failure)
+    settings = ProxySettings(
+        endpoints=tuple(
+            EndpointSettings(
+                name=name,
+                variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=scaling),),
+                late_binding=options.late_binding if options.is_late_binding else None,
+                multi_model=many_settings(os.environ) if name == MANY else adapter_settings({**os.environ, **adapters}),
+                async_inference=None if name == MANY else asynchronous,
+            )
+            for name in names
+        ),
+        async_inference=kept.inference,
+        objects=kept.objects,
+        listen=options.listen,
+        access=options.access,
+        observe=options.observe,
+        chat_page=options.chat_page,
+        control=options.control,
+        sessions=SessionIdSettings.parse(keys, are_journaled=options.journal != "off"),
+    )
+    settings = complete(settings, os.environ, is_open=is_open)
+    registry = Registry(settings.endpoints)
+    journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
+    gpus = usable_gpus(os.environ, launch)
+    launches = plan(names, options.most_instances, gpus)
+    launches = equip(launches, options.launch, checkpoints)
+    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **adapters, **share_gpus(launches, os.environ)}
+    if options.allowed_image_hosts:
+        environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with AsyncExitStack() as stack:
-        run_dir = stack.enter_context(run_directory(options.launch))
-        launch = options.launch.replace(model_store=str(find_model_store(options.launch)))
-        supervision_settings = make_supervision_settings(
-            launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
-        )
-        kept = AsyncFolder(
-            run_dir / ASYNC_FOLDER, report, more_inputs=options.async_inputs, output_root=options.async_output
-        )
-        asynchronous = AsyncEndpointSettings(output_path=options.async_output, failure_path=options.async_failure)
-        settings = ProxySettings(
-            endpoints=tuple(
-                EndpointSettings(
-                    name=name,
-                    variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=scaling),),
-                    late_binding=options.late_binding if options.is_late_binding else None,
-                    multi_model=many_settings(os.environ)
-                    if name == MANY
-                    else adapter_settings({**os.environ, **adapters}),
-                    async_inference=None if name == MANY else asynchronous,
-                )
-                for name in names
-            ),
-            async_inference=kept.inference,
-            objects=kept.objects,
-            listen=options.listen,
-            access=options.access,
-            observe=options.observe,
-            chat_page=options.chat_page,
-            control=options.control,
-            sessions=SessionIdSettings.parse(keys, are_journaled=options.journal != "off"),
-        )
-        settings = complete(settings, os.environ, is_open=is_open)
-        registry = Registry(settings.endpoints)
-        journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
-        gpus = usable_gpus(os.environ, launch)
-        launches = plan(names, options.most_instances, gpus)
-        launches = equip(launches, options.launch, checkpoints)
-        environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **adapters, **share_gpus(launches, os.environ)}
-        if options.allowed_image_hosts:
-            environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
         await stack.enter_async_context(kept)
         launcher = await stack.enter_async_context(Launcher(supervision_settings, registry, environment, report))
         control: LaunchingPlane | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torchmoor.proxy.api import validation as members
 from torchmoor.proxy.api.reference import schemas
 from torchmoor.proxy.api.reference.route import (
@@ -10,7 +12,6 @@ from torchmoor.proxy.api.reference.route import (
     NO_BODY,
     Body,
     Group,
-    Route,
     answer,
     delete,
     get,
@@ -253,10 +254,7 @@ OPENAI = Group(
     "openai",
     "OpenAI's API. Each path is also below /endpoints/{endpoint}/openai.",
     schemas.OPENAI_ERROR,
-    tuple(
-        Route(**{**{name: getattr(route, name) for name in Route.__slots__}, "path": "/v1" + route.path})
-        for route in _OPENAI_ROUTES
-    ),
+    tuple(replace(route, path="/v1" + route.path) for route in _OPENAI_ROUTES),
 )
 CONTAINER = Group(
     "container",

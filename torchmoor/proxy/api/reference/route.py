@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from torchmoor.proxy.api.reference.schemas import EMPTY, JSON_VALUE, TEXT, Schema
@@ -28,7 +29,7 @@ ANY_BODY = Body(schema=JSON_VALUE)
 NO_BODY = Body(schema=EMPTY, types=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Route:
     """A method and a path, with the request's parameters and body, and the answers.
 
@@ -40,9 +41,10 @@ class Route:
     path: str
     operation: str
     text: str
+    body: Body = NO_BODY
+    _: KW_ONLY
     headers: tuple[bytes, ...] = ()
     query: tuple[tuple[str, str], ...] = ()
-    body: Body = NO_BODY
     is_body_required: bool = True
     answers: tuple[tuple[int, str, Body], ...] = ((200, "The answer.", ANY_BODY),)
 
@@ -56,20 +58,13 @@ class Group(NamedTuple):
     routes: tuple[Route, ...]
 
 
+get = partial(Route, "get")
+post = partial(Route, "post")
+delete = partial(Route, "delete")
+
+
 def json_body(schema: Schema) -> Body:
     return Body(schema=schema)
-
-
-def get(path: str, operation: str, text: str, **more: object) -> Route:
-    return Route(method="get", path=path, operation=operation, text=text, **more)  # type: ignore[arg-type]
-
-
-def post(path: str, operation: str, text: str, body: Body = NO_BODY, **more: object) -> Route:
-    return Route(method="post", path=path, operation=operation, text=text, body=body, **more)  # type: ignore[arg-type]
-
-
-def delete(path: str, operation: str, text: str, **more: object) -> Route:
-    return Route(method="delete", path=path, operation=operation, text=text, **more)  # type: ignore[arg-type]
 
 
 def streamed(schema: Schema) -> tuple[tuple[int, str, Body], ...]:
