@@ -120,6 +120,7 @@ class BackgroundResponses:
             queued.turn = turn
             reply.on_end(lambda: queued.forget(turn))
             turn.start()
+            queued.stop_if_ended()  # a cancel that came before found no turn in the queue
 
     def stream(self, command: ShowResponse, reply: PendingReply) -> None:
         """Stream the events of a response: those that exist, then new ones as they come."""

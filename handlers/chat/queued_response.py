@@ -61,6 +61,12 @@ class QueuedResponse:
         if self.turn is turn:
             self.turn = None
 
+    def stop_if_ended(self) -> None:
+        """Stop the turn if the response has ended. Called when it ends, and when its turn is in the session's queue."""
+        turn = self.turn  # another thread may end it
+        if self.ended is not None and turn is not None:
+            turn.stop(ResponseCancelled("this response was cancelled"))
+
     def raise_if_changed(self) -> None:
         if self.is_changed:
             raise TurnConflict("the conversation has changed since this response began; ask again")

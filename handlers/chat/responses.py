@@ -20,7 +20,7 @@ from handlers.chat.sessions.entries import entries_of
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
-from handlers.errors import InvalidRequest, ResponseCancelled, ResponseUnknown, SessionGone
+from handlers.errors import InvalidRequest, ResponseUnknown, SessionGone
 from handlers.journal.event import Event
 from handlers.reply import PendingReply
 from handlers.requests import Caller
@@ -142,9 +142,7 @@ class StoredResponses:
                 return
             event = Event(kind="end", response=json.dumps(ended, ensure_ascii=False), entry=queued.event.entry)
             self._recorder.record(session, event)
-        turn = queued.turn  # another thread may end it
-        if turn is not None:
-            turn.stop(ResponseCancelled("this response was cancelled"))
+        queued.stop_if_ended()
 
     def repeat(self, session: Session, num_entries: int, caller: Caller) -> list[Item]:
         """Return the items of a held session's first entries, with pictures, whose bytes are read later."""

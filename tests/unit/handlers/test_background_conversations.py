@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from handlers.chat.turns.turn import Turn
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings import JournalSettings
 from tests.unit.handlers.test_chat_service import Hold, data_url
@@ -173,6 +174,27 @@ def test_a_cancel_stops_its_own_turn_and_no_other(make_client: Any, endless_llav
     cancelled = talk.send(f"POST responses/{response_id}/cancel").wait().json
 
     assert (cancelled["status"], waiting.wait().error) == ("cancelled", "ResponseCancelled")
+    hold.release()
+    assert (asked.wait().status, talk.said()) == (200, ["two"])
+
+
+def test_a_cancel_before_its_turn_waits_ends_it_too(
+    make_client: Any, endless_llava: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the turn before it, although there was nothing to stop when the cancel came."""
+    talk = Talk(make_client(endless_llava))
+    response_id = talk.queue("one")
+    hold = Hold(endless_llava)
+    asked = talk.ask("two")
+    hold.wait()
+    start = Turn.start
+
+    def start_late(turn: Turn) -> None:
+        talk.send(f"POST responses/{response_id}/cancel").wait()
+        start(turn)
+
+    monkeypatch.setattr(Turn, "start", start_late)
+    assert talk.run(response_id).wait().error == "ResponseCancelled"
     hold.release()
     assert (asked.wait().status, talk.said()) == (200, ["two"])
 
