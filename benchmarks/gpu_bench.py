@@ -1,5 +1,6 @@
 """The model, the engine and the conversations of random tokens that the phases of gpu_report.py measure."""
 
+import gc
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +43,7 @@ class Bench:
     """A model, an engine without a thread, and conversations of random tokens."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, *, is_quick: bool) -> None:
-        self.device, self.dtype, self.shape = device, dtype, shape
+        self.device, self.dtype, self.shape, self.is_quick = device, dtype, shape, is_quick
         self.context = 64 if is_quick else 1000
         self.num_steps = 4 if is_quick else 50
         self.rows = (1, 4) if is_quick else ROWS
@@ -86,8 +87,14 @@ class Bench:
         if self._engine is not None:
             self._engine.runner.close()
             self._engine = None
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def release(self) -> None:
+        """Free the engine and the model, so that another process can use the device."""
+        self._model = None
+        self.close()
 
     def prompt(self, length: int) -> list[int]:
         vocabulary = self.shape.vocabulary

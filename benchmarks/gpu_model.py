@@ -1,9 +1,19 @@
 """A LLaVA with random weights, made on the device: what it says is noise, what it costs is not."""
 
+import json
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+from transformers import (
+    AutoTokenizer,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    PreTrainedTokenizerBase,
+)
 from transformers.initialization import no_init_weights
 
 from benchmarks.report import ROOT
@@ -45,7 +55,20 @@ SHAPES = {
 def build_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> LlavaModel:
     """Return the model, checked against transformers as in a load."""
     tokenizer = AutoTokenizer.from_pretrained(TINY, local_files_only=True)
-    image_token_id = tokenizer.convert_tokens_to_ids("<image>")
+    model = make_weights(shape, tokenizer, device, dtype)
+    transformers_check = TransformersCheck(model)
+    loaded = LlavaModel(model, Processor.load(TINY, model.config.image_token_id))
+    loaded.eos_token_ids = frozenset()  # so that each answer has the length that was asked for
+    loaded.optimize()
+    transformers_check.check(loaded)
+    return loaded
+
+
+@torch.inference_mode()
+def make_weights(
+    shape: Shape, tokenizer: PreTrainedTokenizerBase, device: torch.device, dtype: torch.dtype
+) -> LlavaForConditionalGeneration:
+    """Return transformers' model with random weights, which no end-of-sequence token stops."""
     vision = CLIPVisionConfig(
         hidden_size=shape.vision_hidden,
         intermediate_size=4 * shape.vision_hidden,
@@ -62,14 +85,16 @@ def build_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> Llava
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         max_position_embeddings=8192,
+        eos_token_id=None,
     )
+    image_token_id = tokenizer.convert_tokens_to_ids("<image>")
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=image_token_id)
     config.vision_feature_layer = -2
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with no_init_weights(), device:
-            model = LlavaForConditionalGeneration(config).eval().requires_grad_(False)
+            model: LlavaForConditionalGeneration = LlavaForConditionalGeneration(config).eval().requires_grad_(False)
     finally:
         torch.set_default_dtype(before)
     generator = torch.Generator(device).manual_seed(0)
@@ -79,12 +104,21 @@ def build_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> Llava
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
     model.generation_config.eos_token_id = None
-    transformers_check = TransformersCheck(model)
-    loaded = LlavaModel(model, Processor.load(TINY, image_token_id))
-    loaded.eos_token_ids = frozenset()  # so that each answer has the length that was asked for
-    loaded.optimize()
-    transformers_check.check(loaded)
-    return loaded
+    return model
+
+
+def save_checkpoint(shape: Shape, device: torch.device, dtype: torch.dtype, folder: Path) -> None:
+    """Write the same random weights to `folder`, with a word in the tokenizer for each token that they can choose."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY, local_files_only=True)
+    tokenizer.add_tokens([f" w{number}" for number in range(len(tokenizer), shape.vocabulary)])
+    make_weights(shape, tokenizer, device, dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    processor = json.loads((TINY / "processor_config.json").read_bytes())
+    size = {"height": shape.image_size, "width": shape.image_size}
+    processor["image_processor"] |= {"size": size, "crop_size": size}
+    processor["patch_size"] = 14
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    shutil.copy(TINY / "chat_template.jinja", folder)
 
 
 def weight_bytes(model: LlavaModel) -> int:

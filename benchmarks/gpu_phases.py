@@ -13,6 +13,7 @@ import transformers
 
 from benchmarks.gpu_bench import FOREVER, TESTS_S, Answer, Bench
 from benchmarks.gpu_model import kv_token_bytes, weight_bytes
+from benchmarks.gpu_served import served
 from benchmarks.report import ROOT
 from handlers.device import driver_version
 from handlers.engine.builtin.engine import Engine
@@ -333,5 +334,6 @@ PHASES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "ttft": ttft,
     "parked": parked,
     "out_of_memory": out_of_memory,
+    "served": served,
     "soak": soak,
 }

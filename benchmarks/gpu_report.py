@@ -1,7 +1,8 @@
 """How fast and how correct is the built-in engine on this machine's GPU?
 
 One command for a GPU machine that is available for a short time and has no network. It needs a checkout and the
-installed torch and transformers, not TorchServe. Without a GPU it runs a tiny model on the CPU, to test itself.
+installed torch and transformers; one phase needs TorchServe. Without a GPU it runs a tiny model on the CPU, to test
+itself.
 
     environment  GPU, driver, versions, SDPA backends, copy bandwidth
     tests        pytest -m gpu
@@ -12,6 +13,8 @@ installed torch and transformers, not TorchServe. Without a GPU it runs a tiny m
     ttft         time to the first token of a new picture, a follow-up, and a rebuilt session
     parked       a session's KV cache copied to the host and back, against computing it again
     out_of_memory  a prompt for which the device has no room, and what comes after it
+    served       tokens/s of streams through TorchServe and the proxy, against the engine alone; where TorchServe is
+                 installed
     soak         sequences that come and go, for the rest of the time
 
     make gpu-report [ARGS="--minutes 9 --shape llava-1.5-7b --only decode,ttft"]
@@ -106,7 +109,7 @@ def main() -> None:
         bench.soak_s = options.soak or bench.left_s
         try:
             result = PHASES[name](bench)
-        except Exception as exc:  # the other phases still have something to say
+        except (Exception, SystemExit) as exc:  # the other phases still have something to say
             traceback.print_exc()
             result = {"failed": f"{type(exc).__name__}: {exc}"}
         report.end(result)
