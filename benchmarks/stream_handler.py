@@ -3,10 +3,11 @@
 Everything but the model's run is the product's: adapter, sessions, scheduler, KV cache, sampler, text, TorchServe.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from handlers.chat_entry import ChatHandler
 from handlers.engine.builtin.runner import ModelRunner, StepResult
@@ -17,12 +18,17 @@ LOGITS = torch.nn.functional.one_hot(torch.tensor(TABLE), 480).float() * 10
 LOGPROBS = LOGITS.log_softmax(dim=-1).amax(dim=-1).tolist()
 
 
-def run_for_free(runner: ModelRunner, batch: Sequence[StepShare]) -> StepResult:
+def run_for_free(
+    runner: ModelRunner, batch: Sequence[StepShare], draw: Callable[[Tensor], Tensor | None]
+) -> StepResult:
     """Return the table's next row for each share of the batch."""
     rows = [len(share.sequence.output) % len(TABLE) for share in batch]
     for share in batch:
         share.sequence.cache.advance(share.tokens)
-    return StepResult(LOGITS[rows], [TABLE[row] for row in rows], [LOGPROBS[row] for row in rows])
+    logits = LOGITS[rows]
+    drawn = draw(logits)
+    greedy, logprobs = [TABLE[row] for row in rows], [LOGPROBS[row] for row in rows]
+    return StepResult(logits, greedy, logprobs, [] if drawn is None else drawn.tolist())
 
 
 class FreeEngineHandler:

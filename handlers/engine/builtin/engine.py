@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from handlers.device import use_device
+from handlers.engine.builtin.draw import Draw
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.engine.builtin.pace import MIN_CHUNK
 from handlers.engine.builtin.runner import ModelRunner, StepResult
-from handlers.engine.builtin.sampler import Sampler, choose_tokens
+from handlers.engine.builtin.sampler import Sampler
 from handlers.engine.builtin.scheduler import Scheduler, StepShare
 from handlers.engine.builtin.sequence import Sequence
 from handlers.engine.contract import FinishReason, TokenEvent
@@ -153,14 +154,15 @@ class Engine:
 
     def _commit(self, batch: list[StepShare]) -> bool:
         """Run the batch and deliver its tokens; return whether it ran as a whole."""
+        draw = Draw({row: sampler for row, sampler in self._last_samplers(batch) if not sampler.is_plain_greedy})
         try:
-            result = self.runner.run(batch)
+            result = self.runner.run(batch, draw.begin)
         except Exception as exc:
             clear_frames(exc.__traceback__)  # they hold the failed step's tensors
             self._isolate(batch, exc)
             return False
         self.num_steps += 1
-        chosen = self._choose(batch, result)
+        chosen = self._choose(batch, result, draw)
         tops = self._find_top(batch, result, chosen)
         for sequence, token, logprob in chosen:
             try:
@@ -172,20 +174,33 @@ class Engine:
             self._guard(wake)
         return True
 
-    def _choose(self, batch: list[StepShare], result: StepResult) -> list[tuple[Sequence, int, float]]:
+    def _last_samplers(self, batch: list[StepShare]) -> list[tuple[int, Sampler]]:
+        """Return the row, and the sampler, of each sequence whose prompt this step completes or has been completed."""
+        return [(row, self._samplers[share.sequence]) for row, share in enumerate(batch) if share.is_last]
+
+    def _choose(self, batch: list[StepShare], result: StepResult, draw: Draw) -> list[tuple[Sequence, int, float]]:
         """Return the next token, and its log probability, of each sequence whose prompt is computed."""
         chosen: list[tuple[Sequence, int, float]] = []
-        sampled: list[tuple[int, Sequence]] = []
-        for row, share in enumerate(batch):
-            if not share.is_last:
+        for row, sampler in self._last_samplers(batch):
+            sequence = batch[row].sequence
+            token, logprob = result.greedy[row], result.logprobs[row]
+            if not math.isfinite(logprob):
+                self._fail(sequence, ArithmeticError("the model's logits are not finite"))
                 continue
-            if not math.isfinite(result.logprobs[row]):
-                self._fail(share.sequence, ArithmeticError("the model's logits are not finite"))
-            elif self._samplers[share.sequence].is_plain_greedy:
-                chosen.append((share.sequence, result.greedy[row], result.logprobs[row]))
-            elif self._can_sample(share.sequence):
-                sampled.append((row, share.sequence))
-        return chosen + self._sample(sampled, result.logits) if sampled else chosen
+            if not sampler.is_plain_greedy:
+                try:
+                    token, logprob = draw.finish(row, result)
+                except GrammarFailed as exc:
+                    self.finish(sequence, _too_complex(exc))
+                    continue
+                except Exception as exc:
+                    self._fail(sequence, exc)
+                    continue
+                if not math.isfinite(logprob):
+                    self._fail(sequence, ArithmeticError("the warped logits are not finite"))
+                    continue
+            chosen.append((sequence, token, logprob))
+        return chosen
 
     def _find_top(
         self, batch: list[StepShare], result: StepResult, chosen: list[tuple[Sequence, int, float]]
@@ -204,34 +219,6 @@ class Engine:
             sequence: (own[n], tuple(zip(ids[n], values[n], strict=True))[: sequence.params.top_n_tokens])
             for n, (sequence, _) in enumerate(asking)
         }
-
-    def _can_sample(self, sequence: Sequence) -> bool:
-        """Ask the sequence's grammar which tokens may come next. End the sequence if the grammar fails."""
-        try:
-            self._samplers[sequence].prepare()
-        except GrammarFailed as exc:
-            self.finish(sequence, _too_complex(exc))
-            return False
-        return True
-
-    def _sample(self, rows: list[tuple[int, Sequence]], logits: Tensor) -> list[tuple[Sequence, int, float]]:
-        """Sample these rows of the logits. After a failure, sample each row alone."""
-        samplers = [self._samplers[sequence] for _, sequence in rows]
-        try:
-            own = logits if len(rows) == len(logits) else logits[[row for row, _ in rows]]
-            tokens, logprobs = choose_tokens(own, samplers)
-        except Exception as exc:
-            if len(rows) == 1:
-                self._fail(rows[0][1], exc)
-                return []
-            return [choice for row in rows for choice in self._sample([row], logits)]
-        chosen: list[tuple[Sequence, int, float]] = []
-        for (_, sequence), token, logprob in zip(rows, tokens, logprobs, strict=True):
-            if math.isfinite(logprob):
-                chosen.append((sequence, token, logprob))
-            else:
-                self._fail(sequence, ArithmeticError("the warped logits are not finite"))
-        return chosen
 
     def _isolate(self, batch: list[StepShare], error: Exception) -> None:
         """After a failed step, run its halves separately, until only the failing sequence ends."""

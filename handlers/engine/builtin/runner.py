@@ -1,7 +1,7 @@
 """Runs one step on the device and returns a row of logits for each share of the batch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,11 +20,13 @@ class StepResult:
 
     logits: (shares, vocabulary) float32 on the device, valid until the next step.
     greedy: the token of the largest logit; logprobs: its log probability, not finite if the model has failed.
+    drawn: the rows of what `draw` returned, if anything.
     """
 
     logits: Tensor
     greedy: list[int]
     logprobs: list[float]
+    drawn: list[list[float]] = field(default_factory=list)
 
 
 class ModelRunner:
@@ -63,8 +65,12 @@ class ModelRunner:
         self.pool.close()
 
     @torch.inference_mode()
-    def run(self, batch: Sequence[StepShare]) -> StepResult:
-        """Compute the batch. Advances the caches when the device has computed everything without an error."""
+    def run(self, batch: Sequence[StepShare], draw: Callable[[Tensor], Tensor | None]) -> StepResult:
+        """Compute the batch. Advances the caches when the device has computed everything without an error.
+
+        draw: called with the logits, which the device may not have computed yet, so that its work is queued meanwhile;
+        what it returns, (n, 2) float64, is read together with the results.
+        """
         adapted = _find_adapted(batch)
         shares = [(share.tokens, share.sequence.cache) for share in batch]
         if self._row_steps is not None and not adapted and self._row_steps.takes(shares):  # graphs have no adapters
@@ -76,10 +82,13 @@ class ModelRunner:
             logits = self._forward(batch)
         greedy = logits.argmax(dim=-1, keepdim=True)
         logprobs = logits.gather(1, greedy).double() - logits.logsumexp(dim=-1, keepdim=True).double()
-        chosen, logprob = torch.stack((greedy[:, 0].double(), logprobs[:, 0])).tolist()  # waits for the device
+        values, drawn = torch.cat((greedy.double(), logprobs), dim=-1), draw(logits)
+        read = (values if drawn is None else torch.cat((values, drawn))).tolist()  # waits for the device
         for share in batch:
             share.sequence.cache.advance(share.tokens)
-        return StepResult(logits, [int(token) for token in chosen], logprob)
+        num_rows = len(batch)
+        found = read[:num_rows]
+        return StepResult(logits, [int(row[0]) for row in found], [row[1] for row in found], read[num_rows:])
 
     @torch.inference_mode()
     def encode_image(self, pixels: Tensor) -> Tensor:

@@ -159,16 +159,30 @@ def _below_one(mass: float | None) -> float | None:
     return mass if mass is not None and mass < 1.0 else None
 
 
-@torch.inference_mode()
 def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int], list[float]]:
     """Return each row's next token, and its log probability among the candidates: not finite if the row failed.
 
     logits: (rows, vocabulary) float32, a row for each sampler. Samplers with a grammar must be prepared.
     """
+    rows, drawn = draw_tokens(logits, samplers)
+    tokens, logprobs = [0] * len(samplers), [0.0] * len(samplers)
+    for row, values in zip(rows, drawn.tolist(), strict=True):
+        tokens[row], logprobs[row] = note_token(samplers[row], values)
+    return tokens, logprobs
+
+
+@torch.inference_mode()
+def draw_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int], Tensor]:
+    """Draw the tokens of `choose_tokens`. The samplers' states do not change: `note_token` must follow.
+
+    Returns rows, and for each of them (rows, 2) float64 on the device: its token, and that token's probability. Waits
+    for the device only where top_p is the first cut.
+    """
     groups: dict[tuple[Cuts | None, bool], list[int]] = defaultdict(list)
     for row, sampler in enumerate(samplers):
         groups[sampler.cuts if sampler.random is not None else None, sampler.grammar is not None].append(row)
-    tokens, logprobs = [0] * len(samplers), [0.0] * len(samplers)
+    order: list[int] = []
+    drawn: list[Tensor] = []
     for (cuts, has_grammar), rows in groups.items():
         own = [samplers[row] for row in rows]
         scores = _weighed(logits if len(groups) == 1 else logits[rows], own)
@@ -176,12 +190,19 @@ def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int
             scores = _masked(scores, own)
         parts = [(range(len(rows)), _take_largest(scores))] if cuts is None else _draw(scores, own, cuts)
         for places, chosen in parts:
-            for place, (token, probability) in zip(places, chosen.tolist(), strict=True):
-                tokens[rows[place]] = int(token)
-                logprobs[rows[place]] = math.log(probability) if probability > 0 else math.nan
-    for sampler, token in zip(samplers, tokens, strict=True):
-        sampler.note(token)
-    return tokens, logprobs
+            order += [rows[place] for place in places]
+            drawn.append(chosen)
+    return order, drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+
+
+def note_token(sampler: Sampler, drawn: Sequence[float]) -> tuple[int, float]:
+    """Record the token that was drawn for a row. Return it, and its log probability: not finite if the row failed.
+
+    drawn: the row of the result of `draw_tokens`.
+    """
+    token, probability = int(drawn[0]), drawn[1]
+    sampler.note(token)
+    return token, math.log(probability) if probability > 0 else math.nan
 
 
 def _weighed(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
