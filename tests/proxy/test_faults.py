@@ -8,6 +8,8 @@ import json
 import socket
 from collections.abc import Callable
 
+import pytest
+
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Gate, Received, Wire, answering, refusing
 from torchmoor.config.health import HealthSettings, RecoverySettings
@@ -169,6 +171,37 @@ def test_reset_makes_the_proxy_ask_the_instance_at_once(make_stage: Callable[...
 
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the verdict of a probe")
     stage.instance("a").management_port = None
+
+
+@pytest.mark.parametrize("has_session", [False, True])
+@pytest.mark.parametrize("num_lost", [2, 3])
+def test_a_request_survives_the_loss_of_two_instances(
+    make_stage: Callable[..., Stage], num_lost: int, *, has_session: bool
+) -> None:
+    """A third one answers. A request that three instances did not survive is not sent again: it may be the cause."""
+    stage = make_stage(names=("a", "b", "c", "d"), are_journaled=True)
+    num_left = num_lost
+
+    async def die_at_first(request: Received, wire: Wire) -> None:
+        nonlocal num_left
+        num_left -= 1
+        if num_left >= 0:
+            wire.reset()
+        else:
+            await wire.answer()
+
+    for fake in stage.instances.values():
+        fake.behave = die_at_first
+
+    answer = read_answer(invoke(stage, session=make_session_id("a") if has_session else None))
+
+    received = [r for fake in stage.instances.values() for r in fake.received if r.path.startswith("/predictions")]
+    assert len(received) == 3
+    if num_lost == 2:
+        instance_of(answer)
+    else:
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"The instance that was to answer is gone." in answer
 
 
 def test_instance_that_fails_requests_gets_no_more(make_stage: Callable[..., Stage]) -> None:

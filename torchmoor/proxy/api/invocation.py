@@ -40,7 +40,7 @@ CONTEXT_TOKENS = receipt.CONTEXT_TOKENS.encode()  # of the whole prompt
 _TRACE_FIELDS = frozenset((TRACEPARENT,))
 # Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
-MAX_RESETS = 1  # second attempts after a connection ended when the instance had perhaps begun the request
+MAX_RESETS = 2  # further attempts after a connection ended when the instance had perhaps begun the request
 
 
 class Invocation:
