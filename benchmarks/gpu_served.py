@@ -6,11 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet import Fleet, Spent, running_fleet
+from benchmarks.fleet import running_fleet
 from benchmarks.gpu_bench import Answer, Bench
 from benchmarks.gpu_model import save_checkpoint
-from benchmarks.report import median
-from benchmarks.stream_load import run_load
+from benchmarks.stream import measure
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.sequence import Sequence
 from handlers.errors import TurnTimedOut
@@ -47,9 +46,9 @@ def served(bench: Bench) -> dict[str, Any]:
         with running_fleet(checkpoint, arguments=("--journal", "off", "--model-store", str(store))) as fleet:
             start_s = time.monotonic() - began
             for num_rows in bench.rows:
-                row = _run_served(fleet, num_rows, warm_s, seconds)
+                row = measure(fleet, num_rows, warm_s, seconds, QUESTION)
                 of_engine = row["tokens_per_s"] / alone[num_rows]
-                rows.append({"rows": num_rows, "alone_tokens_per_s": alone[num_rows], "of_engine": of_engine, **row})
+                rows.append({**row, "alone_tokens_per_s": alone[num_rows], "of_engine": of_engine})
     return {"start_s": start_s, "rows": rows}
 
 
@@ -75,24 +74,3 @@ def _run_alone(bench: Bench, engine: Engine, num_rows: int, warm_s: float, secon
         engine.finish(sequence, TurnTimedOut("the measurement has ended"))
         sequence.cache.drop()
     return (num_tokens - count_at_begin) / (now - begin_s)
-
-
-def _run_served(fleet: Fleet, num_streams: int, warm_s: float, seconds: float) -> dict[str, float]:
-    counted, before, after = run_load(
-        fleet.runtime, QUESTION, num_streams=num_streams, warm_s=warm_s, seconds=seconds, mark=fleet.cpu_times
-    )
-    spent: Spent = after.since(before)
-    gaps = sorted(counted.gaps_s)
-    by_token = {
-        "engine_ms": spent.engine_s,
-        "added_ms": spent.total_s - spent.engine_s,
-        "worker_ms": spent.worker_s,
-        "torchserve_ms": spent.torchserve_s,
-        "proxy_ms": spent.proxy_s,
-    }
-    return {
-        "tokens_per_s": counted.num_tokens / counted.seconds,
-        **{name: used_s / max(counted.num_tokens, 1) * 1e3 for name, used_s in by_token.items()},
-        "gap_p50_ms": median(gaps) * 1e3 if gaps else 0.0,
-        "gap_p99_ms": gaps[len(gaps) * 99 // 100] * 1e3 if gaps else 0.0,
-    }

@@ -61,10 +61,12 @@ def main() -> None:
     print_report("stream", rows, ratios(rows), save=options.save, quick=options.quick, rounds=options.rounds)
 
 
-def measure(fleet: Fleet, num_streams: int, warm_s: float, seconds: float) -> dict[str, Any]:
+def measure(
+    fleet: Fleet, num_streams: int, warm_s: float, seconds: float, question: dict[str, Any] = QUESTION
+) -> dict[str, Any]:
     """One load of the fleet: times in ms, processor time by token."""
     counted, before, after = run_load(
-        fleet.runtime, QUESTION, num_streams=num_streams, warm_s=warm_s, seconds=seconds, mark=fleet.cpu_times
+        fleet.runtime, question, num_streams=num_streams, warm_s=warm_s, seconds=seconds, mark=fleet.cpu_times
     )
     spent: Spent = after.since(before)
     added_s = spent.worker_s + spent.torchserve_s + spent.proxy_s

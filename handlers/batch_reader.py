@@ -1,8 +1,8 @@
-"""Reads TorchServe's batches from its socket in large parts, and parses each row once.
+"""Reads TorchServe's batches from its socket in large parts, and parses a row that is sent again only once.
 
 TorchServe's own reader makes a system call for each number and each string, about 40 per row, and each one releases the
 interpreter's lock to the engine's thread. TorchServe sends all rows in flight again at each step: a stream's row is the
-same in each of them, so it is compared with that of the last batch instead of being parsed. TorchServe 0.12.0 is the
+same in each of them, so it is compared with the last batch's instead of being parsed. TorchServe 0.12.0 is the
 last release, so the replaced functions will not change (docs/decisions/0033-batch-reader.md).
 
 TorchServe sends the body of each unanswered request again at each step, and its reader would parse JSON each time,
@@ -41,7 +41,7 @@ class BatchReader:
     def install(self) -> None:
         os.environ[PARSES] = "false"
         otf_message_handler._retrieve_buffer = self.read
-        otf_message_handler._retrieve_request = self.read_row
+        otf_message_handler._retrieve_request = self.next_row
 
     def remove(self) -> None:
         """Restore TorchServe's own functions."""
@@ -49,7 +49,7 @@ class BatchReader:
         otf_message_handler._retrieve_buffer = self._read_unbuffered
         otf_message_handler._retrieve_request = self._parse_row
 
-    def read_row(self, connection: Any) -> dict[str, Any] | None:
+    def next_row(self, connection: Any) -> dict[str, Any] | None:
         """Return the next row of a batch, or None at its end.
 
         A row that the last batch had, too, comes without headers, because the pump reads only those of new rows.

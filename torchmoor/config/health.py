@@ -44,7 +44,7 @@ class RecoverySettings(SettingsGroup, title="recovery"):
         10.0, description="Time from an instance's return until it gets its full share of work."
     )
     least_share: Fraction = Field(0.1, description="Share of work at the beginning of a slow start.")
-    retry_fraction: Fraction = Field(0.2, description="Fraction of all requests that may be sent to a second instance.")
+    retry_fraction: Fraction = Field(0.2, description="Fraction of all requests that may be sent to another instance.")
     retry_burst: SharedCount = Field(100, description="Further retries at once, as when an instance dies.")
 
     @model_validator(mode="after")

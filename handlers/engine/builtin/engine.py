@@ -154,7 +154,7 @@ class Engine:
 
     def _commit(self, batch: list[StepShare]) -> bool:
         """Run the batch and deliver its tokens; return whether it ran as a whole."""
-        draw = Draw({row: sampler for row, sampler in self._last_samplers(batch) if not sampler.is_plain_greedy})
+        draw = Draw({row: each for row, each in self._samplers_of(batch).items() if not each.is_plain_greedy})
         try:
             result = self.runner.run(batch, draw.begin)
         except Exception as exc:
@@ -174,14 +174,14 @@ class Engine:
             self._guard(wake)
         return True
 
-    def _last_samplers(self, batch: list[StepShare]) -> list[tuple[int, Sampler]]:
-        """Return the row, and the sampler, of each sequence whose prompt this step completes or has been completed."""
-        return [(row, self._samplers[share.sequence]) for row, share in enumerate(batch) if share.is_last]
+    def _samplers_of(self, batch: list[StepShare]) -> dict[int, Sampler]:
+        """Return the samplers, by row of the batch, of the sequences that get a token in this step."""
+        return {row: self._samplers[share.sequence] for row, share in enumerate(batch) if share.is_last}
 
     def _choose(self, batch: list[StepShare], result: StepResult, draw: Draw) -> list[tuple[Sequence, int, float]]:
         """Return the next token, and its log probability, of each sequence whose prompt is computed."""
         chosen: list[tuple[Sequence, int, float]] = []
-        for row, sampler in self._last_samplers(batch):
+        for row, sampler in self._samplers_of(batch).items():
             sequence = batch[row].sequence
             token, logprob = result.greedy[row], result.logprobs[row]
             if not math.isfinite(logprob):

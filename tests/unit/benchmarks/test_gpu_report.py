@@ -36,7 +36,7 @@ def test_each_phase_is_a_line_and_a_part_of_the_page(tmp_path: Path) -> None:
     assert {row["arm"] for row in found["decode"]["rows"]} == {"greedy", "sampled", "without graphs"}
     assert all(row["tokens_per_s"] > 0 for row in found["decode"]["rows"])
     assert found["ttft"]["image_tokens"] == 16
-    assert [row["rows"] for row in found["served"]["rows"]] == [1, 4]
+    assert [row["streams"] for row in found["served"]["rows"]] == [1, 4]
     assert all(row["tokens_per_s"] > 0 and row["alone_tokens_per_s"] > 0 for row in found["served"]["rows"])
     assert (found["soak"]["errors"], found["soak"]["answers"] > 0) == (0, True)
     assert done.stdout == (tmp_path / "gpu-report.json").read_text()
