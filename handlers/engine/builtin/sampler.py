@@ -276,6 +276,8 @@ def _cut(candidates: Candidates, cuts: Cuts) -> Tensor:
         probabilities = probabilities.masked_fill(before >= cuts.top_p, 0.0)
     if cuts.typical_p is not None:
         scores = candidates.scores.masked_fill(probabilities == 0, -torch.inf)
-        warped = TypicalLogitsWarper(cuts.typical_p)(None, scores)  # type: ignore[arg-type]  # reads no token ids
-        probabilities = warped.softmax(dim=-1)
+        typical = TypicalLogitsWarper(cuts.typical_p)
+        # Each row alone: with several threads, the sum over one row is split up otherwise than the sums over many.
+        warped = [typical(None, row[None]) for row in scores]  # type: ignore[arg-type]  # reads no token ids
+        probabilities = torch.cat(warped).softmax(dim=-1)
     return probabilities

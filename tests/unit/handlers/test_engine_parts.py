@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Sequence as ABCSequence
 from pathlib import Path
 from typing import Any
@@ -646,6 +647,16 @@ def test_tokens_are_drawn_with_the_probabilities_of_transformers(rows: list[Samp
     assert all(abs(drawn[token] - count * float(expected[token])) <= 2 for token in range(60))
 
 
+@pytest.fixture(params=[1, 2])
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Threads with which torch computes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("num_threads")
 @pytest.mark.parametrize("vocabulary", [480, 50_257])
 @settings(max_examples=20, deadline=None)
 @given(rows=ROWS, logits_seed=st.integers(0, 2**31), spread=st.sampled_from([0.1, 3.0, 9.0]))
