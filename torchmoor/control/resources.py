@@ -150,18 +150,20 @@ class Resources:
     async def save(self) -> None:
         """Write the file, completely or not at all."""
         async with self._saving:
-            content = {
+            content = {  # copied as far as it is changed in place
                 "version": VERSION,
                 **{kind: {name: _values(each) for name, each in getattr(self, kind).items()} for kind in _KINDS},
-                "tags": self.tags,
+                "tags": {arn: dict(tags) for arn, tags in self.tags.items()},
                 "num_serials": self.num_serials,
             }
-            text = json.dumps(content).encode()
-            await asyncio.to_thread(self._write, text)
-            self._num_bytes = len(text)
+            self._num_bytes = await asyncio.to_thread(self._write, content)
 
-    def _write(self, content: bytes) -> None:
-        """Write a file that only its owner may read, because a model's Environment may have secrets."""
+    def _write(self, values: Mapping[str, Any]) -> int:
+        """Write a file that only its owner may read, because a model's Environment may have secrets. Return its size.
+
+        Each resource is encoded by itself, because the encoder keeps Python's lock until it returns.
+        """
+        content = _encode(values, depth=2).encode()
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self._path.with_suffix(".partial")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -170,6 +172,14 @@ class Resources:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
+        return len(content)
+
+
+def _encode(values: Any, depth: int) -> str:
+    """Return JSON text. depth: levels of objects whose values are encoded one by one."""
+    if depth == 0 or not isinstance(values, dict):
+        return json.dumps(values)
+    return "{" + ", ".join(f"{json.dumps(name)}: {_encode(each, depth - 1)}" for name, each in values.items()) + "}"
 
 
 def _values(resource: Resource | EndpointResource) -> dict[str, Any]:

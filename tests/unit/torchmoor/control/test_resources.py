@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +57,35 @@ def test_what_cannot_be_saved_has_not_happened(tmp_path: Path) -> None:
     asyncio.run(resources.remove(resources.models, "m", ARN))
     assert (resources.models, resources.tags) == ({}, {})
     assert not Resources(tmp_path, 1 << 20).models
+
+
+def test_requests_are_answered_while_the_file_is_encoded(tmp_path: Path) -> None:
+    """The event loop goes on, and a change in the meantime is in the next file."""
+
+    class Large(dict[str, str]):
+        def items(self) -> Any:
+            is_encoding.set()
+            assert goes_on.wait(timeout=10), "the event loop waits for the encoder"
+            return super().items()
+
+    async def save_and_change() -> None:
+        saving = asyncio.create_task(resources.save())
+        assert await asyncio.to_thread(is_encoding.wait, 10)
+        resources.tags[ARN]["team"] = "audio"
+        goes_on.set()
+        await saving
+        assert Resources(tmp_path, 1 << 20).tags == {ARN: {"team": "vision"}}
+        await resources.save()
+        assert Resources(tmp_path, 1 << 20).tags == {ARN: {"team": "audio"}}
+
+    is_encoding, goes_on = threading.Event(), threading.Event()
+    resources = Resources(tmp_path, 1 << 20)
+    resources.models["m"] = Resource(Large(ModelName="m"), 1.0)
+    resources.tags[ARN] = {"team": "vision"}
+
+    asyncio.run(save_and_change())
+
+    assert Resources(tmp_path, 1 << 20).models == {"m": Resource({"ModelName": "m"}, 1.0)}
 
 
 @pytest.mark.parametrize("kind", ["models", "configs", "endpoints", "targets", "policies", "alarms", "tags"])
