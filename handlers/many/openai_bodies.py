@@ -5,12 +5,11 @@ A body is recognised by its fields, as the chat dialects are: `input` is embeddi
 
 import base64
 import math
+import struct
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from handlers.errors import InvalidRequest
 from handlers.many.request import MAX_NAME, TaskRequest, as_list, read_body, read_request
@@ -56,7 +55,8 @@ class EmbeddingsForm:
     def request_of(self, task: str) -> TaskRequest:
         if task != EMBEDDINGS:
             raise InvalidRequest(f"this model's task is {task}, and embeddings need {EMBEDDINGS}", param="model")
-        return TaskRequest(list(self.texts), {"truncation": False}, self)
+        kept = {} if self.dimensions is None else {"dimensions": self.dimensions}
+        return TaskRequest(list(self.texts), {"truncation": False, **kept}, self)
 
     def answer(self, result: Any, num_tokens: int) -> dict[str, Any]:
         data = [
@@ -66,13 +66,8 @@ class EmbeddingsForm:
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         return {"object": "list", "data": data, "model": self.model, "usage": usage}
 
-    def _encode(self, vector: list[float]) -> Any:
-        found = torch.tensor(vector)
-        if self.dimensions is not None:
-            if self.dimensions > len(found):
-                raise InvalidRequest(f"'dimensions' must be at most {len(found)} for this model", param="dimensions")
-            found = torch.nn.functional.normalize(found[: self.dimensions], dim=0)
-        return base64.b64encode(found.numpy().astype("<f4").tobytes()).decode() if self.is_base64 else found.tolist()
+    def _encode(self, vector: list[float]) -> list[float] | str:
+        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() if self.is_base64 else vector
 
 
 @dataclass(frozen=True, slots=True)

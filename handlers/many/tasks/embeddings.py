@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handlers.errors import ModelBroken
+from handlers.errors import InvalidRequest, ModelBroken
 from handlers.many.compute import TaskRow
 from handlers.many.folder import read_json
 from handlers.many.request import TaskRequest
@@ -111,15 +111,22 @@ class Embeddings(TextTask):
         limit = find_max_tokens(model.config, tokenizer.tokenizer)
         super().__init__(model, tokenizer, settings, min(pooling.max_tokens or limit, limit))
         self._pooling = pooling
+        self._width = len(pooling.modes) * model.config.hidden_size
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
-        request.check_parameters({"truncation": bool, "normalize": bool})
+        request.check_parameters({"truncation": bool, "normalize": bool, "dimensions": int})
         if self._pooling.is_lower_case:
             request = replace(request, inputs=_lower(request.inputs))
-        is_normalized = request.get("normalize", False)
+        dimensions = request.get("dimensions", None)
+        num_kept = self._width if dimensions is None else dimensions
+        if not 1 <= num_kept <= self._width:
+            message = f"'dimensions' must be from 1 to {self._width} for this model"
+            raise InvalidRequest(message, param="dimensions")
+        is_normalized = request.get("normalize", dimensions is not None)
 
         def answer(text: str, encoded: Any, vector: Tensor) -> Any:
-            return (torch.nn.functional.normalize(vector, dim=0) if is_normalized else vector).tolist()
+            kept = vector[:num_kept]
+            return (torch.nn.functional.normalize(kept, dim=0) if is_normalized else kept).tolist()
 
         work = self.read_texts(request, answer, is_truncated=True)  # as sentence-transformers does
         return TaskWork(work.inputs, lambda outputs: {"embeddings": work.finish(outputs)})

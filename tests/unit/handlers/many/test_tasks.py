@@ -181,6 +181,22 @@ def test_embeddings_are_pooled_as_the_checkpoint_says(architecture: str, mode: s
     assert_close(ask(model, TEXTS[0])["embeddings"], found[0])
 
 
+def test_embeddings_are_shortened(tmp_path: Path, load: Load) -> None:
+    """A shorter vector has the length 1 again, if wanted; more numbers than the model has are refused at once."""
+    save_checkpoint(tmp_path, "BertModel")
+    (tmp_path / "torchmoor.json").write_text('{"task": "sentence-embeddings"}')
+    model = load(tmp_path)
+    whole_vector = ask(model, TEXTS[0])["embeddings"]
+    length = math.hypot(*whole_vector[:3])
+
+    assert_close(ask(model, TEXTS[0], dimensions=3)["embeddings"], [each / length for each in whole_vector[:3]])
+    assert_close(ask(model, TEXTS[0], dimensions=3, normalize=False)["embeddings"], whole_vector[:3])
+    assert_close(ask(model, TEXTS[0], dimensions=None)["embeddings"], whole_vector)
+    for wrong in (0, len(whole_vector) + 1):
+        body = {"inputs": TEXTS[0], "parameters": {"dimensions": wrong}}
+        assert error(model, body) == (400, f"'dimensions' must be from 1 to {len(whole_vector)} for this model")
+
+
 def test_a_model_of_lower_case_refuses_what_is_no_text(tmp_path: Path, load: Load) -> None:
     """However deep it is nested: the client's mistake, and not the worker's."""
     save_checkpoint(tmp_path, "BertModel")
