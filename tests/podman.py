@@ -20,7 +20,7 @@ from pathlib import Path
 
 import requests
 
-from tests.tools import missing, require
+from tests.tools import missing, require, require_mount_namespace
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,11 +59,7 @@ class Podman:
             "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
             "BUILDAH_ISOLATION": "chroot",
         }
-        refusal = subprocess.run(["unshare", "-m", "true"], capture_output=True, text=True)
-        if refusal.returncode != 0:  # installing packages in CI would not help
-            import pytest
-
-            pytest.skip(f"this kernel allows no mount namespaces: {refusal.stderr.strip()}")
+        require_mount_namespace()
 
     def command(self, *words: str | Path) -> list[str]:
         """Return the command line that runs these words where podman works."""

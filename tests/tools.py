@@ -8,6 +8,7 @@ and of this Python's packages need neither.
 import os
 import re
 import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -52,6 +53,13 @@ def missing(reason: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def require_mount_namespace(*options: str) -> None:
+    """Skip the test if `unshare --mount` with these options fails, in CI too: no package helps there."""
+    refusal = subprocess.run(["unshare", "--mount", *options, "true"], capture_output=True, text=True, timeout=30)
+    if refusal.returncode != 0:
+        pytest.skip(f"this kernel allows no mount namespaces: {refusal.stderr.strip()}")
 
 
 def require_vllm() -> Path:
