@@ -1,5 +1,6 @@
 """A fleet whose disk is really full refuses new work, stays up, and goes on when there is space, with nothing lost."""
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -41,9 +42,13 @@ class SmallDisk:
 
     def fill(self) -> None:
         """Write a file until the system says that no space is left."""
-        with self.seen(self.folder / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="space"):
-            while True:
-                file.write(bytes(1 << 16))
+        with self.seen(self.folder / "filler").open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(1 << 16))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
 
     def free(self) -> None:
         self.seen(self.folder / "filler").unlink()
@@ -102,5 +107,6 @@ def is_answered(chat: Chat) -> bool:
     try:
         return "red" in chat.ask("What color is the circle?")
     except ClientError as error:
-        assert error.response["ResponseMetadata"]["HTTPStatusCode"] in (503, 507)
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] not in (503, 507):
+            raise
         return False

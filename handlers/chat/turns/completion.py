@@ -36,8 +36,12 @@ class Completion:
     def start(self) -> None:
         """Begin. Raises ContextTooLong at once if possible, because TorchServe resends a waiting body in each step."""
         prompt = self._request.prompt  # searched for images on a worker thread, because it may have megabytes
-        images = images_of(self._request_parts()) if prompt is None else first_address(prompt)
-        has_images = bool(images) if prompt is None else has_markdown_image(prompt)
+        if prompt is None:
+            images = images_of(self._request_parts())
+            has_images = bool(images)
+        else:
+            has_images = has_markdown_image(prompt)
+            images = first_address(prompt) if has_images else ()
         if prompt is None or not has_images:
             self._check_length(() if prompt is None else (TextPart(prompt),))
         self.begin(is_slow=has_images, line=find_line(self._request.caller, images))
