@@ -246,13 +246,19 @@ def test_norms_are_fused() -> None:
     assert set(norms) == {torch.nn.RMSNorm}
 
 
-def test_a_step_that_samples_waits_for_the_device_once() -> None:
-    """Rows with equal top_k and top_p: numbers are uploaded without a wait, tokens come with the step's results."""
+@pytest.mark.parametrize("top_ks", [(50,), (50, 20, None)])
+def test_a_step_that_samples_waits_for_the_device_once(top_ks: tuple[int | None, ...]) -> None:
+    """With equal top_k and with several: numbers are uploaded without a wait, tokens come with the step's results.
+
+    None: a row that is not sampled.
+    """
     model = load_model(CHECKPOINT, CUDA, "float32")
     runner = ModelRunner(model, KV_BYTES)
     engine = Engine(runner, Scheduler(8, Pace(512, 2.0)), 1)
-    for prompt in random_prompts():
-        params = SamplingParams(max_new_tokens=40, do_sample=True, top_k=50, top_p=0.9, seed=1)
+    for number, prompt in enumerate(random_prompts()):
+        top_k = top_ks[number % len(top_ks)]
+        is_sampled = top_k is not None
+        params = SamplingParams(max_new_tokens=40, do_sample=is_sampled, top_k=top_k, top_p=0.9, seed=1)
         engine.admit(Sequence(prompt, [], SequenceCache(runner.pool), params, float("inf"), lambda event: True))
     for _ in range(8):
         engine.step()

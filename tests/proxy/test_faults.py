@@ -204,6 +204,20 @@ def test_a_request_survives_the_loss_of_two_instances(
         assert b"The instance that was to answer is gone." in answer
 
 
+@pytest.mark.parametrize("status", [500, 507])
+def test_a_request_that_kills_workers_kills_three_at_most(make_stage: Callable[..., Stage], status: int) -> None:
+    """TorchServe survives its worker and answers in its place: the third such answer is the client's."""
+    stage = make_stage(names=("a", "b", "c", "d", "e"))
+    for fake in stage.instances.values():
+        fake.behave = refusing(status, None, "Worker died.")
+
+    answer = read_answer(invoke(stage))
+
+    received = [r for fake in stage.instances.values() for r in fake.received if r.path.startswith("/predictions")]
+    assert len(received) == 3
+    assert answer.startswith(b"HTTP/1.1 424" if status == 500 else b"HTTP/1.1 503")
+
+
 def test_instance_that_fails_requests_gets_no_more(make_stage: Callable[..., Stage]) -> None:
     """Its probes are good, its answers are not: after some failures in a row it is left alone, and then tried again."""
     recovery = RecoverySettings(max_failures=2, min_open_s=30, slow_start_s=30)

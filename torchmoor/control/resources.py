@@ -148,7 +148,10 @@ class Resources:
             raise
 
     async def save(self) -> None:
-        """Write the file, completely or not at all."""
+        """Write the file, completely or not at all. If the caller is cancelled, later saves wait for this one."""
+        await asyncio.shield(self._save())
+
+    async def _save(self) -> None:
         async with self._saving:
             content = {  # copied as far as it is changed in place
                 "version": VERSION,

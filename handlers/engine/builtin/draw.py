@@ -7,10 +7,12 @@ the engine waits once for both.
 import logging
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from handlers.engine.builtin.runner import StepResult
 from handlers.engine.builtin.sampler import Sampler, choose_tokens, draw_tokens, note_token
+from handlers.engine.builtin.upload import upload
 from handlers.engine.grammar import GrammarFailed
 
 logger = logging.getLogger(__name__)
@@ -33,12 +35,12 @@ class Draw:
         if not rows:
             return None
         try:
-            own = logits if len(rows) == len(logits) else logits[rows]
+            own = logits if len(rows) == len(logits) else logits[upload(torch.tensor(rows), logits.device)]
             order, drawn = draw_tokens(own, [self._samplers[row] for row in rows])
         except Exception as exc:  # `finish` draws for each row alone, so that only the cause fails
             logger.warning("sampling failed and is repeated row by row rows=%d error=%s", len(rows), exc)
             return None
-        self._places = {rows[row]: place for place, row in enumerate(order)}
+        self._places = {rows[index]: place for place, index in enumerate(order)}
         return drawn
 
     def _prepare(self, row: int, sampler: Sampler) -> bool:

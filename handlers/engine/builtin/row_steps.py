@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, SequenceCache
+from handlers.engine.builtin.upload import upload
 from handlers.errors import OutOfMemory
 from handlers.models.attention import DecodingRows, PackedBatch
 from handlers.models.text import TextModel
@@ -125,9 +126,7 @@ class RowSteps:
         if num_rows == len(shares):
             return logits[:num_rows]
         ends = torch.tensor([end - 1 for end in accumulate(len(tokens) for tokens, _ in shares)])
-        if logits.is_cuda:
-            ends = ends.pin_memory().to(logits.device, non_blocking=True)
-        return logits[ends]
+        return logits[upload(ends, logits.device)]
 
     def _capture_all(self) -> dict[int, tuple[torch.cuda.CUDAGraph, Tensor]]:
         memory, before = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()

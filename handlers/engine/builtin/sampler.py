@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import TypicalLogitsWarper
 
+from handlers.engine.builtin.upload import upload
 from handlers.engine.contract import SamplingParams
 
 MIN_TEMPERATURE = 1e-6  # below it logits overflow float32, and sampling is already greedy
@@ -173,7 +174,7 @@ def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int
 
 @torch.inference_mode()
 def draw_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int], Tensor]:
-    """Draw the tokens of `choose_tokens`. The samplers' states do not change: `note_token` must follow.
+    """Draw the tokens of `choose_tokens`; repeated, it draws the same ones. `note_token` must follow.
 
     Returns rows, and for each of them (rows, 2) float64 on the device: its token, and that token's probability. Waits
     for the device only where top_p is the first cut.
@@ -185,7 +186,7 @@ def draw_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int],
     drawn: list[Tensor] = []
     for (cuts, has_grammar), rows in groups.items():
         own = [samplers[row] for row in rows]
-        scores = _weighed(logits if len(groups) == 1 else logits[rows], own)
+        scores = _weighed(logits if len(groups) == 1 else logits[upload(torch.tensor(rows), logits.device)], own)
         if has_grammar:
             scores = _masked(scores, own)
         parts = [(range(len(rows)), _take_largest(scores))] if cuts is None else _draw(scores, own, cuts)
@@ -217,9 +218,9 @@ def _weighed(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
 def _masked(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
     """Return the logits with -inf for each token that the rows' grammars do not allow."""
     masks = torch.frombuffer(bytearray(b"".join(sampler.mask for sampler in samplers)), dtype=torch.uint8)
-    masks = masks.view(len(samplers), -1).to(logits.device)
-    bits = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=logits.device)
-    is_left_out = ((masks[:, :, None] & bits) == 0).view(len(samplers), -1)
+    masks = upload(masks.view(len(samplers), -1), logits.device)
+    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    is_left_out = ((masks[:, :, None] >> bits) & 1 == 0).view(len(samplers), -1)
     return logits.masked_fill(is_left_out[:, : logits.shape[-1]], -torch.inf)
 
 
@@ -233,8 +234,7 @@ def _draw(logits: Tensor, samplers: Sequence[Sampler], cuts: Cuts) -> Iterator[t
     """Yield parts of the rows: their indexes, and (rows, 2): the drawn tokens and their probabilities."""
     device = logits.device
     own = torch.tensor([(sampler.draw(), sampler.temperature) for sampler in samplers], dtype=torch.float64)
-    if device.type == "cuda":
-        own = own.pin_memory().to(device, non_blocking=True)  # waits for nothing
+    own = upload(own, device)
     numbers, temperatures = own[:, :1], own[:, 1:].float()
     ids = None
     if cuts.top_k is not None and cuts.top_k < logits.shape[-1]:

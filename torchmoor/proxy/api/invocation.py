@@ -40,7 +40,8 @@ CONTEXT_TOKENS = receipt.CONTEXT_TOKENS.encode()  # of the whole prompt
 _TRACE_FIELDS = frozenset((TRACEPARENT,))
 # Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
-MAX_RESETS = 2  # further attempts after a connection ended when the instance had perhaps begun the request
+LOST_WORKER = frozenset((WORKER_DIED, 507))  # it had perhaps begun the request
+MAX_REPEATS = 2  # further attempts of a request that an instance or a worker had perhaps begun when it was lost
 
 
 class Invocation:
@@ -52,7 +53,7 @@ class Invocation:
     _is_limited_by_form = False  # what a target can hold of a form
     _status = 0  # sent to the client
     _error_kind = ""
-    _num_resets = 0
+    _num_repeats = 0
     _soonest_retry_s: int | None = None  # of the instances that have refused the request
     _sent_at = _answered_at = 0.0  # to and by the chosen instance, in monotonic seconds
     _answer_head: AnswerHead | None = None  # the last that an instance gave
@@ -288,8 +289,12 @@ class Invocation:
             is_without_worker = True
             self._dispatchers.suspect(self.chosen.instance)
         if (is_without_worker and assignment.is_repeatable) or (code in REFUSED_FOR_NOW and assignment.session is None):
+            has_perhaps_begun = code is None and status in LOST_WORKER
+            if has_perhaps_begun and self._num_repeats >= MAX_REPEATS:
+                return False
             if not assignment.try_reassign(self._resume, is_counted=True):
                 return False
+            self._num_repeats += has_perhaps_begun
             wait_s = None if code is None else head.retry_after_s
             if wait_s is not None:
                 before = self._soonest_retry_s
@@ -307,7 +312,7 @@ class Invocation:
             )
 
     def on_lost(self, loss: Loss, *, can_replay: bool) -> NextStep:
-        """Send the request to another instance if no work can be done twice, else report the loss."""
+        """Send the request to another instance if it may be repeated, else report the loss."""
         assignment, instance = self.assignment, self.chosen.instance
         if loss is Loss.SHORTAGE:
             assignment.has_failed = True  # the loss says nothing about the instance
@@ -323,8 +328,8 @@ class Invocation:
             # packet. A probe tells.
             assignment.note_failure(is_dead=True)
         was_sent = loss is Loss.RESET
-        is_safe = not was_sent or (assignment.is_repeatable and self._num_resets < MAX_RESETS)
-        self._num_resets += was_sent
+        is_safe = not was_sent or (assignment.is_repeatable and self._num_repeats < MAX_REPEATS)
+        self._num_repeats += was_sent
         if can_replay and is_safe and assignment.try_reassign(self._resume, is_counted=was_sent):
             return self._place()
         return self.fail(unavailable.instance_lost())

@@ -1,4 +1,4 @@
-"""A request on its way to an instance: the bytes to be written, and the bytes kept for a second attempt."""
+"""A request on its way to an instance: the bytes to be written, and the bytes kept for another attempt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchmoor.proxy.http.spool import SpooledBody
 
 @dataclass(kw_only=True)
 class ReplayBudget:
-    """Limits the bytes of bodies that are kept for a second attempt, over all requests."""
+    """Limits the bytes of bodies that are kept for another attempt, over all requests."""
 
     max_body_bytes: int
     max_total_bytes: int

@@ -88,6 +88,38 @@ def test_requests_are_answered_while_the_file_is_encoded(tmp_path: Path) -> None
     assert Resources(tmp_path, 1 << 20).models == {"m": Resource({"ModelName": "m"}, 1.0)}
 
 
+def test_a_save_whose_caller_is_cancelled_comes_before_the_next(tmp_path: Path) -> None:
+    """Its thread cannot be stopped; it could replace the file of a later save."""
+
+    class Slow(dict[str, str]):
+        def items(self) -> Any:
+            if not is_encoding.is_set():
+                is_encoding.set()
+                assert goes_on.wait(timeout=10)
+            return super().items()
+
+    async def cancel_the_first() -> None:
+        first = asyncio.create_task(resources.save())
+        assert await asyncio.to_thread(is_encoding.wait, 10)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        resources.models["n"] = Resource({"ModelName": "n"}, 2.0)
+        second = asyncio.create_task(resources.save())
+        done, _ = await asyncio.wait([second], timeout=0.05)
+        goes_on.set()
+        await second
+        assert not done
+
+    is_encoding, goes_on = threading.Event(), threading.Event()
+    resources = Resources(tmp_path, 1 << 20)
+    resources.models["m"] = Resource(Slow(ModelName="m"), 1.0)
+
+    asyncio.run(cancel_the_first())
+
+    assert list(Resources(tmp_path, 1 << 20).models) == ["m", "n"]
+
+
 @pytest.mark.parametrize("kind", ["models", "configs", "endpoints", "targets", "policies", "alarms", "tags"])
 def test_a_file_that_lacks_a_part_is_refused(tmp_path: Path, kind: str) -> None:
     """It would be written back without the part."""
