@@ -284,6 +284,18 @@ def test_retries_have_a_budget(make_stage: Callable[..., Stage]) -> None:
     assert (metrics.retries, metrics.retries_refused) == (1, 2)
 
 
+def test_a_loss_without_another_instance_costs_no_budget(make_stage: Callable[..., Stage]) -> None:
+    """Of two lost instances only the first makes a retry; the second leaves none to try."""
+    recovery = RecoverySettings(retry_burst=2, retry_fraction=0.001, max_failures=99)
+    stage = make_stage(are_journaled=True, recovery=recovery)
+    stage.a.behave = stage.b.behave = dying
+
+    assert read_answer(invoke(stage)).startswith(b"HTTP/1.1 503")
+
+    retries = stage.proxy.data.dispatchers.all()[0].retries
+    assert [retries.try_take(1) for _ in range(2)] == [True, False]
+
+
 def test_refused_connections_cost_no_budget(make_stage: Callable[..., Stage]) -> None:
     """Nothing was sent, so nothing is done twice."""
     stage = make_stage(are_journaled=True, recovery=RecoverySettings(retry_burst=1, retry_fraction=0.001))

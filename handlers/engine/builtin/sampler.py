@@ -100,7 +100,7 @@ class Sampler:
             tokens, amounts = zip(*params.logit_bias, strict=True)
             self._bias = torch.tensor(tokens, device=device), torch.tensor(amounts, device=device)
         self.grammar = None if params.grammar is None else params.grammar.begin(answer)
-        self.mask = b""  # mask of the allowed next tokens, if there is a grammar
+        self.mask = b""  # of the allowed next tokens, from `prepare` to `note`, if there is a grammar
         self._number: float | None = None
         self._device = device
         self._said = {token for token in context if token >= 0} if self.penalty != 1.0 else set()
@@ -122,8 +122,8 @@ class Sampler:
         return self.grammar is not None and self.grammar.is_complete
 
     def prepare(self) -> None:
-        """Find the tokens that may come next. Raises GrammarFailed."""
-        if self.grammar is not None:
+        """Find the tokens that may come next, once for repeated steps. Raises GrammarFailed."""
+        if self.grammar is not None and not self.mask:
             self.mask = self.grammar.mask()
 
     def draw(self) -> float:
@@ -146,7 +146,7 @@ class Sampler:
 
     def note(self, token: int) -> None:
         """Record the chosen token: for penalties, and for the grammar. The next token gets a new random number."""
-        self._number = None
+        self._number, self.mask = None, b""
         if self.grammar is not None:
             self.grammar.take(token)
         if self._answer_penalties is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import psutil
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +19,11 @@ from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.runner import ModelRunner, cache_shape
+from handlers.engine.builtin.sampler import Sampler, choose_tokens
 from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import Sequence
 from handlers.engine.contract import FinishReason, GrammarText, SamplingParams, TokenEvent
-from handlers.engine.grammar import GrammarCompiler, GrammarFailed
+from handlers.engine.grammar import GrammarCompiler, GrammarFailed, GrammarState
 from handlers.errors import InvalidRequest, Overloaded
 from handlers.grammar_settings import GrammarSettings
 from handlers.limited_process import LimitedProcess
@@ -147,6 +149,27 @@ def test_answer_is_continued_by_its_tokens(rows: Rows, compiler: GrammarCompiler
     assert state.is_complete
     with pytest.raises(GrammarFailed):
         grammar.begin([*tokens, tokens[0]])
+
+
+def test_a_repeated_step_asks_the_grammar_once(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time counts against the answer's limit; a step is repeated if the device had no memory for it."""
+    params = SamplingParams(max_new_tokens=9, grammar=compiler.compile(json_grammar(PERSON)))
+    sampler = Sampler(params, (), torch.device("cpu"))
+    masks: list[bytes] = []
+    find_mask = GrammarState.mask
+
+    def counted(state: GrammarState) -> bytes:
+        masks.append(find_mask(state))
+        return masks[-1]
+
+    monkeypatch.setattr(GrammarState, "mask", counted)
+
+    for number in (1, 2):
+        sampler.prepare()
+        sampler.prepare()
+        assert len(masks) == number
+        [token], _ = choose_tokens(torch.zeros(1, len(masks[-1]) * 8), [sampler])
+        assert masks[-1][token // 8] >> token % 8 & 1
 
 
 @pytest.mark.parametrize(

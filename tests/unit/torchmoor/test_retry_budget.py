@@ -18,3 +18,11 @@ def test_budget_is_bounded() -> None:
     budget = RetryBudget(fraction=0.2, burst=3)
 
     assert [budget.try_take(1_000_000) for _ in range(4)] == [True, True, True, False]
+
+
+def test_a_retry_that_was_not_made_is_given_back() -> None:
+    budget = RetryBudget(fraction=0.2, burst=1)
+
+    assert budget.try_take(0)
+    budget.give_back()
+    assert [budget.try_take(0) for _ in range(2)] == [True, False]

@@ -156,7 +156,8 @@ class Assignment:
         is_counted: the retry counts against the budget, because the chosen instance may have worked on the request.
         """
         assert self.choice is not None
-        if is_counted and not self.dispatcher.retries.try_take(self.metrics.invocations):
+        retries = self.dispatcher.retries
+        if is_counted and not retries.try_take(self.metrics.invocations):
             self.metrics.retries_refused += 1
             return False
         self._follow()
@@ -173,6 +174,8 @@ class Assignment:
             self.ticket = self.dispatcher.wait(self)
         except (BodyTooLarge, ServiceUnavailable):
             self.strategy_request = before
+            if is_counted:
+                retries.give_back()
             return False
         self._resume = resume
         self._count_retry()
