@@ -1,4 +1,6 @@
-"""Models as files: finds an archive (.mar), a checkpoint or LMI's settings in a folder, unpacked, or in a tar.gz.
+"""Models as files, for the container and the control plane.
+
+Finds an archive (.mar), a checkpoint or LMI's settings in a folder, unpacked, or in a tar.gz.
 
 Weights are never copied: an archive is unpacked once for all instances, and a directory is used as it is.
 """
