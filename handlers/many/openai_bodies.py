@@ -55,8 +55,7 @@ class EmbeddingsForm:
     def request_of(self, task: str) -> TaskRequest:
         if task != EMBEDDINGS:
             raise InvalidRequest(f"this model's task is {task}, and embeddings need {EMBEDDINGS}", param="model")
-        kept = {} if self.dimensions is None else {"dimensions": self.dimensions}
-        return TaskRequest(list(self.texts), {"truncation": False, **kept}, self)
+        return TaskRequest(list(self.texts), {"truncation": False, "dimensions": self.dimensions}, self)
 
     def answer(self, result: Any, num_tokens: int) -> dict[str, Any]:
         data = [

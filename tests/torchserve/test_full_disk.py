@@ -103,7 +103,7 @@ def test_full_disk_refuses_new_work_and_loses_nothing(small_disk: SmallDisk) -> 
 
 
 def is_answered(chat: Chat) -> bool:
-    """Ask again; without a worker there is no answer."""
+    """Ask once more. Return False if no worker is ready."""
     try:
         return "red" in chat.ask("What color is the circle?")
     except ClientError as error:

@@ -39,11 +39,12 @@ class Completion:
         if prompt is None:
             images = images_of(self._request_parts())
             has_images = bool(images)
+            self._check_length(())
         else:
             has_images = has_markdown_image(prompt)
             images = first_address(prompt) if has_images else ()
-        if prompt is None or not has_images:
-            self._check_length(() if prompt is None else (TextPart(prompt),))
+            if not has_images:
+                self._check_length((TextPart(prompt),))
         self.begin(is_slow=has_images, line=find_line(self._request.caller, images))
 
     def begin(self, *, is_slow: bool, line: str | None) -> None:

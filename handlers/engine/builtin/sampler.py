@@ -277,7 +277,7 @@ def _cut(candidates: Candidates, cuts: Cuts) -> Tensor:
     if cuts.typical_p is not None:
         scores = candidates.scores.masked_fill(probabilities == 0, -torch.inf)
         typical = TypicalLogitsWarper(cuts.typical_p)
-        # Each row alone: with several threads, the sum over one row is split up otherwise than the sums over many.
+        # Row by row: with several threads, torch adds up one row in another order than several rows.
         warped = [typical(None, row[None]) for row in scores]  # type: ignore[arg-type]  # reads no token ids
         probabilities = torch.cat(warped).softmax(dim=-1)
     return probabilities

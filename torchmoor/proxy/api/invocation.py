@@ -34,14 +34,14 @@ from torchmoor.wire.session_ids import SessionId
 
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
-WORKER_DIED = 500  # TorchServe's answer when a worker dies with the request; also the answer of other handlers
+# TorchServe's answers when a worker dies with the request, which it had perhaps begun; 500 is other handlers' own, too.
+WORKER_DIED = frozenset((500, 507))
 PREFILL_TOKENS = receipt.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = receipt.CONTEXT_TOKENS.encode()  # of the whole prompt
 _TRACE_FIELDS = frozenset((TRACEPARENT,))
 # Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
-LOST_WORKER = frozenset((WORKER_DIED, 507))  # it had perhaps begun the request
-MAX_REPEATS = 2  # further attempts of a request that an instance or a worker had perhaps begun when it was lost
+MAX_REPEATS = 2  # further attempts of a request that lost instances or workers had perhaps begun
 
 
 class Invocation:
@@ -281,20 +281,20 @@ class Invocation:
         """
         assignment = self.assignment
         status, code = head.status, head.find(ERROR_HEADER)
-        is_without_worker = code is None and status in TORCHSERVE_BUSY
-        if is_without_worker:
+        is_busy = code is None and status in TORCHSERVE_BUSY
+        has_died = code is None and status in WORKER_DIED
+        if is_busy:
             assignment.note_failure(is_dead=True)
-        elif code is None and status == WORKER_DIED:
+        elif has_died:
             # If the handler itself answers so, the instance is well and the next one will answer the same.
-            is_without_worker = True
             self._dispatchers.suspect(self.chosen.instance)
+        is_without_worker = is_busy or has_died
         if (is_without_worker and assignment.is_repeatable) or (code in REFUSED_FOR_NOW and assignment.session is None):
-            has_perhaps_begun = code is None and status in LOST_WORKER
-            if has_perhaps_begun and self._num_repeats >= MAX_REPEATS:
+            if has_died and self._num_repeats >= MAX_REPEATS:
                 return False
             if not assignment.try_reassign(self._resume, is_counted=True):
                 return False
-            self._num_repeats += has_perhaps_begun
+            self._num_repeats += has_died
             wait_s = None if code is None else head.retry_after_s
             if wait_s is not None:
                 before = self._soonest_retry_s
