@@ -5,6 +5,7 @@ SamplingParams of engine/contract.py.
 """
 
 import re
+import secrets
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -29,6 +30,7 @@ from torchmoor.wire.sampling_ranges import (
 MAX_STOP = 16
 MAX_STOP_CHARS = 256
 MAX_BIASED = 1024
+SEED_BITS = 62  # of a random seed
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
 
@@ -160,6 +162,11 @@ class Parameters:
         values = {name: getattr(self, name) for name in _SHARED_WITH_ENGINE}
         chosen = {"max_new_tokens": max_new_tokens, "do_sample": self.is_sampling, "grammar": grammar}
         return SamplingParams(**{**values, **chosen, "temperature": self.temperature or 1.0})
+
+
+def draw_seed() -> int:
+    """Return the seed of a sampled answer whose request has none."""
+    return secrets.randbits(SEED_BITS)
 
 
 def check_supported(params: SamplingParams, capabilities: Capabilities) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.build_archives import ARCHIVES
+from torchmoor.errors import LaunchError
 from torchmoor.fleet.archives import ArchiveContents, make_contents, write_archive
 from torchmoor.fleet.launcher import check_archives
 from torchmoor.fleet.torchserve import Launch
@@ -123,6 +124,16 @@ def test_an_archive_is_the_same_each_time(tmp_path: Path) -> None:
         manifest = json.loads(packed.read("MAR-INF/MANIFEST.json"))
     assert manifest["model"]["modelName"] == "mine"
     assert manifest["model"]["handler"] == "chat_entry.py"
+
+
+def test_half_an_archive_is_refused_before_the_start(tmp_path: Path) -> None:
+    """Instead of an instance that starts, fails and starts again."""
+    path = tmp_path / "half.mar"
+    write_archive(make_contents("chat_entry.py", "chat.yaml"), "half", path)
+    path.write_bytes(path.read_bytes()[:-1000])
+
+    with pytest.raises(LaunchError, match=r"half\.mar: it is not a complete archive"):
+        check_archives(tmp_path, [Launch("half", "half", "half.mar", None)])
 
 
 @pytest.mark.parametrize("name", ["handlers/engine/contract.py", "handlers/absent.py", "torchmoor/wire/headers.py"])

@@ -6,17 +6,15 @@ without weights, 60 MB for the proxy. An archive is unpacked to disk, and its we
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from torchmoor.config.limits import LimitSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, expect, ok, problem, warning
-from torchmoor.fleet.archives import MANIFEST, archive_name, built_in
+from torchmoor.fleet.archives import archive_name, built_in, find_fault
 from torchmoor.fleet.torchserve import MAX_TMPDIR_CHARS
 from torchmoor.proxy.http.descriptors import BODY_FILES, find_limit, limit_connections
 
@@ -124,31 +122,13 @@ def check_archives(plan: FleetPlan) -> Iterator[Finding]:
     for name in plan.endpoints if plan.num_instances else ():
         path = archive(plan, name)
         if path.exists():
-            reason = why_unreadable(path)
-            found = f"{path}: {reason or f'{path.stat().st_size / MIB:.1f} MiB'}"
-            yield expect(not reason, "archives", found, "make archives builds it again")
+            fault = find_fault(path, reads_all=True)
+            found = f"{path}: {fault or f'{path.stat().st_size / MIB:.1f} MiB'}"
+            yield expect(not fault, "archives", found, "make archives builds it again")
         elif plan.has_built_in and built_in(name) is not None:
             yield ok("archives", f"{name} is built in: its archive is written when it starts")
         else:
             yield problem("archives", f"there is no {path}", "make archives, or say where they are: --model-store")
-
-
-def why_unreadable(path: Path) -> str:
-    """Return the fault of an archive, a file or a folder; "" if there is none."""
-    try:
-        if path.is_dir():
-            manifest = (path / MANIFEST).read_bytes()
-        else:
-            with zipfile.ZipFile(path) as opened:
-                manifest = opened.read(MANIFEST)
-                damaged = opened.testzip()
-            if damaged is not None:
-                return f"{damaged} is damaged"
-        return "" if json.loads(manifest)["model"]["handler"] else "its manifest names no handler"
-    except zipfile.BadZipFile as error:
-        return f"it is not a complete archive ({error})"
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        return f"it cannot be read ({error})"
 
 
 def archive(plan: FleetPlan, endpoint: str) -> Path:

@@ -159,13 +159,36 @@ def write_archive(
         raise
 
 
+def find_fault(archive: Path, *, reads_all: bool = False) -> str:
+    """Return why an archive, a file or a folder, cannot be an endpoint of its own; "" if nothing is found.
+
+    reads_all: compare all bytes of a file with its checksums.
+    """
+    try:
+        if archive.is_dir():
+            manifest = (archive / MANIFEST).read_bytes()
+        else:
+            with zipfile.ZipFile(archive) as packed:
+                manifest = packed.read(MANIFEST)
+                damaged = packed.testzip() if reads_all else None
+            if damaged is not None:
+                return f"{damaged} is damaged"
+        return "" if json.loads(manifest)["model"]["handler"] else "its manifest names no handler"
+    except zipfile.BadZipFile as error:
+        return f"it is not a complete archive ({error})"
+    except FileNotFoundError:
+        return f"it has no {MANIFEST}"
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        return f"it cannot be read ({error})"
+
+
 def has_handler(archive: Path) -> bool:
     """Return False for a zip without TorchServe's manifest, which only an endpoint of many models serves."""
     return not archive.is_file() or _has_member(archive, MANIFEST)
 
 
 def _has_member(archive: Path, name: str) -> bool:
-    """Return True if a zip has the file, or cannot be read: the instance reports the damage."""
+    """Return True if a zip has the file, or cannot be read (see `find_fault`)."""
     try:
         with zipfile.ZipFile(archive) as packed:
             return name in packed.namelist()

@@ -22,7 +22,7 @@ from typing import BinaryIO
 from torchmoor.config.launcher import LaunchSettings, inflight_body_bytes
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
-from torchmoor.fleet.archives import has_handler, has_other_handlers, takes_operations, write_archive
+from torchmoor.fleet.archives import find_fault, has_handler, has_other_handlers, takes_operations, write_archive
 from torchmoor.fleet.folders import remove_folder
 from torchmoor.fleet.instance_end import describe_exit, has_met_taken_port, quote_lines, quote_log, read_end
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
@@ -96,7 +96,7 @@ class Launcher:
         await asyncio.gather(*[self.begin(launch) for launch in launches])
 
     def check(self, launches: Sequence[Launch]) -> None:
-        """Raise LaunchError if an archive is missing or has no handler; warn of handlers that are not those here."""
+        """Raise LaunchError for an archive that cannot be served; warn of handlers that are not those here."""
         check_archives(self._settings.torchserve.model_store, launches)
 
     def is_running(self, name: str) -> bool:
@@ -327,7 +327,7 @@ def _console(spec: InstanceSpec, settings: TorchServeSettings) -> AbstractContex
 
 
 def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
-    """Raise LaunchError if an archive is missing or has no handler; warn once of one with other handlers."""
+    """Raise LaunchError for an archive that cannot be served; warn once of one with other handlers."""
     checked: set[Path] = set()
     for launch in launches:
         store = launch.store or model_store
@@ -345,6 +345,8 @@ def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
                 f"{archive} has no handler, because it is a model for an endpoint of many models: serve it with "
                 f"torchmoor up --endpoint many --models {archive.parent}"
             )
+        if fault := find_fault(archive):
+            raise LaunchError(f"{archive}: {fault}")
         if archive not in checked and has_other_handlers(archive):
             logger.warning("%s has other handlers than this torchmoor; build it again, unless you want those", archive)
         checked.add(archive)

@@ -1,7 +1,6 @@
 """The dialect of OpenAI's Responses API: the bodies that create a response."""
 
 import json
-import secrets
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.grammars import read_text_format
 from handlers.chat.items import NOTHING, Item, Referred, check_results, images_in, parse_input, read_items
 from handlers.chat.messages import SYSTEM, Message, TextPart, joined
-from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter
+from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter, draw_seed
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import InvalidRequest, ResponseUnknown
@@ -36,7 +35,6 @@ from torchmoor.wire.response_ids import Place, read_conversation_id, read_respon
 MAX_LABEL_CHARS = 256
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # limits of metadata: OpenAI's
 TEXT_FORMAT = {"type": "text"}
-SEED_BITS = 62  # of the seed of an answer in the background whose request has none
 
 _OTHERWISE = ("max_new_tokens", "logit_bias", "top_n_tokens")  # have another name in this API, or are not supported
 _PARAMETERS = {
@@ -152,8 +150,8 @@ def queue_response(ask: Ask, given: dict[str, Any], previous: str, conversation:
         )
     assert ask.draft is not None
     request = {name: value for name, value in given.items() if name not in ("input", "metadata")}
-    if ask.parameters.is_sampling:
-        request.setdefault("seed", secrets.randbits(SEED_BITS))
+    if ask.parameters.is_sampling and ask.parameters.seed is None:
+        request["seed"] = draw_seed()
     kept = {"request": request, "may_drop": ask.draft.may_drop}
     request_text = json.dumps(kept, ensure_ascii=False)
     return QueueResponse(ask=ask, previous=previous, conversation_id=conversation, request=request_text)

@@ -7,7 +7,6 @@ generation calls its question, never the reverse; `on_over` is called once, at t
 """
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from handlers.chat.adapters import AdapterUse
 from handlers.chat.answer_parts import AnswerReader
 from handlers.chat.commands import Ask, Generate
 from handlers.chat.forms import Summary
-from handlers.chat.parameters import check_supported
+from handlers.chat.parameters import check_supported, draw_seed
 from handlers.chat.tools import constrain
 from handlers.chat.turns.answer import AnswerWriter
 from handlers.chat.turns.generation_parts import GenerationParts, Submit
@@ -49,7 +48,6 @@ from handlers.reply import PendingReply
 from torchmoor.wire.receipt import CACHE_TIER, CONTEXT_TOKENS, PREFILL_TOKENS, QUEUE_MS, TTFT_MS, TURN
 
 logger = logging.getLogger(__name__)
-SEED_BITS = 62  # bits of a random seed, for requests without one
 
 
 class Generation:
@@ -219,6 +217,7 @@ class Generation:
         begun = self._reply.continuation
         if self._is_marked and (params.is_plain or self._parts.engine.capabilities.can_resume):
             params = self._mark(prompt, params, kept)
+            self._parameters = replace(self._parameters, seed=params.seed)
         elif begun is not None:
             raise TurnConflict("this worker's engine cannot continue the answer that another one has begun")
         self._given = () if begun is None else begun.tokens
@@ -248,7 +247,7 @@ class Generation:
         digest = digest_of(f"{about} {self._adapter.version}".rstrip(), prompt)
         start = self._writer.start
         if start is None:
-            seed = secrets.randbits(SEED_BITS) if params.do_sample and params.seed is None else params.seed
+            seed = draw_seed() if params.do_sample and params.seed is None else params.seed
             start = self._writer.start = AnswerStart(self._reply.received_at, seed, num_cached, digest)
         elif start.digest != digest:
             raise TurnConflict("the answer began with another model or prompt and cannot be continued here")

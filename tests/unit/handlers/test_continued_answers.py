@@ -116,6 +116,11 @@ class Shown:
     __hash__ = None  # close numbers may not have equal hashes
 
 
+def last_event(pieces: list[MarkedPiece]) -> Any:
+    """Return the JSON of the last event of an event stream."""
+    return json.loads(b"".join(piece.data for piece in pieces).split(b"data:")[-1])
+
+
 def places_to_cut(pieces: list[MarkedPiece]) -> list[int]:
     """Return each place in a short answer; in a long one its beginning, its end, and every sixth between."""
     last = len(pieces) - 1
@@ -146,7 +151,7 @@ def test_a_stop_string_may_span_the_cut(make_client: ServiceFactory, endless_lla
     """Text that is held back because it may become a stop string is neither lost nor repeated."""
     one, other = make_client(endless_llava), make_client(endless_llava)
     body: dict[str, Any] = {**INPUTS, "parameters": {**HOT, "seed": 3}}
-    text = json.loads(Shown(pieces_of(begin(one, Incoming({}, body)))).text[5:].split(b"data:")[-1])["generated_text"]
+    text = last_event(pieces_of(begin(one, Incoming({}, body))))["generated_text"]
     body["parameters"]["stop"] = [text[6:12]]
     begun = begin(one, Incoming({}, body))
     whole = pieces_of(begun)
@@ -154,6 +159,20 @@ def test_a_stop_string_may_span_the_cut(make_client: ServiceFactory, endless_lla
     for cut in range(len(whole)):
         rest = pieces_of(rest_of(other, body, {}, begun.headers[wire.CONTINUABLE], whole[:cut]))
         assert Shown(whole[:cut], rest) == Shown(whole), cut
+
+
+def test_the_details_name_the_seed_that_was_drawn(make_client: ServiceFactory, endless_llava: EndlessModel) -> None:
+    """With it, a request gets the same answer again."""
+    client = make_client(endless_llava)
+    body, headers, _ = BODIES["tgi"]
+    first, again = (last_event(pieces_of(begin(client, Incoming(headers, body)))) for _ in range(2))
+    seed = first["details"]["seed"]
+
+    assert seed != again["details"]["seed"]
+    body = {**body, "parameters": {**body["parameters"], "seed": seed}}
+    repeated = last_event(pieces_of(begin(client, Incoming(headers, body))))
+    assert repeated["details"]["seed"] == seed
+    assert repeated["generated_text"] == first["generated_text"]
 
 
 TURNS: dict[str, dict[str, Any]] = {

@@ -57,7 +57,7 @@ def report(
             "chat-0": {
                 **{"state": "ready", "outstanding": 3, "inflight_body_bytes": 40},
                 "num_pieces": 0,
-                **{"breaker": breaker, "failures": 2, "share": share, "idle": 1},
+                **{"breaker": breaker, "num_failures": 2, "share": share, "idle": 1},
             }
         },
         "opening": [],

@@ -274,7 +274,7 @@ class Assignment:
     def note_answer(self) -> None:
         """Reset the chosen instance's count of successive failures, unless it has failed this request."""
         choice = self.choice
-        if choice is not None and not self.has_failed and choice.instance.breaker.num_failures:
+        if choice is not None and not self.has_failed:
             self._dispatchers.recovery.on_answered(choice.instance)
 
     # Sessions

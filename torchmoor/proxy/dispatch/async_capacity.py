@@ -40,8 +40,7 @@ class InstanceCapacityLease:
             self._capacity.on_released(self.instance)
 
     def on_answered(self) -> None:
-        if self._instance.breaker.num_failures:
-            self._capacity.dispatchers.recovery.on_answered(self._instance)
+        self._capacity.dispatchers.recovery.on_answered(self._instance)
 
     def on_failed(self, *, is_dead: bool) -> None:
         self._capacity.dispatchers.recovery.on_failed(self._instance)

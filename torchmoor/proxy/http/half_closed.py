@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers; the last interval repeats
 
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class HalfClosedProbe:
@@ -26,7 +26,7 @@ class HalfClosedProbe:
     def send(self) -> None:
         """Send an interim answer if it is due, and the next one later."""
         if self._is_due():
-            self._write(_CONTINUE)
+            self._write(CONTINUE)
             interval_s = PROBE_INTERVALS_S[min(self._num_sent, len(PROBE_INTERVALS_S) - 1)]
             self._num_sent += 1
             self._timer = asyncio.get_running_loop().call_later(interval_s, self.send)

@@ -16,7 +16,7 @@ from torchmoor.proxy.http.call import Application
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.fast_path import FastPath, RunningRequest
 from torchmoor.proxy.http.fields import BadMessage
-from torchmoor.proxy.http.half_closed import HalfClosedProbe
+from torchmoor.proxy.http.half_closed import CONTINUE, HalfClosedProbe
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
@@ -29,8 +29,6 @@ MAX_DRAINED_BYTES = 65_536  # a refused request's body up to this size is read, 
 LINGER_S = 5.0  # how long a closing connection still reads
 MAX_LINGER_BYTES = 128 << 20
 MAX_LINGERING_REFUSED = 64  # further refused connections close at once, without descriptors for their answers
-
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ClientConnection(asyncio.Protocol):
@@ -182,7 +180,7 @@ class ClientConnection(asyncio.Protocol):
         exchange = self.exchange = Exchange(self, request, decision, server.means, piece, is_complete)
         exchange.start()
         if request.is_expecting and self.exchange is not None:
-            self.transport.write(_CONTINUE)
+            self.transport.write(CONTINUE)
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """Pass more of the body to the exchange; a pending reply is sent at its end."""

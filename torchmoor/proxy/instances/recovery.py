@@ -39,7 +39,12 @@ class Recovery:
     # Results of requests
 
     def on_answered(self, instance: Instance) -> None:
-        """Count an answer; call it only if `breaker.num_failures` is not 0."""
+        """Reset the instance's count of failures in a row, which closes its breaker."""
+        if instance.breaker.num_failures:
+            self.restore(instance)
+
+    def restore(self, instance: Instance) -> None:
+        """Close the breaker because the instance, or another process's breaker, shows that it answers again."""
         was_open = instance.breaker.state is not BreakerState.CLOSED
         instance.breaker.on_success()
         if was_open:

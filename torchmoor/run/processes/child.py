@@ -131,7 +131,7 @@ class ChildProxy:
             self._plane.recovery.cut_off(instance)
         else:
             self._cut_off.discard(instance.name)
-            self._plane.recovery.on_answered(instance)
+            self._plane.recovery.restore(instance)
 
     # To the parent
 

@@ -109,7 +109,7 @@ class Totals:
             seen = [found for report in reports if (found := report["instances"].get(instance.name)) is not None]
             states = [SEVERITIES.index(BreakerState(found["breaker"])) for found in seen]
             instance.breaker.state = SEVERITIES[max(states, default=0)]
-            instance.breaker.num_failures = max((found["failures"] for found in seen), default=0)
+            instance.breaker.num_failures = max((found["num_failures"] for found in seen), default=0)
             instance.outstanding = sum(found["outstanding"] for found in seen)
             instance.inflight_body_bytes = sum(found["inflight_body_bytes"] for found in seen)
             instance.num_pieces = sum(found["num_pieces"] for found in seen)
@@ -147,7 +147,7 @@ def make_report(
                 "inflight_body_bytes": instance.inflight_body_bytes,
                 "num_pieces": instance.num_pieces,
                 "breaker": instance.breaker.state.value,
-                "failures": instance.breaker.num_failures,
+                "num_failures": instance.breaker.num_failures,
                 "share": instance.share,
                 "idle": len(instance.idle),
             }

@@ -11,7 +11,8 @@ from tests.unit.torchmoor.doctor.conftest import MakePlan
 from torchmoor.config.listen import ListenSettings
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.fleet import check_ports
-from torchmoor.doctor.machine import MANIFEST, check_archives, check_run_folder
+from torchmoor.doctor.machine import check_archives, check_run_folder
+from torchmoor.fleet.archives import MANIFEST
 
 
 def make_archive(path: Path, handler: str = "start.py") -> Path:
