@@ -233,7 +233,7 @@ class Pump:
 
 
 def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
-    """Read a TorchServe row. The body is bytes, text, parsed JSON, or the fields of a form.
+    """Read a TorchServe row. The body is bytes, a bytearray (a long one, which is not copied), or the fields of a form.
 
     TorchServe adds each form field's headers to the request's as dicts; those are skipped. Raises InvalidRequest if the
     body is compressed.
@@ -247,7 +247,7 @@ def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
     body = row.get("body", row.get("data"))
     if body is None and wire.RESOURCE in lower:  # a form, such as that of a file
         body = {name: bytes(part) for name, part in row.items() if isinstance(part, bytes | bytearray)}
-    return Incoming(lower, bytes(body) if isinstance(body, bytearray | memoryview) else body)
+    return Incoming(lower, body)
 
 
 def read_timeout_s(headers: Mapping[str, str]) -> float:

@@ -29,13 +29,13 @@ MAX_ATTRIBUTES = 1024  # characters; SageMaker's own limit
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request with its header names in lower case and its body as TorchServe parsed it.
+    """A request with its header names in lower case and its body as TorchServe read it: a long one is a bytearray.
 
     fingerprint: of the model that answers, for answers that name it.
     """
 
     headers: Mapping[str, str]
-    body: bytes | str | dict[str, Any] | list[Any] | None
+    body: bytes | bytearray | str | dict[str, Any] | list[Any] | None
     fingerprint: str | None = None
 
     @property

@@ -21,6 +21,8 @@ def is_number(value: Any) -> bool:
 
 def is_unicode(text: str) -> bool:
     """Return False if the text has lone surrogates, which JSON can escape but UTF-8 cannot encode."""
+    if text.isascii():  # known without a look at the text, and encoding a long one takes milliseconds
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:

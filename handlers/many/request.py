@@ -1,12 +1,11 @@
 """A task request: `inputs` and `parameters`, as in SageMaker's Hugging Face containers."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from handlers.errors import InvalidJson, InvalidRequest
-from handlers.json_values import load_json
+from handlers.errors import InvalidRequest
+from handlers.json_values import begins_as_json, load_json
 from handlers.many_settings import TaskSettings
 from handlers.requests import JSON_TYPES, Incoming, missing_body, refuse_other_media
 
@@ -66,20 +65,16 @@ def read_body(incoming: Incoming, max_json_values: int) -> Any:
     if body is None or body in (b"", ""):
         raise missing_body(incoming)
     refuse_other_media(kind)
-    if kind.startswith("image/") and isinstance(body, bytes):
-        return body
+    if kind.startswith("image/") and isinstance(body, bytes | bytearray):
+        return bytes(body)
     if kind == "text/plain":
         return _text(body)
     if kind not in JSON_TYPES:
         raise InvalidRequest(f"a body of type {kind[:MAX_NAME]!r} is not read here; send application/json")
-    if isinstance(body, bytes) and kind == "application/octet-stream" and body.lstrip()[:1] not in (b"{", b"["):
-        return body
-    if isinstance(body, bytes | str):
-        try:
-            return load_json(body, max_json_values)
-        except (ValueError, RecursionError) as exc:
-            where = f" at line {exc.lineno} column {exc.colno}" if isinstance(exc, json.JSONDecodeError) else ""
-            raise InvalidJson(f"the body is not valid JSON{where}") from exc
+    if isinstance(body, bytes | bytearray) and kind == "application/octet-stream" and not begins_as_json(body):
+        return bytes(body)
+    if isinstance(body, bytes | bytearray | str):
+        return load_json(body, max_json_values)
     return body
 
 
@@ -98,7 +93,7 @@ def read_request(body: Any) -> TaskRequest:
 
 
 def _text(body: Any) -> str:
-    if isinstance(body, bytes):
+    if isinstance(body, bytes | bytearray):
         try:
             return body.decode()
         except UnicodeDecodeError as exc:

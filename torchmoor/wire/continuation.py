@@ -113,7 +113,7 @@ def join_request(request: ContinuationRequest, body: bytes) -> tuple[int, bytes]
     return len(about), about + body
 
 
-def split_request(length: int, body: bytes) -> tuple[ContinuationRequest, bytes]:
+def split_request(length: int, body: bytes | bytearray) -> tuple[ContinuationRequest, bytes | bytearray]:
     """Return what `join_request` has joined. Raises ValueError."""
     values = json.loads(body[:length])
     if not isinstance(values, list) or len(values) != 3 or not all(isinstance(value, str) for value in values):

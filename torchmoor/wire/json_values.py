@@ -8,12 +8,12 @@ MAX_SKIPS = 1000  # from mark to mark; a text with more marks is counted by `cou
 BYTES_PER_VALUE = 80  # of memory, about: an empty object and its place in a list
 
 
-def count_values(text: bytes | str) -> int:
+def count_values(text: bytes | bytearray | str) -> int:
     """Return the most values that a JSON text may have.
 
     Each value follows a bracket, a brace or a comma. Those within texts count as well, so the number is an upper bound.
     """
-    marks: tuple[Any, ...] = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    marks: tuple[Any, ...] = (",", "[", "{") if isinstance(text, str) else (b",", b"[", b"{")
     return sum(_count(text, mark) for mark in marks)
 
 

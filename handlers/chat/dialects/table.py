@@ -1,6 +1,5 @@
 """The table of dialects, and the choice of a request's dialect by its body."""
 
-import json
 import re
 import time
 from collections.abc import Callable
@@ -15,8 +14,8 @@ from handlers.chat.dialects.resources import parse_resource
 from handlers.chat.dialects.session import parse_image, parse_session
 from handlers.chat.dialects.tgi import parse_inputs
 from handlers.chat.dialects.turns import join_session
-from handlers.errors import EulaNotAccepted, InvalidJson, InvalidRequest
-from handlers.json_values import load_json
+from handlers.errors import EulaNotAccepted, InvalidRequest
+from handlers.json_values import begins_as_json, load_json
 from handlers.requests import JSON_TYPES, Incoming, missing_body, refuse_other_media
 from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
@@ -46,8 +45,8 @@ def parse(
     if resource:
         return parse_resource(resource, incoming, read_body, settings, wall())
     refuse_other_media(incoming.media_type)
-    if isinstance(incoming.body, bytes) and _is_image(incoming.media_type, incoming.body):
-        return parse_image(incoming, incoming.body)
+    if isinstance(incoming.body, bytes | bytearray) and _is_image(incoming.media_type, incoming.body):
+        return parse_image(incoming, bytes(incoming.body))
     body = read_body()
     for field, parse_body in DIALECTS.items():
         if field in body:
@@ -64,9 +63,9 @@ def _check_license(incoming: Incoming) -> None:
         )
 
 
-def _is_image(media_type: str, body: bytes) -> bool:
+def _is_image(media_type: str, body: bytes | bytearray) -> bool:
     if media_type in ("", "application/octet-stream"):
-        return bool(body) and not body.lstrip().startswith(b"{")
+        return bool(body) and not begins_as_json(body)
     return media_type.startswith("image/")
 
 
@@ -74,11 +73,8 @@ def _json_object(incoming: Incoming, max_values: int) -> dict[str, Any]:
     body = incoming.body
     if body is None or body in (b"", ""):
         raise missing_body(incoming)
-    if isinstance(body, bytes | str):
-        try:
-            body = load_json(body, max_values)
-        except (ValueError, RecursionError) as exc:
-            raise InvalidJson(f"the body is not valid JSON: {_without_content(exc)}{_type_hint(incoming)}") from exc
+    if isinstance(body, bytes | bytearray | str):
+        body = load_json(body, max_values, hint=_type_hint(incoming))
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     return body
@@ -90,10 +86,3 @@ def _type_hint(incoming: Incoming) -> str:
     if kind in JSON_TYPES or kind.endswith("+json"):
         return ""
     return f"; its Content-Type is {kind[:40]!r}: send JSON as application/json, or an image as image/png"
-
-
-def _without_content(exc: Exception) -> str:
-    """Return a parser's error without the text that caused it."""
-    if isinstance(exc, json.JSONDecodeError):
-        return f"{exc.msg} at line {exc.lineno} column {exc.colno}"
-    return "it is not UTF-8" if isinstance(exc, UnicodeError) else "it cannot be parsed"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handlers.errors import InvalidJson, InvalidRequest
+from handlers.errors import InvalidRequest
 from handlers.json_values import load_json
 from handlers.many.request import TaskRequest, read_body
 from handlers.many.tasks.task import EncodedAnswer
@@ -114,15 +114,13 @@ def _split(incoming: Incoming, max_json_values: int) -> tuple[Any, memoryview, b
     body = incoming.body
     if text is None:
         return read_body(incoming, max_json_values), memoryview(b""), False
-    if not isinstance(body, bytes):
+    if not isinstance(body, bytes | bytearray):
         raise InvalidRequest(f"a body with raw tensors needs another Content-Type than JSON, such as {_OCTETS}")
     if not (text.isascii() and text.isdigit() and len(text) <= 10) or int(text) > len(body):
         raise InvalidRequest("the length of the JSON must be a number of bytes, within the body")
     length = int(text)
-    try:
-        return load_json(body[:length], max_json_values), memoryview(body)[length:], found is not None
-    except (ValueError, RecursionError) as exc:
-        raise InvalidJson("the beginning of the body, of the given length, is not valid JSON") from exc
+    content = load_json(body[:length], max_json_values, what="the beginning of the body, of the given length,")
+    return content, memoryview(body)[length:], found is not None
 
 
 def _parameters(given: dict[str, Any], param: str) -> dict[str, Any]:
