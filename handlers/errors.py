@@ -16,7 +16,7 @@ HandlerError
  +- JournalUnavailable
  +- InternalError
 
-Each class has a status, and its name is the code on the wire. Only the adapter turns an error into HTTP.
+Each class has a status, and its name is the code on the wire. Only the pump turns an error into HTTP.
 """
 
 import json

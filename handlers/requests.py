@@ -1,4 +1,4 @@
-"""A request as the adapter passes it to a service, and its caller.
+"""A request as the pump passes it to a service, and its caller.
 
 Shared by the chat service and the service of many models; knows nothing of sessions, models or TorchServe.
 """

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handlers.adapter import Pump
 from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
@@ -16,6 +15,7 @@ from handlers.many.adapters import AdapterStore, open_adapters
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.declared_size import check_files
 from handlers.process_memory import bound_freed_memory
+from handlers.pump import Pump
 from handlers.settings import PumpSettings, load_settings
 from handlers.tgi_lmi_settings import SAGEMAKER_MODEL, understand
 from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from handlers.adapter import Pump
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.device import choose_device
 from handlers.errors import SettingsError
@@ -14,6 +13,7 @@ from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import open_registry
 from handlers.many.service import ManyService
 from handlers.process_memory import bound_freed_memory
+from handlers.pump import Pump
 from handlers.settings import HandlerSettings, load_settings
 from handlers.start import check_batch_size
 

@@ -72,7 +72,7 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = {  # 
 
 
 def begin(client: Client, incoming: Incoming) -> Exchange:
-    """Send a request as the adapter does, from a proxy that can continue its answer."""
+    """Send a request as the pump does, from a proxy that can continue its answer."""
     exchange = Exchange(reads_at_once=True)
     exchange.reply.may_mark = True
     with exchange.reply.guarded():

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from handlers import adapter
-from handlers.adapter import MAX_EARLY, Pump, read_row
+from handlers import pump as pump_module
 from handlers.counters import Counters
 from handlers.errors import HandlerError, InternalError, InvalidRequest, NotAnImage
+from handlers.pump import MAX_EARLY, Pump, read_row
 from handlers.reply import PendingReply, ReplyPieces
 from handlers.requests import Incoming
 from handlers.settings import PumpSettings
@@ -286,7 +286,7 @@ def test_parts_of_a_stream_have_a_shortest_distance(
 ) -> None:
     """A stream's beginning and end, and whole answers, take the parts of other streams along at once."""
     ticks = Ticks()
-    monkeypatch.setattr(adapter, "time", ticks)
+    monkeypatch.setattr(pump_module, "time", ticks)
     front = make_front(stream_wait_s=0.4, omitted_wait_s=0.4, stream_interval_s=interval_s)
     for name in "ab":
         front.send(name, {})
@@ -317,7 +317,7 @@ def test_long_bodies_that_are_sent_again_hold_up_pieces_of_streams(
     They wait by the body's length, at most a tenth of a second.
     """
     ticks = Ticks(0.01)
-    monkeypatch.setattr(adapter, "time", ticks)
+    monkeypatch.setattr(pump_module, "time", ticks)
     front = make_front(stream_wait_s=0.4, stream_interval_s=0, resend_bytes_per_s=1000)
     front.send("a", {})
     service.on_start = lambda incoming, reply: reply.begin(TEXT, encode_error)
@@ -846,7 +846,6 @@ def test_headers_are_lower_case_and_form_fields_are_none_of_them(front: FrontEnd
     incoming = service.asked[0]
     assert incoming.headers == {"x-amzn-sagemaker-session-id": "s", "accept": "text/event-stream"}
     assert incoming.body == b"\x89PNG"
-    assert isinstance(incoming.body, bytes)
     service.replies[0].finish({}, b"")
     front.run()
 
@@ -914,7 +913,7 @@ def test_failures_are_logged_by_the_ids_of_proxy_and_client(
 ) -> None:
     """A server error logs one line per request, whole or streamed; a client's mistake logs none."""
     ids = {"x_torchmoor_request_id": "r-1", "x_amzn_sagemaker_inference_id": "order-7\nforged=line"}
-    with caplog.at_level("INFO", logger="handlers.adapter"):
+    with caplog.at_level("INFO", logger="handlers.pump"):
         front.send("whole", b"{}", **ids)
         front.send("stream", b"{}", x_torchmoor_request_id="r-2")
         front.send("mistake", b"{}", x_torchmoor_request_id="r-3")

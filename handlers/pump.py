@@ -1,4 +1,4 @@
-"""The adapter to TorchServe: passes rows to a service and answers back in each step.
+"""The pump: passes the rows of each TorchServe step to a service, and its answers back.
 
 TorchServe's `continuousBatching` calls `handle` repeatedly with all requests in flight. A step gives each one of
 three answers (measured on 0.12, see docs/decisions/0001-continuous-batching-pump.md):
@@ -247,7 +247,7 @@ def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
     body = row.get("body", row.get("data"))
     if body is None and wire.RESOURCE in lower:  # a form, such as that of a file
         body = {name: bytes(part) for name, part in row.items() if isinstance(part, bytes | bytearray)}
-    return Incoming(lower, body)
+    return Incoming(lower, bytes(body) if isinstance(body, memoryview) else body)
 
 
 def read_timeout_s(headers: Mapping[str, str]) -> float:
@@ -262,7 +262,7 @@ def read_timeout_s(headers: Mapping[str, str]) -> float:
 
 def read_cancelled(body: Any) -> set[str]:
     """Read the body of a cancel operation, {"request_ids": [...]}. Raises InvalidRequest."""
-    if isinstance(body, bytes | str):
+    if isinstance(body, bytes | bytearray | str):
         try:
             body = json.loads(body)
         except (ValueError, RecursionError) as exc:
