@@ -25,6 +25,7 @@ class Target:
 
     def __init__(self) -> None:
         self.idle: list[Any] = []
+        self.sending: list[Any] = []
         self.num_pieces = 0
 
 

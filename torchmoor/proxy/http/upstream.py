@@ -109,15 +109,33 @@ class UpstreamConnection(asyncio.Protocol):
     # Called by a delivery or subrequest
 
     def send(self, data: bytes, file: SpooledBody | None) -> None:
-        """Write a request. file: has its body, if that is not in data."""
+        """Write a request. file: has its body, if that is not in data.
+
+        A target gets one of these long bodies at a time. TorchServe passes all that have arrived to its worker in one
+        step, and the answers of all other requests wait for that step.
+        """
         self.transport.write(data)
         if file is not None:
-            self._sender = SpoolSender(self.transport, file, self._on_sent)
+            self._sender = SpoolSender(self.transport, file, self._end_sending)
             self._sender.is_paused = self._is_writing_paused
+            self.target.sending.append(self._sender)
+            self._go_on_sending()
+
+    def _go_on_sending(self) -> None:
+        """Send more of the body, if it is the first of those that go to the target."""
+        if self._sender is not None and self.target.sending[0] is self._sender:
             self._sender.go_on()
 
-    def _on_sent(self) -> None:
-        self._sender = None
+    def _end_sending(self) -> None:
+        """Let the target's next long body be sent, after this one or instead of it."""
+        sender, self._sender = self._sender, None
+        if sender is None:
+            return
+        sending = self.target.sending
+        was_first = sending[0] is sender
+        sending.remove(sender)
+        if was_first and sending:
+            sending[0].go_on()
 
     def release(self, *, can_reuse: bool) -> None:
         """End the exchange: return to idle if the request was sent and its answer was whole, else close."""
@@ -174,7 +192,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_writing_paused = False
         if self._sender is not None:
             self._sender.is_paused = False
-            self._sender.go_on()
+            self._go_on_sending()
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -269,6 +287,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._sweeper.forget(self)
         self._siblings.discard(self)
+        self._end_sending()
         if self.exchange is not None:
             self._lose()
         elif self in self.target.idle:
