@@ -1,25 +1,17 @@
 """Ports, folders and archives, each really taken, missing or spoilt."""
 
-import json
 import socket
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.archives import write_small_archive
 from tests.unit.torchmoor.doctor.conftest import MakePlan
 from torchmoor.config.listen import ListenSettings
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.fleet import check_ports
 from torchmoor.doctor.machine import check_archives, check_run_folder
-from torchmoor.fleet.archives import MANIFEST
-
-
-def make_archive(path: Path, handler: str = "start.py") -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(MANIFEST, json.dumps({"model": {"handler": handler}}))
-        archive.writestr("weights", b"w" * 4096)
-    return path
 
 
 def test_a_port_that_somebody_has_is_a_problem(make_plan: MakePlan) -> None:
@@ -59,7 +51,7 @@ def test_a_run_directory_that_cannot_be_written_is_a_problem(make_plan: MakePlan
 
 def test_an_archive_that_is_there_is_all_right(make_plan: MakePlan, tmp_path: Path) -> None:
     """A file, or a folder that was unpacked."""
-    make_archive(tmp_path / "llava.mar")
+    write_small_archive(tmp_path / "llava.mar")
     folder = tmp_path / "llm.mar" / "MAR-INF"
     folder.mkdir(parents=True)
     (folder / "MANIFEST.json").write_text('{"model": {"handler": "start.py"}}')
@@ -87,7 +79,7 @@ def test_an_archive_that_is_built_in_is_all_right(make_plan: MakePlan) -> None:
 @pytest.mark.parametrize("damage", ["cut", "spoilt", "foreign", "empty"])
 def test_a_damaged_archive_is_a_problem(make_plan: MakePlan, tmp_path: Path, damage: str) -> None:
     """Half a download, a flipped byte, another zip, one without a handler."""
-    path = make_archive(tmp_path / "llava.mar", handler="" if damage == "empty" else "start.py")
+    path = write_small_archive(tmp_path / "llava.mar", handler="" if damage == "empty" else "start.py")
     data = bytearray(path.read_bytes())
     if damage == "cut":
         path.write_bytes(data[: len(data) // 2])

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.archives import write_small_archive
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import wait_until
 from torchmoor.config.launcher import LaunchSettings
@@ -77,7 +78,7 @@ class Host:
         registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
         store = self.tmp_path / "store"
         store.mkdir(exist_ok=True)
-        (store / "llava.mar").touch()
+        write_small_archive(store / "llava.mar")
         values = {"run_dir": self.run_dir, "kill_after_s": 2.0, "min_backoff_s": 0.05, **settings}
         torchserve = TorchServeSettings(model_store=store)
         health = asyncio.create_task(self._probe(registry))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.archives import write_small_archive
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import wait_until
 from torchmoor.config.launcher import LaunchSettings
@@ -31,9 +32,9 @@ DEADLINE_S = 60.0
 
 @pytest.fixture
 def options(tmp_path: Path) -> UpSettings:
-    """Two instances on any free ports; their archive is there, though empty."""
+    """Two instances on any free ports; their archive is there, without handlers."""
     (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "llava.mar").touch()
+    write_small_archive(tmp_path / "store" / "llava.mar")
     return UpSettings(
         endpoints=("llava",),
         instances=2,
@@ -213,7 +214,7 @@ def test_it_serves_several_endpoints(
     options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
     """The line that announces the fleet has them all, and every endpoint got its instances."""
-    (tmp_path / "store" / "llm.mar").touch()
+    write_small_archive(tmp_path / "store" / "llm.mar")
 
     announced, _ = serve(options.replace(endpoints=("llava", "llm"), instances=1))
 
@@ -258,7 +259,7 @@ def test_the_demo_model_and_many_models_are_built_in(tmp_path: Path, monkeypatch
 
     assert contents(LaunchSettings()) == [True, True, False]
     assert contents(LaunchSettings(model_store=str(tmp_path))) == [False, False, False]
-    (tmp_path / "model_store" / "llava.mar").touch()
+    write_small_archive(tmp_path / "model_store" / "llava.mar")
     assert contents(LaunchSettings()) == [False, True, False]
 
 
