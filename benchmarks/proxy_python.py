@@ -32,6 +32,7 @@ from benchmarks.proxy_server import ENDPOINT, registry_of, settings_of
 from benchmarks.report import median, parse_options, print_report
 from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.proxy.access.gate import principal_of
+from torchmoor.proxy.http.long_bodies import LongBodies
 from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
 from torchmoor.run.app import Proxy
@@ -117,7 +118,13 @@ class Stage:
         for instance in registry.instances():
             for _ in range(NUM_CLIENTS):
                 made = UpstreamConnection(
-                    instance, proxy.data.sweeper, known, siblings=set(), max_header_bytes=65_536, idle_timeout_s=60
+                    instance,
+                    proxy.data.sweeper,
+                    known,
+                    siblings=set(),
+                    long_bodies=LongBodies(1e9),
+                    max_header_bytes=65_536,
+                    idle_timeout_s=60,
                 )
                 self._upstreams.append(made)
                 instance.idle.append(made)

@@ -13,6 +13,7 @@ import httptools
 
 from tests.fuzz.llhttp import CUT, Answers
 from torchmoor.proxy.http.call import Loss
+from torchmoor.proxy.http.long_bodies import LongBodies
 from torchmoor.proxy.http.message import AnswerHead
 from torchmoor.proxy.http.timeouts import Sweeper
 from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
@@ -25,7 +26,6 @@ class Target:
 
     def __init__(self) -> None:
         self.idle: list[Any] = []
-        self.sending: list[Any] = []
         self.num_pieces = 0
 
 
@@ -79,7 +79,13 @@ def check(data: bytes) -> None:
     pieces = data.split(CUT)
     data = b"".join(pieces)
     connection = UpstreamConnection(
-        Target(), Sweeper(1.0), AnswerCaches(), siblings=set(), max_header_bytes=2_000, idle_timeout_s=1.0
+        Target(),
+        Sweeper(1.0),
+        AnswerCaches(),
+        siblings=set(),
+        long_bodies=LongBodies(1e9),
+        max_header_bytes=2_000,
+        idle_timeout_s=1.0,
     )
     transport = Transport()
     connection.connection_made(transport)

@@ -64,6 +64,11 @@ class LimitSettings(SettingsGroup, title="limits"):
         description="Bytes of all bodies that are being received, counted as they arrive; above it, the slowest are "
         "dropped. At least max_body_bytes and max_passthrough_body_bytes.",
     )
+    max_long_body_bytes_per_s: SharedCount = Field(
+        64 * MIB,
+        description="Rate at which bodies longer than max_replay_body_bytes are sent to one instance if several wait; "
+        "each one is sent without a pause.",
+    )
     spool_folder: str = Field(
         "",
         description="Folder of the files in which bodies longer than max_replay_body_bytes are kept; empty: the "

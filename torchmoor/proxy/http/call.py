@@ -25,15 +25,14 @@ WHOLE_BODY = sys.maxsize
 class Target(Protocol):
     """Where a request can be sent.
 
-    `idle` and `sending` belong to `upstream`, which keeps its pooled connections and its senders there. num_pieces:
-    the number of pieces of answers' bodies that arrived after their heads.
+    `idle` belongs to `upstream`, which keeps its pooled connections there. num_pieces: the number of pieces of answers'
+    bodies that arrived after their heads.
     """
 
     name: str
     host: str
     port: int
     idle: list[Any]
-    sending: list[Any]
     num_pieces: int
 
 

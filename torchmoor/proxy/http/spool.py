@@ -133,7 +133,7 @@ class SpoolSender:
         self._transport = transport
         self._body = body
         self._on_sent = on_sent
-        self._at = 0
+        self.num_written = 0
         self.is_paused = False
 
     def go_on(self) -> None:
@@ -141,14 +141,14 @@ class SpoolSender:
         if self.is_paused or self._transport.is_closing():
             return
         try:
-            piece = self._body.read(self._at, PIECE_BYTES)
+            piece = self._body.read(self.num_written, PIECE_BYTES)
         except OSError as error:
             logger.error("a long body could not be read back error=%s", error)
             self._transport.abort()
             return
-        self._at += len(piece)
+        self.num_written += len(piece)
         self._transport.write(piece)
-        if self._at >= self._body.num_bytes:
+        if self.num_written >= self._body.num_bytes:
             self._on_sent()
         elif not self.is_paused:
             asyncio.get_running_loop().call_soon(self.go_on)

@@ -12,6 +12,7 @@ import logging
 import re
 from time import monotonic
 from typing import Protocol, cast
+from weakref import WeakKeyDictionary
 
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.proxy.http.answer import Loss
@@ -20,6 +21,7 @@ from torchmoor.proxy.http.call import Target
 from torchmoor.proxy.http.chunks import ChunkedBody
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.head import HeadBook
+from torchmoor.proxy.http.long_bodies import LongBodies
 from torchmoor.proxy.http.message import AnswerHead, AnswerLine
 from torchmoor.proxy.http.spool import SpooledBody, SpoolSender
 from torchmoor.proxy.http.timeouts import NEVER, Sweeper
@@ -79,10 +81,11 @@ class UpstreamConnection(asyncio.Protocol):
         caches: AnswerCaches,
         *,
         siblings: set[UpstreamConnection],
+        long_bodies: LongBodies,
         max_header_bytes: int,
         idle_timeout_s: float,
     ) -> None:
-        """siblings: contains this connection while it is open."""
+        """siblings: contains this connection while it is open. long_bodies: of the target's connections."""
         self.target = target
         self.exchange: AnswerReceiver | None = None
         self.deadline = NEVER
@@ -91,6 +94,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._idle_timeout_s = idle_timeout_s
         self._sweeper = sweeper
         self._siblings = siblings
+        self._long_bodies = long_bodies
         self._lines = caches.lines
         self._heads = caches.heads
         self._is_reading_paused = self._is_writing_paused = False
@@ -109,33 +113,17 @@ class UpstreamConnection(asyncio.Protocol):
     # Called by a delivery or subrequest
 
     def send(self, data: bytes, file: SpooledBody | None) -> None:
-        """Write a request. file: has its body, if that is not in data.
-
-        A target gets one of these long bodies at a time. TorchServe passes all that have arrived to its worker in one
-        step, and the answers of all other requests wait for that step.
-        """
+        """Write a request. file: has its body, if that is not in data; it may have to wait for others."""
         self.transport.write(data)
         if file is not None:
             self._sender = SpoolSender(self.transport, file, self._end_sending)
             self._sender.is_paused = self._is_writing_paused
-            self.target.sending.append(self._sender)
-            self._go_on_sending()
-
-    def _go_on_sending(self) -> None:
-        """Send more of the body, if it is the first of those that go to the target."""
-        if self._sender is not None and self.target.sending[0] is self._sender:
-            self._sender.go_on()
+            self._long_bodies.add(self._sender)
 
     def _end_sending(self) -> None:
-        """Let the target's next long body be sent, after this one or instead of it."""
         sender, self._sender = self._sender, None
-        if sender is None:
-            return
-        sending = self.target.sending
-        was_first = sending[0] is sender
-        sending.remove(sender)
-        if was_first and sending:
-            sending[0].go_on()
+        if sender is not None:
+            self._long_bodies.remove(sender)
 
     def release(self, *, can_reuse: bool) -> None:
         """End the exchange: return to idle if the request was sent and its answer was whole, else close."""
@@ -192,7 +180,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_writing_paused = False
         if self._sender is not None:
             self._sender.is_paused = False
-            self._go_on_sending()
+            self._long_bodies.go_on(self._sender)
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -316,6 +304,7 @@ class Connector:
         max_connections: int,
     ) -> None:
         self._open: set[UpstreamConnection] = set()
+        self._long_bodies: WeakKeyDictionary[Target, LongBodies] = WeakKeyDictionary()
         self._max_connections = max_connections
         self._sweeper = sweeper
         self._caches = AnswerCaches()
@@ -327,6 +316,9 @@ class Connector:
         if len(self._open) >= self._max_connections:
             self._close_idle()
         loop = asyncio.get_running_loop()
+        long_bodies = self._long_bodies.get(target)
+        if long_bodies is None:
+            long_bodies = self._long_bodies[target] = LongBodies(self._limits.max_long_body_bytes_per_s)
         async with asyncio.timeout(self._timeouts.connect_timeout_s):
             _, connection = await loop.create_connection(
                 lambda: UpstreamConnection(
@@ -334,6 +326,7 @@ class Connector:
                     self._sweeper,
                     self._caches,
                     siblings=self._open,
+                    long_bodies=long_bodies,
                     max_header_bytes=ANSWER_HEAD_FACTOR * self._limits.max_header_bytes,
                     idle_timeout_s=self._timeouts.pool_idle_timeout_s,
                 ),

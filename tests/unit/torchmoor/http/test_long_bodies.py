@@ -1,4 +1,4 @@
-"""An instance is sent one long body at a time, and none waits for one that is lost."""
+"""An instance is sent one long body at a time, at a limited rate, and none waits for one that is lost."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import pytest
 
 from tests.fuzz.answers import Target, Transport
 from torchmoor.config.limits import LimitSettings
+from torchmoor.proxy.http.long_bodies import LongBodies
 from torchmoor.proxy.http.spool import PIECE_BYTES, Spool, SpooledBody
 from torchmoor.proxy.http.timeouts import Sweeper
 from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
 
 NUM_BYTES = 3 * PIECE_BYTES
+AT_ONCE, HARDLY = 1e15, 1e-3  # bytes per second
 
 
 class Peer(Transport):
-    """An instance's end of a connection. received: the bytes of the body; it can take no more while is_full."""
+    """An instance's end of a connection. received: bytes of the body. is_full: it takes one piece more."""
 
-    def __init__(self, connection: UpstreamConnection) -> None:
+    def __init__(self, connection: UpstreamConnection, *, is_full: bool) -> None:
         super().__init__()
         self.connection = connection
         self.received = 0
-        self.is_full = False
+        self.is_full = is_full
         connection.connection_made(self)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -34,79 +36,102 @@ class Peer(Transport):
         if self.is_full:
             self.connection.pause_writing()
 
+    def go_on(self) -> None:
+        self.is_full = False
+        self.connection.resume_writing()
+
     def lose(self) -> None:
         self.abort()
         self.connection.connection_lost(None)
 
 
 class Stage:
-    """Connections to one target, each with a long body to send."""
+    """Connections to one target, each with a long body to send. now: the time, in seconds."""
 
-    def __init__(self, folder: Path) -> None:
-        self.spool = Spool(LimitSettings(spool_folder=str(folder)))
-        self.target = Target()
-        self.sweeper = Sweeper(1.0)
-        self._bodies: list[SpooledBody] = []
+    def __init__(self, folder: Path, bytes_per_s: float) -> None:
+        self.now = 0.0
+        self.long_bodies = LongBodies(bytes_per_s, clock=lambda: self.now)
+        self._spool = Spool(LimitSettings(spool_folder=str(folder)))
+        self._sweeper = Sweeper(1.0)
+        self._files: list[SpooledBody] = []
 
-    def send(self, *, to: Target | None = None, is_full: bool = False) -> Peer:
+    def send(self, *, is_full: bool = False) -> Peer:
         connection = UpstreamConnection(
-            to or self.target,
-            self.sweeper,
+            Target(),
+            self._sweeper,
             AnswerCaches(),
             siblings=set(),
+            long_bodies=self.long_bodies,
             max_header_bytes=8192,
             idle_timeout_s=60,
         )
-        body = self.spool.try_open()
+        body = self._spool.try_open()
         assert body is not None
         body.append(bytes(NUM_BYTES))
-        self._bodies.append(body)
-        peer = Peer(connection)
-        peer.is_full = is_full
+        self._files.append(body)
+        peer = Peer(connection, is_full=is_full)
         connection.send(b"head", body)
         return peer
 
     def close(self) -> None:
-        self.sweeper.stop()
-        for body in self._bodies:
+        self._sweeper.stop()
+        for body in self._files:
             body.close()
 
 
-def run(check: Callable[[Stage], Awaitable[None]], folder: Path) -> None:
-    async def play() -> None:
-        stage = Stage(folder)
+def play(check: Callable[[Stage], Awaitable[None]], folder: Path, bytes_per_s: float = AT_ONCE) -> None:
+    """Run the check; at its end no body may be on its way."""
+
+    async def run() -> None:
+        stage = Stage(folder, bytes_per_s)
         await check(stage)
-        assert stage.target.sending == []
+        assert len(stage.long_bodies) == 0
         stage.close()
 
-    asyncio.run(play())
+    asyncio.run(run())
 
 
-async def pass_time() -> None:
-    for _ in range(20):
+async def run_loop() -> None:
+    for _ in range(50):
         await asyncio.sleep(0)
 
 
 def test_one_body_after_the_other(tmp_path: Path) -> None:
-    """The second waits while the first cannot go on; one for another instance does not."""
+    """The second one waits while the first cannot go on, also if its own connection could."""
 
     async def check(stage: Stage) -> None:
         first, second = stage.send(is_full=True), stage.send()
-        other = stage.send(to=Target())
-        await pass_time()
-        assert (first.received, second.received, other.received) == (PIECE_BYTES, 0, NUM_BYTES)
-        second.connection.pause_writing()  # its head filled the buffer
-        second.connection.resume_writing()
-        assert second.received == 0
+        await run_loop()
+        second.connection.pause_writing()  # its head has filled the buffer
+        second.go_on()
+        assert (first.received, second.received) == (PIECE_BYTES, 0)
 
-        first.is_full = False
-        first.connection.resume_writing()
-        await pass_time()
+        first.go_on()
+        await run_loop()
         assert (first.received, second.received) == (NUM_BYTES, NUM_BYTES)
-        assert not first.connection.is_sending
-        assert not second.connection.is_sending
+        assert [peer.connection.is_sending for peer in (first, second)] == [False, False]
 
-    run(check, tmp_path)
+    play(check, tmp_path)
+
+
+def test_the_next_body_waits_as_long_as_the_rate_requires(tmp_path: Path) -> None:
+    """From the beginning of the one before it; one that comes when none is being sent does not wait."""
+
+    async def check(stage: Stage) -> None:
+        first, second, third = (stage.send(is_full=number == 0) for number in range(3))
+        stage.now = 1000.0  # the first one has taken this long
+        first.go_on()
+        await run_loop()
+        assert [peer.received for peer in (first, second, third)] == [NUM_BYTES, NUM_BYTES, 0]
+        third.connection.pause_writing()
+        third.go_on()
+        assert third.received == 0
+
+        third.lose()
+        assert stage.send().received == PIECE_BYTES
+        await run_loop()
+
+    play(check, tmp_path, NUM_BYTES / 1000)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +142,24 @@ def test_a_lost_connection_holds_up_none(tmp_path: Path, lost: int, received: li
 
     async def check(stage: Stage) -> None:
         peers = [stage.send(is_full=number == 0) for number in range(3)]
-        await pass_time()
+        await run_loop()
 
         peers[lost].lose()
-        peers[0].is_full = False
-        peers[0].connection.resume_writing()
-        await pass_time()
-
+        peers[0].go_on()
+        await run_loop()
         assert [peer.received for peer in peers] == received
 
-    run(check, tmp_path)
+    play(check, tmp_path)
+
+
+def test_one_that_is_lost_in_its_pause_lets_the_next_begin(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        _, second, third = (stage.send() for _ in range(3))
+        await run_loop()
+        assert (second.received, third.received) == (0, 0)
+
+        second.lose()
+        await run_loop()
+        assert third.received == NUM_BYTES
+
+    play(check, tmp_path, HARDLY)
