@@ -18,8 +18,8 @@ from torchmoor.wire import headers as wire
 
 EMBEDDINGS, CLASSIFICATION = "sentence-embeddings", "text-classification"
 ENCODINGS = ("float", "base64")
-_EMBEDDING_FIELDS = {"input", "model", "encoding_format", "dimensions", "user"}
-_RERANK_FIELDS = {"query", "documents", "model", "top_n", "return_documents", "user"}
+EMBEDDING_FIELDS = {"input", "model", "encoding_format", "dimensions", "user"}
+RERANK_FIELDS = {"query", "documents", "model", "top_n", "return_documents", "user"}
 
 
 def read_task_request(incoming: Incoming, max_json_values: int, *, task: str, max_inputs: int) -> TaskRequest:
@@ -122,7 +122,7 @@ def _score(labels: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _read_embeddings(given: Mapping[str, Any], model: str) -> EmbeddingsForm:
-    _check_fields(given, _EMBEDDING_FIELDS, "embeddings")
+    _check_fields(given, EMBEDDING_FIELDS, "embeddings")
     encoding, dimensions = given.get("encoding_format", ENCODINGS[0]), given.get("dimensions")
     if encoding not in ENCODINGS:
         raise InvalidRequest(f"'encoding_format' must be one of {', '.join(ENCODINGS)}", param="encoding_format")
@@ -141,7 +141,7 @@ def _read_embeddings(given: Mapping[str, Any], model: str) -> EmbeddingsForm:
 
 
 def _read_rerank(given: Mapping[str, Any], model: str) -> RerankForm:
-    _check_fields(given, _RERANK_FIELDS, "rerank")
+    _check_fields(given, RERANK_FIELDS, "rerank")
     documents = given["documents"]
     if not isinstance(documents, list):
         raise InvalidRequest("'documents' must be a list of texts", param="documents")

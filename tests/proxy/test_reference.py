@@ -14,6 +14,7 @@ import requests
 from aiohttp import web
 
 from handlers.chat.parameters import OPENAI_NAMES
+from handlers.many.openai_bodies import EMBEDDING_FIELDS, RERANK_FIELDS
 from scripts.make_api_reference import PAGE, render
 from tests.openapi_cases import find_violations, with_values
 from tests.proxy.conftest import Stage
@@ -258,3 +259,11 @@ def alternatives(form: str) -> list[str]:
 def test_each_parameter_of_an_answer_is_in_the_document(schema: dict[str, Any], others: set[str]) -> None:
     """Those that an API has under its own name, or does not have, are left out."""
     assert set(OPENAI_NAMES) - set(schema["properties"]) == others
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields"), [(schemas.EMBEDDINGS, EMBEDDING_FIELDS), (schemas.RERANK, RERANK_FIELDS)]
+)
+def test_each_field_of_a_task_is_in_the_document(schema: dict[str, Any], fields: set[str]) -> None:
+    """And the document has no other."""
+    assert set(schema["properties"]) == fields
