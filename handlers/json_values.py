@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from handlers.errors import InvalidJson, InvalidRequest
 from torchmoor.wire.json_values import count_values
 
-_BEGINNING = re.compile(rb"\s*[{\[]")
+_BEGINNING = re.compile(rb"\s*+[{\[]")
 
 
 def load_json(text: bytes | bytearray | str, max_values: int, *, what: str = "the body", hint: str = "") -> Any:
@@ -26,12 +26,12 @@ def load_json(text: bytes | bytearray | str, max_values: int, *, what: str = "th
         raise InvalidRequest(f"{what} has up to {number} JSON values, and it may have {max_values}")
     try:
         return from_json(text, cache_strings="keys")
-    except ValueError:
+    except (ValueError, TypeError):  # TypeError: a str with half a surrogate pair
         return _load_slowly(text, what, hint)
 
 
 def _load_slowly(text: bytes | bytearray | str, what: str, hint: str) -> Any:
-    """Parse JSON that the other parser refuses: in UTF-16, nested deeply, or with one half of a surrogate pair.
+    """Parse JSON that the other parser refuses: in UTF-16, nested deeply, or with half a surrogate pair.
 
     Raises InvalidJson, with nothing of the text in its message.
     """

@@ -11,7 +11,7 @@ import pytest
 
 from scripts.build_archives import ARCHIVES
 from torchmoor.errors import LaunchError
-from torchmoor.fleet.archives import ArchiveContents, make_contents, write_archive
+from torchmoor.fleet.archives import MANIFEST, ArchiveContents, make_contents, write_archive
 from torchmoor.fleet.launcher import check_archives
 from torchmoor.fleet.torchserve import Launch
 
@@ -126,14 +126,32 @@ def test_an_archive_is_the_same_each_time(tmp_path: Path) -> None:
     assert manifest["model"]["handler"] == "chat_entry.py"
 
 
-def test_half_an_archive_is_refused_before_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("cut", "it is not a complete archive"),
+        ("spoilt", r"it cannot be read \(error: Error -3 while decompressing data"),
+        ("encrypted", r"it cannot be read \(RuntimeError: .* is encrypted"),
+    ],
+)
+def test_a_damaged_archive_is_refused_before_the_start(tmp_path: Path, damage: str, reason: str) -> None:
     """Instead of an instance that starts, fails and starts again."""
-    path = tmp_path / "half.mar"
-    write_archive(make_contents("chat_entry.py", "chat.yaml"), "half", path)
-    path.write_bytes(path.read_bytes()[:-1000])
+    path = tmp_path / "bad.mar"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr(MANIFEST, '{"model": {"handler": "start.py"}}')
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        del data[-10:]
+    elif damage == "spoilt":
+        begin = 30 + len(MANIFEST)  # of the compressed data
+        data[begin : begin + 8] = b"\xff" * 8
+    else:
+        for head, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+            data[data.index(head) + flags] |= 1
+    path.write_bytes(data)
 
-    with pytest.raises(LaunchError, match=r"half\.mar: it is not a complete archive"):
-        check_archives(tmp_path, [Launch("half", "half", "half.mar", None)])
+    with pytest.raises(LaunchError, match=rf"bad\.mar: {reason}"):
+        check_archives(tmp_path, [Launch("bad", "bad", "bad.mar", None)])
 
 
 @pytest.mark.parametrize("name", ["handlers/engine/contract.py", "handlers/absent.py", "torchmoor/wire/headers.py"])

@@ -48,9 +48,9 @@ class Peer(Transport):
 class Stage:
     """Connections to one target, each with a long body to send. now: the time, in seconds."""
 
-    def __init__(self, folder: Path, bytes_per_s: float) -> None:
+    def __init__(self, folder: Path, bytes_per_s: float, max_turn_s: float) -> None:
         self.now = 0.0
-        self.long_bodies = LongBodies(bytes_per_s, clock=lambda: self.now)
+        self.long_bodies = LongBodies(bytes_per_s, max_turn_s=max_turn_s, clock=lambda: self.now)
         self._spool = Spool(LimitSettings(spool_folder=str(folder)))
         self._sweeper = Sweeper(1.0)
         self._files: list[SpooledBody] = []
@@ -79,11 +79,13 @@ class Stage:
             body.close()
 
 
-def play(check: Callable[[Stage], Awaitable[None]], folder: Path, bytes_per_s: float = AT_ONCE) -> None:
+def play(
+    check: Callable[[Stage], Awaitable[None]], folder: Path, bytes_per_s: float = AT_ONCE, max_turn_s: float = 600.0
+) -> None:
     """Run the check; at its end no body may be on its way."""
 
     async def run() -> None:
-        stage = Stage(folder, bytes_per_s)
+        stage = Stage(folder, bytes_per_s, max_turn_s)
         await check(stage)
         assert len(stage.long_bodies) == 0
         stage.close()
@@ -128,8 +130,9 @@ def test_the_next_body_waits_as_long_as_the_rate_requires(tmp_path: Path) -> Non
         assert third.received == 0
 
         third.lose()
-        assert stage.send().received == PIECE_BYTES
-        await run_loop()
+        later = stage.send()
+        assert later.received == 0  # whoever leaves in the pause does not end it
+        later.lose()
 
     play(check, tmp_path, NUM_BYTES / 1000)
 
@@ -152,14 +155,29 @@ def test_a_lost_connection_holds_up_none(tmp_path: Path, lost: int, received: li
     play(check, tmp_path)
 
 
-def test_one_that_is_lost_in_its_pause_lets_the_next_begin(tmp_path: Path) -> None:
-    async def check(stage: Stage) -> None:
-        _, second, third = (stage.send() for _ in range(3))
-        await run_loop()
-        assert (second.received, third.received) == (0, 0)
+def test_a_body_that_takes_too_long_holds_up_none(tmp_path: Path) -> None:
+    """Its own connection goes on when it can."""
 
-        second.lose()
+    async def check(stage: Stage) -> None:
+        slow, lost, other = stage.send(is_full=True), stage.send(is_full=True), stage.send()
         await run_loop()
-        assert third.received == NUM_BYTES
+        assert [peer.received for peer in (slow, lost, other)] == [PIECE_BYTES, PIECE_BYTES, NUM_BYTES]
+
+        lost.lose()
+        slow.go_on()
+        await run_loop()
+        assert slow.received == NUM_BYTES
+
+    play(check, tmp_path, max_turn_s=0.0)
+
+
+def test_a_body_that_comes_when_none_is_sent_begins_at_once(tmp_path: Path) -> None:
+    """However slow the rate is."""
+
+    async def check(stage: Stage) -> None:
+        for _ in range(2):
+            peer = stage.send()
+            await run_loop()
+            assert peer.received == NUM_BYTES
 
     play(check, tmp_path, HARDLY)
