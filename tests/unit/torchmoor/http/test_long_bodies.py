@@ -131,7 +131,7 @@ def test_the_next_body_waits_as_long_as_the_rate_requires(tmp_path: Path) -> Non
 
         third.lose()
         later = stage.send()
-        assert later.received == 0  # whoever leaves in the pause does not end it
+        assert later.received == 0  # a client that leaves in the pause does not end it
         later.lose()
 
     play(check, tmp_path, NUM_BYTES / 1000)
