@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.proxy.fake_instance import FakeInstance, Received, Wire, refusing
+from torchmoor.wire.session_query import SessionQuery
 
 STATUS = {"sessions": {"open": 0, "max": 1024}}
 
@@ -67,8 +68,9 @@ class FakeSessions:
     async def _answer(self, body: Mapping[str, Any], request: Received, wire: Wire) -> None:
         if "action" not in body:
             self.num_lists += 1
-            names = sorted(name for name in self.sessions if name > body["after"] and name.startswith(body["prefix"]))
-            page = names[: body["limit"]]
+            query = SessionQuery(**body)
+            names = sorted(name for name in self.sessions if name > query.after and name.startswith(query.prefix))
+            page = names[: query.limit]
             told = {
                 "sessions": [self.sessions[name] for name in page],
                 "next": page[-1] if len(page) < len(names) else None,

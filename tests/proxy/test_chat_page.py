@@ -1042,16 +1042,16 @@ def test_list_of_endpoints_has_no_instance_asked_whose_handler_may_be_another_ma
     [variant] = stage.registry.get_endpoint("llava").variants
     url = f"{stage.proxy.runtime_url}/chat/endpoints"
     assert requests.get(url, timeout=10).status_code == 200
-    assert not variant.opens_sessions
+    assert not variant.needs_status
 
     stage.instance("a").started_at = 1.0
     stage.instance("a").takes_operations = False
     assert requests.get(url, timeout=10).status_code == 200
-    assert not variant.opens_sessions
+    assert not variant.needs_status
 
     stage.instance("a").takes_operations = True
     assert requests.get(url, timeout=10).status_code == 200
-    assert variant.opens_sessions
+    assert variant.needs_status
 
 
 def status_with(can_see: bool | None) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -91,7 +90,7 @@ class SessionsAdmin:
 
     async def _list(self, instance: Instance, query: SessionQuery) -> dict[str, Any] | None:
         """Return an instance's page; None if it gave none."""
-        answer = await self._ask(instance, asdict(query), LIST_TIMEOUT_S)
+        answer = await self._ask(instance, query.to_body(), LIST_TIMEOUT_S)
         content = read_content(answer)
         if not isinstance(content.get("sessions"), list):
             return None

@@ -99,7 +99,7 @@ class StatusPoller:
     def _due_at(self, instance: Instance) -> float | None:
         """Return when to ask an instance next; None if its answer does not matter."""
         variant = self._registry.variant_of(instance)
-        if variant.models is None and not variant.opens_sessions:
+        if variant.models is None and not variant.needs_status:
             return None
         asked_at = self._asked_at.get(instance.name)
         if asked_at is None:

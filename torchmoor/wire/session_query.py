@@ -49,6 +49,10 @@ class SessionQuery:
             given[name] = int(given[name]) if given[name].isdecimal() and len(given[name]) <= MAX_DIGITS else None
         return cls(**given)
 
+    def to_body(self) -> dict[str, Any]:
+        """Return the operation's body without the fields at their defaults, which an older worker may not know."""
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
+
 
 SESSION_QUERY_FIELDS = tuple(field.name for field in fields(SessionQuery))
 NUMBERS = {field.name for field in fields(SessionQuery) if field.type == "int"}

@@ -60,7 +60,7 @@ def report(
                 **{"breaker": breaker, "num_failures": 2, "share": share, "idle": 1},
             }
         },
-        "opening": [],
+        "needs_status": [],
     }
 
 

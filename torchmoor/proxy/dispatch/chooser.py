@@ -64,7 +64,7 @@ class Chooser:
     def _choose_without_session(self, request: DispatchRequest, strategy_request: StrategyRequest) -> Choice | None:
         pool = self.variant.pool
         if request.opens_session:
-            self.variant.opens_sessions = True
+            self.variant.needs_status = True
         models = self.variant.models
         if models is not None and request.target_model is not None:
             placed = models.choose(request.target_model, pool, strategy_request.excluded)

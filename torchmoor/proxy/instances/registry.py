@@ -32,7 +32,7 @@ class ScalingDecision(NamedTuple):
 class Variant:
     """A variant of an endpoint: its settings, and its instances in order of their load.
 
-    opens_sessions: whether a client has opened a session or the chat page, so that the instances' status matters.
+    needs_status: whether a client has opened a session or the chat page, so that the instances' status matters.
     models: which instances have which of many models; None if they serve one. last_start_s: how long the last started
     instance took to become ready; None before the first. scale: None without autoscaling.
     """
@@ -53,7 +53,7 @@ class Variant:
             )
         self.strategy_class = STRATEGIES[strategy]
         self.pool: Pool[Instance] = Pool()
-        self.opens_sessions = False
+        self.needs_status = False
         self.last_start_s: float | None = None
         self.scale: ScalingDecision | None = None
         self.models: ModelPlacement | None = None

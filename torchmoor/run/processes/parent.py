@@ -246,10 +246,10 @@ class ProcessGroup:
         self._totals.take(child.index, report)
         self._totals.show_instances()
         self._reports[child.index].set()
-        for endpoint, name in report["opening"]:
+        for endpoint, name in report["needs_status"]:
             variant = self.registry.get_endpoint(endpoint).find_variant(name)
             if variant is not None:
-                variant.opens_sessions = True
+                variant.needs_status = True
 
     def on_ended(self, child: ChildProcess) -> None:
         """Keep the counters of a child that has ended; its outstanding requests are gone."""

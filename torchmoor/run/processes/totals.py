@@ -153,11 +153,11 @@ def make_report(
             }
             for instance in registry.instances()
         },
-        "opening": [
+        "needs_status": [
             [variant.endpoint, variant.name]
             for endpoint in registry.endpoints()
             for variant in endpoint.variants
-            if variant.opens_sessions
+            if variant.needs_status
         ],
     }
 

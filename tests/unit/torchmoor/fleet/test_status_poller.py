@@ -82,7 +82,7 @@ def with_instances(
         async with TestServer(app) as server:
             variants = (VariantSettings(model="llava"),)
             registry = Registry([EndpointSettings(name="llava", variants=variants, multi_model=multi_model)])
-            registry.endpoints()[0].variants[0].opens_sessions = multi_model is None
+            registry.endpoints()[0].variants[0].needs_status = multi_model is None
             for index in range(number):
                 registry.add(
                     Instance(
@@ -169,9 +169,9 @@ def test_only_instances_that_need_it_are_asked() -> None:
 
     async def work(registry: Registry, driver: Driver) -> None:
         await driver.ask(100.0)
-        registry.endpoints()[0].variants[0].opens_sessions = False
+        registry.endpoints()[0].variants[0].needs_status = False
         assert await driver.ask(200.0) == []
-        registry.endpoints()[0].variants[0].opens_sessions = True
+        registry.endpoints()[0].variants[0].needs_status = True
         registry.set_state("i0", InstanceState.DRAINING)
         assert await driver.ask(300.0) == []
         assert (told.num_asked, room(registry)) == (1, 7)
