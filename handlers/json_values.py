@@ -1,7 +1,7 @@
 """Parses JSON bodies, whose number of values is bounded.
 
-The pump's thread must not take long, because all requests of a step wait for it: pydantic's parser takes a fifth of the
-time of Python's for a body of 6 MB (docs/decisions/0058-json-parser.md).
+The pump's thread must not take long, because all requests of a step wait for it. pydantic's parser makes fewer copies
+of a long text than Python's (docs/decisions/0058-json-parser.md).
 """
 
 import json

@@ -332,7 +332,7 @@ def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
     for launch in launches:
         store = launch.store or model_store
         archive = store / launch.archive
-        if launch.contents is not None:
+        if launch.contents is not None or archive in checked:
             continue
         if not archive.exists():
             raise LaunchError(
@@ -347,7 +347,7 @@ def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
             )
         if fault := find_fault(archive):
             raise LaunchError(f"{archive}: {fault}")
-        if archive not in checked and has_other_handlers(archive):
+        if has_other_handlers(archive):
             logger.warning("%s has other handlers than this torchmoor; build it again, unless you want those", archive)
         checked.add(archive)
 

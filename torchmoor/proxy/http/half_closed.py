@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers; the last interval repeats
+from torchmoor.proxy.http.message import CONTINUE
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers; the last interval repeats
 
 
 class HalfClosedProbe:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torchmoor.proxy.http.fields import Field
 from torchmoor.proxy.http.head import Head, Layout
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # an interim answer
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 

@@ -16,9 +16,9 @@ from torchmoor.proxy.http.call import Application
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.fast_path import FastPath, RunningRequest
 from torchmoor.proxy.http.fields import BadMessage
-from torchmoor.proxy.http.half_closed import CONTINUE, HalfClosedProbe
+from torchmoor.proxy.http.half_closed import HalfClosedProbe
 from torchmoor.proxy.http.means import HttpMeans
-from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.http.message import CONTINUE, Reply, Request
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
 from torchmoor.proxy.http.timeouts import Sweeper
 from torchmoor.proxy.http.websocket import WebSocketConnection

@@ -74,7 +74,7 @@ class ChatPage:
         for endpoint in listed:
             for variant in endpoint.variants:
                 if any(each.started_at is not None and each.can_be_operated for each in variant.pool.members):
-                    variant.needs_status = True  # has the instances asked for their status
+                    variant.needs_status = True
         endpoints = [each.name for each in listed]
         capabilities = {name: {"can_see": self._can_see(name)} for name in endpoints}
         content = json.dumps({"endpoints": endpoints, "capabilities": capabilities, **self._content}).encode()
