@@ -104,7 +104,7 @@ class Sessions:
     """vLLM behind the chat service."""
 
     def __init__(self, settings: HandlerSettings, checkpoint: Path) -> None:
-        from handlers.chat.pictures.loader import ImageLoader
+        from handlers.chat.images.loader import ImageLoader
         from handlers.chat.service import ChatService
         from handlers.chat.sessions.session_id_minter import SessionIdMinter
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.images.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.open_engine import open_engine

@@ -63,7 +63,7 @@ SUBJECTS = {
         (
             f"{HANDLERS}/test_journal_budget.py",
             f"{HANDLERS}/test_journal_contract.py",
-            f"{HANDLERS}/test_journal_pictures.py",
+            f"{HANDLERS}/test_shared_images.py",
             f"{HANDLERS}/test_journal_poison.py",
             f"{HANDLERS}/test_journal_faults.py",
             f"{HANDLERS}/test_journal.py",
@@ -76,8 +76,8 @@ SUBJECTS = {
         (f"{UNIT}/async_inference/test_https_store.py",),
     ),
     "pictures": Subject(
-        ("handlers/chat/pictures/addresses.py", "handlers/chat/pictures/loader.py"),
-        (f"{HANDLERS}/test_picture_addresses.py", f"{HANDLERS}/test_chat_intake.py"),
+        ("handlers/chat/images/addresses.py", "handlers/chat/images/loader.py"),
+        (f"{HANDLERS}/test_image_addresses.py", f"{HANDLERS}/test_chat_intake.py"),
     ),
     "http": Subject(
         (

@@ -1,1 +1,1 @@
-"""The chat service: dialects, turns, sessions and pictures, and the types that they share."""
+"""The chat service: dialects, turns, sessions and images, and the types that they share."""

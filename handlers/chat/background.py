@@ -14,8 +14,8 @@ from handlers.chat.conversations import Conversations
 from handlers.chat.dialects.background_form import BackgroundForm
 from handlers.chat.dialects.response_form import show_response
 from handlers.chat.dialects.responses import resume_response, unknown_response
+from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.items import check_results, read_items, write_items
-from handlers.chat.pictures.receiver import ImageReceiver
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.responses import StoredResponses
 from handlers.chat.sessions.lifecycle import SessionLifecycle

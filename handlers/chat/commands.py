@@ -66,7 +66,7 @@ class StopAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchSession:
-    """Open a session that begins with the first turns of another one, pictures included."""
+    """Open a session that begins with the first turns of another one, images included."""
 
     opening: OpenSession
     session_id: str
@@ -235,7 +235,7 @@ class ResolveInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFile:
-    """Store a picture as a file."""
+    """Store an image as a file."""
 
     opening: OpenSession
 

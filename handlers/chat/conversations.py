@@ -7,8 +7,8 @@ from typing import Any
 
 from handlers.chat.commands import AddItems, DeleteConversation, ShowConversation, UpdateConversation
 from handlers.chat.dialects.response_form import show_items, show_list, show_page
+from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.items import images_in, read_items, write_items
-from handlers.chat.pictures.receiver import ImageReceiver
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -73,7 +73,7 @@ class Conversations:
             if command.item_id:
                 item, place = _find_item(session, command.item_id), read_item_id(command.item_id)
                 if any(part["type"] == "input_image" for part in item.get("content", ())):
-                    raise InvalidRequest("an item with a picture cannot be deleted; delete the conversation")
+                    raise InvalidRequest("an item with an image cannot be deleted; delete the conversation")
                 assert place is not None
                 event = Event(kind="delete", question=f"{place.number}_{place.item}")
             else:

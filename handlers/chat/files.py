@@ -1,4 +1,4 @@
-"""OpenAI's files, pictures only: each is a session with one picture, which later inputs can refer to."""
+"""OpenAI's files, images only: each is a session with one image, which later inputs can refer to."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,8 +71,8 @@ class Files:
         except (SessionLost, InvalidRequest):
             return None
 
-    def find_picture(self, caller: Caller, text: str) -> KeptImage:
-        """Return a file's picture, whose bytes are read later."""
+    def find_image(self, caller: Caller, text: str) -> KeptImage:
+        """Return a file's image, whose bytes are read later."""
         with self.found(caller, text) as session:
             return KeptImage(session.pending_images[0].digest, partial(self.read, caller, text))
 

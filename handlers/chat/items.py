@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from handlers.chat.checks import check_unicode, names
+from handlers.chat.images.addresses import DATA, find_scheme, is_address
 from handlers.chat.messages import (
     ASSISTANT,
     TOOL,
@@ -20,7 +21,6 @@ from handlers.chat.messages import (
     joined,
     read_call,
 )
-from handlers.chat.pictures.addresses import DATA, find_scheme, is_address
 from handlers.errors import ContextTooLong, InvalidRequest
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -28,7 +28,7 @@ _COMPACTIONS = ("compaction", "compaction_summary")
 _PHASES = ("commentary", "final_answer")
 _DETAILS = ("auto", "low", "high", "original")
 _FIELDS = {"type", "id", "role", "status", "content", "phase"}
-_MAX_URL_CHARS = 2048  # characters of a picture's address; longer ones are cut
+_MAX_URL_CHARS = 2048  # characters of an image's address; longer ones are cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class Referred:
-    """The contents of an input's References: the compacted items, and the picture of each file."""
+    """The contents of an input's References: the compacted items, and the image of each file."""
 
     items: Sequence[Item] = ()
     files: Mapping[str, KeptImage] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def parse_input(given: Any, max_items: int, field: str = "input", referred: Refe
 
 
 def read_items(text: str) -> tuple[Item, ...]:
-    """Read items that `write_items` has written; their pictures have no addresses. Raises InvalidRequest."""
+    """Read items that `write_items` has written; their images have no addresses. Raises InvalidRequest."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
@@ -125,7 +125,7 @@ def messages_of(items: Sequence[Item], num_images: int) -> list[dict[str, Any]]:
 
 
 def images_in(items: Sequence[Item]) -> tuple[ImageReference, ...]:
-    """List the pictures of the items, in order."""
+    """List the images of the items, in order."""
     return images_of([part for item in items for part in item.message.parts])
 
 
@@ -137,7 +137,7 @@ def text_of(items: Sequence[Item]) -> str:
 def _item(given: Any, where: str, files: Mapping[str, KeptImage] | None) -> Item:
     """Read an item.
 
-    files: pictures by the id of their file; None for a stored item, whose pictures have no addresses.
+    files: images by the id of their file; None for a stored item, whose images have no addresses.
     """
     if not isinstance(given, dict):
         raise InvalidRequest(f"{where} must be an object", param=where, api_code="invalid_type")

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.store import SessionStore
 from handlers.counters import COUNTER, GAUGE, HISTOGRAM, Counters, Metric

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from handlers.chat.feed import AnswerFeed
-from handlers.chat.pictures.store import Image
+from handlers.chat.images.store import Image
 from handlers.errors import (
     HandlerError,
     ResponseCancelled,

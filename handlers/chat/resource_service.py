@@ -38,10 +38,10 @@ from handlers.chat.dialects.response_form import ResponseForm, show_compaction
 from handlers.chat.dialects.responses import generate
 from handlers.chat.dialects.turns import limit_reached
 from handlers.chat.files import Files
+from handlers.chat.images.fetch_pool import find_line
+from handlers.chat.images.receiver import check_num_images
 from handlers.chat.items import Item, Referred, images_in
 from handlers.chat.messages import SYSTEM, first_address, images_of
-from handlers.chat.pictures.fetch_pool import find_line
-from handlers.chat.pictures.receiver import check_num_images
 from handlers.chat.responses import StoredResponse, StoredResponses
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
@@ -204,7 +204,7 @@ class ResourceService:
         references, caller = command.references, command.caller
         items = self._responses.read_compacted(caller, references.compaction) if references.compaction else []
         check_num_images(len(references.files), self._parts.limits.session.max_images)
-        files = {text: self._files.find_picture(caller, text) for text in references.files}
+        files = {text: self._files.find_image(caller, text) for text in references.files}
         self._service.dispatch(command.resume(Referred(items, files)), reply)
 
     def _compact(self, command: Compact, reply: PendingReply) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class ResourceService:
 
 
 def find_fetches(command: Resource) -> str | None:
-    """Return the queue in which a command waits for its downloads of pictures; None if it has none."""
+    """Return the queue in which a command waits for its downloads of images; None if it has none."""
     match command:
         case AddItems():
             return find_line(command.caller, images_in(command.items))

@@ -145,7 +145,7 @@ class StoredResponses:
         queued.stop_if_ended()
 
     def repeat(self, session: Session, num_entries: int, caller: Caller) -> list[Item]:
-        """Return the items of a held session's first entries, with pictures, whose bytes are read later."""
+        """Return the items of a held session's first entries, with images, whose bytes are read later."""
         repeated: list[Item] = []
         with session.recording:
             entries, images = entries_of(session, num_entries), iter(list(session.images))
@@ -175,7 +175,7 @@ class StoredResponses:
 
 
 def _with_images(messages: list[Message], images: list[ImagePart]) -> list[Message]:
-    """Put pictures into the messages; those without a placeholder precede the first question."""
+    """Put images into the messages; those without a placeholder precede the first question."""
     num_places = sum(isinstance(part, ImagePart) for message in messages for part in message.parts)
     added, following = images[: len(images) - num_places], iter(images[len(images) - num_places :])
     filled = [

@@ -22,11 +22,11 @@ from handlers.chat.commands import (
     StopAnswer,
 )
 from handlers.chat.dialects.table import parse
+from handlers.chat.images.fetch_pool import FetchPool, find_line
+from handlers.chat.images.loader import ImageLoader
+from handlers.chat.images.receiver import ImageReceiver
+from handlers.chat.images.store import ImageStore
 from handlers.chat.metrics import count_everything
-from handlers.chat.pictures.fetch_pool import FetchPool, find_line
-from handlers.chat.pictures.loader import ImageLoader
-from handlers.chat.pictures.receiver import ImageReceiver
-from handlers.chat.pictures.store import ImageStore
 from handlers.chat.resource_service import ResourceService, find_fetches
 from handlers.chat.sessions.expiry import ExpiryThread
 from handlers.chat.sessions.inspection import describe, list_sessions
@@ -95,7 +95,7 @@ class ChatService:
             loader.decoded,
             engine.encode,
             counters,
-            defers=has_stored_kv and engine.capabilities.has_equal_pictures,
+            defers=has_stored_kv and engine.capabilities.has_equal_images,
         )
         self.store = SessionStore(session, ids, engine.pool, self.images, wall, is_durable=is_durable)
         self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays, counters)

@@ -3,7 +3,7 @@
     builtin/   the built-in engine, exact and budgeted in bytes
     vllm/      vLLM, for GPUs
 
-An engine's state is only a cache: the journal has every conversation as text and pictures, so a worker with another
+An engine's state is only a cache: the journal has every conversation as text and images, so a worker with another
 engine can continue it.
 """
 
@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from PIL.Image import Image as Picture
+from PIL.Image import Image
 
 from handlers.counters import Counters
 
@@ -92,10 +92,10 @@ class SamplingParams:
         return not self.do_sample and not self.logit_bias and all(each is None for each in changes)
 
 
-class PictureFeatures(Protocol):
-    """A picture in the engine's form. Its length is its number of positions in a prompt.
+class ImageFeatures(Protocol):
+    """An image in the engine's form. Its length is its number of positions in a prompt.
 
-    nbytes: memory, counted against the budget for pictures.
+    nbytes: memory, counted against the budget for images.
     """
 
     @property
@@ -105,11 +105,11 @@ class PictureFeatures(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedPicture:
-    """A picture that takes the prompt's positions from `start` on."""
+class PlacedImage:
+    """An image that takes the prompt's positions from `start` on."""
 
     start: int
-    features: PictureFeatures
+    features: ImageFeatures
 
 
 class KvCache(Protocol):
@@ -194,7 +194,7 @@ class KvPool(Protocol):
 class KvPart:
     """A part of a sequence. All parts have the same length, except the last one.
 
-    name: 32 bytes that identify all tokens and pictures up to the part's end. start, end: positions.
+    name: 32 bytes that identify all tokens and images up to the part's end. start, end: positions.
     """
 
     name: bytes
@@ -225,7 +225,7 @@ class KvParts(Protocol):
     def name(self, keys: Sequence[int], digests: Mapping[int, str], variant: str) -> list[bytes]:
         """Name the beginnings of a sequence.
 
-        digests: of the pictures, by key; the names end at a picture without digest. variant: see `KvCache.match`.
+        digests: of the images, by key; the names end at an image without digest. variant: see `KvCache.match`.
         """
         ...
 
@@ -266,8 +266,8 @@ class Adapter(Protocol):
 class AnswerRequest:
     """A request for an answer.
 
-    prompt: one key per position: a token id, or a negative number that identifies a picture at all of its positions. So
-    two prompts are equal at a position only if they have the same token or picture there. pictures: in order, those
+    prompt: one key per position: a token id, or a negative number that identifies an image at all of its positions. So
+    two prompts are equal at a position only if they have the same token or image there. images: in order, those
     with a position that the conversation's cache does not have. deadline: by the monotonic clock; the answer then ends
     with TurnTimedOut. on_event: called on the engine's thread for each token; it returns False to end the answer there.
     wake: called on the engine's thread after events, once for all answers with the same `wake`. given: the beginning of
@@ -276,7 +276,7 @@ class AnswerRequest:
     """
 
     prompt: list[int]
-    pictures: list[PlacedPicture]
+    images: list[PlacedImage]
     params: SamplingParams
     deadline: float
     on_event: Callable[[TokenEvent], bool]
@@ -294,7 +294,7 @@ class Capabilities:
     """What an engine can do with its model.
 
     is_packed: a step computes its answers together. can_resume: sampled answers continue from `given` exactly; plain
-    ones (`SamplingParams.is_plain`) always do. has_equal_pictures: all pictures have the same number of positions.
+    ones (`SamplingParams.is_plain`) always do. has_equal_images: all images have the same number of positions.
     refused: names of SamplingParams that the engine lacks.
     """
 
@@ -304,7 +304,7 @@ class Capabilities:
     is_packed: bool
     can_resume: bool
     has_grammars: bool
-    has_equal_pictures: bool
+    has_equal_images: bool
     refused: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -342,8 +342,8 @@ class ChatEngine(Protocol):
 
     def numbers(self) -> EngineNumbers: ...
 
-    def encode(self, picture: Picture) -> PictureFeatures:
-        """Convert an RGB picture for prompts; takes long. Raises OutOfMemory, BadImage."""
+    def encode(self, image: Image) -> ImageFeatures:
+        """Convert an RGB image for prompts; takes long. Raises OutOfMemory, BadImage."""
         ...
 
     def compile_grammar(self, source: GrammarText) -> Any:

@@ -35,7 +35,7 @@ class JournalUsage:
 class _Account:
     """A quantity, of bytes or of sessions, by the second of its expiry. Not thread-safe.
 
-    The amount of a second may be negative: a picture of several sessions counts until the expiry of the first one, but
+    The amount of a second may be negative: an image of several sessions counts until the expiry of the first one, but
     is deleted with the last one.
     """
 

@@ -1,8 +1,8 @@
 """Journals in a directory that the instances share: a folder per session, a file per event.
 
 A file is written under a temporary name, synced, and linked to its own name; link(2) fails if that exists. Each record
-costs two fsyncs, of its file and of its folder. Sessions share only pictures and their owners' lists, see
-handlers/journal/directory_pictures.py and directory_lists.py.
+costs two fsyncs, of its file and of its folder. Sessions share only images and their owners' lists, see
+handlers/journal/directory_images.py and directory_lists.py.
 """
 
 import os
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from handlers.journal import directory_files as files
 from handlers.journal.budget import NEVER
+from handlers.journal.directory_images import DirectorySharedImages
 from handlers.journal.directory_lists import DirectoryLists
-from handlers.journal.directory_pictures import DirectoryPictures
 from handlers.journal.directory_usage import CLOSED, FIRST_EVENT, KV_MARK, OWNER_MARK, measure, owner_of
 from handlers.journal.event import Event, image_hash
 from handlers.journal.expiring_sessions import ExpiringSessions
@@ -51,7 +51,7 @@ class DirectoryJournal(StoredJournal):
         super().__init__(settings, keys, max_bytes=settings.max_bytes)
         self._root = root
         self._claims = root / CLAIMS
-        self._pictures = DirectoryPictures(root)
+        self._images = DirectorySharedImages(root)
         self._lists = DirectoryLists(root)
         self._expiring = ExpiringSessions()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -98,13 +98,13 @@ class DirectoryJournal(StoredJournal):
     def _put(self, path: Path, data: bytes, owner: str) -> None:
         try:
             _mark(path.parent, owner)
-            self._count(path.parent, owner, self._pictures.link(owner, path, data))
+            self._count(path.parent, owner, self._images.link(owner, path, data))
             self._settle(path)
         except FileNotFoundError:
             if not _is_expired(path.parent.name):
                 raise
         except JournalClosed:
-            self._count(path.parent, owner, -self._pictures.release(owner, path.name))
+            self._count(path.parent, owner, -self._images.release(owner, path.name))
             raise
 
     def get_image(self, session_id: str, image: str) -> bytes:
@@ -151,7 +151,7 @@ class DirectoryJournal(StoredJournal):
             shutil.rmtree(folder)
 
     def _clear(self, folder: Path) -> None:
-        """Delete a session's events and pictures, and count their bytes no longer."""
+        """Delete a session's events and images, and count their bytes no longer."""
         names = os.listdir(folder)
         owner = _owners(names)[-1]
         kv_names = {name for name in names if name.startswith(KV_MARK)}
@@ -162,12 +162,12 @@ class DirectoryJournal(StoredJournal):
         self._count(folder, owner, -num_bytes - self._release(names), -num_sessions)
 
     def _release(self, names: Sequence[str]) -> int:
-        """Delete the session's pictures that no other session has. Return the freed bytes.
+        """Delete the session's images that no other session has. Return the freed bytes.
 
         names: of the files in the session's folder.
         """
         images = [name for name in names if is_image_name(name)]
-        return sum(self._pictures.release(owner, image) for owner in _owners(names) for image in images)
+        return sum(self._images.release(owner, image) for owner in _owners(names) for image in images)
 
     def claim(self, name: str, value: str) -> str:
         path = self._claims / claim_key(name)
@@ -228,7 +228,7 @@ class DirectoryJournal(StoredJournal):
                         path.unlink()
                         num_swept += 1
         os.utime(self._root)  # by the file system's clock, which may differ from this machine's
-        self._pictures.sweep()
+        self._images.sweep()
         self._lists.sweep(expired_before)
         found = self._budget.begin_measurement()
         measure(self._root, found)
@@ -298,7 +298,7 @@ def _mark(folder: Path, owner: str) -> None:
 
 
 def _owners(names: Iterable[str]) -> list[str]:
-    """Return the owners whose pictures a session may have, its own last. names: of the files in its folder."""
+    """Return the owners whose images a session may have, its own last. names: of the files in its folder."""
     return [ANYONE, *(owner for name in names if (owner := owner_of(name)) is not None)]
 
 

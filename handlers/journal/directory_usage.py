@@ -6,8 +6,8 @@ from pathlib import Path
 
 from handlers.journal import directory_files as files
 from handlers.journal.budget import NEVER, JournalUsage
+from handlers.journal.directory_images import PICTURES
 from handlers.journal.directory_lists import LISTED
-from handlers.journal.directory_pictures import PICTURES
 from handlers.journal.journal import ANYONE, expiry, is_image_name, is_owner
 
 FIRST_EVENT = "00000000"
@@ -47,7 +47,7 @@ def owner_of(name: str) -> str | None:
 
 
 def _share(name: str, info: os.stat_result) -> int:
-    """Return a file's bytes; of a picture, the part of one of the sessions that have it."""
+    """Return a file's bytes; of an image, the part of one of the sessions that have it."""
     num_sessions = max(1, info.st_nlink - 1) if is_image_name(name) else 1
     return files.size(info) // num_sessions
 

@@ -18,7 +18,7 @@ class Event:
     """One event of a session.
 
     kind: "open", "images", "queue", "begin", "end", "turn", "update", "delete" or "close". images: hashes of the
-    pictures that it adds or, in a turn, that the question refers to, in order. question, answer: of a turn. system: the
+    images that it adds or, in a turn, that the question refers to, in order. question, answer: of a turn. system: the
     system message that the first turn brings. invocation_id: the client's, which identifies a retry; of a "close", that
     of the request that closed the session.
     adapter: of an "open", the adapter that the request named; its session's questions go to it.

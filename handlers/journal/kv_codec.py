@@ -1,7 +1,7 @@
 """Encodes and decodes the parts of KV caches in a journal.
 
 As for an event (handlers/journal/event_codec.py), a signature proves that a worker of this fleet wrote the part for
-this position of this session. Its name identifies the model, and all tokens and pictures up to its end.
+this position of this session. Its name identifies the model, and all tokens and images up to its end.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""Journals in Redis or Valkey: per session a list of events, its pictures' names, and a marker once it is closed.
+"""Journals in Redis or Valkey: per session a list of events, its images' names, and a marker once it is closed.
 
-    {session id}:events      :pictures, by name their owners      :account, owner and bytes      :closed
+    {session id}:events      :pictures, the owners of its images by name      :account, owner and bytes      :closed
                 :kv, the parts of its KV cache
     {owner}:listed, sessions by their expiry
-    and pictures, see handlers/journal/redis_pictures.py
+    and images, see handlers/journal/redis_images.py
 
 Each operation on a session is one script: one round trip, and atomic. All keys of a session have its id as their hash
 tag and so lie on one node of a cluster; each expires with its session, so there is nothing to sweep. The server's
@@ -35,12 +35,12 @@ from handlers.journal.journal import (
     make_listed,
     read_listed,
 )
-from handlers.journal.redis_pictures import RedisPictures
+from handlers.journal.redis_images import RedisSharedImages
 from handlers.journal.redis_scripts import RedisScripts
 from handlers.journal.stored_journal import StoredJournal
 from handlers.settings import JournalSettings
 
-SESSION_BYTES = 600  # that a server needs for a session besides its events and pictures
+SESSION_BYTES = 600  # that a server needs for a session besides its events and images
 # KEYS: events, closed, account. ARGV: number, event, expiry, owner.
 _APPEND = """
 if redis.call('EXISTS', KEYS[2]) == 1 then return 'closed' end
@@ -67,14 +67,14 @@ end
 return events
 """
 # KEYS: pictures, closed. ARGV: name, owner, expiry.
-_NAME_PICTURE = """
+_NAME_IMAGE = """
 if redis.call('EXISTS', KEYS[2]) == 1 then return 'closed' end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('EXPIREAT', KEYS[1], ARGV[3])
 return 'written'
 """
 # KEYS: pictures, images. ARGV: name, the most bytes. Older versions have stored images with their session.
-_FIND_PICTURE = """
+_FIND_IMAGE = """
 local owner = redis.call('HGET', KEYS[1], ARGV[1])
 if owner then return {owner} end
 local size = redis.call('HSTRLEN', KEYS[2], ARGV[1])
@@ -102,7 +102,7 @@ return found
 """
 # KEYS: events, images, pictures, account, closed, kv.
 _END = """
-local pictures, account = redis.call('HGETALL', KEYS[3]), redis.call('HMGET', KEYS[4], 'owner', 'bytes', 'kv')
+local images, account = redis.call('HGETALL', KEYS[3]), redis.call('HMGET', KEYS[4], 'owner', 'bytes', 'kv')
 redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[4], KEYS[6])
 """
 # KEYS: those of _END. ARGV: event, expiry, the most bytes of an event.
@@ -110,18 +110,18 @@ _CLOSE = f"""
 redis.call('SETNX', KEYS[5], ARGV[1])
 redis.call('EXPIREAT', KEYS[5], ARGV[2])
 {_END}
-return {{pictures, account, redis.call('GETRANGE', KEYS[5], 0, ARGV[3])}}
+return {{images, account, redis.call('GETRANGE', KEYS[5], 0, ARGV[3])}}
 """
 # KEYS: those of _END.
 _DELETE = f"""
 redis.call('UNLINK', KEYS[5])
 {_END}
-return {{pictures, account}}
+return {{images, account}}
 """
 # KEYS: pictures.
 _FORGET = "redis.call('UNLINK', KEYS[1])"
 # KEYS: those of _END.
-_LIST_PICTURES = "return {redis.call('HGETALL', KEYS[3]), {false, false, false}}"
+_LIST_IMAGES = "return {redis.call('HGETALL', KEYS[3]), {false, false, false}}"
 # KEYS: claim. ARGV: value, seconds, the most bytes.
 _CLAIM = """
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2], 'NX')
@@ -149,7 +149,7 @@ class RedisJournal(StoredJournal):
     ) -> None:
         super().__init__(settings, keys)
         self._scripts = scripts
-        self._pictures = RedisPictures(scripts)
+        self._images = RedisSharedImages(scripts)
         self._tombstone_s = tombstone_s
 
     def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
@@ -176,21 +176,21 @@ class RedisJournal(StoredJournal):
 
     def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
         name, expires_at = image_hash(data), expiry(session_id)
-        self._budget.add(owner, expires_at, self._pictures.share(session_id, owner, name, data))
+        self._budget.add(owner, expires_at, self._images.share(session_id, owner, name, data))
         keys = _keys(session_id, "pictures", "closed")
         try:
-            _unless_closed(self._scripts.run(_NAME_PICTURE, keys, name, owner, _needed_until(session_id)))
+            _unless_closed(self._scripts.run(_NAME_IMAGE, keys, name, owner, _needed_until(session_id)))
         except JournalClosed:
-            self._budget.add(owner, expires_at, -self._pictures.release(session_id, owner, name))
+            self._budget.add(owner, expires_at, -self._images.release(session_id, owner, name))
             raise
         return name
 
     def get_image(self, session_id: str, image: str) -> bytes:
         check_image_name(image)
         max_bytes = self._settings.max_image_bytes
-        found = self._scripts.run(_FIND_PICTURE, _keys(session_id, "pictures", "images"), image, max_bytes)
+        found = self._scripts.run(_FIND_IMAGE, _keys(session_id, "pictures", "images"), image, max_bytes)
         if isinstance(found, list):
-            found = self._pictures.get(_read_owner(found[0]), image, max_bytes)
+            found = self._images.get(_read_owner(found[0]), image, max_bytes)
         return check_image(image, _within(found, max_bytes))
 
     def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
@@ -210,19 +210,19 @@ class RedisJournal(StoredJournal):
         max_bytes = self._settings.max_event_bytes
         data = self._codec.encode(event, session_id)
         expire_at = expiry(session_id) + self._tombstone_s
-        pictures, account, closed = self._scripts.run(_CLOSE, _all_keys(session_id), data, expire_at, max_bytes)
-        self._free(session_id, pictures, account)
+        images, account, closed = self._scripts.run(_CLOSE, _all_keys(session_id), data, expire_at, max_bytes)
+        self._free(session_id, images, account)
         return self._codec.decode_close(closed, session_id)
 
     def delete(self, session_id: str) -> None:
         self._free(session_id, *self._scripts.run(_DELETE, _all_keys(session_id)))
 
-    def _free(self, session_id: str, pictures: Sequence[bytes], account: Sequence[bytes | None]) -> None:
-        """Release a session's pictures, names and owners in turn, and count the session's bytes no longer."""
+    def _free(self, session_id: str, images: Sequence[bytes], account: Sequence[bytes | None]) -> None:
+        """Release a session's images, names and owners in turn, and count the session's bytes no longer."""
         num_bytes = num_sessions = 0
-        for name, owner in zip(pictures[::2], pictures[1::2], strict=True):
-            num_bytes += self._pictures.release(session_id, _read_owner(owner), name.decode())
-        if pictures:  # the names stay until then, so that another sweep can repeat this
+        for name, owner in zip(images[::2], images[1::2], strict=True):
+            num_bytes += self._images.release(session_id, _read_owner(owner), name.decode())
+        if images:  # the names stay until then, so that another sweep can repeat this
             self._scripts.run(_FORGET, _keys(session_id, "pictures"))
         of_session, event_bytes, kv_bytes = account
         if event_bytes is not None:
@@ -255,7 +255,7 @@ class RedisJournal(StoredJournal):
         return [name for name in names if is_session_id(name)], str(after) if after else ""
 
     def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
-        """Release the pictures of closed sessions and measure, if is_full. Redis deletes expired keys itself."""
+        """Release the images of closed sessions and measure, if is_full. Redis deletes expired keys itself."""
         self._budget.expire(expired_before)
         if is_full:
             self._measure()
@@ -267,9 +267,9 @@ class RedisJournal(StoredJournal):
             cursor, keys = self._scripts.scan(cursor, "{*")
             is_last = cursor == 0
             self._release_closed([key for key in keys if key.endswith("}:pictures")])
-            pictures = _unseen((key for key in keys if "}:picture:" in key and is_owner(_tag(key))), seen)
-            self._pictures.renew((_tag(key), key.rpartition(":")[2]) for key in pictures)
-            self._measure_pictures(pictures, found)
+            images = _unseen((key for key in keys if "}:picture:" in key and is_owner(_tag(key))), seen)
+            self._images.renew((_tag(key), key.rpartition(":")[2]) for key in images)
+            self._measure_images(images, found)
             self._measure_sessions(_unseen((key for key in keys if key.endswith("}:account")), seen), found)
         self._budget.replace(found)
 
@@ -282,18 +282,18 @@ class RedisJournal(StoredJournal):
                 of_kv = int(kv_bytes) if (kv_bytes or b"").isdigit() else 0
                 found.kv_bytes[owner.decode(), expiry(_tag(key))] += of_kv
 
-    def _measure_pictures(self, keys: Sequence[str], found: JournalUsage) -> None:
+    def _measure_images(self, keys: Sequence[str], found: JournalUsage) -> None:
         answers = self._scripts.read_all([(command, key) for key in keys for command in ("STRLEN", "TTL")])
         now = int(time.time())
         for key, num_bytes, ttl_s in zip(keys, answers[::2], answers[1::2], strict=True):
             found.add(_tag(key), now + ttl_s - EXPIRED_KEPT_S, num_bytes)
 
     def _release_closed(self, keys: Sequence[str]) -> None:
-        """Release the pictures of closed sessions, which killed workers have left."""
+        """Release the images of closed sessions, which killed workers have left."""
         ids = [_tag(key) for key in keys if is_session_id(_tag(key))]
         closed = self._scripts.read_all([("EXISTS", *_keys(session_id, "closed")) for session_id in ids])
         for session_id in (session_id for session_id, is_closed in zip(ids, closed, strict=True) if is_closed):
-            self._free(session_id, *self._scripts.run(_LIST_PICTURES, _all_keys(session_id)))
+            self._free(session_id, *self._scripts.run(_LIST_IMAGES, _all_keys(session_id)))
 
 
 def _keys(session_id: str, *names: str) -> list[str]:

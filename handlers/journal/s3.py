@@ -6,7 +6,7 @@
     {prefix}sessions/{expiry}/{session id}/kv/{number}
     {prefix}claims/{hash}
     {prefix}listed/{owner}/{the later the smaller}/{session id}.{label}
-    and pictures, see handlers/journal/s3_pictures.py
+    and images, see handlers/journal/s3_images.py
 
 A turn costs two requests: a GET of the next event, which usually does not exist, and the PUT of its own. So closing is
 an event, too: it takes the next number, so that it and a turn cannot both succeed, and then replaces every earlier
@@ -39,8 +39,8 @@ from handlers.journal.journal import (
     make_listed,
     read_listed,
 )
+from handlers.journal.s3_images import S3SharedImages
 from handlers.journal.s3_objects import S3Objects
-from handlers.journal.s3_pictures import S3Pictures
 from handlers.journal.stored_journal import StoredJournal
 from handlers.settings import JournalSettings
 
@@ -58,9 +58,9 @@ class S3Journal(StoredJournal):
     ) -> None:
         super().__init__(settings, keys)
         self._objects = S3Objects(client, bucket)
-        self._pictures = S3Pictures(self._objects, prefix)
+        self._images = S3SharedImages(self._objects, prefix)
         self._swept_objects = S3Objects(client, bucket)  # with threads of its own: clients do not wait for a sweep
-        self._swept_pictures = S3Pictures(self._swept_objects, prefix)
+        self._swept_images = S3SharedImages(self._swept_objects, prefix)
         self._prefix = prefix
         self._swept = {"claims": "", "listed": ""}  # where the last sweep ended
         self._measuring: Iterator[int] | None = None  # the measurement that is not complete yet
@@ -98,9 +98,9 @@ class S3Journal(StoredJournal):
 
     def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
         folder = self._session(session_id)
-        pointer, num_bytes = self._pictures.share(folder, session_id, owner, data)
+        pointer, num_bytes = self._images.share(folder, session_id, owner, data)
         if self._find_close(session_id, 0) is not None:  # after the write: a later close finds the image
-            self._pictures.release(session_id, [pointer])
+            self._images.release(session_id, [pointer])
             raise JournalClosed("this session was closed")
         self._budget.add(owner, expiry(session_id), num_bytes)
         return image_hash(data)
@@ -108,7 +108,7 @@ class S3Journal(StoredJournal):
     def get_image(self, session_id: str, image: str) -> bytes:
         check_image_name(image)
         folder, max_bytes = self._session(session_id), self._settings.max_image_bytes
-        data = self._pictures.get(folder, image, max_bytes)
+        data = self._images.get(folder, image, max_bytes)
         if data is None:  # older versions have stored it with its session
             data = self._objects.get(f"{folder}images/{image}", max_bytes)
         return check_image(image, data)
@@ -161,9 +161,9 @@ class S3Journal(StoredJournal):
         self._objects.delete([key for key in keys if self._kind(key) in ("events", "owner", CLOSED)])
 
     def _release(self, session_id: str, keys: list[str]) -> int:
-        """Delete a session's pictures and its KV cache. keys: of its objects. Return the pictures' bytes."""
+        """Delete a session's images and its KV cache. keys: of its objects. Return the images' bytes."""
         self._objects.delete([key for key in keys if self._kind(key) in ("images", KV)])
-        return self._pictures.release(session_id, [key for key in keys if self._kind(key) == "pictures"])
+        return self._images.release(session_id, [key for key in keys if self._kind(key) == "pictures"])
 
     def claim(self, name: str, value: str) -> str:
         key = f"{self._prefix}claims/{claim_key(name)}"
@@ -217,7 +217,7 @@ class S3Journal(StoredJournal):
             page = self._swept_objects.page(folder)
             keys = [item["Key"] for item in page if item["Key"] < f"{folder}{expired_before:08x}"]
             pointers = [(self._session_id(key), key) for key in keys if self._kind(key) == "pictures"]
-            self._swept_pictures.release_all(pointers)
+            self._swept_images.release_all(pointers)
             self._swept_objects.delete(keys)
             if len(keys) < s3_objects.PAGE:
                 break
@@ -245,7 +245,7 @@ class S3Journal(StoredJournal):
                 found.add(owner, expiry(session_id), num_bytes, self._count_open(sizes))
             yield len(sizes)
         released_before = expired_before - self._settings.claim_s
-        yield from self._swept_pictures.measure(found, expired_before, released_before)
+        yield from self._swept_images.measure(found, expired_before, released_before)
         self._budget.replace(found)
 
     def _session(self, session_id: str) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.chat.metrics import DECODING_METRICS
-from handlers.chat.pictures.decoding_budget import DecodingBudget
 from handlers.counters import COUNTER, GAUGE, HISTOGRAM, Counters, Metric
 
 TIERS = ("device", "host", "disk")

@@ -12,9 +12,9 @@ from handlers.models.text import TextModel
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A picture cut into patches, and its size, without which the patches cannot be joined.
+    """An image cut into patches, and its size, without which the patches cannot be joined.
 
-    values: (1, patches, channels, height, width); size: height and width of the picture itself.
+    values: (1, patches, channels, height, width); size: height and width of the image itself.
     """
 
     values: Tensor
@@ -27,8 +27,8 @@ class Pixels:
 class LlavaModel(TextModel):
     """A LLaVA checkpoint.
 
-    has_patches: pictures of any shape are cut into patches of the vision tower's size (LLaVA-NeXT, LLaVA-OneVision).
-    Each picture is then encoded as if it were alone. LLaVA-OneVision's processor encodes several pictures of one
+    has_patches: images of any shape are cut into patches of the vision tower's size (LLaVA-NeXT, LLaVA-OneVision).
+    Each image is then encoded as if it were alone. LLaVA-OneVision's processor encodes several images of one
     conversation more coarsely, which would change what earlier turns have seen.
     Sources: Liu et al. 2023, "Improved Baselines with Visual Instruction Tuning"; Li et al. 2024, "LLaVA-OneVision:
     Easy Visual Task Transfer".

@@ -28,9 +28,9 @@ MAX_NAMED = 3  # weights that an error lists
 MAX_REASON_CHARS = 600
 TOKENIZER = "tokenizer.json"
 
-# The vision families for which tests show the same answers as in transformers, and whether they cut pictures into
+# The vision families for which tests show the same answers as in transformers, and whether they cut images into
 # patches. Others fail on positions of several dimensions (Qwen2-VL), tokens that see ahead (Gemma 3, PaliGemma), marks
-# between a picture's tokens (Idefics 3, Pixtral), or features of several layers of the decoder.
+# between an image's tokens (Idefics 3, Pixtral), or features of several layers of the decoder.
 SEEING = {"llava": False, "vipllava": False, "llava_next": True, "llava_onevision": True}
 
 

@@ -12,7 +12,7 @@ class PromptFormat:
 
     A message is {"role": "user" or another, "content": [{"type": "image"}, {"type": "text", "text": ...}]}.
     fingerprint: a name that other weights, types of floats or layers change. vocabulary: the number of logits.
-    processor: of a model that reads pictures; a rendered prompt of such a model gets the tokenizer's
+    processor: of a model that reads images; a rendered prompt of such a model gets the tokenizer's
     beginning-of-sequence token, which templates of text models write themselves.
     """
 
@@ -31,7 +31,7 @@ class PromptFormat:
             self.image_token = processor.image_token
             self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
             self._image_text = self.image_token
-            if hasattr(config, "vision_start_token_id"):  # Qwen's templates write marks around each picture
+            if hasattr(config, "vision_start_token_id"):  # Qwen's templates write marks around each image
                 marks = [config.vision_start_token_id, self.image_token_id, config.vision_end_token_id]
                 self._image_text = "".join(tokenizer.convert_ids_to_tokens(marks))
         self.template = ChatTemplate(processor or tokenizer, tokenizer, config.model_type, self.image_token)

@@ -72,7 +72,7 @@ class TextModel(PromptFormat):
         self.adapted = AdaptedLayers(self.decoder, max_rank)
 
     def preprocess(self, image: Image.Image) -> Any:
-        """Return the pixel values of an RGB picture for `encode_image`, on the CPU: a Tensor or a Pixels."""
+        """Return the pixel values of an RGB image for `encode_image`, on the CPU: a Tensor or a Pixels."""
         raise NotImplementedError("this model reads no images")
 
     def encode_image(self, pixels: Any) -> Tensor:

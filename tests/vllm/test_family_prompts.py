@@ -14,7 +14,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.renderers import renderer_from_config
 
 from handlers.engine.open_engine import open_engine
-from handlers.engine.vllm.pictures import VllmPicture, make_prompt
+from handlers.engine.vllm.images import VllmImage, make_prompt
 from handlers.engine.vllm.start import make_arguments, prepare_environment, read_prompts
 from handlers.errors import SettingsError
 from tests.unit.handlers.engine_contract import draw, place
@@ -33,10 +33,10 @@ class Family:
         self.renderer: Any = renderer_from_config(AsyncEngineArgs(**arguments).create_engine_config())
         self.processor: Any = AutoProcessor.from_pretrained(folder)
 
-    def encode(self, picture: Image.Image) -> VllmPicture:
+    def encode(self, picture: Image.Image) -> VllmImage:
         prompt = {"prompt_token_ids": [self.prompts.image_token_id], "multi_modal_data": {"image": [picture]}}
         [found] = self.renderer.process_for_engine(prompt, time.time())["mm_placeholders"]["image"]
-        return VllmPicture(picture, found.length)
+        return VllmImage(picture, found.length)
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))

@@ -166,8 +166,8 @@ class LoadClient:
 def _content(question: str, images: Sequence[str]) -> Any:
     if not images:
         return question
-    pictures = [{"type": "image_url", "image_url": {"url": image}} for image in images]
-    return [*pictures, {"type": "text", "text": question}]
+    parts = [{"type": "image_url", "image_url": {"url": image}} for image in images]
+    return [*parts, {"type": "text", "text": question}]
 
 
 async def _check(answer: aiohttp.ClientResponse) -> None:

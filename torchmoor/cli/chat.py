@@ -21,7 +21,7 @@ from torchmoor.cli.conversation import (
 from torchmoor.clients.errors import CallFailed
 
 HELP = """\
-/image PATH   add a picture to the next question: a file, or an http(s) or s3 address
+/image PATH   add an image to the next question: a file, or an http(s) or s3 address
 /help         print this list
 /quit         end the conversation, as Ctrl-D does
 Any other line is a question."""
@@ -78,7 +78,7 @@ def _converse(conversation: SessionConversation, images: Sequence[str], options:
     if is_terminal:
         import readline  # noqa: F401  (line editing and history for input())
 
-        greeting = "Ask about the picture" if options.images else "Ask"
+        greeting = "Ask about the image" if options.images else "Ask"
         click.echo(f"{greeting}. /image PATH adds one, /help lists the commands, /quit ends.", err=True)
     num_failed = 0
     while True:
@@ -94,7 +94,7 @@ def _converse(conversation: SessionConversation, images: Sequence[str], options:
             elif line.startswith("/image "):
                 images = (*images, image_reference(line.removeprefix("/image ").strip()))
             elif line:
-                asked, images = images, ()  # a refused picture must not fail the next question as well
+                asked, images = images, ()  # a refused image must not fail the next question as well
                 _show(conversation, line, asked, options)
         except (ChatError, CallFailed) as error:
             click.echo(f"Error: {error}", err=True)

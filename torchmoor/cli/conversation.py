@@ -123,7 +123,7 @@ class SessionConversation:
         self._system = system
         self.receipt: dict[str, Any] = {}
         if session_id is None:
-            body: dict[str, Any] = {"requestType": "NEW_SESSION"}  # start_session needs a picture
+            body: dict[str, Any] = {"requestType": "NEW_SESSION"}  # start_session needs an image
             if len(images) == 1:
                 body = {"type": "start_session", "image": images[0]}
             elif images:

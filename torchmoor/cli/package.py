@@ -30,7 +30,7 @@ JUNK = (".md", ".png", ".jpg", ".gif", ".lock", ".log", ".orig", ".tmp", ".part"
 JUNK_FOLDERS = ("__pycache__", "runs", "logs", "onnx", "openvino", "coreml")
 TRAINING = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "scaler.pt")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # of models that read pictures
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # of models that read images
 SUFFIXES = (".tar.gz", ".tgz", ".mar")
 COMPRESSION = 6
 STORED = 0  # compressed weights are 7 % smaller, and take three times as long at each cold start
@@ -104,7 +104,7 @@ def _write(folder: Path, output: Path, files: Sequence[str], count: Count) -> No
 
 
 def can_chat(folder: Path, files: Sequence[str]) -> bool:
-    """Return whether the chat handler serves a checkpoint: a causal language model, or one that sees pictures.
+    """Return whether the chat handler serves a checkpoint: a causal language model, or one that sees images.
 
     Its weights are safetensors, the only ones that the handler reads. A sentence encoder may have the same
     architecture, but has its modules.json.

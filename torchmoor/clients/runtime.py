@@ -82,7 +82,7 @@ def make_client(
 
 
 def image_reference(image: str | bytes | Path) -> str:
-    """Return a picture's reference for a request body: an address unchanged, a file or bytes as a data URL.
+    """Return an image's reference for a request body: an address unchanged, a file or bytes as a data URL.
 
     Raises OSError.
     """

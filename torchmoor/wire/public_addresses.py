@@ -1,4 +1,4 @@
-"""The rule for public network addresses, for pictures' URLs that clients send and for requests that the proxy sends."""
+"""The rule for public network addresses, for images' URLs that clients send and for requests that the proxy sends."""
 
 import ipaddress
 

@@ -25,9 +25,9 @@ from handlers.chat.dialects.openai_fields import (
 )
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.grammars import read_response_format
+from handlers.chat.images.addresses import is_address
 from handlers.chat.messages import ImagePart, Message, Part, TextPart, ToolCall, read_call
 from handlers.chat.parameters import Parameters
-from handlers.chat.pictures.addresses import is_address
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import ContextTooLong, InvalidRequest, UnsupportedMedia
 from handlers.requests import Incoming

@@ -155,12 +155,12 @@ def _resolve(incoming: Incoming, items: Any, resume: Callable[[Referred], Comman
 
 
 def _parse_file(incoming: Incoming, form: dict[str, Any], now: float) -> OpenFile:
-    """Read a form with a picture."""
+    """Read a form with an image."""
     content, purpose = form.get("file"), form.get("purpose")
     if not isinstance(content, bytes) or not content:
         raise missing_field("file")
     if purpose not in (b"vision", b"user_data"):
-        raise InvalidRequest("'purpose' must be vision: files are pictures here", param="purpose")
+        raise InvalidRequest("'purpose' must be vision: files are images here", param="purpose")
     check_session_limit(incoming)
     fields = {
         "object": "file",

@@ -1,1 +1,1 @@
-"""Sessions: their store, queues of turns, expiry, ids and journal records. Uses `pictures`."""
+"""Sessions: their store, queues of turns, expiry, ids and journal records. Uses `images`."""

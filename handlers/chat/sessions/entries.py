@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from handlers.chat.images.store import Image
 from handlers.chat.items import messages_of, read_items, write_items
 from handlers.chat.messages import answer_message, question_message, result_messages, system_message
-from handlers.chat.pictures.store import Image
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.sessions.session import Session
 from handlers.errors import InvalidRequest

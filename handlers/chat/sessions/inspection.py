@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from handlers.chat.pictures.store import ImageTier
+from handlers.chat.images.store import ImageTier
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.store import SessionStore
 from torchmoor.wire.session_query import SessionQuery

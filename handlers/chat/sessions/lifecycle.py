@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from handlers.chat.commands import ActOnSession, AddImages, CloseSession, EndClosed, OpenSession
-from handlers.chat.pictures.receiver import ImageReceiver, ReceivedImage
-from handlers.chat.pictures.store import digests
+from handlers.chat.images.receiver import ImageReceiver, ReceivedImage
+from handlers.chat.images.store import digests
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.sessions.inspection import find_by_hash
 from handlers.chat.sessions.recorder import SessionRecorder

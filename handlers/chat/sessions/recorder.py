@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from handlers.chat.pictures.store import Image, ImageStore
+from handlers.chat.images.store import Image, ImageStore
 from handlers.chat.sessions.entries import entries_of, fields_of, messages_added, remember_entry
 from handlers.chat.sessions.openings import RememberedOpenings
 from handlers.chat.sessions.session import Session, owner_of

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from handlers.chat.pictures.store import Image
+from handlers.chat.images.store import Image
 from handlers.chat.queued_response import QueuedResponse, QueuedTurn
 from handlers.engine.contract import KvCache, KvPart
 from handlers.errors import SessionGone

@@ -1,7 +1,7 @@
 """The sessions that this worker holds, with their queues of turns, their pins and their images.
 
 While a turn runs, the session's KV cache is pinned. Between turns the cache may be evicted, and the features of its
-images may be dropped (handlers/engine/contract.py, handlers/chat/pictures/store.py); then the next turn takes longer.
+images may be dropped (handlers/engine/contract.py, handlers/chat/images/store.py); then the next turn takes longer.
 
 All methods may be called from any thread.
 """
@@ -10,8 +10,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from handlers.chat.pictures.receiver import check_num_images
-from handlers.chat.pictures.store import Image, ImageTier
+from handlers.chat.images.receiver import check_num_images
+from handlers.chat.images.store import Image, ImageTier
 from handlers.chat.queued_response import QueuedTurn
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.table import SessionTable

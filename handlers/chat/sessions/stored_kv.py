@@ -3,7 +3,7 @@
     idle for kv_idle_s --> parts that the journal lacks are written --> read by the next worker, or by this one after
     the cache was evicted
 
-A part is used only if it was computed by the same model from the same tokens and pictures. Other parts are ignored and
+A part is used only if it was computed by the same model from the same tokens and images. Other parts are ignored and
 counted, and the prompt is computed.
 """
 
@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
-from handlers.chat.pictures.store import Image
+from handlers.chat.images.store import Image
 from handlers.chat.sessions.session import Session
 from handlers.counters import Counters
 from handlers.engine.contract import KvParts

@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from handlers.chat.pictures.store import ImageStore
+from handlers.chat.images.store import ImageStore
 from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones
 from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.session_id_minter import SessionIdMinter

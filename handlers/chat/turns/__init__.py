@@ -1,1 +1,1 @@
-"""Turns: from a question to the last byte of its answer. May import `sessions` and `pictures`."""
+"""Turns: from a question to the last byte of its answer. May import `sessions` and `images`."""

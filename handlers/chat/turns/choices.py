@@ -14,7 +14,7 @@ from typing import Any
 
 from handlers.chat.commands import Generate
 from handlers.chat.forms import ChoicesForm, Summary, Token
-from handlers.chat.pictures.store import Image
+from handlers.chat.images.store import Image
 from handlers.chat.turns.completion import Completion
 from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.question import Prompt
@@ -41,7 +41,7 @@ class Choices:
         forms = [replace(form, index=i) for i in range(request.num_choices)]
         self._forms = [_ChoiceForm(each, is_written=request.is_streaming) for each in forms]
         self._first = _Choice(self, parts, self._request_of(0), self._replies[0])
-        self._num_using = request.num_choices  # answers that may need the prompt's pictures
+        self._num_using = request.num_choices  # answers that may need the prompt's images
         self._headers: dict[str, str] = {}  # of the first answer
         self._num_ended = 0
         self._is_begun = False
@@ -63,11 +63,11 @@ class Choices:
         return replace(self._request, parameters=parameters, form=self._forms[index], is_streaming=True, num_choices=1)
 
     def fetch(self, image: Image) -> bytes:
-        """Return the bytes of one of the prompt's pictures, which came with the request."""
+        """Return the bytes of one of the prompt's images, which came with the request."""
         return self._first.fetch_own(image)
 
     def end_use(self) -> None:
-        """Count an answer that no longer needs the prompt's pictures."""
+        """Count an answer that no longer needs the prompt's images."""
         with self._lock:
             self._num_using -= 1
             is_last = not self._num_using
@@ -177,8 +177,8 @@ class _Choice(Completion):
         return super().fetch(image)
 
     def release_own(self) -> None:
-        """Release the pictures, which no answer needs now."""
-        super()._release_pictures()
+        """Release the images, which no answer needs now."""
+        super()._release_images()
 
     def _release(self) -> None:
         self._cache.unpin()

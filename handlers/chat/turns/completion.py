@@ -9,10 +9,10 @@ from typing import Any
 
 from handlers.chat.commands import Generate
 from handlers.chat.forms import Summary
+from handlers.chat.images.fetch_pool import find_line
+from handlers.chat.images.receiver import ReceivedImage
+from handlers.chat.images.store import Image
 from handlers.chat.messages import Part, TextPart, first_address, has_markdown_image, images_of, split_images
-from handlers.chat.pictures.fetch_pool import find_line
-from handlers.chat.pictures.receiver import ReceivedImage
-from handlers.chat.pictures.store import Image
 from handlers.chat.turns.context_limits import truncate
 from handlers.chat.turns.generation import Generation
 from handlers.chat.turns.generation_parts import GenerationParts
@@ -107,7 +107,7 @@ class Completion:
         return [TextPart(truncate(model, text, limit, is_raw=True)) for text in texts]
 
     def tokenize(self) -> Sequence[int]:
-        """Return the prompt's tokens, with those of its pictures, without answering it. Raises as `compose`."""
+        """Return the prompt's tokens, with those of its images, without answering it. Raises as `compose`."""
         try:
             return self.compose(self._reply.raise_if_cancelled).ids
         finally:
@@ -125,8 +125,8 @@ class Completion:
         """Do nothing: the answer belongs to no conversation."""
 
     def _release(self) -> None:
-        self._release_pictures()
+        self._release_images()
         self._cache.unpin()
 
-    def _release_pictures(self) -> None:
+    def _release_images(self) -> None:
         self._parts.receiver.release(self._received, is_kept=True)

@@ -224,10 +224,10 @@ class Generation:
         if len(self._given) >= max_new_tokens:
             raise TurnConflict("the answer that is to be continued has already reached its maximum length")
         self._num_prompt_tokens = len(keys)
-        pictures = self._images.pin(prompt, starts, kept, self._question.fetch)
+        images = self._images.pin(prompt, starts, kept, self._question.fetch)
         return AnswerRequest(
             prompt=keys,
-            pictures=pictures,
+            images=images,
             params=params,
             deadline=self._deadline,
             on_event=self._on_event,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from handlers.chat.adapters import Adapters
-from handlers.chat.pictures.fetch_pool import FetchPool
-from handlers.chat.pictures.receiver import ImageReceiver
-from handlers.chat.pictures.store import ImageStore
+from handlers.chat.images.fetch_pool import FetchPool
+from handlers.chat.images.receiver import ImageReceiver
+from handlers.chat.images.store import ImageStore
 from handlers.chat.sessions.stored_kv import StoredKv
 from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.context_limits import ContextLimits

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
-from handlers.chat.pictures.store import Image, ImageStore, ImageTier
+from handlers.chat.images.store import Image, ImageStore, ImageTier
 from handlers.chat.turns.question import Prompt
-from handlers.engine.contract import PlacedPicture
+from handlers.engine.contract import PlacedImage
 
 
 class PlacedImages:
@@ -18,20 +18,20 @@ class PlacedImages:
 
     def pin(
         self, prompt: Prompt, starts: list[int], num_cached: int, fetch: Callable[[Image], bytes]
-    ) -> list[PlacedPicture]:
+    ) -> list[PlacedImage]:
         """Pin the features of images that are not wholly in the KV cache. fetch: reads encoded bytes from the journal.
 
         Raises OutOfMemory, and what `fetch` raises; images that are already pinned stay pinned.
         """
-        self._tiers, pictures = [], []
+        self._tiers, placed = [], []
         for image, start in zip(prompt.images, starts, strict=True):
             end = start + image.num_tokens
             if end > num_cached:
                 features, tier = self._store.pin(image, partial(fetch, image))
                 self._pinned.append(image)
                 self._tiers.append((end, tier))
-                pictures.append(PlacedPicture(start, features))
-        return pictures
+                placed.append(PlacedImage(start, features))
+        return placed
 
     def name_tier(self, num_cached: int, *, is_restored: bool) -> str:
         """Return the name of the slowest tier that was needed.

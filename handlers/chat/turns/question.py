@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from handlers.chat.forms import Summary
-from handlers.chat.pictures.store import Image
+from handlers.chat.images.store import Image
 
 
 @dataclass(frozen=True, slots=True)

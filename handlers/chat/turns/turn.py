@@ -10,11 +10,11 @@ from typing import Any
 
 from handlers.chat.commands import Ask
 from handlers.chat.forms import Summary
+from handlers.chat.images.fetch_pool import find_line
+from handlers.chat.images.receiver import ReceivedImage
+from handlers.chat.images.store import Image, digests
 from handlers.chat.items import check_results, messages_of, read_items, write_items
 from handlers.chat.messages import TOOL, answer_message, system_message
-from handlers.chat.pictures.fetch_pool import find_line
-from handlers.chat.pictures.receiver import ReceivedImage
-from handlers.chat.pictures.store import Image, digests
 from handlers.chat.sessions.entries import ask_messages
 from handlers.chat.sessions.recorder import CONFLICT, SessionRecorder
 from handlers.chat.sessions.session import Session

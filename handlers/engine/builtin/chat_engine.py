@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
-from PIL.Image import Image as Picture
+from PIL.Image import Image
 from torch import Tensor
 
 from handlers.counters import Counters
@@ -24,9 +24,9 @@ from handlers.engine.contract import (
     Capabilities,
     EngineNumbers,
     GrammarText,
+    ImageFeatures,
     KvCache,
     KvPart,
-    PictureFeatures,
 )
 from handlers.engine.grammar import Grammar, GrammarCompiler
 from handlers.errors import OutOfMemory
@@ -37,7 +37,7 @@ from handlers.settings import EngineSettings
 
 
 class BuiltinEngine:
-    """Implements `ChatEngine`. A picture's encoded form is its features, (tokens, hidden size), on the device."""
+    """Implements `ChatEngine`. An image's encoded form is its features, (tokens, hidden size), on the device."""
 
     def __init__(self, engine: Engine, grammar: GrammarSettings) -> None:
         self._engine = engine
@@ -53,7 +53,7 @@ class BuiltinEngine:
             is_packed=model.is_packed,
             can_resume=True,
             has_grammars=self._grammars.is_supported,
-            has_equal_pictures=model.has_equal_images,
+            has_equal_images=model.has_equal_images,
         )
 
     def start(self) -> None:
@@ -67,9 +67,9 @@ class BuiltinEngine:
         scheduler = self._engine.scheduler
         return EngineNumbers(self._engine.num_steps, len(scheduler.running), len(scheduler.waiting))
 
-    def encode(self, picture: Picture) -> Tensor:
+    def encode(self, image: Image) -> Tensor:
         try:
-            pixels = self._model.preprocess(picture)
+            pixels = self._model.preprocess(image)
         except (MemoryError, RuntimeError) as exc:
             if isinstance(exc, RuntimeError) and "can't allocate memory" not in str(exc):  # torch has no class for it
                 raise
@@ -85,7 +85,7 @@ class BuiltinEngine:
         return model.adapted.read(folder, model.dtype, model.device)
 
     def submit(self, cache: KvCache, request: AnswerRequest) -> Cancel:
-        spans = [ImageSpan(each.start, _own_features(each.features)) for each in request.pictures]
+        spans = [ImageSpan(each.start, _own_features(each.features)) for each in request.images]
         sequence = TokenSequence(
             request.prompt,
             spans,
@@ -153,6 +153,6 @@ def _own(cache: KvCache) -> SequenceCache:
     return cache
 
 
-def _own_features(features: PictureFeatures) -> Tensor:
+def _own_features(features: ImageFeatures) -> Tensor:
     assert isinstance(features, Tensor)  # `encode` has returned them
     return features

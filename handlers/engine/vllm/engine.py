@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from PIL.Image import Image as Picture
+from PIL.Image import Image
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -36,8 +36,8 @@ from handlers.engine.contract import (
 from handlers.engine.grammar import GrammarCompiler
 from handlers.engine.vllm.adapters import VllmAdapter
 from handlers.engine.vllm.event_loop import EventLoopThread
+from handlers.engine.vllm.images import VllmImage, make_prompt
 from handlers.engine.vllm.parameters import REFUSED
-from handlers.engine.vllm.pictures import VllmPicture, make_prompt
 from handlers.engine.vllm.pool import VllmCache, VllmPool
 from handlers.engine.vllm.sampling import read_output, to_vllm
 from handlers.engine.vllm.step_log import StepLog
@@ -99,7 +99,7 @@ class VllmEngine:
             is_packed=True,
             can_resume=False,
             has_grammars=grammars.is_supported,
-            has_equal_pictures=False,
+            has_equal_images=False,
             refused=REFUSED,
         )
 
@@ -137,9 +137,9 @@ class VllmEngine:
     def numbers(self) -> EngineNumbers:
         return self._steps.numbers()
 
-    def encode(self, picture: Picture) -> VllmPicture:
-        """Ask vLLM's processor for the number of positions. The picture is copied, since its memory is lent."""
-        own = picture.copy()
+    def encode(self, image: Image) -> VllmImage:
+        """Ask vLLM's processor for the number of positions. The image is copied, since its memory is lent."""
+        own = image.copy()
         prompt: Any = {
             "prompt_token_ids": [self._prompts.image_token_id],
             "multi_modal_data": {"image": [own]},
@@ -151,7 +151,7 @@ class VllmEngine:
         except (ValueError, VLLMClientError) as exc:
             raise BadImage(f"the model cannot read this image: {exc}") from exc
         [placeholder] = rendered["mm_placeholders"]["image"]  # type: ignore[typeddict-item]
-        return VllmPicture(own, placeholder.length)
+        return VllmImage(own, placeholder.length)
 
     def compile_grammar(self, source: GrammarText) -> GrammarText:
         """Refuse what llguidance refuses, which vLLM uses, too; vLLM compiles the text itself."""
@@ -228,7 +228,7 @@ class VllmEngine:
 
     async def _generate(self, answer: _RunningAnswer) -> None:
         request = answer.request
-        prompt: Any = make_prompt(request.prompt, request.pictures, self._prompts.image_token_id, answer.scope)
+        prompt: Any = make_prompt(request.prompt, request.images, self._prompts.image_token_id, answer.scope)
         prompt["prompt_token_ids"] += request.given
         rendered = await self._llm.renderer.process_for_engine_async(prompt, time.time())
         params = to_vllm(request.params, len(request.given), self._prompts.eos_token_ids)

@@ -138,7 +138,7 @@ def _check_attention(config: Any) -> None:
     """Raise for models that vLLM's attention on a CPU computes wrongly, without an error. config: vLLM's."""
     if config.is_mm_prefix_lm:
         raise ValueError(
-            f"in models of type {config.hf_config.model_type}, a picture's tokens attend to each other, which vLLM "
+            f"in models of type {config.hf_config.model_type}, an image's tokens attend to each other, which vLLM "
             "does not compute on a CPU; such a model needs a GPU"
         )
 
@@ -162,7 +162,7 @@ def read_prompts(checkpoint: Path, arguments: Mapping[str, Any]) -> PromptFormat
     if (checkpoint / "generation_config.json").is_file():
         generation = GenerationConfig.from_pretrained(checkpoint, local_files_only=True)
     if hasattr(config, "vision_config"):
-        # Templates write this token for a picture; the config names the one at its positions, which may be another.
+        # Templates write this token for an image; the config names the one at its positions, which may be another.
         own = AutoProcessor.from_pretrained(checkpoint, local_files_only=True)
         processor = Processor.load(checkpoint, own.tokenizer.convert_tokens_to_ids(own.image_token))
         prompts = PromptFormat(config, generation, processor.tokenizer, processor)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.images.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.builtin.chat_engine import make_builtin_engine

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.device import exit_worker
 from handlers.errors import ModelBroken, SettingsError

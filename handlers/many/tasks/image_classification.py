@@ -1,4 +1,4 @@
-"""Image classification: pictures to labels with scores."""
+"""Image classification: images to labels with scores."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.images.loader import ImageLoader
 from handlers.errors import InvalidRequest
 from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest, as_list
@@ -22,7 +22,7 @@ PIXELS_PER_TOKEN = 256  # a patch of 16 by 16 counts as one token of a batch
 class ImageClassification:
     """The body itself, or {"inputs": base64, a data URL, an address, or a list of those}.
 
-    Answers the best labels, [{"label", "score"}, ...], of each picture.
+    Answers the best labels, [{"label", "score"}, ...], of each image.
     """
 
     name = "image-classification"
@@ -38,11 +38,11 @@ class ImageClassification:
         inputs = []
         for reference in as_list(request.inputs, self._settings.max_inputs):
             if not isinstance(reference, bytes | str):
-                raise InvalidRequest("'inputs' must be a picture: base64, a data URL or an address", param="inputs")
+                raise InvalidRequest("'inputs' must be an image: base64, a data URL or an address", param="inputs")
             reply.raise_if_cancelled()
             data = self._intake.read(reference, reply)
-            with self._intake.decoded(data, reply.raise_if_cancelled) as picture:
-                pixels: Tensor = self._processor(images=picture, return_tensors="pt")["pixel_values"][0]
+            with self._intake.decoded(data, reply.raise_if_cancelled) as image:
+                pixels: Tensor = self._processor(images=image, return_tensors="pt")["pixel_values"][0]
             inputs.append(
                 Input(pixels, pixels.shape[-1] * pixels.shape[-2] // PIXELS_PER_TOKEN + 1, tuple(pixels.shape))
             )

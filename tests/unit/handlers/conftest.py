@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageDraw
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.images.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter

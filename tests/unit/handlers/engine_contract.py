@@ -22,8 +22,8 @@ from handlers.engine.contract import (
     ChatEngine,
     FinishReason,
     GrammarText,
-    PictureFeatures,
-    PlacedPicture,
+    ImageFeatures,
+    PlacedImage,
     SamplingParams,
     TokenEvent,
 )
@@ -111,7 +111,7 @@ class Contender:
             cache,
             AnswerRequest(
                 prompt=keys,
-                pictures=placed,
+                images=placed,
                 params=SamplingParams(**{"max_new_tokens": 16, **params}),
                 deadline=time.monotonic() + within_s,
                 on_event=asked.on_event,
@@ -149,16 +149,16 @@ class Contender:
 
 
 def place(
-    prompts: PromptFormat, messages: Sequence[dict[str, Any]], pictures: Sequence[PictureFeatures], keys: Iterator[int]
-) -> tuple[list[int], list[PlacedPicture]]:
+    prompts: PromptFormat, messages: Sequence[dict[str, Any]], pictures: Sequence[ImageFeatures], keys: Iterator[int]
+) -> tuple[list[int], list[PlacedImage]]:
     """Return the keys of a conversation's positions, and its pictures; each picture gets a key of its own."""
     prompt = prompts.render(messages, [len(features) for features in pictures])
-    placed: list[PlacedPicture] = []
+    placed: list[PlacedImage] = []
     for features in pictures:
         assert prompts.image_token_id is not None
         start = prompt.index(prompts.image_token_id)
         prompt[start : start + len(features)] = [-next(keys)] * len(features)
-        placed.append(PlacedPicture(start, features))
+        placed.append(PlacedImage(start, features))
     return prompt, placed
 
 

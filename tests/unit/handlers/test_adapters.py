@@ -51,7 +51,7 @@ class Row:
         self.cache.match(prompt, "" if adapter is None else adapter.version)
         request = AnswerRequest(
             prompt=prompt,
-            pictures=[],
+            images=[],
             params=SamplingParams(max_new_tokens=NUM_TOKENS),
             deadline=time.monotonic() + 60,
             on_event=self._on_event,

@@ -12,7 +12,7 @@ import transformers as hf
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
 
-from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.images.loader import ImageLoader
 from handlers.errors import ImageUnreachable
 from handlers.models.loader import load_model
 from tests.unit.handlers.test_chat_service import (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from PIL import Image as Pillow
 
-from handlers.chat.pictures.store import MAX_ENCODINGS, Image, ImageStore, ImageTier
+from handlers.chat.images.store import MAX_ENCODINGS, Image, ImageStore, ImageTier
 from handlers.counters import Counters
 from handlers.errors import JournalUnavailable, NotAnImage, OutOfMemory
 

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from handlers.chat.pictures.image_decoding import FORMATS
-from handlers.chat.pictures.loader import ImageLoader, resolve
+from handlers.chat.images.image_decoding import FORMATS
+from handlers.chat.images.loader import ImageLoader, resolve
 from handlers.errors import (
     BadImage,
     ImageTooLarge,

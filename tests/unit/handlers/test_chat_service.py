@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.openings import RememberedOpenings
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.engine.builtin.runner import cache_shape

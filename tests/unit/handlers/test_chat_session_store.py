@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from handlers.chat.pictures.store import Image, ImageStore
+from handlers.chat.images.store import Image, ImageStore
 from handlers.chat.sessions import table as table_module
 from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones
 from handlers.chat.sessions.session import Session

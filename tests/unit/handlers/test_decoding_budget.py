@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from handlers.chat.pictures.decoding_budget import DecodingBudget
-from handlers.chat.pictures.loader import ImageLoader
-from handlers.chat.pictures.store import ImageStore
+from handlers.chat.images.decoding_budget import DecodingBudget
+from handlers.chat.images.loader import ImageLoader
+from handlers.chat.images.store import ImageStore
 from handlers.counters import Counters
 from handlers.errors import ClientGone, ImageTooLarge, NotAnImage, OutOfMemory
 from handlers.settings import IntakeSettings
@@ -186,8 +186,8 @@ def test_the_same_picture_does_not_wait_for_itself() -> None:
 MEASURE = """
 import json, sys, threading, time
 from pathlib import Path
-from handlers.chat.pictures.loader import ImageLoader
-from handlers.chat.pictures.store import content_key
+from handlers.chat.images.loader import ImageLoader
+from handlers.chat.images.store import content_key
 from handlers.process_memory import bound_freed_memory
 from handlers.settings import IntakeSettings
 

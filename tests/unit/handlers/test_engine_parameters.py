@@ -59,7 +59,7 @@ def test_a_parameter_that_the_engine_lacks_is_refused_by_name(values: dict[str, 
         is_packed=True,
         can_resume=True,
         has_grammars=True,
-        has_equal_pictures=True,
+        has_equal_images=True,
         refused=frozenset(values),
     )
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from handlers.chat.pictures.fetch_pool import FetchPool, find_line
-from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.images.fetch_pool import FetchPool, find_line
+from handlers.chat.images.loader import ImageLoader
 from handlers.errors import ImageUnreachable, InternalError, Overloaded
 from handlers.reply import PendingReply
 from handlers.requests import Caller

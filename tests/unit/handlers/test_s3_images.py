@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from handlers.chat.pictures.decoding_budget import DecodingBudget
-from handlers.chat.pictures.image_decoding import FORMATS, decoded, scale_down
-from handlers.chat.pictures.loader import ImageLoader
-from handlers.chat.pictures.s3 import Transfer
+from handlers.chat.images.decoding_budget import DecodingBudget
+from handlers.chat.images.image_decoding import FORMATS, decoded, scale_down
+from handlers.chat.images.loader import ImageLoader
+from handlers.chat.images.s3 import Transfer
 from handlers.errors import ClientGone, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfDisk
 from handlers.reply import PendingReply
 from handlers.settings import IntakeSettings

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from handlers.engine.contract import PlacedPicture
-from handlers.engine.vllm.pictures import VllmPicture, make_prompt
+from handlers.engine.contract import PlacedImage
+from handlers.engine.vllm.images import VllmImage, make_prompt
 from handlers.engine.vllm.start import make_arguments, prepare_environment
 from handlers.errors import SettingsError
 from handlers.settings import HandlerSettings, load_settings
@@ -17,8 +17,8 @@ from handlers.start_many import check_engine
 IMAGE = 3
 
 
-def picture(num_tokens: int) -> VllmPicture:
-    return VllmPicture(Image.new("RGB", (8, 4)), num_tokens)
+def picture(num_tokens: int) -> VllmImage:
+    return VllmImage(Image.new("RGB", (8, 4)), num_tokens)
 
 
 def settings(**environ: str) -> HandlerSettings:
@@ -29,13 +29,13 @@ def test_each_picture_has_one_placeholder_and_its_key() -> None:
     """Neighbours, the same picture twice, and one at either end."""
     first, second = picture(3), picture(2)
     keys = [-7, -7, -7, 11, -9, -9, -7, -7, -7]
-    placed = [PlacedPicture(0, first), PlacedPicture(4, second), PlacedPicture(6, first)]
+    placed = [PlacedImage(0, first), PlacedImage(4, second), PlacedImage(6, first)]
 
     prompt = make_prompt(keys, placed, IMAGE, "scope")
 
     assert prompt["prompt_token_ids"] == [IMAGE, 11, IMAGE, IMAGE]
     assert prompt["multi_modal_uuids"] == {"image": ["-7", "-9", "-7"]}
-    assert prompt["multi_modal_data"]["image"] == [first.picture, second.picture, first.picture]
+    assert prompt["multi_modal_data"]["image"] == [first.image, second.image, first.image]
     assert prompt["cache_salt"] == "scope"
 
 

@@ -40,7 +40,7 @@ option = partial(setting, LoadSettings)
     "images",
     multiple=True,
     metavar="FILE|URL",
-    help="Use these pictures in turn. Repeatable: with a single picture, the endpoint's cache may answer for all.",
+    help="Use these images in turn. Repeatable: with a single image, the endpoint's cache may answer for all.",
 )
 @click.option(
     "--question", "questions", multiple=True, help="Ask these in turn, instead of the built-in questions. Repeatable."

@@ -24,7 +24,7 @@ from torchmoor.cli.chat_options import conversation_options
 def chat(image: str | None, ask: tuple[str, ...], options: ChatOptions) -> None:
     """Chat with streamed answers, about IMAGE (a file or an http(s) address) or without one.
 
-    In the conversation, /image PATH adds a picture, /help lists the commands and /quit ends.
+    In the conversation, /image PATH adds an image, /help lists the commands and /quit ends.
 
     \b
     Examples:

@@ -24,7 +24,7 @@ class ChatSagemakerEndpoint(StreamingEndpoint):
     def open_session(
         self, images: Sequence[str | bytes | Path] = (), *, ttl_s: int | None = None
     ) -> ChatSagemakerSession:
-        """Open a conversation that the endpoint keeps, with its pictures.
+        """Open a conversation that the endpoint keeps, with its images.
 
         images: addresses (https, s3, data), files or bytes. Raises EndpointError, OSError if a file cannot be read.
         """

@@ -92,7 +92,7 @@ def _end_of_string(body: bytes, start: int) -> int:
     end = body.find(b'"', start + 1)
     if end < 0:
         return 0
-    if body[end - 1] != _BACKSLASH:  # true of most strings, pictures included
+    if body[end - 1] != _BACKSLASH:  # true of most strings, images included
         return end + 1
     size = end - start
     while start + size < len(body):  # doubled each time, so linear in the string's length

@@ -1,4 +1,4 @@
-"""The parts of a handler's status that the proxy reads: its sessions, its models, and whether it reads pictures."""
+"""The parts of a handler's status that the proxy reads: its sessions, its models, and whether it reads images."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReportedStatus(NamedTuple):
     """A handler's status. Each field is None if it is not reported.
 
     session_room: sessions that the handler can still take. models: those of a handler with many models. can_see:
-    whether a handler of one model reads pictures.
+    whether a handler of one model reads images.
     """
 
     open_sessions: int | None = None

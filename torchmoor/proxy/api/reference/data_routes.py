@@ -193,7 +193,7 @@ _OPENAI_ROUTES = (
     post(
         "/files",
         "createFile",
-        "Upload a picture.",
+        "Upload an image.",
         Body(schema=schemas.FILE, types=("multipart/form-data",)),
         answers=answer(schemas.FILE_ANSWER),
     ),

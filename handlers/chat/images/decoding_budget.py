@@ -1,6 +1,6 @@
-"""The memory budget for pictures that are being decoded, one per worker.
+"""The memory budget for images that are being decoded, one per worker.
 
-Pictures wait for their share in order of arrival, so that small ones cannot starve a large one. Freed memory returns to
+Images wait for their share in order of arrival, so that small ones cannot starve a large one. Freed memory returns to
 the system by `bound_freed_memory`.
 """
 
@@ -16,9 +16,9 @@ CHECK_S = 0.2  # between two checks whether a waiting request is cancelled
 
 
 class DecodingBudget:
-    """Bounds the bytes of pictures that are being decoded. Any thread.
+    """Bounds the bytes of images that are being decoded. Any thread.
 
-    max_bytes: of all pictures together. max_wait_s: how long a picture waits for its share.
+    max_bytes: of all images together. max_wait_s: how long an image waits for its share.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class DecodingBudget:
 
     @contextmanager
     def lease(self, num_bytes: int, check: Callable[[], None]) -> Iterator[None]:
-        """Hold a share of the budget; wait for it if other pictures hold too much.
+        """Hold a share of the budget; wait for it if other images hold too much.
 
-        check: raises if the request is cancelled; called while the picture waits. Raises ImageTooLarge for more than
+        check: raises if the request is cancelled; called while the image waits. Raises ImageTooLarge for more than
         the whole budget, OutOfMemory after `max_wait_s`.
         """
         if num_bytes > self.max_bytes:

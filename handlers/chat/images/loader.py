@@ -23,10 +23,10 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
+from handlers.chat.images import image_decoding
+from handlers.chat.images.addresses import DATA, HTTP, S3, SCHEMES, find_scheme
+from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.chat.messages import ImageReference, KeptImage
-from handlers.chat.pictures import image_decoding
-from handlers.chat.pictures.addresses import DATA, HTTP, S3, SCHEMES, find_scheme
-from handlers.chat.pictures.decoding_budget import DecodingBudget
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, Overloaded
 from handlers.reply import PendingReply
 from handlers.requests import refuse_other_media
@@ -34,7 +34,7 @@ from handlers.settings import IntakeSettings
 from torchmoor.wire.public_addresses import destination, is_public
 
 if TYPE_CHECKING:
-    from handlers.chat.pictures.s3 import S3Images
+    from handlers.chat.images.s3 import S3Images
 
 Resolver = Callable[[str, int], list[str]]
 
@@ -171,7 +171,7 @@ class ImageLoader:
     def _fetch_from_s3(self, url: str, reply: PendingReply | None) -> bytes:
         with self._lock:
             if self._s3 is None and self._settings.allowed_buckets:
-                from handlers.chat.pictures.s3 import S3Images  # the AWS library is slow to load
+                from handlers.chat.images.s3 import S3Images  # the AWS library is slow to load
 
                 self._s3 = S3Images(self._settings, self.decoding)
             s3 = self._s3

@@ -1,10 +1,10 @@
-"""Pictures of journals in Redis or Valkey: one key for all sessions of an owner.
+"""Images of journals in Redis or Valkey: one key for all sessions of an owner.
 
-    {owner}:picture:HASH      the picture
+    {owner}:picture:HASH      the image
     {owner}:sessions:HASH     the sessions that have it, by the time until which they need it
 
-Both expire when the last of these sessions does. A picture is stored before its session names it, and released after
-its session is closed. So no picture that a session has is deleted, and one that a killed worker has not released is
+Both expire when the last of these sessions does. An image is stored before its session names it, and released after
+its session is closed. So no image that a session has is deleted, and one that a killed worker has not released is
 deleted when its session expires.
 """
 
@@ -14,7 +14,7 @@ from handlers.journal.event import check_size
 from handlers.journal.journal import EXPIRED_KEPT_S, check_owner, expiry
 from handlers.journal.redis_scripts import RedisScripts
 
-# KEYS: picture, sessions. Forget sessions that have expired; delete the picture after the last one.
+# KEYS: image, sessions. Forget sessions that have expired; delete the image after the last one.
 _RENEW = """
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', redis.call('TIME')[1])
 local last = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
@@ -26,7 +26,7 @@ end
 redis.call('EXPIREAT', KEYS[1], last)
 redis.call('EXPIREAT', KEYS[2], last)
 """
-# KEYS: picture, sessions. ARGV: bytes, session, until when it needs the picture.
+# KEYS: image, sessions. ARGV: bytes, session, until when it needs the image.
 _SHARE = f"""
 local is_new = redis.call('GET', KEYS[1]) ~= ARGV[1]
 if is_new then redis.call('SET', KEYS[1], ARGV[1]) end
@@ -34,7 +34,7 @@ redis.call('ZADD', KEYS[2], ARGV[3], ARGV[2])
 {_RENEW}
 return is_new and #ARGV[1] or 0
 """
-# KEYS: picture, sessions. ARGV: session.
+# KEYS: image, sessions. ARGV: session.
 _RELEASE = f"""
 redis.call('ZREM', KEYS[2], ARGV[1])
 {_RENEW}
@@ -48,32 +48,32 @@ return redis.call('GET', KEYS[1])
 """
 
 
-class RedisPictures:
+class RedisSharedImages:
     """Any thread and, over the server, any process."""
 
     def __init__(self, scripts: RedisScripts) -> None:
         self._scripts = scripts
 
     def share(self, session_id: str, owner: str, name: str, data: bytes) -> int:
-        """Store a picture for a session. Return the bytes that were written; 0 if the owner has the picture."""
+        """Store an image for a session. Return the bytes that were written; 0 if the owner has the image."""
         needed_until = expiry(session_id) + EXPIRED_KEPT_S
         return int(self._scripts.run(_SHARE, _keys(owner, name), data, session_id, needed_until))
 
     def release(self, session_id: str, owner: str, name: str) -> int:
-        """Delete a picture if no other session has it. Return the bytes that are free then."""
+        """Delete an image if no other session has it. Return the bytes that are free then."""
         return int(self._scripts.run(_RELEASE, _keys(owner, name), session_id))
 
     def get(self, owner: str, name: str, max_bytes: int) -> bytes | None:
-        """Read a picture; None if it is missing. Raises DamagedRecord."""
+        """Read an image; None if it is missing. Raises DamagedRecord."""
         found: bytes | int | None = self._scripts.run(_GET, _keys(owner, name)[:1], max_bytes)
         if isinstance(found, int):
             check_size(found, max_bytes)
             return None
         return found
 
-    def renew(self, pictures: Iterable[tuple[str, str]]) -> None:
-        """Forget the expired sessions of these pictures. pictures: owners and names."""
-        self._scripts.run_each(_RENEW, [_keys(owner, name) for owner, name in pictures])
+    def renew(self, images: Iterable[tuple[str, str]]) -> None:
+        """Forget the expired sessions of these images. images: owners and names."""
+        self._scripts.run_each(_RENEW, [_keys(owner, name) for owner, name in images])
 
 
 def _keys(owner: str, name: str) -> tuple[str, str]:

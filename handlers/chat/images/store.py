@@ -22,7 +22,7 @@ from enum import Enum
 from PIL import Image as Pillow
 
 from handlers.counters import Counters
-from handlers.engine.contract import PictureFeatures
+from handlers.engine.contract import ImageFeatures
 from handlers.errors import OutOfMemory
 from handlers.journal.event import image_hash
 
@@ -55,7 +55,7 @@ class ImageTier(Enum):
 @dataclass(slots=True, eq=False)
 class _Entry:
     key: int
-    features: PictureFeatures | None = None
+    features: ImageFeatures | None = None
     num_tokens: int = 0
     num_bytes: int = 0  # size of its features, on the device or not
     encoded: bytes | None = None
@@ -80,7 +80,7 @@ class ImageStore:
         max_host_bytes: int,
         is_durable: bool,
         decoded: Callable[[bytes, Callable[[], None]], AbstractContextManager[Pillow.Image]],
-        encode: Callable[[Pillow.Image], PictureFeatures],
+        encode: Callable[[Pillow.Image], ImageFeatures],
         counters: Counters,
         *,
         defers: bool = False,
@@ -128,14 +128,14 @@ class ImageStore:
                     raise
                 self._counters.add("images_shared")
                 return Image(entry.key, digest, entry.num_tokens)
-        with self._decoded(encoded, check) as picture:
-            key = content_key(scope, picture)
+        with self._decoded(encoded, check) as decoded:
+            key = content_key(scope, decoded)
             with self._lock:
                 entry = self._entries.setdefault(key, _Entry(key))
                 self._hold(entry)
             try:
                 if not (is_recorded and self._defer(entry)):
-                    self._share_or_compute(entry, picture)
+                    self._share_or_compute(entry, decoded)
                 with self._lock:
                     self._keep_encoded(entry, encoded)
                     self._know(entry, (scope, digest))
@@ -152,7 +152,7 @@ class ImageStore:
         with self._lock:
             self._let_go(self._entries[image.key], is_kept)
 
-    def pin(self, image: Image, fetch: Callable[[], bytes]) -> tuple[PictureFeatures, ImageTier]:
+    def pin(self, image: Image, fetch: Callable[[], bytes]) -> tuple[ImageFeatures, ImageTier]:
         """Pin the image's features, (tokens, hidden size), on the device until `unpin`; return them and their tier.
 
         fetch: reads its encoded bytes from the journal. Raises OutOfMemory, and what `fetch` raises.
@@ -172,8 +172,8 @@ class ImageStore:
                 encoded, tier = entry.encoded, ImageTier.HOST
                 if encoded is None:
                     encoded, tier = fetch(), ImageTier.JOURNAL
-                with self._decoded(encoded, lambda: None) as picture:
-                    features = self._compute(entry, picture)
+                with self._decoded(encoded, lambda: None) as decoded:
+                    features = self._compute(entry, decoded)
             with self._lock:
                 self._keep_encoded(entry, encoded)
             return features, tier
@@ -243,22 +243,22 @@ class ImageStore:
             entry.num_tokens = entry.num_tokens or self._num_tokens
             return self._defers and entry.num_tokens > 0
 
-    def _share_or_compute(self, entry: _Entry, picture: Pillow.Image) -> None:
+    def _share_or_compute(self, entry: _Entry, decoded: Pillow.Image) -> None:
         """Compute the image's features unless they were computed before.
 
         Does not wait for the lock of an image that was computed before: `pin` holds that lock while it waits for
-        decoding memory, which this thread's decoded picture may occupy.
+        decoding memory, which `decoded` may occupy.
         """
         if not entry.num_tokens:
             with entry.computing:
                 if not entry.num_tokens:
-                    self._compute(entry, picture)
+                    self._compute(entry, decoded)
                     return
         self._counters.add("images_shared")
 
-    def _compute(self, entry: _Entry, picture: Pillow.Image) -> PictureFeatures:
+    def _compute(self, entry: _Entry, decoded: Pillow.Image) -> ImageFeatures:
         """Compute the image's features and store them; they must fit if they are pinned. Hold `entry.computing`."""
-        features = self._encode(picture)
+        features = self._encode(decoded)
         self._counters.add("images_encoded")
         with self._lock:
             try:
@@ -310,7 +310,7 @@ class ImageStore:
             )
         self._set_encoded(entry, encoded)
 
-    def _set_features(self, entry: _Entry, features: PictureFeatures | None) -> None:
+    def _set_features(self, entry: _Entry, features: ImageFeatures | None) -> None:
         self.features_bytes += _num_bytes(features) - _num_bytes(entry.features)
         entry.features = features
 
@@ -342,14 +342,14 @@ def digests(images: Iterable[Image]) -> tuple[str, ...]:
     return tuple(image.digest for image in images)
 
 
-def content_key(scope: str, picture: Pillow.Image) -> int:
+def content_key(scope: str, image: Pillow.Image) -> int:
     """Return a negative number that names the decoded pixels within a sharing scope."""
-    digest = hashlib.sha256(f"{scope}|{picture.size}|".encode())
-    for top in range(0, picture.height, ROWS_PER_DIGEST):
-        bottom = min(top + ROWS_PER_DIGEST, picture.height)
-        digest.update(picture.crop((0, top, picture.width, bottom)).tobytes())
+    digest = hashlib.sha256(f"{scope}|{image.size}|".encode())
+    for top in range(0, image.height, ROWS_PER_DIGEST):
+        bottom = min(top + ROWS_PER_DIGEST, image.height)
+        digest.update(image.crop((0, top, image.width, bottom)).tobytes())
     return -1 - int.from_bytes(digest.digest()[:16])
 
 
-def _num_bytes(features: PictureFeatures | None) -> int:
+def _num_bytes(features: ImageFeatures | None) -> int:
     return 0 if features is None else features.nbytes

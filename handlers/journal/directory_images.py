@@ -1,9 +1,9 @@
-"""Pictures of a directory of journals: one file for all sessions of an owner.
+"""Images of a directory of journals: one file for all sessions of an owner.
 
     {root}/pictures/{owner}/{hash}
 
-A session's picture is a hard link to this file, so the session keeps it even if the file is deleted, and the number of
-links shows whether another session has the picture. The worker that ends the last session deletes the file; after a
+A session's image is a hard link to this file, so the session keeps it even if the file is deleted, and the number of
+links shows whether another session has the image. The worker that ends the last session deletes the file; after a
 killed worker, the next full sweep does.
 """
 
@@ -18,10 +18,10 @@ from handlers.journal.event import DamagedRecord
 from handlers.journal.journal import check_owner, is_image_name
 
 PICTURES = "pictures"
-MAX_ATTEMPTS = 5  # attempts to link a picture whose file is deleted at the same moment
+MAX_ATTEMPTS = 5  # attempts to link an image whose file is deleted at the same moment
 
 
-class DirectoryPictures:
+class DirectorySharedImages:
     """root: of the journals. Any thread and, over the directory, any process."""
 
     def __init__(self, root: Path) -> None:
@@ -29,7 +29,7 @@ class DirectoryPictures:
         self._folder = root / PICTURES
 
     def link(self, owner: str, path: Path, data: bytes) -> int:
-        """Create a picture of its owner at this path. Return the bytes written; 0 if the owner already has the picture.
+        """Create an image of its owner at this path. Return the bytes written; 0 if the owner already has the image.
 
         Sync the path's folder afterwards. Raises FileNotFoundError if that is gone.
         """
@@ -54,10 +54,10 @@ class DirectoryPictures:
             with suppress(FileNotFoundError, FileExistsError):  # swept, or damaged, at this moment
                 if write(shared, data):
                     num_written = files.size_of_new(len(data))
-        raise OSError("a picture of the journal cannot be linked: other workers delete it each time")
+        raise OSError("an image of the journal cannot be linked: other workers delete it each time")
 
     def release(self, owner: str, name: str) -> int:
-        """Delete the owner's picture if no session has it. Return the freed bytes."""
+        """Delete the owner's image if no session has it. Return the freed bytes."""
         shared = self._folder / owner / name
         with suppress(FileNotFoundError):
             if shared.lstat().st_nlink == 1:
@@ -65,7 +65,7 @@ class DirectoryPictures:
         return 0
 
     def sweep(self) -> None:
-        """Delete the pictures that no session has, temporary files whose writers are gone, and empty folders."""
+        """Delete the images that no session has, temporary files whose writers are gone, and empty folders."""
         for folder in _entries(self._folder):
             for file in _entries(Path(folder)):
                 with suppress(FileNotFoundError):  # another worker sweeps, too

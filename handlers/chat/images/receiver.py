@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from handlers.chat.images.loader import ImageLoader
+from handlers.chat.images.store import Image, ImageStore
 from handlers.chat.messages import ImageReference
-from handlers.chat.pictures.loader import ImageLoader
-from handlers.chat.pictures.store import Image, ImageStore
 from handlers.counters import Counters
 from handlers.errors import InvalidRequest
 from handlers.reply import PendingReply

@@ -8,7 +8,7 @@ from typing import BinaryIO, cast
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from handlers.chat.pictures.decoding_budget import DecodingBudget
+from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.errors import HandlerError, ImageTooLarge, NotAnImage, OutOfMemory
 from handlers.settings import IntakeSettings
 
@@ -19,7 +19,7 @@ Image.MAX_IMAGE_PIXELS = None  # Pillow's limit is per process; here each image'
 PNG_BYTES_PER_PIXEL = 3.1  # of noise, which cannot be compressed
 STRIP_PIXELS = 1 << 20
 
-# Memory per pixel, measured: a picture (4) is decoded, converted to RGB (8), and scaled by the preprocessor (14).
+# Memory per pixel, measured: an image (4) is decoded, converted to RGB (8), and scaled by the preprocessor (14).
 WORK_BYTES_PER_PIXEL = 14
 WEBP_BYTES_PER_PIXEL = 18  # its decoder keeps copies of its own
 
@@ -30,20 +30,20 @@ def decoded(
 ) -> Iterator[Image.Image]:
     """Decode to RGB, upright, transparency on white; the first frame of an animation.
 
-    The picture is valid and holds its share of the memory budget until the end of the `with` block. Raises the BadImage
-    family, OutOfMemory, and what `check` raises while the picture waits for its share.
+    The image is valid and holds its share of the memory budget until the end of the `with` block. Raises the BadImage
+    family, OutOfMemory, and what `check` raises while the image waits for its share.
     """
     if not data:
         raise NotAnImage("the image has no bytes")
     with ExitStack() as held:
-        with _opened(io.BytesIO(data)) as image:
-            _check_pixels(image, settings.max_pixels)
-            _check_shape(image, settings)
-            held.enter_context(budget.lease(image.width * image.height * _work_bytes_per_pixel(image), check))
-            picture = _to_rgb(image)
-        del image  # WebP's decoder keeps pixels
-        held.callback(picture.close)  # before the share is returned, although the caller still has the picture
-        yield picture
+        with _opened(io.BytesIO(data)) as opened:
+            _check_pixels(opened, settings.max_pixels)
+            _check_shape(opened, settings)
+            held.enter_context(budget.lease(opened.width * opened.height * _work_bytes_per_pixel(opened), check))
+            image = _to_rgb(opened)
+        del opened  # WebP's decoder keeps pixels
+        held.callback(image.close)  # before the share is returned, although the caller still has the image
+        yield image
 
 
 def scale_down(file: BinaryIO, settings: IntakeSettings, budget: DecodingBudget, check: Callable[[], None]) -> bytes:
@@ -66,15 +66,15 @@ def scale_down(file: BinaryIO, settings: IntakeSettings, budget: DecodingBudget,
 
 def _scaled(image: Image.Image, size: tuple[int, int]) -> bytes:
     image.load()
-    picture = image
+    scaled = image
     if size != image.size:
-        if picture.mode in ("1", "P", "PA"):  # indexes of a palette cannot be averaged
-            picture = picture.convert("RGBA" if image.has_transparency_data else "RGB")
-        elif picture.mode.startswith("I;16"):  # which Pillow cannot average either
-            picture = picture.convert("I")
-        picture.thumbnail(size)
+        if image.mode in ("1", "P", "PA"):  # indexes of a palette cannot be averaged
+            scaled = image.convert("RGBA" if image.has_transparency_data else "RGB")
+        elif image.mode.startswith("I;16"):  # which Pillow cannot average either
+            scaled = image.convert("I")
+        scaled.thumbnail(size)
     encoded = io.BytesIO()
-    _to_rgb(picture).save(encoded, "PNG", compress_level=1)
+    _to_rgb(scaled).save(encoded, "PNG", compress_level=1)
     return encoded.getvalue()
 
 
@@ -124,12 +124,12 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     """Return the image upright as RGB. Converts it in strips, so that memory holds no third full-size copy."""
     with suppress(SyntaxError):  # a damaged EXIF of a PNG or WebP; Pillow ignores that of a JPEG
         ImageOps.exif_transpose(image, in_place=True)
-    picture = Image.new("RGB", image.size, None)  # not filled, which would hold all threads up
+    rgb = Image.new("RGB", image.size, None)  # not filled, which would hold all threads up
     rows = max(STRIP_PIXELS // image.width, 1)
     for top in range(0, image.height, rows):
         strip = image.crop((0, top, image.width, min(top + rows, image.height)))
-        picture.paste(_strip_to_rgb(strip), (0, top))
-    return picture
+        rgb.paste(_strip_to_rgb(strip), (0, top))
+    return rgb
 
 
 def _strip_to_rgb(strip: Image.Image) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Schemes of pictures' addresses, and which of them need a download.
+"""Schemes of images' addresses, and which of them need a download.
 
 Dialects, the fetch pool and the loader all use this list, so a new scheme is added here first.
 """
@@ -23,10 +23,10 @@ def find_scheme(reference: str) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text begins like an address of a picture."""
+    """Return whether a text begins like an address of an image."""
     return text[:_LONGEST].lower().startswith(_BEGINNINGS)
 
 
 def is_fetched(reference: object) -> bool:
-    """Return whether a picture must be downloaded."""
+    """Return whether an image must be downloaded."""
     return isinstance(reference, str) and reference.lstrip()[:_LONGEST].lower().startswith(_FETCHED)

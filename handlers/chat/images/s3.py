@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from handlers.chat.pictures.decoding_budget import DecodingBudget
-from handlers.chat.pictures.image_decoding import scale_down
+from handlers.chat.images.decoding_budget import DecodingBudget
+from handlers.chat.images.image_decoding import scale_down
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, OutOfDisk
 from handlers.reply import PendingReply
 from handlers.s3 import S3Error, make_client, read_object, translated

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from urllib.parse import urlsplit
 
+from handlers.chat.images.addresses import is_fetched
 from handlers.chat.messages import ImageReference
-from handlers.chat.pictures.addresses import is_fetched
 from handlers.errors import InternalError
 from handlers.fair_threads import FairThreads
 from handlers.reply import PendingReply
