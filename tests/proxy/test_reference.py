@@ -21,11 +21,13 @@ from tests.proxy.conftest import Stage
 from tests.proxy.fake_many import FakeFleet
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.routing import MultiModelSettings
+from torchmoor.errors import AccessDenied
 from torchmoor.proxy.api.openai_dialects import COMPLETIONS, TASKS, TOKENS
 from torchmoor.proxy.api.reference import schemas
 from torchmoor.proxy.api.reference.admin_routes import ADMIN_PLANE
 from torchmoor.proxy.api.reference.data_routes import DATA_PLANE
 from torchmoor.proxy.api.reference.document import make_document
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 
 MakeStage = Callable[..., Stage]
 PARAMETERS = {"endpoint": "llava", "model": "m1.tar.gz", "name": "a", "action": "pin"}
@@ -150,6 +152,23 @@ def test_each_route_of_the_data_plane_answers(planes: dict[str, Stage]) -> None:
         ]
         assert all(answer.status_code != 500 for answer in answers), (method, path)
         assert any("UnknownOperationException" not in answer.text + str(answer.headers) for answer in answers), path
+
+
+WITHOUT_ENDPOINT = {"/ping", "/v2/health/live", "/v2/health/ready", "/openapi.json"}
+
+
+def test_each_route_finds_its_endpoint_in_one_place(planes: dict[str, Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule in Dispatchers.get_endpoints holds for every route, except those of probes and the document itself."""
+
+    def refuse(*of: object) -> None:
+        raise AccessDenied("refused by the rule")
+
+    monkeypatch.setattr(Dispatchers, "get_endpoints", refuse)
+    url = planes["container"].proxy.runtime_url
+    for method, path, route in routes(make_document(DATA_PLANE)):
+        for base in ("", "/endpoints/llava/openai") if path.startswith("/v1/") else ("",):
+            answer = requests.request(method, url + base + path, data=body_of(route), timeout=60)
+            assert ("refused by the rule" in answer.text) == (path not in WITHOUT_ENDPOINT), (method, base + path)
 
 
 def test_no_value_of_a_documented_field_is_a_fault(planes: dict[str, Stage]) -> None:

@@ -32,7 +32,6 @@ from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Call, Upgrade
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
-from torchmoor.proxy.instances.registry import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +62,7 @@ class DataPlaneApplication:
             else None
         )
         self._torchserve = TorchServeApi(dispatchers, pass_through)
-        self._open_inference: OpenInferenceApi | None = None
-        dispatchers.registry.watch(self._find_many, on_retired=self._find_many)
+        self._open_inference = OpenInferenceApi(dispatchers)
         settings = dispatchers.settings
         self._page = ChatPage(dispatchers.registry, settings) if settings.chat_page.is_on else None
         # Load balancers have no credentials, and a browser has none until it shows the page that asks for them.
@@ -103,22 +101,9 @@ class DataPlaneApplication:
         if control_operation.serves(method, path):
             return self._control.handle
         if OpenInferenceApi.serves(path):
-            return self._infer
+            return self._open_inference.handle
         page = None if self._page is None else self._page.find_handler(method, path)
         return page or find_reference(method, path) or refuse_unknown
-
-    def _find_many(self, endpoint: Endpoint) -> None:
-        """Serve the open inference protocol for the first endpoint with many models, when endpoints come or go."""
-        endpoints = self._dispatchers.registry.endpoints()
-        many = next((each for each in endpoints if each.settings.has_many), None)
-        if many is None:
-            self._open_inference = None
-        elif self._open_inference is None or self._open_inference.endpoint is not many:
-            self._open_inference = OpenInferenceApi(self._dispatchers, many)
-
-    def _infer(self, request: Request, request_id: bytes) -> Call | Reply:
-        api = self._open_inference
-        return refuse_unknown(request, request_id) if api is None else api.handle(request, request_id)
 
     def handle(self, request: Request) -> Call | Reply:
         """Pass the request to its dialect.

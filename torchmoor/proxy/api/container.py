@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmoor.errors import ServiceUnavailable
+from torchmoor.errors import ApiError, ServiceUnavailable
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.api.replies import container_error
@@ -20,17 +20,20 @@ class ContainerApi:
     """Presents this proxy and its instances as one container."""
 
     def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough) -> None:
-        self._registry = dispatchers.registry
+        self._dispatchers = dispatchers
         self._pass_through = pass_through
 
     def ping(self, request: Request, request_id: bytes) -> Reply:
         """Answer 200 while an instance is ready, or if no instance has to be; the body is empty."""
-        endpoints = self._registry.endpoints()
+        endpoints = self._dispatchers.registry.endpoints()
         return _HEALTHY if not endpoints or endpoints[0].can_serve() else _UNHEALTHY
 
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Pass a request to an instance; the answer keeps the instance's own form."""
-        endpoints = self._registry.endpoints()
-        if not endpoints:
-            return container_error(ServiceUnavailable("There is no endpoint yet."), request_id)
+        try:
+            endpoints = self._dispatchers.get_endpoints(request)
+            if not endpoints:
+                raise ServiceUnavailable("There is no endpoint yet.")
+        except ApiError as error:
+            return container_error(error, request_id)
         return self._pass_through.invoke(request, request_id, endpoints[0])

@@ -74,6 +74,7 @@ class ContainerModelsApi:
             return container_error(error, request_id)
 
     def _handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
+        self._dispatchers.get_endpoints(request, self._endpoint.name)  # every operation is about this one
         name, operation = _read_path(request)
         match (request.method, bool(name), operation):
             case (b"GET", False, ""):

@@ -18,6 +18,7 @@ from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ServiceUnavaila
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, whole_deadlines
+from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, TOO_LARGE_STATUS
 from torchmoor.proxy.api.replies import LOOKING, json_reply, message_of, retry_after, unknown_operation
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
@@ -42,34 +43,50 @@ class OpenInferenceApi:
 
     open_paths = (_LIVE, _READY)  # for load balancers, which have no credentials
 
-    def __init__(self, dispatchers: Dispatchers, endpoint: Endpoint) -> None:
+    def __init__(self, dispatchers: Dispatchers) -> None:
         self._dispatchers = dispatchers
-        self.endpoint = endpoint
+        self._registry = dispatchers.registry
         settings = dispatchers.settings
-        max_body_bytes = settings.limits.max_passthrough_body_bytes
-        deadlines = whole_deadlines(settings.timeouts)
-        self._operation = Operation(dispatchers, endpoint, OpenInferenceDialect(), deadlines, max_body_bytes)
+        self._max_body_bytes = settings.limits.max_passthrough_body_bytes
+        self._deadlines = whole_deadlines(settings.timeouts)
+        self._operations: dict[Endpoint, Operation] = {}
+        dispatchers.registry.watch(self._add, on_retired=self._drop)
+
+    def _add(self, endpoint: Endpoint) -> None:
+        if endpoint.settings.has_many:
+            self._operations[endpoint] = Operation(
+                self._dispatchers, endpoint, OpenInferenceDialect(), self._deadlines, self._max_body_bytes
+            )
+
+    def _drop(self, endpoint: Endpoint) -> None:
+        self._operations.pop(endpoint, None)
 
     @staticmethod
     def serves(path: bytes) -> bool:
         return path == _ROOT or path.startswith(_ROOT + b"/")
 
     def handle(self, request: Request, request_id: bytes) -> Invocation | Reply:
+        """Answer for the first endpoint with many models; without one, the request is unknown."""
+        is_looking = request.method in LOOKING
+        is_open = is_looking and request.path in self.open_paths
         try:
-            is_looking = request.method in LOOKING
+            endpoints = self._registry.endpoints() if is_open else self._dispatchers.get_endpoints(request)
+            endpoint = next((each for each in endpoints if each.settings.has_many), None)
+            if endpoint is None:
+                return refuse_unknown(request, request_id)
             if is_looking and request.path == _ROOT:
                 extensions = ["binary_tensor_data"]
                 return json_reply(200, {"name": "torchmoor", "version": __version__, "extensions": extensions})
             if is_looking and request.path == _LIVE:
                 return json_reply(200, {"live": True})
             if is_looking and request.path == _READY:
-                is_ready = self.endpoint.can_serve()
+                is_ready = endpoint.can_serve()
                 return json_reply(200 if is_ready else 503, {"ready": is_ready})
-            return self._ask(request, request_id)
+            return self._ask(request, request_id, self._operations[endpoint])
         except ApiError as error:
             return _error_reply(error, request_id)
 
-    def _ask(self, request: Request, request_id: bytes) -> Invocation:
+    def _ask(self, request: Request, request_id: bytes, operation: Operation) -> Invocation:
         """Make the call for a request about a model. Raises ApiError."""
         found = _find_model(request)
         if found is None or (request.method == b"POST") is not (found["verb"] == "infer"):
@@ -82,14 +99,14 @@ class OpenInferenceApi:
             if problem is not None:
                 raise ValidationError(problem)
             check_members(request.layout)
-            if (request.content_length or 0) > self._operation.max_body_bytes:
-                raise BodyTooLarge(self._operation.max_body_bytes)
-            dispatcher = self._dispatchers.choose(self.endpoint, None, request.find(TARGET_VARIANT))
+            if (request.content_length or 0) > self._max_body_bytes:
+                raise BodyTooLarge(self._max_body_bytes)
+            dispatcher = self._dispatchers.choose(operation.endpoint, None, request.find(TARGET_VARIANT))
         except ApiError as error:
-            self._dispatchers.count_without_invocation(self.endpoint, error.status)
+            self._dispatchers.count_without_invocation(operation.endpoint, error.status)
             raise
         return Invocation(
-            self._operation,
+            operation,
             request,
             request_id=request_id,
             dispatcher=dispatcher,

@@ -88,45 +88,44 @@ class OpenAIApi:
 
     def handle(self, request: Request, request_id: bytes) -> Call | Reply:
         """Make the call for a request, or list the models."""
-        name, operation = split_path(request.path)
+        _, operation = split_path(request.path)
         try:
-            endpoints = self._endpoints(name)
+            endpoints = self._endpoints(request)
             if operation in _CHOOSING and request.method == b"POST":
-                return self._choose(request, request_id, name, _CHOOSING[operation])
+                return self._choose(request, request_id, _CHOOSING[operation])
             if request.method in LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
                 wanted = unquote(operation[len(_MODELS) + 1 :].decode("latin-1"))
                 return list_models(endpoints, wanted)
             if operation in TASKS and request.method == b"POST":
-                return self._ask_model(request, request_id, name, TASKS[operation])
+                return self._ask_model(request, request_id, TASKS[operation])
             resource = operation.partition(b"/")[0]
             if endpoints and resource in OPENING:
-                return self._open_resource(request, request_id, name, DIALECTS[resource])
+                return self._open_resource(request, request_id, DIALECTS[resource])
             raise unknown_operation(request)
         except ApiError as error:
             return openai_error(error, request_id)
 
     def upgrade(self, request: Request, handle: Callable[[Request], Call | Reply]) -> Upgrade:
         """Open a WebSocket connection to the Responses API. Raises ApiError."""
-        name, operation = split_path(request.path)
-        self._endpoints(name)
-        if operation != RESPONSES:
+        self._endpoints(request)
+        if split_path(request.path)[1] != RESPONSES:
             raise ValidationError("Upgrade is not supported.")
         return self.sockets.open(request, handle)
 
-    def _endpoints(self, name: str | None) -> Sequence[Endpoint]:
-        """Return the endpoint that a path names, or all if it names none. Raises UnknownEndpoint."""
-        return self._dispatchers.registry.endpoints() if name is None else [self._dispatchers.get_endpoint(name)]
+    def _endpoints(self, request: Request) -> Sequence[Endpoint]:
+        """Return the endpoint that a request's path names, or all if it names none. Raises UnknownEndpoint."""
+        return self._dispatchers.get_endpoints(request, split_path(request.path)[0])
 
-    def _open_resource(self, request: Request, request_id: bytes, name: str | None, dialect: OpenAIDialect) -> Call:
+    def _open_resource(self, request: Request, request_id: bytes, dialect: OpenAIDialect) -> Call:
         """Make the call of the instance that holds the session of a resource."""
-        operation, endpoints = split_path(request.path)[1], self._endpoints(name)
+        operation, endpoints = split_path(request.path)[1], self._endpoints(request)
         if operation == FILES and len(endpoints) > 1:
             raise WrongModel("There are several endpoints: use the base URL of one, /endpoints/NAME/openai/v1.")
         if needs_body(request.method, operation):
             return self._read_body(
                 request,
                 request_id,
-                lambda body, num_read: self._create(request, request_id, name, dialect, body, num_read),
+                lambda body, num_read: self._create(request, request_id, dialect, body, num_read),
             )
         place = read_path(operation)
         for endpoint in endpoints:
@@ -135,18 +134,10 @@ class OpenAIApi:
                 return self._call(request, request_id, self._operations[endpoint][dialect], session)
         return self._call(request, request_id, self._operations[endpoints[0]][dialect], None)
 
-    def _create(
-        self,
-        request: Request,
-        request_id: bytes,
-        name: str | None,
-        dialect: OpenAIDialect,
-        body: bytes,
-        num_read: int,
-    ) -> Call:
+    def _create(self, request: Request, request_id: bytes, dialect: OpenAIDialect, body: bytes, num_read: int) -> Call:
         """Make the call for a new resource, at the instance whose session it continues."""
         named = read_named(body)
-        endpoint = self._find_endpoint(name, body, num_read)
+        endpoint = self._get_endpoint(request, body, num_read)
         session = self._find_session(endpoint, request, named.place)
         is_response = split_path(request.path)[1] == RESPONSES
         adapter = self._find_adapter(endpoint, request, body, num_read) if is_response else None
@@ -177,31 +168,30 @@ class OpenAIApi:
             )
         return adapter
 
-    def _choose(self, request: Request, request_id: bytes, name: str | None, dialect: OpenAIDialect) -> Call:
+    def _choose(self, request: Request, request_id: bytes, dialect: OpenAIDialect) -> Call:
         """Make the call of the only endpoint, or of the one that the body will name."""
-        endpoints = self._endpoints(name)
+        endpoints = self._endpoints(request)
         if len(endpoints) == 1 and endpoints[0].settings.has_many:
-            return self._ask_model(request, request_id, name, dialect)
+            return self._ask_model(request, request_id, dialect)
         must_read = len(endpoints) != 1 or endpoints[0].settings.has_adapters
         if not must_read and not self._may_have_affinity(request, endpoints[0]):
             return self._call(request, request_id, self._operations[endpoints[0]][dialect], None)
 
         def complete(body: bytes, num_read: int) -> Call:
-            endpoint = self._find_endpoint(name, body, num_read)
+            endpoint = self._get_endpoint(request, body, num_read)
             adapter = self._find_adapter(endpoint, request, body, num_read)
             return self._call(request, request_id, self._operations[endpoint][dialect], None, body, adapter)
 
         return self._read_body(request, request_id, complete)
 
-    def _ask_model(self, request: Request, request_id: bytes, name: str | None, dialect: OpenAIDialect) -> Call:
+    def _ask_model(self, request: Request, request_id: bytes, dialect: OpenAIDialect) -> Call:
         """Make the call for one of many models: the header's or the body's."""
+        endpoint = find_many(self._endpoints(request))
         if TARGET_MODEL in request.layout.places:
-            endpoint = find_many(self._endpoints(name))
             return self._call(request, request_id, self._operations[endpoint][dialect], None)
-        find_many(self._endpoints(name))  # refused before the body is read
 
         def ask(body: bytes, num_read: int) -> Call:
-            endpoint = find_many(self._endpoints(name))
+            endpoint = find_many(self._endpoints(request))
             model = read_target_model(body, endpoint)
             return self._call(request, request_id, self._operations[endpoint][dialect], None, model=model)
 
@@ -235,12 +225,12 @@ class OpenAIApi:
             render_error=render_error,
         )
 
-    def _find_endpoint(self, name: str | None, body: bytes, num_read: int) -> Endpoint:
-        """Return the endpoint that the path or the body names; there may be only one.
+    def _get_endpoint(self, request: Request, body: bytes, num_read: int) -> Endpoint:
+        """Return the endpoint that the path or the body names; there may be only one. Raises ApiError.
 
         num_read: bytes of the body that were searched for the name.
         """
-        endpoints = self._endpoints(name)
+        endpoints = self._endpoints(request)
         if len(endpoints) == 1:
             return endpoints[0]
         model = find_model(body)

@@ -82,77 +82,78 @@ class RuntimeApi:
         self._log_groups = (
             f"arn:aws:logs:{region}:{dispatchers.settings.account_id}:log-group:/aws/sagemaker/Endpoints/"
         )
-        self._operations: dict[bytes, RuntimeOperation | AsyncOperation] = {}
+        self._operations: dict[Endpoint, dict[bytes, RuntimeOperation | AsyncOperation]] = {}
         dispatchers.registry.watch(self._add, on_retired=self._drop)
 
     def _add(self, endpoint: Endpoint) -> None:
-        dispatchers, service, path = self._dispatchers, self._service, _path_of(endpoint)
-        self._operations[path + _WHOLE] = RuntimeOperation(
-            dispatchers, endpoint, RuntimeDialect(self._log_groups), self._whole, self._max_body_bytes
-        )
-        self._operations[path + _STREAMED] = RuntimeOperation(
-            dispatchers, endpoint, StreamDialect(self._log_groups), self._streamed, self._max_body_bytes
-        )
+        dispatchers, service = self._dispatchers, self._service
+        operations: dict[bytes, RuntimeOperation | AsyncOperation] = {
+            _WHOLE: RuntimeOperation(
+                dispatchers, endpoint, RuntimeDialect(self._log_groups), self._whole, self._max_body_bytes
+            ),
+            _STREAMED: RuntimeOperation(
+                dispatchers, endpoint, StreamDialect(self._log_groups), self._streamed, self._max_body_bytes
+            ),
+        }
         if service is not None and endpoint.name in service.endpoints:
-            self._operations[path + _ASYNC] = AsyncOperation(dispatchers, endpoint, service)
+            operations[_ASYNC] = AsyncOperation(dispatchers, endpoint, service)
+        self._operations[endpoint] = operations
 
     def _drop(self, endpoint: Endpoint) -> None:
-        for operation in _OPERATIONS:
-            self._operations.pop(_path_of(endpoint) + operation, None)
+        del self._operations[endpoint]
 
     def find_invoke(self, endpoint: Endpoint) -> RuntimeOperation | None:
         """Return the InvokeEndpoint of an endpoint that is served."""
-        operation = self._operations.get(invoke_path(endpoint))
+        operation = self._operations.get(endpoint, {}).get(_WHOLE)
         return operation if isinstance(operation, RuntimeOperation) else None
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
         if method in LOOKING and b"/" not in path[len(PREFIX) :]:
             return self._describe
-        return self._invoke if method == b"POST" else self._refuse_request
+        return self._invoke if method == b"POST" else self._refuse_method
 
     def _invoke(self, request: Request, request_id: bytes) -> Call | Reply:
-        """Pass a request to its endpoint's operation; refuse it if the endpoint is unknown."""
-        operation = self._operations.get(request.path)
-        if operation is None:
-            return self._refuse_request(request, request_id)
+        """Pass a request to its endpoint's operation; refuse it if there is none."""
+        name, _, operation_name = request.path[len(PREFIX) :].partition(b"/")
+        try:
+            if operation_name not in _OPERATIONS:
+                raise unknown_operation(request)
+            endpoint = self._get_endpoint(request, name)
+            operation = self._operations[endpoint].get(operation_name)
+            if operation is None:
+                raise ValidationError(
+                    f"Endpoint {endpoint.name} is not an asynchronous endpoint: its EndpointConfig has no "
+                    "AsyncInferenceConfig."
+                )
+        except ApiError as error:
+            return runtime_error(error, request_id)
         return operation.invoke(request, request_id)
 
     def _describe(self, request: Request, request_id: bytes) -> Reply:
-        name = request.path[len(PREFIX) :]
         try:
-            ENDPOINT_NAME.check(name)
-            return describe_endpoint(self._dispatchers.get_endpoint(name.decode("ascii")))
+            return describe_endpoint(self._get_endpoint(request, request.path[len(PREFIX) :]))
         except ApiError as error:
             return runtime_error(error, request_id)
 
-    def _refuse_request(self, request: Request, request_id: bytes) -> Reply:
-        name, _, operation = request.path[len(PREFIX) :].partition(b"/")
-        error: ApiError
-        if request.method != b"POST" or operation not in _OPERATIONS:
-            error = unknown_operation(request)
-        else:
-            try:
-                ENDPOINT_NAME.check(name)
-                self._dispatchers.get_endpoint(name.decode("ascii"))
-                error = ValidationError(
-                    f"Endpoint {name.decode('ascii')} is not an asynchronous endpoint: its EndpointConfig has no "
-                    "AsyncInferenceConfig."
-                )
-            except ApiError as unknown:
-                error = unknown
-        known = self._operations.get(request.path)
-        if isinstance(known, RuntimeOperation):
-            self._dispatchers.count_without_invocation(known.endpoint, error.status)
+    def _get_endpoint(self, request: Request, name: bytes) -> Endpoint:
+        """Return the endpoint that a path names. Raises ApiError."""
+        ENDPOINT_NAME.check(name)
+        [endpoint] = self._dispatchers.get_endpoints(request, name.decode("ascii"))
+        return endpoint
+
+    def _refuse_method(self, request: Request, request_id: bytes) -> Reply:
+        """Refuse a request with another method than POST, and count it if its path is an endpoint's."""
+        error = unknown_operation(request)
+        name, _, operation_name = request.path[len(PREFIX) :].partition(b"/")
+        endpoint = self._dispatchers.registry.find_endpoint(name.decode("latin-1"))
+        if endpoint is not None and operation_name in (_WHOLE, _STREAMED):
+            self._dispatchers.count_without_invocation(endpoint, error.status)
         return runtime_error(error, request_id)
-
-
-def _path_of(endpoint: Endpoint) -> bytes:
-    return b"%b%b/" % (PREFIX, endpoint.name.encode())
 
 
 def invoke_path(endpoint: Endpoint) -> bytes:
     """Return the path of an endpoint's InvokeEndpoint."""
-    return _path_of(endpoint) + _WHOLE
+    return b"%b%b/%b" % (PREFIX, endpoint.name.encode(), _WHOLE)
 
 
 class RuntimeOperation(Operation):

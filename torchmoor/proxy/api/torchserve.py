@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import unquote
 
+from torchmoor.errors import ApiError
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough
-from torchmoor.proxy.api.replies import json_reply
+from torchmoor.proxy.api.replies import container_error, json_reply
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.instances.registry import Endpoint, Variant
 
 PREFIX = b"/predictions/"
 
@@ -17,18 +20,30 @@ class TorchServeApi:
     """Finds the variant that serves the model in the path."""
 
     def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough) -> None:
-        self._registry = dispatchers.registry
+        self._dispatchers = dispatchers
         self._pass_through = pass_through
 
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Pass the request on with its path and query as they are."""
         segments = unquote(request.path[len(PREFIX) :].decode("latin-1")).split("/")
-        variant = self._registry.find_variant_by_model(segments[0])
-        if variant is None or "." in segments or ".." in segments:
+        try:
+            found = _find_variant(self._dispatchers.get_endpoints(request), segments[0])
+        except ApiError as error:
+            return container_error(error, request_id)
+        if found is None or "." in segments or ".." in segments:
             return _model_not_found(segments[0])
+        endpoint, variant = found
         path = request.path + b"?" + request.query if request.query else request.path
-        endpoint = self._registry.get_endpoint(variant.endpoint)
         return self._pass_through.invoke(request, request_id, endpoint, path=path, variant=variant.name.encode())
+
+
+def _find_variant(endpoints: Sequence[Endpoint], model: str) -> tuple[Endpoint, Variant] | None:
+    """Return the first variant whose instances serve that model, and its endpoint."""
+    for endpoint in endpoints:
+        for variant in endpoint.variants:
+            if variant.settings.model == model:
+                return endpoint, variant
+    return None
 
 
 def _model_not_found(model: str) -> Reply:

@@ -109,12 +109,19 @@ class Dispatchers:
         """Return a unique id in the form of a UUID: this process's random part, then a count."""
         return b"%b-%012x" % (self._id_prefix, next(self._ids))
 
-    def get_endpoint(self, name: str) -> Endpoint:
-        """Return the endpoint of that name. Raises UnknownEndpoint, worded as the service does."""
-        endpoint = self.registry.find_endpoint(name)
-        if endpoint is None:
+    def get_endpoints(self, request: Request, name: str | None = None) -> Sequence[Endpoint]:
+        """Return the endpoint that a request names, or all if it names none.
+
+        Every dialect finds a request's endpoint among these, so a rule about callers and endpoints belongs here.
+        request: admitted, so its principal is known. Raises UnknownEndpoint, worded as the service does.
+        """
+        if name is None:
+            endpoints = self.registry.endpoints()
+        elif (endpoint := self.registry.find_endpoint(name)) is not None:
+            endpoints = [endpoint]
+        else:
             raise UnknownEndpoint(name, self.settings.account_id)
-        return endpoint
+        return endpoints
 
     def all(self) -> list[Dispatcher]:
         """Return the dispatchers of all endpoints that are served, in configured order."""

@@ -223,14 +223,6 @@ class Registry:
             raise UnknownEndpoint(name)
         return endpoint
 
-    def find_variant_by_model(self, model: str) -> Variant | None:
-        """Return the first variant whose instances serve that model, or None."""
-        for endpoint in self._endpoints.values():
-            for variant in endpoint.variants:
-                if variant.settings.model == model:
-                    return variant
-        return None
-
     # Instances
 
     def instances(self, endpoint: str | None = None) -> Sequence[Instance]:
