@@ -2,7 +2,7 @@
 
 An object is written to a temporary file in its directory, synced, then linked to its name, so that readers see it whole
 or not at all. A link, unlike a rename, never replaces another file. A URL is checked as text, and again after symbolic
-links are resolved: both paths must be below a configured directory. The content type is not kept.
+links are resolved: both paths must be below a configured directory. Metadata is not kept.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from torchmoor.async_inference.objects.object_store import (
+    NO_METADATA,
     Download,
     LocationRefused,
     ObjectConflict,
     ObjectDenied,
     ObjectError,
+    ObjectMetadata,
     ObjectMissing,
     ObjectStore,
     ObjectTooLarge,
@@ -63,7 +65,7 @@ class DirectoryStore(ObjectStore):
 
     async def open(self, url: str) -> Download:
         file = await self._threads.run(_open_file, self._input(url), self._settings.max_input_bytes)
-        return Download(file.size, "", self._read(file), lambda: self._threads.submit(file.close))
+        return Download(file.size, NO_METADATA, self._read(file), lambda: self._threads.submit(file.close))
 
     async def _read(self, file: _OpenFile) -> AsyncIterator[bytes]:
         while file.num_left:
@@ -79,7 +81,9 @@ class DirectoryStore(ObjectStore):
         await self._threads.run(self._budget.sweep)
         return self._budget.used_bytes
 
-    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> StagedObject:
+    async def upload(
+        self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA
+    ) -> StagedObject:
         location = self._output(url)
         writer = _FileWriter(location, self._settings.max_output_bytes)
         try:
@@ -94,7 +98,7 @@ class DirectoryStore(ObjectStore):
         finally:
             self._threads.submit(writer.discard)
 
-    async def put(self, url: str, body: bytes, content_type: str = "") -> None:
+    async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
         location = self._output(url)
         await self._threads.run(_put, location, body, self._settings.max_output_bytes)
         self._budget.add(location.root, len(body))

@@ -15,6 +15,7 @@ from torchmoor.async_inference.objects.object_store import (
     InputStore,
     LocationRefused,
     ObjectDenied,
+    ObjectMetadata,
     ObjectMissing,
     ObjectTooLarge,
     ObjectUnavailable,
@@ -62,8 +63,8 @@ class HttpsStore(InputStore):
         except BaseException:
             response.close()
             raise
-        content_type = response.headers.get("Content-Type", "")
-        return Download(size, content_type, self._read(response, size, host), response.close)
+        metadata = ObjectMetadata(response.headers.get("Content-Type", ""))
+        return Download(size, metadata, self._read(response, size, host), response.close)
 
     def _check_answer(self, response: aiohttp.ClientResponse, host: str | None) -> int:
         """Return the body's size. Raises ObjectError."""

@@ -61,6 +61,16 @@ class ObjectUnavailable(ObjectError):
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectMetadata:
+    """What an object has besides its bytes. content_type: "" if it is not known."""
+
+    content_type: str = ""
+
+
+NO_METADATA = ObjectMetadata()
+
+
+@dataclass(frozen=True, slots=True)
 class StagedObject:
     """A staged object. tag: its identity, which it keeps under its final name; a copy by another upload has another."""
 
@@ -72,13 +82,13 @@ class StagedObject:
 class Download:
     """An open input. Leave its context or call `close` once, whether or not it was read to its end.
 
-    size: bytes, known before the first is read. content_type: "" if the store does not know it.
+    size: bytes, known before the first is read. metadata: what the store knows of it.
     chunks: never empty, at most 1 MiB each, read only as fast as the caller takes them. They add up to `size`;
     otherwise the iterator raises ObjectUnavailable. release: frees what the store holds for the download.
     """
 
     size: int
-    content_type: str
+    metadata: ObjectMetadata
     chunks: AsyncIterator[bytes]
     release: Callable[[], object]
     is_closed: bool = False
@@ -147,14 +157,16 @@ class ObjectStore(InputStore, Protocol):
     async def sweep(self) -> int:
         """Remove what killed processes left, and return the bytes that the results take; 0 if that is not known."""
 
-    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> StagedObject:
+    async def upload(
+        self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA
+    ) -> StagedObject:
         """Stage an object of unknown length. A staged object of this name is replaced.
 
         If the chunks raise or exceed the limit, or the caller is cancelled, the upload is aborted and no object
         appears, unless the final request was sent already.
         """
 
-    async def put(self, url: str, body: bytes, content_type: str = "") -> None:
+    async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
         """Write a small object from memory, unless the name is taken.
 
         An object of exactly these bytes counts as written, so that a repeat succeeds. Raises ObjectConflict.

@@ -23,10 +23,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from torchmoor.async_inference.objects.object_store import (
+    NO_METADATA,
     Download,
     LocationRefused,
     ObjectConflict,
     ObjectError,
+    ObjectMetadata,
     ObjectMissing,
     ObjectStore,
     ObjectTooLarge,
@@ -85,7 +87,7 @@ class S3Store(ObjectStore):
             reader.interrupt()
             self._threads.submit(reader.close)
 
-        return Download(reader.size, reader.content_type, self._read(reader), release)
+        return Download(reader.size, reader.metadata, self._read(reader), release)
 
     async def _read(self, reader: _ObjectReader) -> AsyncIterator[bytes]:
         while reader.num_left:
@@ -106,10 +108,12 @@ class S3Store(ObjectStore):
     async def sweep(self) -> int:
         return 0  # a lifecycle rule of the bucket does it
 
-    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> StagedObject:
+    async def upload(
+        self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA
+    ) -> StagedObject:
         self.check_output(url)
         tag = uuid4().hex
-        upload = _MultipartUpload(self._connect, self._threads, url, _headers(content_type) | {"Metadata": {TAG: tag}})
+        upload = _MultipartUpload(self._connect, self._threads, url, _headers(metadata) | {"Metadata": {TAG: tag}})
         part_bytes, num_bytes = self._settings.part_bytes, 0
         try:
             async for part in join_chunks(chunks, part_bytes, self._settings.max_output_bytes):
@@ -123,15 +127,15 @@ class S3Store(ObjectStore):
             raise
         return StagedObject(num_bytes, tag)
 
-    async def put(self, url: str, body: bytes, content_type: str = "") -> None:
+    async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
         self.check_output(url)
-        await self._threads.run(self._put, url, body, content_type)
+        await self._threads.run(self._put, url, body, metadata)
 
-    def _put(self, url: str, body: bytes, content_type: str) -> None:
+    def _put(self, url: str, body: bytes, metadata: ObjectMetadata) -> None:
         client = self._connect()
         with translated(url):
             try:
-                client.put_object(**_object(url, body), **_headers(content_type), IfNoneMatch="*")
+                client.put_object(**_object(url, body), **_headers(metadata), IfNoneMatch="*")
             except ClientError as error:
                 found = find_head(client, url) if status_of(error) == 412 else None
                 if found is None:
@@ -188,7 +192,7 @@ class _ObjectReader:
 
     def __init__(self, connect: Callable[[], Any], url: str, settings: ObjectSettings) -> None:
         self.size = 0
-        self.content_type = ""
+        self.metadata = NO_METADATA
         self.num_left = 0
         self._connect = connect
         self._url = url
@@ -203,7 +207,7 @@ class _ObjectReader:
             found = self._connect().get_object(**bucket_and_key(self._url))
             self._stream = found["Body"]
             self.size = self.num_left = found["ContentLength"]
-            self.content_type = found.get("ContentType", "")
+            self.metadata = ObjectMetadata(found.get("ContentType", ""))
             self._tag = found["ETag"]
         if self.size > self._settings.max_input_bytes:
             raise ObjectTooLarge(f"{self._url} has {self.size} bytes, more than {self._settings.max_input_bytes}")
@@ -344,8 +348,8 @@ def _read(client: Any, url: str) -> bytes:
         return bytes(stream.read())
 
 
-def _headers(content_type: str) -> dict[str, str]:
-    return {"ContentType": content_type} if content_type else {}
+def _headers(metadata: ObjectMetadata) -> dict[str, Any]:
+    return {"ContentType": metadata.content_type} if metadata.content_type else {}
 
 
 def _md5(data: bytes) -> str:

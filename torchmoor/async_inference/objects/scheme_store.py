@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.https_store import HttpsStore
 from torchmoor.async_inference.objects.object_store import (
+    NO_METADATA,
     Download,
     InputStore,
     LocationRefused,
+    ObjectMetadata,
     ObjectStore,
     StagedObject,
 )
@@ -55,11 +57,13 @@ class SchemeStore(ObjectStore):
     async def sweep(self) -> int:
         return sum([await store.sweep() for store in self._outputs.values()])
 
-    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> StagedObject:
-        return await self._output(url).upload(url, chunks, content_type)
+    async def upload(
+        self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA
+    ) -> StagedObject:
+        return await self._output(url).upload(url, chunks, metadata)
 
-    async def put(self, url: str, body: bytes, content_type: str = "") -> None:
-        await self._output(url).put(url, body, content_type)
+    async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
+        await self._output(url).put(url, body, metadata)
 
     async def publish(self, staged: str, tag: str, final: str) -> None:
         if self._output(staged) is not self._output(final):

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator
 from time import monotonic
 
 from torchmoor.async_inference.objects.locations import locate_staged
-from torchmoor.async_inference.objects.object_store import Download, ObjectError
+from torchmoor.async_inference.objects.object_store import Download, ObjectError, ObjectMetadata
 from torchmoor.async_inference.request import CANCELLED, AsyncOutcome, AsyncRequest, AsyncState, Claim
 from torchmoor.async_inference.workers.capacity import CapacityLease
 from torchmoor.async_inference.workers.context import WorkerContext
@@ -84,7 +84,7 @@ class Attempt:
             return self._on_input_error(error)
         async with download:
             self._metrics.async_download_latency.observe(monotonic() - began)
-            return await self._invoke(download, request.content_type or download.content_type)
+            return await self._invoke(download, request.content_type or download.metadata.content_type)
 
     def _on_input_error(self, error: ObjectError) -> AsyncOutcome:
         self._metrics.async_download_failures += 1
@@ -174,7 +174,7 @@ class Attempt:
         staged = locate_staged(self._context.output_path, self._request.identity, self._attempt)
         began = monotonic()
         try:
-            stored = await self._context.store.upload(staged, chunks, answer.content_type)
+            stored = await self._context.store.upload(staged, chunks, ObjectMetadata(answer.content_type))
         except ObjectError as error:
             self._metrics.async_upload_failures += 1
             if error.is_permanent:

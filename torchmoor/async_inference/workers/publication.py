@@ -11,7 +11,7 @@ from time import monotonic
 
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.objects.locations import locate_staged
-from torchmoor.async_inference.objects.object_store import ObjectError
+from torchmoor.async_inference.objects.object_store import ObjectError, ObjectMetadata
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Claim
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.lease_renewal import ClaimLost
@@ -19,7 +19,7 @@ from torchmoor.async_inference.workers.lease_renewal import ClaimLost
 logger = logging.getLogger(__name__)
 
 MAX_LATE_S = 86_400.0  # after a request's time to live; a location that cannot be written for so long is abandoned
-FAILURE_TYPE = "text/plain; charset=utf-8"
+FAILURE_METADATA = ObjectMetadata("text/plain; charset=utf-8")
 _COUNTERS = {
     AsyncState.COMPLETED: "async_processed",
     AsyncState.FAILED: "async_failures",
@@ -90,12 +90,12 @@ class Publication:
     async def _write(self) -> None:
         store, request, outcome = self.context.store, self.request, self.outcome
         if not outcome.succeeded:
-            await store.put(request.failure_location, outcome.reason.encode(), FAILURE_TYPE)
+            await store.put(request.failure_location, outcome.reason.encode(), FAILURE_METADATA)
         elif outcome.staged is not None:
             await store.publish(outcome.staged, outcome.staged_tag, request.output_location)
         else:
             began = monotonic()
-            await store.put(request.output_location, outcome.body or b"", outcome.content_type)
+            await store.put(request.output_location, outcome.body or b"", ObjectMetadata(outcome.content_type))
             self._metrics.async_upload_latency.observe(monotonic() - began)
 
     async def _remove_staged(self) -> None:

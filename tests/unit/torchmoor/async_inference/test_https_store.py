@@ -21,6 +21,7 @@ from torchmoor.async_inference.objects.https_store import HttpsStore
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectDenied,
+    ObjectMetadata,
     ObjectMissing,
     ObjectTooLarge,
     ObjectUnavailable,
@@ -135,7 +136,7 @@ def test_a_presigned_url_is_an_input(
 
     async def put() -> None:
         store = S3Store(ObjectSettings())
-        await store.put(f"s3://{BUCKET}/{key}", data, "image/x-test")
+        await store.put(f"s3://{BUCKET}/{key}", data, ObjectMetadata("image/x-test"))
         await store.close()
 
     asyncio.run(put())
@@ -170,7 +171,7 @@ def test_a_presigned_url_is_an_input(
         async with tls_server(certificate, pass_on) as port:
             url = presign(port)
             async with await store.open(url) as download:
-                assert download.content_type == "image/x-test"
+                assert download.metadata.content_type == "image/x-test"
             assert await read_all(store, url) == data
             with pytest.raises(ObjectDenied) as told:
                 await store.open(url.replace("X-Amz-Signature=", "X-Amz-Signature=0"))

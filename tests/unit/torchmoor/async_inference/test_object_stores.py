@@ -14,6 +14,7 @@ from tests.unit.torchmoor.async_inference.objects import MIB, MemoryWatch, chunk
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectConflict,
+    ObjectMetadata,
     ObjectMissing,
     ObjectStore,
     ObjectTooLarge,
@@ -76,7 +77,7 @@ def test_what_was_uploaded_is_read_again(place: Place, size: int) -> None:
 
     async def test(store: ObjectStore) -> None:
         pieces = [data[at : at + 700_001] for at in range(0, size, 700_001)]
-        stored = await store.upload(f"{place.url}/a/b c", chunks_of(*pieces), "text/x-test")
+        stored = await store.upload(f"{place.url}/a/b c", chunks_of(*pieces), ObjectMetadata("text/x-test"))
         assert stored.num_bytes == size
         assert await read_all(store, f"{place.url}/a/b c") == data
 
@@ -89,8 +90,8 @@ def test_a_small_object_is_put_again_and_deleted_again(place: Place) -> None:
     url = f"{place.url}/small"
 
     async def test(store: ObjectStore) -> None:
-        await store.put(url, b"one", "text/plain")
-        await store.put(url, b"one", "text/plain")
+        await store.put(url, b"one", ObjectMetadata("text/plain"))
+        await store.put(url, b"one", ObjectMetadata("text/plain"))
         assert await read_all(store, url) == b"one"
         await store.delete(url)
         await store.delete(url)
@@ -106,7 +107,7 @@ def test_publishing_may_be_repeated(place: Place) -> None:
     staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/deep/id.out"
 
     async def test(store: ObjectStore) -> None:
-        stored = await store.upload(staged, repeat(b"x" * MIB, 20), "text/plain")
+        stored = await store.upload(staged, repeat(b"x" * MIB, 20), ObjectMetadata("text/plain"))
         await store.publish(staged, stored.tag, final)
         await store.publish(staged, stored.tag, final)
         assert await read_all(store, final) == b"x" * LARGE

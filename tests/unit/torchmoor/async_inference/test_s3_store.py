@@ -18,6 +18,7 @@ from tests.waiting import DEADLINE_S
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectDenied,
+    ObjectMetadata,
     ObjectMissing,
     ObjectUnavailable,
 )
@@ -56,10 +57,10 @@ def test_publishing_keeps_the_content_type(place: str) -> None:
     """A client that fetches the result sees the type that the model gave it."""
 
     async def test(store: S3Store) -> None:
-        stored = await store.upload(f"{place}/staged", repeat(b"x" * MIB, 9), "text/x-test")
+        stored = await store.upload(f"{place}/staged", repeat(b"x" * MIB, 9), ObjectMetadata("text/x-test"))
         await store.publish(f"{place}/staged", stored.tag, f"{place}/final")
         async with await store.open(f"{place}/final") as download:
-            assert download.content_type == "text/x-test"
+            assert download.metadata.content_type == "text/x-test"
 
     run(test)
 

@@ -16,9 +16,11 @@ from tests.proxy.fake_instance import Gate, Received, Wire, answering
 from tests.unit.torchmoor.async_inference.rig import Rig, pass_time, play, until
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
+    NO_METADATA,
     Download,
     ObjectDenied,
     ObjectError,
+    ObjectMetadata,
     ObjectUnavailable,
     StagedObject,
 )
@@ -51,9 +53,9 @@ class Failing(DirectoryStore):
         self._fail("upload")
         return await super().upload(url, chunks, *args, **named)
 
-    async def put(self, url: str, body: bytes, content_type: str = "") -> None:
+    async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
         self._fail("put")
-        await super().put(url, body, content_type)
+        await super().put(url, body, metadata)
 
     async def publish(self, staged: str, tag: str, final: str) -> None:
         self._fail("publish")
@@ -335,7 +337,7 @@ def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
     class Slow(DirectoryStore):
         async def open(self, url: str) -> Download:
             download = await super().open(url)
-            return Download(download.size, download.content_type, slow(download.chunks), download.release)
+            return Download(download.size, download.metadata, slow(download.chunks), download.release)
 
     async def scene() -> None:
         async with rig:
