@@ -9,6 +9,7 @@ arrive, as they are where a proxy waits for its clients; tokens have no `cold_us
     session   1 KB POST with a signed session id     boto3   the same with the header lines that boto3 sends
     load      without a session, least outstanding   token   one of a chunked stream's; framed: of an event stream
     bearer    session, with a bearer token           signed  boto3, with a signature that is verified
+    logged    session, with an access log
 
     make bench NAME=proxy_python [QUICK=1]
     python -m benchmarks.proxy_python [--quick] [--rounds 400] [--save]
@@ -16,6 +17,7 @@ arrive, as they are where a proxy waits for its clients; tokens have no `cold_us
 
 import asyncio
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns
@@ -31,15 +33,18 @@ from benchmarks.proxy_load import BOTO_HEADERS
 from benchmarks.proxy_server import ENDPOINT, registry_of, settings_of
 from benchmarks.report import median, parse_options, print_report
 from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.access.gate import principal_of
 from torchmoor.proxy.http.long_bodies import LongBodies
 from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
+from torchmoor.proxy.observe.access_log import AccessLog
+from torchmoor.proxy.observe.observing import RequestObserver
 from torchmoor.run.app import Proxy
 
 NUM_CLIENTS = 16
 NUM_TOKENS = 50
-KINDS = ("session", "boto3", "load", "token", "framed", "bearer", "signed")
+KINDS = ("session", "boto3", "load", "token", "framed", "bearer", "signed", "logged")
 KEY_ID, SECRET, TOKEN = "AKIAEXAMPLE", "a-secret-of-the-benchmark", "a-token-of-the-benchmark"
 CREDENTIALS = Credentials(keys={KEY_ID: AccessKey(secret=SECRET)}, tokens={"app": TOKEN})
 PRINCIPALS = {"bearer": principal_of("token", "app"), "signed": principal_of("key", KEY_ID)}
@@ -112,6 +117,8 @@ class Stage:
             settings = settings.model_copy(update={"credentials": CREDENTIALS})
         registry = registry_of(settings, [1, 2, 3, 4])
         proxy = Proxy(settings, registry)
+        if kind == "logged":
+            proxy.data.dispatchers.observer = RequestObserver(AccessLog(ObserveSettings(access_log=os.devnull)), None)
         self._clients = [ClientConnection(proxy.data.server) for _ in range(NUM_CLIENTS)]
         self._upstreams: list[UpstreamConnection] = []
         known = AnswerCaches()

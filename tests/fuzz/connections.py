@@ -40,8 +40,9 @@ from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.access.gate import principal_of
 from torchmoor.proxy.dispatch.decisions import MAX_SHOWN, DecisionQuery
+from torchmoor.proxy.dispatch.record import RequestRecord, describe_record
 from torchmoor.proxy.fast_path.request import FastRequest
-from torchmoor.proxy.http.message import Request
+from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -250,13 +251,41 @@ class Client(ClientConnection):
         super().on_request_piece(piece, is_complete=is_complete)
 
 
+class RecordingObserver:
+    """Keeps what an access log would write of each request, without times and ids. Implements Observer."""
+
+    is_tracing = False
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def begin_trace(self, request: Request) -> None:
+        """Trace nothing."""
+
+    def on_end(self, record: RequestRecord, trace: object) -> None:
+        row = {name: value for name, value in describe_record(record).items() if name in COMPARED}
+        timed = ("upstream_s", "first_byte_s", "waited_s", "answered_s")
+        happened = [name for name in timed if getattr(record, name) is not None]
+        self.rows.append({**row, "bytes_out": record.num_bytes_out, "has": happened})
+
+    def on_reply(self, request: Request, request_id: bytes, reply: Reply) -> None:
+        self.rows.append({"path": request.path, "status": reply.status})
+
+
 class Stage:
     """A proxy that never listens, its two instances, and the clients of a script."""
 
-    def __init__(self, *, has_fast_path: bool = True, keeps_decisions: bool = True, has_keys: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        has_fast_path: bool = True,
+        keeps_decisions: bool = True,
+        has_keys: bool = False,
+        is_observed: bool = False,
+    ) -> None:
         """keeps_decisions: of usual requests. The general path records them, so few end on the fast path then.
 
-        has_keys: scripts are played with a token.
+        has_keys: scripts are played with a token. is_observed: records are observed, as for an access log.
         """
         settings = WITH_KEYS if has_keys else SETTINGS
         self.has_keys = has_keys
@@ -268,6 +297,9 @@ class Stage:
         for name in ("a", "b"):
             self.registry.add(Instance(name=name, endpoint="llava", model="llava", port=1, state=InstanceState.READY))
         self.proxy = Proxy(settings, self.registry, rng=Random(7))
+        self.observer = RecordingObserver()
+        if is_observed:
+            self.proxy.data.dispatchers.observer = self.observer
         if not has_fast_path:
             self.proxy.data.server.fast_path = None
         if not keeps_decisions:
@@ -287,6 +319,7 @@ class Stage:
             "counts": {name: sum(n[0]) if isinstance(n, list) else n for name, n in counts.items()},
             "failures": [instance.breaker.num_failures for instance in self.registry.instances()],
             "left_out": decisions["left_out"],
+            "observed": self.observer.rows,
             "decisions": [
                 {name: value for name, value in row.items() if name in COMPARED} for row in decisions["decisions"]
             ],
@@ -465,10 +498,12 @@ atexit.register(LOOP.close)
 
 def check(data: bytes) -> None:
     """Play a script on both paths and raise logged faults."""
-    for keeps_decisions, has_keys in ((True, False), (False, False), (False, True)):
-        stage = Stage(keeps_decisions=keeps_decisions, has_keys=has_keys)
+    choices: tuple[dict[str, bool], ...] = ({"keeps_decisions": True}, {}, {"has_keys": True}, {"is_observed": True})
+    for choice in choices:
+        options = {"keeps_decisions": False} | choice
+        stage = Stage(**options)
         fast = play_alone(data, stage)
-        general = play_alone(data, Stage(has_fast_path=False, keeps_decisions=keeps_decisions, has_keys=has_keys))
+        general = play_alone(data, Stage(has_fast_path=False, **options))
         assert fast == general or not stage.is_comparable
 
 

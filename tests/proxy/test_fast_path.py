@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 SUITE = (
     "invoke",
     "access",
+    "access_log",
     "callers",
     "faults",
     "connections",
@@ -46,6 +48,7 @@ SUITE = (
 TOKEN, SECRET = "a-token-of-an-app", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 NO_SWEEPS = TimeoutSettings(sweep_interval_s=3600)
 PASSING = ("id", "date", "signature", "authorization", "user-agent", "host", "timeout-ms")  # parts of fields' names
+TIMES_AND_IDS = ("time", "request_id", "inference_id")  # of the access log
 
 
 class CountingPath:
@@ -245,13 +248,24 @@ def test_a_limited_caller_is_counted_on_both_paths(make_stage: Callable[..., Sta
         assert taken is None or taken.num_taken >= 3
 
 
-def test_observed_requests_take_the_general_path(make_stage: Callable[..., Stage], tmp_path: Path) -> None:
-    """Log lines and traces are the general path's."""
-    observed = make_stage(observe=ObserveSettings(access_log=str(tmp_path / "log")))
-    taken = CountingPath(observed)
-    for _ in range(4):
-        observed.client().invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
-    assert taken.num_taken == 0
+def test_the_access_log_is_the_same_on_both_paths(make_stage: Callable[..., Stage], tmp_path: Path) -> None:
+    """A line has the same names, in the same order, and the same values except times and ids."""
+    logged: dict[str, list[list[tuple[str, Any]]]] = {}
+    for path in (FAST, GENERAL):
+        log = tmp_path / path
+        observe = ObserveSettings(access_log=str(log), access_log_interval_s=0.01)
+        stage = make_stage(path=path, observe=observe, timeouts=NO_SWEEPS)
+        taken = CountingPath(stage) if path == FAST else None
+        num_answers = len(drive(stage)["answers"])
+        assert taken is None or taken.num_taken >= 6
+        wait_until(lambda log=log, num=num_answers: log.read_bytes().count(b"\n") == num, "each request has a line")
+        found = [json.loads(line) for line in log.read_text().splitlines()]
+        logged[path] = [
+            [(name, None if name.endswith("_ms") or name in TIMES_AND_IDS else value) for name, value in line.items()]
+            for line in found
+        ]
+        assert {line["inference_id"] for line in found} > {"request-7"}
+    assert logged[FAST] == logged[GENERAL]
 
 
 def test_a_replaced_endpoint_gets_no_further_request(make_stage: Callable[..., Stage]) -> None:

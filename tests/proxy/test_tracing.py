@@ -17,9 +17,10 @@ from botocore.exceptions import ClientError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import answering, refusing, streaming
 from tests.proxy.processes import Holding, serving, write_config
+from tests.proxy.test_fast_path import CountingPath
 from tests.waiting import wait_until
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
@@ -114,6 +115,16 @@ def test_invocation_is_a_span_of_its_callers_trace(stage: Stage, collector: Coll
     assert 0 < span.end_time_unix_nano - span.start_time_unix_nano < 60e9
     assert span.status.code == Status.STATUS_CODE_UNSET
     assert collector.services == {"torchmoor"}
+
+
+def test_traced_requests_take_the_general_path(stage: Stage, collector: Collector) -> None:
+    """Each request is a span, those that the fast path would serve too."""
+    taken = CountingPath(stage)
+    for _ in range(4):
+        stage.client().invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
+
+    collector.get(4)
+    assert taken.num_taken == 0
 
 
 def test_request_without_a_trace_begins_one(stage: Stage, collector: Collector) -> None:

@@ -21,7 +21,7 @@ from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.dispatch.observer import TRACEPARENT
-from torchmoor.proxy.dispatch.record import RequestRecord, begin_record
+from torchmoor.proxy.dispatch.record import RequestRecord, begin_record, record_place
 from torchmoor.proxy.dispatch.request_sessions import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.sequences import SEQUENCE_FIELDS
 from torchmoor.proxy.http.answer import Answer, Loss
@@ -29,7 +29,6 @@ from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Judgement, NextStep, Out
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.wire import error_codes, receipt
-from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import SessionId
 
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
@@ -363,22 +362,15 @@ class Invocation:
         """Record the invocation as a decision and for the observer; most do not need it."""
         record = self._begin_record(outcome, now)
         if self._dispatchers.decisions.note(record, now) or self._observation is not None:
-            complete_record(record, self.request, self._waiter, self.assignment, self._answer_head)
+            self._complete_record(record)
         if self._observation is not None:
             self._observation.end(record)
 
     def _begin_record(self, outcome: Outcome, now: float) -> RequestRecord:
+        assignment, operation = self.assignment, self._dialect.operation_name
         record = begin_record(self.request, self.request_id, outcome, now)
-        assignment = self.assignment
-        variant = assignment.dispatcher.variant
-        record.endpoint = variant.endpoint
-        record.variant = variant.name
-        record.operation = self._dialect.operation_name
+        record_place(record, assignment.dispatcher.variant, operation, assignment.choice, assignment.session)
         record.status = self._status or None
-        if assignment.choice is not None:
-            record.instance, record.routing_reason = assignment.choice.instance.name, assignment.choice.reason
-        if assignment.session is not None:
-            record.session = session_hash(assignment.session.text)
         if assignment.num_retries:
             record.num_retries = assignment.num_retries
         if assignment.waited_s:
@@ -392,3 +384,14 @@ class Invocation:
         elif outcome is _BROKEN:
             record.error_type = "MidStreamError"
         return record
+
+    def _complete_record(self, record: RequestRecord) -> None:
+        waiter, assignment, num_tokens = self._waiter, self.assignment, None
+        if waiter is not None:
+            record.status = record.status or waiter.status_replied or None
+            record.num_bytes_in, record.num_bytes_out = waiter.num_bytes_in, waiter.num_bytes_replied
+            num_tokens = waiter.num_tokens
+        variant, opens_session = assignment.dispatcher.variant, assignment.opens_session
+        complete_record(
+            record, self.request, variant, self._answer_head, opens_session=opens_session, num_tokens=num_tokens
+        )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 
 from torchmoor.proxy.api.validation import INFERENCE_ID, SESSION_ID, TARGET_MODEL
-from torchmoor.proxy.dispatch.assignment import Assignment
 from torchmoor.proxy.dispatch.observer import Observer
 from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.answer import Answer, WatchedAnswer
-from torchmoor.proxy.http.call import Waiter
 from torchmoor.proxy.http.message import AnswerHead, Request
+from torchmoor.proxy.instances.registry import Variant
 from torchmoor.wire import headers
 from torchmoor.wire.receipt import GENERATED_TOKENS, NUMBER_FIELDS, read_number
 from torchmoor.wire.session_hash import session_hash
@@ -59,23 +58,29 @@ class Observation:
 
 
 def complete_record(
-    record: RequestRecord, request: Request, waiter: Waiter | None, assignment: Assignment, head: AnswerHead | None
+    record: RequestRecord,
+    request: Request,
+    variant: Variant,
+    head: AnswerHead | None,
+    *,
+    opens_session: bool = False,
+    num_tokens: int | None = None,
 ) -> None:
-    """Add the fields that only logs and traces need. head: of the instance's last answer. Failures are logged."""
+    """Add the names and numbers that only logs and traces need. Failures are logged.
+
+    head: of the instance's last answer. num_tokens: those that the client got of a stream that was continued.
+    """
     try:
-        record.model = assignment.dispatcher.variant.settings.model
-        if waiter is not None:
-            record.status = record.status or waiter.status_replied or None
-            record.num_bytes_in, record.num_bytes_out = waiter.num_bytes_in, waiter.num_bytes_replied
+        record.model = variant.settings.model
         inference_id, target_model = request.find(INFERENCE_ID), request.find(TARGET_MODEL)
         if inference_id is not None:
             record.inference_id = inference_id.decode("latin-1")
         if target_model is not None:
             record.target_model = target_model.decode("latin-1")
         if head is not None:
-            _read_answer(record, head, opens_session=assignment.opens_session)
-        if waiter is not None and waiter.num_tokens is not None:
-            record.receipt = {**record.receipt, _GENERATED_TOKENS: waiter.num_tokens}
+            _read_answer(record, head, opens_session=opens_session)
+        if num_tokens is not None:
+            record.receipt = {**record.receipt, _GENERATED_TOKENS: num_tokens}
     except Exception:
         logger.exception("request not recorded request_id=%s", record.request_id)
 
@@ -90,10 +95,11 @@ def _read_answer(record: RequestRecord, head: AnswerHead, *, opens_session: bool
         if code:
             record.model_error = code.decode("latin-1")[:_MAX_CODE]
             record.error_type = record.error_type or record.model_error
+    if _RECEIPT.keys().isdisjoint(head.layout.places):
+        return
     numbers = {
         field: read_number(value.decode("latin-1"))
         for name, field in _RECEIPT.items()
         if (value := head.find(name)) is not None
     }
-    if numbers:
-        record.receipt = {field: number for field, number in numbers.items() if number is not None}
+    record.receipt = {field: number for field, number in numbers.items() if number is not None}

@@ -22,6 +22,11 @@ class Trace(Protocol):
 class Observer(Protocol):
     """Observes every request. Its methods must not block or keep a reference to a request."""
 
+    @property
+    def is_tracing(self) -> bool:
+        """True if `begin_trace` may return a trace."""
+        ...
+
     def begin_trace(self, request: Request) -> Trace | None:
         """Begin to trace an invocation; None if it is not sampled."""
         ...

@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.http.call import Outcome
 from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.instances.registry import Variant
 from torchmoor.wire import headers
+from torchmoor.wire.session_hash import session_hash
+from torchmoor.wire.session_ids import SessionId
 
 MAX_PATH = 256  # bytes of a request's path
 _RESOURCES = ("responses", "conversations", "files")  # of OpenAI's API
@@ -91,6 +95,19 @@ def begin_record(request: Request, request_id: bytes, outcome: Outcome, now: flo
     if request.principal:
         record.principal = request.principal
     return record
+
+
+def record_place(
+    record: RequestRecord, variant: Variant, operation: str, choice: Choice | None, session: SessionId | None
+) -> None:
+    """Add where an invocation went, why, and for which session. choice: None if no instance was chosen."""
+    record.endpoint = variant.endpoint
+    record.variant = variant.name
+    record.operation = operation
+    if choice is not None:
+        record.instance, record.routing_reason = choice.instance.name, choice.reason
+    if session is not None:
+        record.session = session_hash(session.text)
 
 
 def record_reply(request: Request, request_id: bytes, reply: Reply, now: float) -> RequestRecord:

@@ -6,16 +6,20 @@ request's bytes, lease and choice, and continues as on the general path.
 
 from __future__ import annotations
 
+import logging
 from time import monotonic
 
 from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.api.observation import complete_record
 from torchmoor.proxy.api.runtime import DROPPED_FIELDS, RuntimeOperation, answer_lines
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.dispatch.assignment import CLOSED_SESSION_ID, INVOCATION_ID, NEW_SESSION_ID, marking_line
 from torchmoor.proxy.dispatch.callers import CallerLease, Callers
 from torchmoor.proxy.dispatch.choice import Choice
+from torchmoor.proxy.dispatch.observer import Observer
+from torchmoor.proxy.dispatch.record import begin_record, record_place
 from torchmoor.proxy.http.answer import Loss
-from torchmoor.proxy.http.call import Target
+from torchmoor.proxy.http.call import Outcome, Target
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.fast_path import FastClient
 from torchmoor.proxy.http.means import HttpMeans
@@ -23,6 +27,8 @@ from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.wire.session_ids import SessionId
+
+logger = logging.getLogger(__name__)
 
 # Fields of an answer that change the proxy's state, or need more than sending the answer on.
 _SPECIAL = frozenset((NEW_SESSION_ID, CLOSED_SESSION_ID, CONTINUABLE))
@@ -133,7 +139,11 @@ class FastRequest:
         if not shared.dispatchers.decisions.try_leave_out(now):  # else the general path records the decision
             return False
         lines = answer_lines(head.line.client_line, head, DROPPED_FIELDS, self._request_id)
-        client.write(b"".join((*lines, choice.runtime_lines, head.fields[layout.length].line, b"\r\n", piece)))
+        data = b"".join((*lines, choice.runtime_lines, head.fields[layout.length].line, b"\r\n", piece))
+        client.write(data)
+        observer = shared.dispatchers.observer
+        if observer is not None:
+            self._observe(observer, head, piece, len(data), now)
         shared.budget.give_back(len(self._body))
         self._upstream.release(can_reuse=True)
         self._lease.release()
@@ -143,6 +153,23 @@ class FastRequest:
         shared.metrics.observe(now - sent_at, sent_at - self._request.received_at)
         client.exchange_over(is_request_complete=True)
         return True
+
+    def _observe(self, observer: Observer, head: AnswerHead, body: bytes, num_bytes_out: int, now: float) -> None:
+        """Give the observer the record of a whole answer. A failure is logged: the lease must still be released."""
+        shared, request = self._shared, self._request
+        try:
+            variant, dialect = shared.dispatcher.variant, shared.operation.dialect
+            record = begin_record(request, self._request_id, Outcome.ANSWERED, now)
+            record_place(record, variant, dialect.operation_name, self._choice, self._session)
+            complete_record(record, request, variant, head)
+            record.status = head.status
+            record.num_bytes_in, record.num_bytes_out = len(self._body), num_bytes_out
+            record.upstream_s = now - self._sent_at
+            record.answered_s = record.total_s
+            record.first_byte_s = record.total_s if body else None
+            observer.on_end(record, None)
+        except Exception:
+            logger.exception("request not recorded request_id=%s", self._request_id.decode())
 
     def _leave(self, lease: CallerLease) -> None:
         """Note the caller's turn, and stop counting its request."""

@@ -55,18 +55,23 @@ class FastRoutes:
     def _drop(self, endpoint: Endpoint) -> None:
         self._routes.pop(invoke_path(endpoint), None)
 
+    @property
+    def _is_tracing(self) -> bool:
+        observer = self._dispatchers.observer
+        return observer is not None and observer.is_tracing
+
     def may_take(self, request: Request) -> bool:
         """Return True for a short body: clients such as boto3 send head and body separately."""
         return (
             request.path in self._routes
             and request.layout.is_usual
             and (request.content_length or 0) <= MAX_AWAITED_BYTES
-            and self._dispatchers.observer is None
+            and not self._is_tracing
         )
 
     def try_send(self, client: FastClient, request: Request, body: bytes) -> bool:
         route = self._routes.get(request.path)
-        if route is None or self._dispatchers.observer is not None:
+        if route is None or self._is_tracing:
             return False
         if self._pages.is_on and not self._pages.knows(request.host):
             return False

@@ -30,6 +30,7 @@ class RequestObserver:
     def __init__(self, log: AccessLog | None, tracing: Tracing | None) -> None:
         self.log = log
         self._tracing = tracing
+        self.is_tracing = tracing is not None
 
     def begin_trace(self, request: Request) -> SpanTrace | None:
         if self._tracing is None:
