@@ -185,6 +185,24 @@ def test_a_second_loss_is_survived_and_a_third_is_not(make_stage: MakeStage) -> 
     assert refused(four) == 1
 
 
+def test_losses_before_and_after_the_beginning_count_together(make_stage: MakeStage) -> None:
+    """A stream that three instances did not survive is not sent to a fourth."""
+    four = make_stage(names=("a", "b", "c", "d"))
+
+    async def reset(request: Received, wire: Wire) -> None:
+        wire.reset()
+
+    asked = take_turns(four, reset, saying(0, 1, b""), saying(1))
+    assert stream(four) == "".join(WORDS)
+    assert len({name for name, _ in asked}) == 3
+
+    asked = take_turns(four, reset, saying(0, 1, b""), saying(1, 2, b""), saying(2))
+    with pytest.raises(EventStreamError):
+        stream(four)
+    assert len(asked) == 3
+    assert refused(four) == 1
+
+
 def test_what_another_instance_refuses_is_tried_once_more_then_broken(three: Stage) -> None:
     """A refusal of the continuation is not the answer: the stream ends with the error of a lost instance."""
     conflict, other = refusing(409, "TurnConflict", "another prompt"), answering(body=b"a whole answer")

@@ -15,7 +15,7 @@ from torchmoor.proxy.api.operation import Operation, timeout_line
 from torchmoor.proxy.api.stream_continuer import find_continuer
 from torchmoor.proxy.api.validation import PREFIX_AWARE_ID, SESSION_ID, check_form
 from torchmoor.proxy.dispatch import unavailable
-from torchmoor.proxy.dispatch.assignment import CONTENT_TYPE, ERROR_HEADER, Assignment
+from torchmoor.proxy.dispatch.assignment import CONTENT_TYPE, ERROR_HEADER, MAX_REPEATS, Assignment
 from torchmoor.proxy.dispatch.callers import CallerLease
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
@@ -40,7 +40,6 @@ CONTEXT_TOKENS = receipt.CONTEXT_TOKENS.encode()  # of the whole prompt
 _TRACE_FIELDS = frozenset((TRACEPARENT,))
 # Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
-MAX_REPEATS = 2  # further attempts of a request that lost instances or workers had perhaps begun
 
 
 class Invocation:
@@ -52,7 +51,6 @@ class Invocation:
     _is_limited_by_form = False  # what a target can hold of a form
     _status = 0  # sent to the client
     _error_kind = ""
-    _num_repeats = 0
     _soonest_retry_s: int | None = None  # of the instances that have refused the request
     _sent_at = _answered_at = 0.0  # to and by the chosen instance, in monotonic seconds
     _answer_head: AnswerHead | None = None  # the last that an instance gave
@@ -289,11 +287,11 @@ class Invocation:
             self._dispatchers.suspect(self.chosen.instance)
         is_without_worker = is_busy or has_died
         if (is_without_worker and assignment.is_repeatable) or (code in REFUSED_FOR_NOW and assignment.session is None):
-            if has_died and self._num_repeats >= MAX_REPEATS:
+            if has_died and assignment.num_repeats >= MAX_REPEATS:
                 return False
             if not assignment.try_reassign(self._resume, is_counted=True):
                 return False
-            self._num_repeats += has_died
+            assignment.num_repeats += has_died
             wait_s = None if code is None else head.retry_after_s
             if wait_s is not None:
                 before = self._soonest_retry_s
@@ -327,8 +325,8 @@ class Invocation:
             # packet. A probe tells.
             assignment.note_failure(is_dead=True)
         was_sent = loss is Loss.RESET
-        is_safe = not was_sent or (assignment.is_repeatable and self._num_repeats < MAX_REPEATS)
-        self._num_repeats += was_sent
+        is_safe = not was_sent or (assignment.is_repeatable and assignment.num_repeats < MAX_REPEATS)
+        assignment.num_repeats += was_sent
         if can_replay and is_safe and assignment.try_reassign(self._resume, is_counted=was_sent):
             return self._place()
         return self.fail(unavailable.instance_lost())

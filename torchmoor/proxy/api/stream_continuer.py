@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchmoor.proxy.dispatch.assignment import CONTENT_TYPE, Assignment, Resume
+from torchmoor.proxy.dispatch.assignment import CONTENT_TYPE, MAX_REPEATS, Assignment, Resume
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import Send, Wait
 from torchmoor.proxy.http.message import AnswerHead
 from torchmoor.wire import headers
 from torchmoor.wire.continuation import ContinuationRequest, join_request
 
-MAX_CONTINUATIONS = 2  # for one stream: a request that kills its instance must not kill them all
 CONTINUABLE = headers.CONTINUABLE.encode()
 _REPLACED = frozenset((CONTENT_TYPE,))
 _FORMS = (b"multipart/", b"application/x-www-form-urlencoded")  # TorchServe parses such a body
@@ -41,7 +40,6 @@ class StreamContinuer:
         self._place = place
         self._resume = resume
         self._render_head = render_head
-        self._num_placed = 0
 
     @property
     def _content_type(self) -> bytes:
@@ -49,13 +47,13 @@ class StreamContinuer:
 
     def place(self, loss: Loss) -> Send | Wait | None:
         """Assign another instance. None for a body that TorchServe parses, or if the proxy itself failed."""
-        if self._num_placed >= MAX_CONTINUATIONS:
+        if self._assignment.num_repeats >= MAX_REPEATS:
             self.refuse()
             return None
         is_whole = not self._content_type.lower().startswith(_FORMS)
         if not is_whole or loss is Loss.SHORTAGE:
             return None
-        self._num_placed += 1
+        self._assignment.num_repeats += 1
         return self._place() if self._assignment.try_continue(self._resume, loss) else None
 
     def request(self, notes: bytes, body: bytes, time_left_s: float | None) -> tuple[bytes, bytes]:

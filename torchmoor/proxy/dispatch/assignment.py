@@ -56,6 +56,7 @@ def marking_line(settings: ProxySettings, *, uses_session: bool) -> bytes:
     return MARKING_LINE
 
 
+MAX_REPEATS = 2  # of one request, before and after its answer has begun
 Resume = Callable[[ApiError | None], None]
 """Called when a wait has changed: the request is assigned, waits again, or (with an error) cannot be assigned."""
 
@@ -65,7 +66,9 @@ class Assignment:
 
     expected: what the strategy expects of the chosen instance's answer. has_failed: the chosen instance has failed the
     request. ticket: its place in the queue while it waits. waited_s: seconds until an instance was free.
-    num_retries: choices after the first. num_body_bytes: of the request's body, as far as known, times body_weight.
+    num_retries: choices after the first. num_repeats: those after an instance that had perhaps begun the request; at
+    most MAX_REPEATS, because the request may be what ends the instances. num_body_bytes: of the request's body, as far
+    as known, times body_weight.
 
     A plain class without slots: attributes that most requests never change are not set.
     """
@@ -77,7 +80,7 @@ class Assignment:
     expected: object = None
     has_failed = False
     waited_s = 0.0
-    num_retries = 0
+    num_retries = num_repeats = 0
     _resume: Resume | None = None
     ticket: Ticket[DispatchRequest] | None = None
     _lease: Lease | None = None
