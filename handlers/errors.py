@@ -163,9 +163,10 @@ class SessionClosed(SessionGone):
 
 
 class SessionLost(SessionGone):
-    """The session has not ended, but its memory is gone, because its worker was restarted or replaced."""
+    """The session has not ended, but its memory is gone: its worker was replaced, or its journal is damaged."""
 
     text = "this session's memory is gone, because its worker was restarted or replaced; open a new one"
+    damaged_text = "this session's journal is damaged; open a new one"
 
 
 class ResponseUnknown(HandlerError):

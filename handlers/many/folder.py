@@ -8,6 +8,7 @@ from handlers.errors import ModelBroken
 
 CONFIG = "config.json"
 TRITON_CONFIG = "config.pbtxt"
+OWN_CONFIG = "torchmoor.json"  # what a model's files do not say, such as its task
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 TORCHSCRIPT = "model.pt"  # a model by itself, as TorchServe's users have
 CODE = "code"  # SageMaker's folder of inference code, which is never run
@@ -36,6 +37,11 @@ def find_model_folder(folder: Path) -> Path:
 def _is_model(folder: Path) -> bool:
     """Return True for a folder of transformers, Triton, TorchScript or PEFT."""
     return any((folder / name).is_file() for name in (CONFIG, TRITON_CONFIG, TORCHSCRIPT, ADAPTER_CONFIG))
+
+
+def read_own_config(folder: Path) -> dict[str, Any]:
+    """Read the model's torchmoor.json; {} if it has none. Raises ModelBroken."""
+    return dict(read_json(folder, OWN_CONFIG)) if (folder / OWN_CONFIG).is_file() else {}
 
 
 def read_json(folder: Path, name: str, kind: type = dict) -> Any:

@@ -128,6 +128,24 @@ def test_values_change_what_they_name(chart: Chart) -> None:
     assert not found.of("Namespace")
 
 
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_pods_that_drain_for_longer_are_killed_later(name: str, chart: Chart) -> None:
+    """The grace periods keep their distance from the times that the values change, and stay as they are otherwise."""
+    usual = chart(overlay=name)
+    found = chart(
+        overlay=name,
+        instances={"env": {"TORCHMOOR_DRAIN_S": "1200.5"}},
+        config={"timeouts": {"stop_grace_s": 3600}},
+    )
+
+    def grace_s(overlay: Overlay, workload: str) -> int:
+        return int(overlay.workload(workload).pod["terminationGracePeriodSeconds"])
+
+    assert grace_s(found, "llava") == 1201 + grace_s(usual, "llava") - 300
+    assert grace_s(found, "torchmoor") == 3600 + grace_s(usual, "torchmoor") - 490
+    assert grace_s(found, "valkey") == grace_s(usual, "valkey")
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 CONFLICT = "another instance has answered in this session meanwhile; ask again"
 FULL_RETRY_S = 60  # if the next session's expiry is not known
 FIND_TIMEOUT_S = 20.0  # the admin plane waits 30 s for an action
-DAMAGED = "this session's journal is damaged; open a new one"
 KEPT, DISCARDED = "kept", "discarded"  # the outcome of a session whose opening was sent twice; the first claim counts
 
 
@@ -387,7 +386,7 @@ class SessionRecorder:
         """End a session whose journal is damaged. Return the error for its requests."""
         logger.warning("journal damaged session=%s reason=%s", session_hash(session_id), reason)
         self._counters.add("sessions_damaged")
-        error = SessionLost(DAMAGED)
+        error = SessionLost(SessionLost.damaged_text)
         self._store.lose(session_id, error)
         return error
 

@@ -15,7 +15,7 @@ from handlers.device import exit_worker
 from handlers.errors import ModelBroken, SettingsError
 from handlers.fair_threads import FairThreads
 from handlers.many.compute import Compute
-from handlers.many.folder import CONFIG, read_json
+from handlers.many.folder import CONFIG, OWN_CONFIG, read_json, read_own_config
 from handlers.many.loading.chat_model import ChatModel
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.task_model import TaskModel
@@ -39,7 +39,6 @@ from handlers.settings import HandlerSettings
 
 logger = logging.getLogger(__name__)
 
-OWN_CONFIG = "torchmoor.json"
 TASK_VARIABLE = "HF_TASK"
 TEXT_GENERATION = "text-generation"
 # transformers' class for the head of each task.
@@ -181,8 +180,7 @@ def choose_task(folder: Path, config: Mapping[str, Any], environ: Mapping[str, s
 
     Raises ModelBroken if none of them names a task.
     """
-    named = read_json(folder, OWN_CONFIG).get("task") if (folder / OWN_CONFIG).is_file() else None
-    named = named or environ.get(TASK_VARIABLE)
+    named = read_own_config(folder).get("task") or environ.get(TASK_VARIABLE)
     if named is not None:
         task = _ALIASES.get(str(named), str(named))
         if task not in HEADS:

@@ -17,6 +17,11 @@ def device_victims(entries: Entries) -> Iterator[ModelEntry]:
     return (each for each in entries.on_device if not each.num_leases and not entries.is_pinned(each))
 
 
+def host_victims(entries: Entries) -> Iterator[ModelEntry]:
+    """Return the models that may leave the host, the next one first."""
+    return iter(entries.on_host)
+
+
 def plan_eviction(entries: Entries, budget: MemoryBudget) -> list[tuple[LoaderStep, ModelEntry]]:
     """Choose what to demote or close so that the device gets room; empty if nothing can leave it now.
 
@@ -30,7 +35,7 @@ def plan_eviction(entries: Entries, budget: MemoryBudget) -> list[tuple[LoaderSt
     num_bytes, host = budget.after_demotion(victim), budget.host
     steps: list[tuple[LoaderStep, ModelEntry]] = []
     leaving = sum(each.host_bytes for each in entries.others if each.state is ModelState.CLOSING)
-    for each in entries.on_host:
+    for each in host_victims(entries):
         if num_bytes > host.max_bytes or host.has_room(num_bytes - leaving):
             break
         steps.append((LoaderStep.CLOSE, each))

@@ -225,11 +225,11 @@ def _model_error(status: int, text: str) -> str:
     return f'Received {whose} error ({status}) from primary with message "{text}"'
 
 
-def fail_exhausted(request: AsyncRequest, attempts: int, reason: str) -> AsyncOutcome:
-    """Return the failure of a request that has used up its attempts."""
+def fail_exhausted(request: AsyncRequest, attempts: int, last: RetryableFailure) -> AsyncOutcome:
+    """Return the outcome of a request that has used up its attempts. last: the failure of the last one."""
     # The reason is not logged: it may quote the model's answer.
     logger.warning("attempts exhausted inference_id=%s attempts=%d", request.inference_id, attempts)
-    return _failure(f"Gave up after {attempts} attempts. The last one: {reason}")  # prose: allow
+    return _failure(f"Gave up after {attempts} attempts. The last one: {last.reason}")  # prose: allow
 
 
 def _message_in(text: str) -> str:

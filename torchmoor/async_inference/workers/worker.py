@@ -24,7 +24,7 @@ from torchmoor.errors import QueueUnavailable
 
 logger = logging.getLogger(__name__)
 
-SESSION_LOST = AsyncOutcome(
+FAILED_WITH_SESSION = AsyncOutcome(
     state=AsyncState.FAILED,
     reason="The response's session is lost: its id was signed with a key that is gone. To keep responses across "
     "restarts, set TORCHMOOR_SESSION_KEYS and a journal.",
@@ -168,7 +168,7 @@ class Worker:
         if outcome is None and self._is_lost(claim.request):
             assert lease is not None
             lease.release()
-            outcome = await self._decide_or_lose(claim, SESSION_LOST)
+            outcome = await self._decide_or_lose(claim, FAILED_WITH_SESSION)
         elif outcome is None:
             assert lease is not None
             lease = await self._lease_for(claim, lease)
@@ -218,7 +218,7 @@ class Worker:
                     delay_s = self._backoff.delay_s(claim.attempt) if failure.delay_s is None else failure.delay_s
                     await self._return(claim, delay_s, failure.reason, counts=failure.counts)
                     return None
-                outcome = fail_exhausted(claim.request, claim.attempt, failure.reason)
+                outcome = fail_exhausted(claim.request, claim.attempt, failure)
             lease.release()
             return await self._decide_or_lose(claim, outcome)
         except BaseException:
@@ -229,7 +229,7 @@ class Worker:
     async def _try(self, attempt: Attempt, claim: Claim) -> AsyncOutcome:
         """Run the attempt, unless too many workers died with this request: it may be the cause."""
         if claim.attempt > self._settings.max_attempts:
-            return fail_exhausted(claim.request, claim.attempt - 1, "Its worker was lost.")
+            return fail_exhausted(claim.request, claim.attempt - 1, RetryableFailure("Its worker was lost."))
         try:
             return await attempt.run()
         except (RetryableFailure, ClaimLost):

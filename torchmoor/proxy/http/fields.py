@@ -1,7 +1,8 @@
 """Header lines, checked strictly and cached: most lines of a head were seen before, on any connection.
 
 A line is checked once and then found by its bytes. Fields that differ in each request (dates, signatures, ids) and
-fields that hold a secret are read each time and not kept.
+fields that hold a secret are read each time and not kept. Session ids are kept, because a session's requests repeat
+its id.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NOT_KEPT = frozenset(
     (
         *(b"authorization", b"cookie", b"proxy-authorization", b"x-amz-security-token"),
         *(headers.INVOCATION_ID.encode(), b"amz-sdk-request", b"x-amzn-requestid", b"x-request-id"),
-        *(b"traceparent", headers.REQUEST_ID.encode()),
+        *(b"traceparent", b"x-amzn-trace-id", headers.REQUEST_ID.encode(), headers.INFERENCE_ID.encode()),
     )
 )
 
