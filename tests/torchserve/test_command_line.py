@@ -196,3 +196,20 @@ def test_instances_are_listed(fleet: Fleet) -> None:
 
     assert [line.split()[0] for line in lines] == ["NAME", "llava-0", "llava-1"]
     assert all(len(line) <= 80 and len(line.split()) == 8 for line in lines)
+
+
+def test_a_second_fleet_in_the_same_directory_changes_nothing(fleet: Fleet, picture: str) -> None:
+    """While it waits for the first one to end, Ctrl-C ends it; sessions of the first one go on."""
+    opened = run(fleet, "ask", "What color is the circle?", picture, "--keep", "--json")
+    session = json.loads(opened.stdout)["session_id"]
+    with begin(fleet, "up", "--port", "0", "--admin-port", "0", "--run-dir", str(fleet.run_dir)) as second:
+        assert second.stderr is not None
+        assert "waiting for the earlier fleet to end" in second.stderr.readline()
+        second.send_signal(signal.SIGINT)
+        second.communicate(timeout=DEADLINE_S)
+    assert second.returncode
+
+    answer = run(fleet, "ask", "And its shape?", "--session", session)
+
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout

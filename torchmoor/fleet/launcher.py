@@ -64,7 +64,10 @@ class SupervisionSettings:
 
 
 class Launcher:
-    """Runs this host's instances within its context. report: shows a message to the operator."""
+    """Runs this host's instances within its context, for which it has the run directory to itself.
+
+    report: shows a message to the operator.
+    """
 
     def __init__(
         self,
@@ -85,6 +88,8 @@ class Launcher:
         self._lock = RunLock(settings.run_dir, timeout_s=settings.kill_after_s + LOCK_GRACE_S)
 
     async def __aenter__(self) -> Launcher:
+        """Lock the run directory; wait for an earlier fleet to end. Raises LaunchError if it does not."""
+        await self._lock.take(self._report)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -133,7 +138,7 @@ class Launcher:
         self._ends.pop(name, None)
 
     async def stop(self) -> None:
-        """Stop every instance and delete its folder."""
+        """Stop every instance, delete its folder, and unlock the run directory."""
         self._is_stopping = True
         for task in self._tasks.values():
             task.cancel()

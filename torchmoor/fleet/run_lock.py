@@ -35,7 +35,11 @@ class RunLock:
         loop = asyncio.get_running_loop()
         deadline, has_reported = loop.time() + self._timeout_s, False
         while True:
-            descriptor = self._try()
+            try:
+                descriptor = self._try()
+            except OSError as error:
+                reason = error.strerror or error
+                raise LaunchError(f"cannot write to the directory {self._path.parent}: {reason}") from error
             if descriptor is not None:
                 return descriptor
             if loop.time() > deadline:

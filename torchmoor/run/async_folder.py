@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from torchmoor.config.asynchronous import AsyncInferenceSettings
 from torchmoor.config.objects import ObjectSettings
-from torchmoor.run.launching import naming_directory
+from torchmoor.errors import ConfigError
 
 
 class AsyncFolder:
@@ -48,9 +48,11 @@ class AsyncFolder:
         )
 
     async def __aenter__(self) -> AsyncFolder:
-        with naming_directory(self.path.parent):
+        try:
             self._inputs.mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o700)
+        except OSError as error:
+            raise ConfigError(f"cannot write to the directory {self.path}: {error.strerror or error}") from error
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, LaunchSettings
-from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ArchiveContents, archive_name, built_in
 from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.torchserve import TorchServeSettings
@@ -69,12 +68,3 @@ def make_supervision_settings(
         run_dir=run_dir,
         launch=launch,
     )
-
-
-@contextmanager
-def naming_directory(directory: Path) -> Iterator[None]:
-    """Turn the system's errors about a directory into a ConfigError that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"cannot write to the directory {directory}: {error.strerror or error}") from error

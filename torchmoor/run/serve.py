@@ -33,7 +33,6 @@ from torchmoor.run.launching import (
     JOURNAL_URL,
     SESSION_KEYS,
     make_supervision_settings,
-    naming_directory,
     run_directory,
 )
 from torchmoor.run.proxy_settings import complete
@@ -70,8 +69,7 @@ async def run(
         if launches:
             run_dir = stack.enter_context(run_directory(configuration.launch))
             launcher = make_launcher(configuration, run_dir, registry, launches, report)
-            with naming_directory(run_dir):
-                await stack.enter_async_context(launcher)
+            await stack.enter_async_context(launcher)
         proxy = Proxy(settings, registry)
         await stack.enter_async_context(proxy)
         read_again = partial(read, path, given=given, is_open=is_open)

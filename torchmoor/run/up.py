@@ -110,8 +110,9 @@ async def _run_in(
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(kept)
+        # Before all else that uses the directory.
         launcher = await stack.enter_async_context(Launcher(supervision_settings, registry, environment, report))
+        await stack.enter_async_context(kept)
         control: LaunchingPlane | None = None
         if settings.control.is_on:
             control = LaunchingPlane(

@@ -25,6 +25,7 @@ from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.folders import remove_folder
 from torchmoor.fleet.launcher import Launcher, SupervisionSettings
 from torchmoor.fleet.ports import find_free_ports
+from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import InstanceSpec, Launch, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -142,6 +143,39 @@ def test_a_fleet_starts_is_registered_and_leaves_nothing(host: Host) -> None:
             assert [instance.name for instance in registry.instances("llava")] == ["llava-0", "llava-1"]
             assert all(instance.is_ready for instance in registry.instances())
             assert len({port for ports in host.ports.values() for port in ports}) == 10
+
+    run(scenario())
+
+    assert not host.run_dir.exists()
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["Ctrl-C", "refused"])
+def test_a_second_fleet_in_the_same_directory_changes_nothing(
+    host: Host, monkeypatch: pytest.MonkeyPatch, *, is_cancelled: bool
+) -> None:
+    """It waits for the first one's end; whether it is cancelled or gives up, the first one goes on."""
+    if not is_cancelled:
+        monkeypatch.setattr(launcher_module, "LOCK_GRACE_S", -1.9)
+
+    async def enter() -> None:
+        async with host.launcher():
+            pytest.fail("the first fleet has the directory")
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, _):
+            await launcher.start(launches(1))
+            (host.run_dir / JOURNAL_FOLDER).mkdir()
+            before = sorted(host.run_dir.iterdir())
+            second = asyncio.create_task(enter())
+            await until(lambda: any("waiting for the earlier fleet" in line for line in host.reports))
+            if is_cancelled:
+                second.cancel()
+
+            with pytest.raises(asyncio.CancelledError if is_cancelled else LaunchError):
+                await second
+
+            assert sorted(host.run_dir.iterdir()) == before
+            assert is_running(host.jvm("llava-0"))
 
     run(scenario())
 
@@ -414,8 +448,8 @@ def test_a_run_directory_that_cannot_be_made_is_an_error(host: Host) -> None:
     (host.tmp_path / "run").touch()
 
     async def scenario() -> None:
-        async with host.launcher() as (launcher, _):
-            with pytest.raises(LaunchError):
+        with pytest.raises(LaunchError, match="cannot write to the directory"):
+            async with host.launcher() as (launcher, _):
                 await launcher.start(launches(1))
 
     run(scenario())
