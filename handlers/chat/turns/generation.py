@@ -77,7 +77,7 @@ class Generation:
         has_tools = parameters.tools is not None
         reader = None
         if has_tools or self._style.thought:
-            reader = AnswerReader(self._style, has_tools=has_tools, name=f"{reply.received_at} {reply.choice}")
+            reader = AnswerReader(self._style, has_tools=has_tools, name=_name(request, reply))
         self._writer = AnswerWriter(reply, request, parts.model, reader)
         self._session_id = request.session_id if isinstance(request, Ask) else ""
         self._is_marked = request.is_streaming and reply.may_mark
@@ -390,3 +390,10 @@ class Generation:
         self._on_over()
         if self._is_admitted:
             self._parts.admission.leave()
+
+
+def _name(request: Ask | Generate, reply: PendingReply) -> str:
+    """Return a name of the answer that another attempt at it has, too."""
+    if isinstance(request, Ask) and request.queued is not None:  # another attempt is another request
+        return f"{request.session_id} {request.queued.number}"
+    return f"{reply.received_at} {reply.choice}"

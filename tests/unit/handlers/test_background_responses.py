@@ -1,5 +1,6 @@
 """Responses in the background: a request that comes twice, and clients that follow when the session ends."""
 
+import re
 from contextlib import closing
 from io import BytesIO
 from typing import Any
@@ -8,8 +9,20 @@ import pytest
 from PIL import Image
 
 from tests.unit.handlers.test_chat_cancel import PATIENT, SilentServer
+from tests.unit.handlers.test_chat_service import Hold
+from torchmoor.wire import background
 from torchmoor.wire import headers as wire
 
+WRITE = {
+    "type": "function",
+    "name": "write",
+    "parameters": {
+        "type": "object",
+        "properties": {"text": {"type": "string", "minLength": 60, "maxLength": 80}},
+        "required": ["text"],
+        "additionalProperties": False,
+    },
+}
 RETRIED = {wire.RESOURCE: "POST responses", wire.INVOCATION_ID: "one-id"}
 
 
@@ -37,6 +50,29 @@ def test_a_retry_during_the_fetch_of_an_image_queues_nothing_more(make_client: A
     assert [part["type"] for item in items for part in item["content"]] == ["input_image"]
     (session,) = client.service.store.snapshot()
     assert len(session.pending_images) == 1
+
+
+def test_another_attempt_has_the_same_ids_of_calls(make_client: Any, endless_llava: Any, clock: Any) -> None:
+    """A client that follows sends a call's result under the id that it got first."""
+    client = make_client(endless_llava)
+    body = {"model": "llava", "background": True, "input": "hello", "max_output_tokens": 150}
+    body |= {"tools": [WRITE], "tool_choice": "required"}
+    response_id = client.call(body, {wire.RESOURCE: "POST responses"}).json["id"]
+    following = client.send({}, {wire.RESOURCE: f"GET responses/{response_id}?stream=true"})
+    run = {wire.RESOURCE: background.run_resource(response_id)}
+    hold = Hold(endless_llava, num_steps=50)
+    first = client.send({}, run)
+    hold.wait()
+    following.wait_until(lambda each: b'"call_id"' in each.body)
+    first.reply.cancel()
+    hold.release()
+    clock.advance(1)
+
+    assert client.call({}, run).status == 200
+
+    (call,) = client.call({}, {wire.RESOURCE: f"GET responses/{response_id}"}).json["output"]
+    assert call["type"] == "function_call"
+    assert set(re.findall(rb'"call_id": ?"([^"]+)"', following.wait().body)) == {call["call_id"].encode()}
 
 
 def expire(client: Any, clock: Any, response_id: str) -> None:

@@ -42,16 +42,18 @@ def reply_of(text: str) -> dict[str, Any]:
 
 
 class Hold:
-    """Stop the engine before a chosen step until the test releases it."""
+    """Stop the engine before its next step, or after some steps, until the test releases it."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, num_steps: int = 0) -> None:
+        self._num_left = num_steps
         self._model = model
         self.is_reached = threading.Event()
         self._may_go_on = threading.Event()
         model.before_step = self._before_step
 
     def _before_step(self, embeds: torch.Tensor, batch: Any) -> None:
-        if not self._may_go_on.is_set():
+        self._num_left -= 1
+        if self._num_left < 0 and not self._may_go_on.is_set():
             self.is_reached.set()
             assert self._may_go_on.wait(30)
 
