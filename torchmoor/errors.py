@@ -242,11 +242,11 @@ class ModelError(ApiError):
     status = 424
     kind = "ModelError"
 
-    def __init__(self, message: str, *, original_status: int, original_message: str, log_stream_arn: str = "") -> None:
+    def __init__(self, message: str, *, original_status: int, original_message: str) -> None:
         super().__init__(message)
         self.original_status = original_status
         self.original_message = original_message
-        self.log_stream_arn = log_stream_arn
+        self.log_stream_arn = ""
 
 
 class ModelNotReady(ApiError):

@@ -71,7 +71,6 @@ class AsyncEndpoint:
         input_prefix: str | None = None,
         patience: Patience | None = None,
         max_answer_bytes: int = 64 << 20,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._runtime = runtime
@@ -80,7 +79,6 @@ class AsyncEndpoint:
         self._input_prefix = input_prefix
         self._patience = patience or Patience()
         self._max_answer_bytes = max_answer_bytes
-        self._clock = clock
 
     def submit(self, body: bytes, content_type: str, accept: str, **more: Any) -> Submitted:
         """Submit a request, which starts an instance if there is none. more: arguments of invoke_endpoint_async.
@@ -103,24 +101,24 @@ class AsyncEndpoint:
 
     def wait(self, submitted: Submitted) -> bytes:
         """Wait for the result. Raises AsyncInferenceError, EndpointError."""
-        deadline = self._clock() + self._time_for(submitted)
+        deadline = time.monotonic() + self._time_for(submitted)
         for delay in self._patience.delays():
             answer = self.poll(submitted)
             if answer is not None:
                 return answer
             self._check_time(submitted, deadline)
-            time.sleep(min(delay, max(deadline - self._clock(), 0)))
+            time.sleep(min(delay, max(deadline - time.monotonic(), 0)))
         raise AssertionError("delays have no end")
 
     async def await_answer(self, submitted: Submitted) -> bytes:
         """Wait for the result without blocking a thread. Raises as `wait`."""
-        deadline = self._clock() + await asyncio.to_thread(self._time_for, submitted)
+        deadline = time.monotonic() + await asyncio.to_thread(self._time_for, submitted)
         for delay in self._patience.delays():
             answer = await asyncio.to_thread(self.poll, submitted)
             if answer is not None:
                 return answer
             self._check_time(submitted, deadline)
-            await asyncio.sleep(min(delay, max(deadline - self._clock(), 0)))
+            await asyncio.sleep(min(delay, max(deadline - time.monotonic(), 0)))
         raise AssertionError("delays have no end")
 
     def poll(self, submitted: Submitted) -> bytes | None:
@@ -160,7 +158,7 @@ class AsyncEndpoint:
         )
 
     def _check_time(self, submitted: Submitted, deadline: float) -> None:
-        if self._clock() >= deadline:
+        if time.monotonic() >= deadline:
             raise AsyncInferenceTimedOut(
                 f"no answer in time; the request may still be answered, at {submitted.output_location}",
                 inference_id=submitted.inference_id,

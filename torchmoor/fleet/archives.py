@@ -59,16 +59,13 @@ def find_root() -> Path:
     raise LaunchError(f"there are no handlers in {BUNDLE}: install torchmoor again, from its wheel or its checkout")
 
 
-def make_contents(
-    entry: str, config: str, checkpoint: Path | None = None, *, left_out: set[str] = NOT_SERVED
-) -> ArchiveContents:
+def make_contents(entry: str, config: str, checkpoint: Path | None = None) -> ArchiveContents:
     """Return the contents of an archive with a checkpoint's own files, without its subfolders, or with none.
 
-    entry: a file relative to handlers/. config: a file in handlers/configs. left_out: names in the checkpoint's folder.
-    Raises LaunchError.
+    entry: a file relative to handlers/. config: a file in handlers/configs. Raises LaunchError.
     """
     given = () if checkpoint is None else sorted(checkpoint.iterdir())
-    files = {path.name: path for path in given if path.name not in left_out and path.is_file()}
+    files = {path.name: path for path in given if path.name not in NOT_SERVED and path.is_file()}
     return with_model(entry, config, files)
 
 

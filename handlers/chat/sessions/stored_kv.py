@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from handlers.chat.images.store import Image
 from handlers.chat.sessions.session import Session
@@ -32,7 +32,8 @@ TRIED_EVERY = 16  # one of this many restorations that would be slower than comp
 class StoredKv:
     """Writes and reads stored KV caches. Any thread.
 
-    idle_s: how long a session must be idle before its cache is written. clock: monotonic seconds."""
+    idle_s: how long a session must be idle before its cache is written.
+    """
 
     def __init__(
         self,
@@ -41,14 +42,12 @@ class StoredKv:
         keys: Mapping[str, bytes],
         idle_s: float,
         counters: Counters,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._journal = journal
         self._parts = parts
         self._codec = KvCodec(keys)
         self._idle_s = idle_s
         self._counters = counters
-        self._clock = clock
         self._token_s: float | None = None  # seconds to read a token
         self._num_slower = 0
         self._waiting: OrderedDict[Session, float] = OrderedDict()  # by when they are due
@@ -68,7 +67,7 @@ class StoredKv:
     def note_idle(self, session: Session) -> None:
         """Write the session's cache unless another turn begins soon. Returns at once."""
         with self._wake:
-            self._waiting[session] = self._clock() + self._idle_s
+            self._waiting[session] = time.monotonic() + self._idle_s
             self._waiting.move_to_end(session)
             if len(self._waiting) > MAX_WAITING:
                 self._waiting.popitem(last=False)
@@ -92,7 +91,7 @@ class StoredKv:
                 wait_s = None
                 if self._waiting:
                     session, due_at = next(iter(self._waiting.items()))
-                    wait_s = due_at - self._clock()
+                    wait_s = due_at - time.monotonic()
                     if wait_s <= 0:
                         del self._waiting[session]
                         return session
@@ -136,7 +135,7 @@ class StoredKv:
             return
         digests = {image.key: image.digest for image in images}
         names = self._parts.name(keys[: len(keys) - 1], digests, session.cache.variant)
-        num_kept, begun_at = session.cache.length, self._clock()
+        num_kept, begun_at = session.cache.length, time.monotonic()
         try:
             self._read(session, keys, names)
         except OutOfMemory:
@@ -148,7 +147,7 @@ class StoredKv:
         num_restored = session.cache.length - num_kept
         if num_restored > 0:
             self._counters.add("tokens_restored", num_restored)
-            token_s = (self._clock() - begun_at) / num_restored
+            token_s = (time.monotonic() - begun_at) / num_restored
             mean = token_s if self._token_s is None else self._token_s
             self._token_s = mean + WEIGHT * (token_s - mean)
 

@@ -75,7 +75,6 @@ class VllmEngine:
         counters: Counters,
         steps: StepLog,
         max_adapter_bytes: int,
-        on_dead: Callable[[], None] = exit_worker,
     ) -> None:
         self._max_adapter_bytes = max_adapter_bytes
         self._adapter_ids = count(1)
@@ -85,7 +84,7 @@ class VllmEngine:
         self._grammars = grammars
         self.counters = counters
         self._steps = steps
-        self.on_dead = on_dead
+        self.on_dead: Callable[[], None] = exit_worker
         self._is_stopping = False
         self._answers: set[_RunningAnswer] = set()
         self._ids = count()

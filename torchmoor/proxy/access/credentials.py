@@ -58,18 +58,18 @@ def read_credentials(environ: Mapping[str, str], path: Path | None) -> Credentia
     return Credentials(keys=keys, tokens=tokens, admin_token=admin_token)
 
 
-def read_secret_file(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str:
+def read_secret_file(path: Path) -> str:
     """Return a file's text. Raises ConfigError if it cannot be read, or if other users can read or change it."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            data = file.read(max_bytes + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise ConfigError(f"{path} can be read or changed by others than its owner: chmod 600 {path}")
-    if len(data) > max_bytes:
-        raise ConfigError(f"{path} is longer than {max_bytes} bytes")
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
     try:
         return data.decode("ascii")
     except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ theirs: any proxy with the key finds the session's instance. The fields have the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import time
 
 from torchmoor.proxy.instances.instance import Instance
@@ -26,16 +26,15 @@ class Sequences:
     ttl_s: of new ids; the handler tells the client when its session expires.
     """
 
-    def __init__(self, keys: Mapping[str, bytes], ttl_s: int, wall: Callable[[], float] = time) -> None:
+    def __init__(self, keys: Mapping[str, bytes], ttl_s: int) -> None:
         self._keys = keys
         self._ttl_s = ttl_s
-        self._wall = wall
 
     def begin(self, instance: Instance, principal: str) -> bytes:
         """Return the lines of a new session. Without a key there are none, and TorchServe creates the id."""
         if not self._keys:
             return b""
-        expires_at = int(self._wall()) + self._ttl_s
+        expires_at = int(time()) + self._ttl_s
         opened = mint(
             self._keys, instance=instance.name, expires_at=expires_at, endpoint=instance.endpoint, principal=principal
         )

@@ -23,9 +23,9 @@ class DnsSource:
     error: str = ""
     notes: tuple[str, ...] = ()
 
-    def age_s(self, now: float | None = None) -> float | None:
+    def age_s(self) -> float | None:
         """Return the seconds since the last answer."""
-        return None if self.answered_at is None else (monotonic() if now is None else now) - self.answered_at
+        return None if self.answered_at is None else monotonic() - self.answered_at
 
     def __repr__(self) -> str:
         return f"<DnsSource {self.dns_name} {self.num_listed} listed, {self.num_failures} failures>"
