@@ -30,7 +30,7 @@ from torchmoor.wire.response_ids import response_id
 
 
 class BackgroundService(Protocol):
-    """What responses in the background need of the chat service."""
+    """The methods of the chat service that responses in the background need."""
 
     def open(self, command: OpenSession, reply: PendingReply, source: tuple[Session, int] | None = None) -> str: ...
 

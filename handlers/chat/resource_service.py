@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, Protocol
 
-from handlers.chat.background import BackgroundResponses
+from handlers.chat.background import BackgroundResponses, BackgroundService
 from handlers.chat.commands import (
     ActOnSession,
     AddItems,
@@ -19,7 +19,6 @@ from handlers.chat.commands import (
     Generate,
     ListFiles,
     OpenFile,
-    OpenSession,
     QueueResponse,
     ResolveInput,
     Resource,
@@ -45,23 +44,17 @@ from handlers.chat.messages import SYSTEM, first_address, images_of
 from handlers.chat.responses import StoredResponse, StoredResponses
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
-from handlers.chat.sessions.session import Session
 from handlers.chat.turns.completion import Completion
 from handlers.chat.turns.generation_parts import GenerationParts
-from handlers.chat.turns.turn import Turn
 from handlers.errors import InvalidRequest
 from handlers.reply import PendingReply
 from torchmoor.wire.response_ids import conversation_id, file_id
 
 
-class SessionService(Protocol):
+class SessionService(BackgroundService, Protocol):
     """The methods of the chat service that resources need."""
 
     def dispatch(self, command: Command, reply: PendingReply) -> None: ...
-
-    def open(self, command: OpenSession, reply: PendingReply, source: tuple[Session, int] | None = None) -> str: ...
-
-    def make_turn(self, session: Session, command: Ask, reply: PendingReply) -> Turn: ...
 
 
 class ResourceService:

@@ -48,18 +48,10 @@ class OpenInferenceApi:
         self._registry = dispatchers.registry
         settings = dispatchers.settings
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
-        self._deadlines = whole_deadlines(settings.timeouts)
-        self._operations: dict[Endpoint, Operation] = {}
-        dispatchers.registry.watch(self._add, on_retired=self._drop)
-
-    def _add(self, endpoint: Endpoint) -> None:
-        if endpoint.settings.has_many:
-            self._operations[endpoint] = Operation(
-                self._dispatchers, endpoint, OpenInferenceDialect(), self._deadlines, self._max_body_bytes
-            )
-
-    def _drop(self, endpoint: Endpoint) -> None:
-        self._operations.pop(endpoint, None)
+        deadlines = whole_deadlines(settings.timeouts)
+        self._operations = dispatchers.registry.map_served(
+            lambda endpoint: Operation(dispatchers, endpoint, OpenInferenceDialect(), deadlines, self._max_body_bytes)
+        )
 
     @staticmethod
     def serves(path: bytes) -> bool:

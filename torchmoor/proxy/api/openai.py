@@ -70,17 +70,12 @@ class OpenAIApi:
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
         self._deadlines = stream_deadlines(settings.timeouts)
         self.sockets = ResponseSockets(settings.websocket)
-        self._operations: dict[Endpoint, dict[OpenAIDialect, Operation]] = {}
-        dispatchers.registry.watch(self._add, on_retired=self._drop)
-
-    def _add(self, endpoint: Endpoint) -> None:
-        self._operations[endpoint] = {
-            dialect: Operation(self._dispatchers, endpoint, dialect, self._deadlines, self._max_body_bytes)
-            for dialect in DIALECTS.values()
-        }
-
-    def _drop(self, endpoint: Endpoint) -> None:
-        del self._operations[endpoint]
+        self._operations = dispatchers.registry.map_served(
+            lambda endpoint: {
+                dialect: Operation(dispatchers, endpoint, dialect, self._deadlines, self._max_body_bytes)
+                for dialect in DIALECTS.values()
+            }
+        )
 
     @staticmethod
     def serves(path: bytes) -> bool:

@@ -65,14 +65,9 @@ class PassThrough:
         settings = dispatchers.settings
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
         self._deadlines = stream_deadlines(settings.timeouts)
-        self._operations: dict[Endpoint, Operation] = {}
-        dispatchers.registry.watch(self._add, on_retired=self._drop)
-
-    def _add(self, endpoint: Endpoint) -> None:
-        self._operations[endpoint] = self.make_operation(endpoint, PassThroughDialect())
-
-    def _drop(self, endpoint: Endpoint) -> None:
-        del self._operations[endpoint]
+        self._operations = dispatchers.registry.map_served(
+            lambda endpoint: self.make_operation(endpoint, PassThroughDialect())
+        )
 
     def make_operation(self, endpoint: Endpoint, dialect: PassThroughDialect) -> Operation:
         """Make an operation of an endpoint with a dialect of its own."""

@@ -82,10 +82,9 @@ class RuntimeApi:
         self._log_groups = (
             f"arn:aws:logs:{region}:{dispatchers.settings.account_id}:log-group:/aws/sagemaker/Endpoints/"
         )
-        self._operations: dict[Endpoint, dict[bytes, RuntimeOperation | AsyncOperation]] = {}
-        dispatchers.registry.watch(self._add, on_retired=self._drop)
+        self._operations = dispatchers.registry.map_served(self._make_operations)
 
-    def _add(self, endpoint: Endpoint) -> None:
+    def _make_operations(self, endpoint: Endpoint) -> dict[bytes, RuntimeOperation | AsyncOperation]:
         dispatchers, service = self._dispatchers, self._service
         operations: dict[bytes, RuntimeOperation | AsyncOperation] = {
             _WHOLE: RuntimeOperation(
@@ -97,10 +96,7 @@ class RuntimeApi:
         }
         if service is not None and endpoint.name in service.endpoints:
             operations[_ASYNC] = AsyncOperation(dispatchers, endpoint, service)
-        self._operations[endpoint] = operations
-
-    def _drop(self, endpoint: Endpoint) -> None:
-        del self._operations[endpoint]
+        return operations
 
     def find_invoke(self, endpoint: Endpoint) -> RuntimeOperation | None:
         """Return the InvokeEndpoint of an endpoint that is served."""

@@ -6,8 +6,8 @@ Owned by one event loop: every call is synchronous and made on that loop's threa
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
 from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance, UnknownVariant
@@ -19,6 +19,7 @@ from torchmoor.proxy.routing.reported_status import ReportedStatus
 from torchmoor.proxy.routing.strategies import STRATEGIES
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class ScalingDecision(NamedTuple):
@@ -176,6 +177,12 @@ class Registry:
         self._watchers.append(EndpointWatcher(on_served, on_retired, on_forgotten))
         for endpoint in self._endpoints.values():
             on_served(endpoint)
+
+    def map_served(self, make: Callable[[Endpoint], T]) -> Mapping[Endpoint, T]:
+        """Return a table that has `make(endpoint)` for each endpoint that is served, now and later."""
+        table: dict[Endpoint, T] = {}
+        self.watch(lambda endpoint: table.update({endpoint: make(endpoint)}), on_retired=table.__delitem__)
+        return table
 
     def stage(self, settings: EndpointSettings, generation: int = 0) -> Endpoint:
         """Add an endpoint that may have instances and gets no requests yet. Raises ConfigError."""
