@@ -13,14 +13,15 @@ from random import Random
 from benchmarks.routing_simulation import Run, service_time
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.requests import Caller
+from torchmoor.config.health import RecoverySettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.chooser import Chooser
 from torchmoor.proxy.http import message
 from torchmoor.proxy.http.head import Layout
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
+from torchmoor.proxy.instances.recovery import share_after
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.instances.slow_start import share_after
 from torchmoor.proxy.routing.reported_status import ReportedStatus
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT
 from torchmoor.wire.session_ids import SessionId, verify
@@ -29,6 +30,7 @@ ENDPOINT = "llava"
 KEYS = {"k0": bytes(range(32))}
 EXPIRES_AT = 2_000_000_000
 SLOW_START_S = 10.0
+SLOW_START = RecoverySettings(slow_start_s=SLOW_START_S, least_share=0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,10 +319,10 @@ class _Run:
                     self._again(now, turn)
             return
         if kind == "back":
-            self.fleet.set_share(names, share_after(0.0, duration_s=SLOW_START_S, least=0.1))
+            self.fleet.set_share(names, share_after(0.0, SLOW_START))
             self.fleet.set_state(names, InstanceState.READY)
             return
-        self.fleet.set_share(names, share_after(elapsed_s, duration_s=SLOW_START_S, least=0.1))
+        self.fleet.set_share(names, share_after(elapsed_s, SLOW_START))
 
     def _phase(self, asked_at: float) -> Phase:
         plan = self.plan

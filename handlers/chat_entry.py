@@ -25,7 +25,7 @@ class ChatHandler:
             from handlers.batch_reader import BatchReader
             from handlers.chat.metrics import CHAT_METRICS
             from handlers.many.metrics import ADAPTER_METRICS
-            from handlers.metrics_publisher import MetricsPublisher
+            from handlers.metrics_publisher import publish_metrics
             from handlers.start import start_chat
 
         started = time.monotonic()
@@ -36,15 +36,9 @@ class ChatHandler:
             context.model_yaml_config or {},
             os.environ,
         )
-        service = self.service
-        self.metrics = MetricsPublisher(
-            context.metrics, context.model_name, service.numbers, service.counters.drain, CHAT_METRICS
-        )
-        self.metrics.start()
+        self.metrics = publish_metrics(context, self.service, CHAT_METRICS)
         if adapters is not None:
-            MetricsPublisher(
-                context.metrics, context.model_name, adapters.numbers, adapters.counters.drain, ADAPTER_METRICS
-            ).start()
+            publish_metrics(context, adapters, ADAPTER_METRICS)
         logging.getLogger("handlers").info("handler ready seconds=%.1f", time.monotonic() - started)
 
     def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:

@@ -24,7 +24,7 @@ class ManyHandler:
         with without_collections():
             from handlers.batch_reader import BatchReader
             from handlers.many.metrics import MANY_METRICS
-            from handlers.metrics_publisher import MetricsPublisher
+            from handlers.metrics_publisher import publish_metrics
             from handlers.start_many import start_many
 
         started = time.monotonic()
@@ -35,11 +35,7 @@ class ManyHandler:
             context.model_yaml_config or {},
             os.environ,
         )
-        service = self.service
-        self.metrics = MetricsPublisher(
-            context.metrics, context.model_name, service.numbers, service.counters.drain, MANY_METRICS
-        )
-        self.metrics.start()
+        self.metrics = publish_metrics(context, self.service, MANY_METRICS)
         logging.getLogger("handlers").info("handler ready seconds=%.1f", time.monotonic() - started)
 
     def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:

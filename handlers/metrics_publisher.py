@@ -91,6 +91,13 @@ class MetricsPublisher:
         sink.add_or_update(value if metric.kind == GAUGE else value - (published or 0), labels)
 
 
+def publish_metrics(context: Any, service: Any, table: Sequence[Metric]) -> MetricsPublisher:
+    """Publish a service's metrics until `stop`. context: TorchServe's. service: has `numbers` and `counters`."""
+    publisher = MetricsPublisher(context.metrics, context.model_name, service.numbers, service.counters.drain, table)
+    publisher.start()
+    return publisher
+
+
 def _find(numbers: Mapping[str, Any], path: Sequence[str]) -> int:
     found: Any = numbers
     for step in path:

@@ -14,10 +14,10 @@ from botocore.eventstream import EventStreamBuffer, ParserError
 
 from torchmoor.bench.sample import Sample
 from torchmoor.clients.errors import StreamError
-from torchmoor.clients.receipts import read_receipt
 from torchmoor.clients.signing import Signer
 from torchmoor.clients.streams import StreamReader
 from torchmoor.wire import headers as wire
+from torchmoor.wire.receipt import read_receipt
 
 SESSION = wire.SESSION_ID
 ERROR_TYPE = "x-amzn-ErrorType"

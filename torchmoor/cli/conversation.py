@@ -14,10 +14,10 @@ from botocore.config import Config
 from torchmoor.cli.waiting_notice import EndpointWatch
 from torchmoor.clients import runtime
 from torchmoor.clients.errors import EndpointError
-from torchmoor.clients.receipts import read_receipt
 from torchmoor.clients.runtime import readable_errors
 from torchmoor.clients.signing import SERVICE, Login, Signer, make_client
 from torchmoor.errors import TorchmoorError
+from torchmoor.wire.receipt import read_receipt
 
 READ_TIMEOUT_S = 120
 LIST_TIMEOUT_S = 5

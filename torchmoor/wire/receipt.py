@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 
@@ -48,6 +49,14 @@ RECEIPT_FIELDS = (
 TEXT_FIELDS = {each.header: each.name for each in RECEIPT_FIELDS if not each.is_number}
 NUMBER_FIELDS = {each.header: each.name for each in RECEIPT_FIELDS if each.is_number}
 MAX_DIGITS = 18
+
+
+def read_receipt(headers: Mapping[str, str]) -> dict[str, str | int | float]:
+    """Return the receipt in an answer's header fields; a number that cannot be read is left out."""
+    given = {name.lower(): value for name, value in headers.items()}
+    texts = {field: given[name] for name, field in TEXT_FIELDS.items() if name in given}
+    numbers = {field: read_number(given[name]) for name, field in NUMBER_FIELDS.items() if name in given}
+    return {**texts, **{field: number for field, number in numbers.items() if number is not None}}
 
 
 def read_number(text: str) -> int | float | None:

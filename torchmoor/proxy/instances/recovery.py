@@ -3,6 +3,10 @@
 A probe shows whether TorchServe has a worker; only requests show whether the worker answers. Breakers open for at most
 half of a variant's ready instances: if more fail, the cause is likely elsewhere, and refusing all requests would make
 the outage worse.
+
+In slow start, an instance that becomes ready again gets a growing share of the usual work. It has fewer outstanding
+requests and more free room than any other. Without slow start it would get all new work, and with a journal all of its
+sessions would be rebuilt there at the same moment.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from torchmoor.config.health import RecoverySettings
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.instances.slow_start import share_after
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +91,7 @@ class Recovery:
         self._set_share(instance, 0.0)
 
     def _set_share(self, instance: Instance, elapsed_s: float) -> None:
-        settings = self._settings
-        instance.share = share_after(elapsed_s, duration_s=settings.slow_start_s, least=settings.least_share)
+        instance.share = share_after(elapsed_s, self._settings)
         if instance.share == 1.0:
             self._back_since.pop(instance.name, None)
         self._registry.refresh(instance)
@@ -116,3 +118,10 @@ class Recovery:
             self._have_failed.add(name)
             self._back_since.pop(name, None)
             instance.breaker = Breaker(self._settings)
+
+
+def share_after(elapsed_s: float, settings: RecoverySettings) -> float:
+    """Return an instance's share in slow start: it grows evenly from `least_share` to 1.0 over `slow_start_s`."""
+    if elapsed_s >= settings.slow_start_s:
+        return 1.0
+    return settings.least_share + (1.0 - settings.least_share) * max(0.0, elapsed_s) / settings.slow_start_s

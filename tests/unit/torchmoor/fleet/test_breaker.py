@@ -9,9 +9,8 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.recovery import Recovery
+from torchmoor.proxy.instances.recovery import Recovery, share_after
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.instances.slow_start import share_after
 
 SETTINGS = RecoverySettings(max_failures=3, min_open_s=2, max_open_s=8, slow_start_s=10, least_share=0.1)
 
@@ -75,7 +74,7 @@ def test_success_closes_the_breaker_and_forgets_the_intervals(is_half_open: bool
 
 def test_share_grows_from_the_least_to_all() -> None:
     """Evenly, and it never leaves that range."""
-    shares = [share_after(elapsed, duration_s=10, least=0.1) for elapsed in (-1, 0, 5, 10, 11)]
+    shares = [share_after(elapsed, SETTINGS) for elapsed in (-1, 0, 5, 10, 11)]
 
     assert shares == [0.1, 0.1, 0.55, 1.0, 1.0]
 

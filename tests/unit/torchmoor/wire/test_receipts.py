@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from torchmoor.clients.receipts import read_receipt
-from torchmoor.wire.receipt import NUMBER_FIELDS
+from torchmoor.wire.receipt import NUMBER_FIELDS, read_receipt
 
 
 def test_numbers_are_numbers_and_names_are_names() -> None:
