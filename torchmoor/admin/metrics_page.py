@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from torchmoor.proxy.api.metrics_operation import TIMEOUT_S
+from torchmoor.tasks import cancel_all
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +23,7 @@ class MetricsPages:
 
     async def stop(self) -> None:
         """Cancel all pages; their callbacks are not called."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     def try_start(self, on_made: Callable[[bytes | None], None]) -> bool:
         """Make a page and pass it to the callback, or None if that fails. Returns False if too many are under way."""

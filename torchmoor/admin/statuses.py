@@ -14,6 +14,7 @@ from torchmoor.admin.http import read_content
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.tasks import cancel_all
 from torchmoor.wire import operations
 
 MAX_AGE_S = 1.5
@@ -37,10 +38,7 @@ class InstanceStatuses:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        tasks = list(self._queries.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._queries.values())
 
     def find(self, name: str) -> dict[str, Any] | None:
         """Return an instance's last status; None if it reports none."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
 
 from torchmoor.async_inference.backoff import Backoff
 from torchmoor.async_inference.notifications.notifier import NotificationTopics, Notifier
@@ -164,9 +163,7 @@ class AsyncInference:
             except LocationRefused as error:
                 raise ConfigError(f"AsyncInferenceConfig of endpoint {name!r}: {error}") from error
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     async def _finish_submitting(self) -> None:

@@ -22,6 +22,7 @@ from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import EndpointResource, Resources
 from torchmoor.errors import LimitExceeded, RequestInvalid, TorchmoorError
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.tasks import cancel_all
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +76,7 @@ class Endpoints:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     async def _create(self, values: Values) -> Values:
         name, endpoints = values["EndpointName"], self._resources.endpoints

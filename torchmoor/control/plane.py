@@ -28,6 +28,7 @@ from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.supervisor import CONTROL_FOLDER
 from torchmoor.proxy.api.runtime import DEFAULT_REGION
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.tasks import cancel_all
 
 SAGEMAKER = "sagemaker"
 MODELS = "models"  # folder of downloaded and unpacked models
@@ -113,9 +114,7 @@ class LaunchingPlane:
             async with self._endpoints:
                 yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
             await autoscaler.stop()
 
 

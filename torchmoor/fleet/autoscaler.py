@@ -33,6 +33,7 @@ from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry, ScalingDecision, Variant
 from torchmoor.proxy.routing.reported_status import parse_status
+from torchmoor.tasks import cancel_all
 from torchmoor.wire.operations import STATUS
 
 logger = logging.getLogger(__name__)
@@ -139,10 +140,7 @@ class Autoscaler:
     async def stop(self) -> None:
         """Stop scaling. Instances keep running."""
         members = [member for group in self._groups for member in group.members.values()]
-        tasks = [member.task for member in members if member.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(member.task for member in members if member.task is not None)
 
     def add(self, group: ScaledVariant) -> None:
         """Scale one more variant from now on."""

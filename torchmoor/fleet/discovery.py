@@ -23,6 +23,7 @@ from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.tasks import cancel_all
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +78,7 @@ class Discovery:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        tasks = [entry.task for entry in self.entries.values() if entry.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(entry.task for entry in self.entries.values() if entry.task is not None)
         await self._operations.__aexit__(None, None, None)
 
     def take(self, entries: Iterable[DiscoverySettings]) -> None:

@@ -24,6 +24,7 @@ import dns.resolver
 from torchmoor.config.instances import DiscoverySettings, parse_nameserver
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet.discovery_plan import DnsTarget
+from torchmoor.tasks import cancel_all
 
 logger = logging.getLogger(__name__)
 
@@ -117,9 +118,7 @@ async def find_hosts(resolver: dns.asyncresolver.Resolver, names: Iterable[dns.n
         try:
             await asyncio.wait(tasks, timeout=timeout_s)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
     return found
 
 

@@ -24,6 +24,7 @@ from torchmoor.fleet.worker_probe import WorkerProbe
 from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.tasks import cancel_all
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +59,7 @@ class HealthChecker:
     async def __aexit__(self, *error: object) -> None:
         assert self._loop_task is not None
         assert self._client is not None
-        tasks = [self._loop_task, *self._probes]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all([self._loop_task, *self._probes])
         await self._client.close()
 
     @property

@@ -39,6 +39,7 @@ from torchmoor.fleet.torchserve import (
 )
 from torchmoor.proxy.instances.instance import Instance, InstanceEnd, InstanceState
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.tasks import cancel_all
 
 logger = logging.getLogger(__name__)
 
@@ -140,9 +141,7 @@ class Launcher:
     async def stop(self) -> None:
         """Stop every instance, delete its folder, and unlock the run directory."""
         self._is_stopping = True
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await cancel_all(self._tasks.values())
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
         for name in [*self._tasks, supervisor.JOURNAL_FOLDER]:
             await asyncio.to_thread(remove_folder, self._folder(name))

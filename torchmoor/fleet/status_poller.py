@@ -19,6 +19,7 @@ from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.model_placement import ModelPlacement
 from torchmoor.proxy.routing.reported_status import ReportedStatus, parse_status
+from torchmoor.tasks import cancel_all
 from torchmoor.wire.operations import STATUS
 
 logger = logging.getLogger(__name__)
@@ -66,10 +67,7 @@ class StatusPoller:
 
     async def __aexit__(self, *error: object) -> None:
         assert self._loop_task is not None
-        tasks = [self._loop_task, *self._queries.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all([self._loop_task, *self._queries.values()])
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

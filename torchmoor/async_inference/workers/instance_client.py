@@ -11,7 +11,6 @@ import errno
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
 
 import aiohttp
 
@@ -155,9 +154,7 @@ class InstanceClient:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         assert self._client is not None
         await self._client.close()
 

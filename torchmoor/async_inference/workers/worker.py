@@ -21,6 +21,7 @@ from torchmoor.async_inference.workers.lease_renewal import ClaimLost, LeaseRene
 from torchmoor.async_inference.workers.publication import Publication, PublishLater
 from torchmoor.async_inference.workers.response_publication import ResponsePublication
 from torchmoor.errors import QueueUnavailable
+from torchmoor.tasks import cancel_all
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +72,7 @@ class Worker:
     async def drain(self, timeout_s: float) -> None:
         """Claim no more requests, wait for what runs, and return to the queue what runs for longer."""
         assert self._claiming is not None
-        self._claiming.cancel()
-        await asyncio.gather(self._claiming, return_exceptions=True)
+        await cancel_all([self._claiming])
         if self._serving:
             await asyncio.wait(self._serving, timeout=timeout_s)
         await self.stop()
@@ -81,9 +81,7 @@ class Worker:
         """Claim no more requests, and return what runs to the queue."""
         assert self._claiming is not None
         for group in ([self._claiming], self._serving.copy()):
-            for task in group:
-                task.cancel()
-            await asyncio.gather(*group, return_exceptions=True)
+            await cancel_all(group)
 
     # Claiming
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -37,9 +36,7 @@ class ChatSagemakerSession(StreamingEndpoint):
     def __enter__(self) -> ChatSagemakerSession:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(EndpointError):  # the session expires anyway, and must not hide an error of the block
             self.close()
 

@@ -9,12 +9,12 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import aiohttp
 
 from torchmoor.proxy.instances.instance import Instance
+from torchmoor.tasks import cancel_all
 from torchmoor.wire import headers
 
 logger = logging.getLogger(__name__)
@@ -54,13 +54,9 @@ class HandlerOperations:
         self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         assert self._client is not None
-        for task in self._started:
-            task.cancel()
-        await asyncio.gather(*self._started, return_exceptions=True)
+        await cancel_all(self._started)
         await self._client.close()
 
     async def ask(
