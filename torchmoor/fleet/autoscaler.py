@@ -30,7 +30,7 @@ from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaling import Scaling, decide, explain
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
-from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry, ScalingDecision, Variant
 from torchmoor.proxy.routing.reported_status import parse_status
 from torchmoor.tasks import cancel_all
@@ -257,7 +257,7 @@ class Autoscaler:
         for member, instance in found:
             if number == 0:
                 return
-            if instance is None or instance.state in (InstanceState.STARTING, InstanceState.DOWN):
+            if instance is None or instance.state not in SERVING:
                 self._stop(group, member)
             elif await self._must_stay(member, instance):
                 continue

@@ -127,7 +127,7 @@ class HealthChecker:
             unanswered = 1  # it streams: a busy instance is not a dead one
         self._unanswered[instance.name] = unanswered
         self._num_pieces[instance.name] = instance.num_pieces
-        if is_ready and instance.state in (InstanceState.STARTING, InstanceState.DOWN):
+        if is_ready and instance.state not in SERVING:
             self._registry.set_state(instance.name, InstanceState.READY)
         elif instance.state in SERVING and (is_ready is False or unanswered >= self._settings.unanswered_before_down):
             self._registry.set_state(instance.name, InstanceState.DOWN)

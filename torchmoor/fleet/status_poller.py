@@ -15,7 +15,7 @@ from typing import Protocol
 
 from torchmoor.config.health import HealthSettings
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
-from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.model_placement import ModelPlacement
 from torchmoor.proxy.routing.reported_status import ReportedStatus, parse_status
@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 READING_SHARE = 0.05  # of the proxy's time, at most, is spent on reading answers
-_WITHOUT_MEMORY = frozenset((InstanceState.STARTING, InstanceState.DOWN))
 
 
 class StatusListener(Protocol):
@@ -156,5 +155,5 @@ def take_status(instance: Instance, status: ReportedStatus, models: ModelPlaceme
 def forget_lost(registry: Registry, instance: Instance) -> None:
     """Remove the models of a changed instance that has restarted or is removed."""
     models = registry.variant_of(instance).models
-    if models is not None and (registry.find(instance.name) is not instance or instance.state in _WITHOUT_MEMORY):
+    if models is not None and (registry.find(instance.name) is not instance or instance.state not in SERVING):
         models.forget(instance.name)

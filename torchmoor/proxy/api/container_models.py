@@ -24,21 +24,19 @@ from torchmoor.errors import ApiError, ModelBusy, ModelNotLoaded, ServiceUnavail
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect, defer
-from torchmoor.proxy.api.replies import container_error, json_reply, unknown_operation
+from torchmoor.proxy.api.replies import JSON, container_error, json_reply, unknown_operation
 from torchmoor.proxy.api.validation import TARGET_MODEL
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
-from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.wire import operations
 
 PATH = b"/models"
 NO_ROOM = TooManyModels.status
 
 _NAME = re.compile(r"[A-Za-z0-9._~-]{1,256}", re.ASCII)
-_JSON = (b"content-type", b"application/json")
-_WITHOUT_MEMORY = frozenset((InstanceState.STARTING, InstanceState.DOWN))
 
 
 @dataclass(slots=True)
@@ -200,7 +198,7 @@ class ContainerModelsApi:
 
     def _on_change(self, instance: Instance) -> None:
         """Forget the models of an instance that has lost its memory."""
-        if self._dispatchers.registry.find(instance.name) is not instance or instance.state in _WITHOUT_MEMORY:
+        if self._dispatchers.registry.find(instance.name) is not instance or instance.state not in SERVING:
             for name in [name for name, model in self._models.items() if model.instance == instance.name]:
                 del self._models[name]
 
@@ -244,7 +242,7 @@ def _answer(order: DeferredReply, answer: OperationAnswer | None, row: dict[str,
         order.end(json_reply(200, row))
     else:
         code = answer.code.encode("latin-1")
-        order.end(Reply(answer.status, (_JSON, (ERROR_HEADER, code)), answer.body))
+        order.end(Reply(answer.status, (JSON, (ERROR_HEADER, code)), answer.body))
 
 
 def _row(name: str, model: LoadedModel) -> dict[str, str]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 
 from torchmoor.proxy.api.validation import INFERENCE_ID, SESSION_ID, TARGET_MODEL
+from torchmoor.proxy.dispatch.assignment import ERROR_HEADER, NEW_SESSION_ID
 from torchmoor.proxy.dispatch.observer import Observer
 from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.answer import Answer, WatchedAnswer
 from torchmoor.proxy.http.message import AnswerHead, Request
 from torchmoor.proxy.instances.registry import Variant
-from torchmoor.wire import headers
 from torchmoor.wire.receipt import GENERATED_TOKENS, NUMBER_FIELDS, read_number
 from torchmoor.wire.session_hash import session_hash
 
 logger = logging.getLogger(__name__)
 
-_ERROR_HEADER = headers.ERROR.encode()
-_NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
 _RECEIPT = {name.encode(): field for name, field in NUMBER_FIELDS.items()}
 _GENERATED_TOKENS = NUMBER_FIELDS[GENERATED_TOKENS]
 _MAX_CODE = 64  # characters of a handler's error code
@@ -86,12 +84,12 @@ def complete_record(
 
 
 def _read_answer(record: RequestRecord, head: AnswerHead, *, opens_session: bool) -> None:
-    opened = (head.find(_NEW_SESSION_ID) or head.find(SESSION_ID)) if opens_session else None
+    opened = (head.find(NEW_SESSION_ID) or head.find(SESSION_ID)) if opens_session else None
     if opened:
         record.session = session_hash(opened.partition(b";")[0].strip())
     if head.status >= 400:
         record.status_refused = head.status
-        code = head.find(_ERROR_HEADER)  # some dialects send it to the client
+        code = head.find(ERROR_HEADER)  # some dialects send it to the client
         if code:
             record.model_error = code.decode("latin-1")[:_MAX_CODE]
             record.error_type = record.error_type or record.model_error

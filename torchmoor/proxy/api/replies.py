@@ -19,12 +19,12 @@ Handler = Callable[[Request, bytes], Call | Reply]
 
 LOOKING = frozenset((b"GET", b"HEAD"))
 
-_JSON = (b"content-type", b"application/json")
+JSON = (b"content-type", b"application/json")
 
 
 def json_reply(status: int, content: object, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
     """Render a body of JSON."""
-    return Reply(status, (_JSON, *headers), json.dumps(content).encode())
+    return Reply(status, (JSON, *headers), json.dumps(content).encode())
 
 
 def runtime_error(error: ApiError, request_id: bytes) -> Reply:

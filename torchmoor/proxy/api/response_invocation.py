@@ -17,6 +17,7 @@ from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.async_runtime import DEFAULT_TTL_S
 from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.dispatch.assignment import NEW_SESSION_ID
 from torchmoor.proxy.dispatch.request_sessions import read_expiry
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import HOLD, PASS_ON, Judgement, NextStep, Outcome
@@ -28,7 +29,6 @@ from torchmoor.wire.response_ids import read_response_id
 from torchmoor.wire.session_hash import session_hash
 
 _BACKGROUND = headers.BACKGROUND.encode()
-_NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
 TIMEOUT_S = 3600.0  # of one attempt; the handler has its own limit of an answer
 CLOSE_TIMEOUT_S = 10.0
 
@@ -54,7 +54,7 @@ class Accepted:
 
     @property
     def opened(self) -> bytes:
-        return self.head.find(_NEW_SESSION_ID) or b""
+        return self.head.find(NEW_SESSION_ID) or b""
 
 
 class ResponseInvocation(Invocation):
