@@ -32,9 +32,9 @@ class MetricsApi:
     def _begin(self, order: DeferredReply, body: bytes) -> None:
         def on_made(page: bytes | None) -> None:
             if page is None:
-                order.fail(InternalFailure("The metrics cannot be told."))  # prose: allow
+                order.fail(InternalFailure("The metrics page could not be rendered."))
             else:
                 order.end(Reply(200, (_TEXT,), page))
 
         if not self._try_start(on_made):
-            raise ServiceUnavailable("Too many ask for the metrics. Try again later.")
+            raise ServiceUnavailable("Too many requests for the metrics are in progress. Try again later.")
