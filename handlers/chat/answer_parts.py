@@ -53,12 +53,16 @@ class WrittenCall:
 
 @dataclass(slots=True)
 class AnswerMessage:
-    """A whole answer by its parts. num_reasoning_tokens: tokens of reasoning and its marks."""
+    """A whole answer by its parts.
+
+    num_reasoning_tokens: tokens of reasoning and its marks. is_call_cut: the answer ended within a call's arguments.
+    """
 
     content: str = ""
     reasoning: str = ""
     calls: list[WrittenCall] = field(default_factory=list)
     num_reasoning_tokens: int = field(default=0, compare=False)
+    is_call_cut: bool = field(default=False, compare=False)
 
     def add(self, part: AnswerPart) -> None:
         match part:
@@ -113,6 +117,7 @@ class AnswerReader:
                 self._add(Content(self._buffer))
         elif self._read == self._read_head and self._call is not None:
             self._add(Content(self._call[0] + self._buffer))
+        self.message.is_call_cut = self._read == self._read_arguments
         self._buffer = ""
         return self._take()
 
@@ -155,7 +160,7 @@ class AnswerReader:
             self._add(Reasoning(self._cut(at + len(mark), len(mark)).rstrip()))
             self._read = self._read_gap
             return True
-        length = len(self._buffer[: len(self._buffer) - _num_held(self._buffer, mark)].rstrip())
+        length = len(self._buffer[: len(self._buffer) - num_held(self._buffer, mark)].rstrip())
         self._add(Reasoning(self._cut(length)))
         return False
 
@@ -174,7 +179,7 @@ class AnswerReader:
             self._add(Content(self._cut(at + len(mark), len(mark)).rstrip()))
             self._read = self._read_head
             return True
-        length = len(self._buffer) - _num_held(self._buffer, mark)
+        length = len(self._buffer) - num_held(self._buffer, mark)
         length = len(self._buffer[:length].rstrip()) if mark else length
         self._add(Content(self._cut(length)))
         return False
@@ -246,7 +251,7 @@ class AnswerReader:
         return True
 
 
-def _num_held(text: str, mark: str) -> int:
+def num_held(text: str, mark: str) -> int:
     """Return how many last characters of a text may be the beginning of a mark."""
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
 

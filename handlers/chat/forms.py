@@ -19,11 +19,13 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.d
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a stream. `text` is the text that has become certain with this token, often the token's own.
+    """One token of a stream.
 
+    text: the text that has become certain with this token; with stop strings, it may begin or end elsewhere than the
+    token's own text, and ends before the stop string. own_text: what the token adds, of a stop string too.
     parts: the parts of the answer that have become certain; None if the answer has only content, which is `text`. top:
     the likeliest tokens at this position, with their own texts, if the request asks for them. offset: number of
-    characters of the answer before this token.
+    characters of the own texts before this token.
     """
 
     id: int
@@ -33,6 +35,7 @@ class Token:
     parts: Sequence[AnswerPart] | None = None
     top: "Sequence[Token]" = ()
     offset: int = 0
+    own_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,8 +101,8 @@ class CompletionForm(OpenAIAnswer):
 def _logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
     """Return OpenAI's `logprobs` object: the tokens' texts, log probabilities, likeliest alternatives and offsets."""
     return {
-        "tokens": [token.text for token in tokens],
+        "tokens": [token.own_text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{each.text: each.logprob for each in token.top} for token in tokens],
+        "top_logprobs": [{each.own_text: each.logprob for each in token.top} for token in tokens],
         "text_offset": [token.offset for token in tokens],
     }

@@ -209,12 +209,13 @@ class OpenAIForm(OpenAIAnswer):
 
 
 def _logprob(token: Token) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}
+    return {"token": token.own_text, "logprob": token.logprob, "bytes": list(token.own_text.encode())}
 
 
 def _finish_reason(summary: Summary) -> str:
-    reason = name_finish_reason(summary)
-    return "tool_calls" if reason == "stop" and summary.message is not None and summary.message.calls else reason
+    reason, message = name_finish_reason(summary), summary.message
+    has_calls = message is not None and message.calls and not message.is_call_cut
+    return "tool_calls" if reason == "stop" and has_calls else reason
 
 
 def _whole_message(summary: Summary) -> dict[str, Any]:

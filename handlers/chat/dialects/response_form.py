@@ -75,10 +75,10 @@ class ResponseForm:
         for token in summary.tokens:
             self._output.add(output_parts(token))
         self._output.ensure_one()
-        is_complete, items = summary.finish_reason != "length", self._output.items
-        statuses = [*["completed"] * (len(items) - 1), "completed" if is_complete else "incomplete"]
+        cut, items = _find_cut(summary), self._output.items
+        statuses = [*["completed"] * (len(items) - 1), "incomplete" if cut else "completed"]
         shown = [item.show(status) for item, status in zip(items, statuses, strict=True)]
-        fields = {**self._fields, **_ending(summary, is_complete=is_complete)}
+        fields = {**self._fields, **_ending(summary, cut)}
         self._ended = self._show(fields, shown)
         if is_streamed or self.is_background:
             fields = {**fields, _PIECES: [item.pieces for item in items]}
@@ -165,13 +165,20 @@ def output_parts(token: Token) -> Sequence[AnswerPart]:
     return (Content(token.text),) if token.text else ()
 
 
-def _ending(summary: Summary, *, is_complete: bool) -> dict[str, Any]:
+def _find_cut(summary: Summary) -> str | None:
+    """Return why the last item is not whole: its length, or a stop string within a call; None if it is whole."""
+    if summary.finish_reason == "length":
+        return "max_output_tokens"
+    return "stop" if summary.message is not None and summary.message.is_call_cut else None
+
+
+def _ending(summary: Summary, cut: str | None) -> dict[str, Any]:
     num_prompt, num_answer, num_cached = summary.num_prompt_tokens, summary.num_tokens, summary.num_cached_tokens
     num_reasoning = 0 if summary.message is None else summary.message.num_reasoning_tokens
     return {
-        "status": "completed" if is_complete else "incomplete",
-        "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
-        "completed_at": int(time.time()) if is_complete else None,
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": cut} if cut else None,
+        "completed_at": None if cut else int(time.time()),
         "usage": _usage(num_prompt, num_cached, num_answer, num_reasoning),
     }
 

@@ -73,9 +73,9 @@ class TgiForm:
         return b""
 
     def token(self, token: Token, summary: Summary | None) -> bytes:
-        value: dict[str, object] = {"token": _tgi_token(token)}
+        value: dict[str, object] = {"token": _tgi_token(token, token.text)}
         if token.top:
-            value["top_tokens"] = [_tgi_token(each) for each in token.top]
+            value["top_tokens"] = [_tgi_token(each, each.own_text) for each in token.top]
         value |= {
             "generated_text": None if summary is None else self.text_before + summary.text,
             "details": None if summary is None else summary.details(),
@@ -88,10 +88,12 @@ class TgiForm:
     def whole(self, summary: Summary) -> bytes:
         body: dict[str, object] = {"generated_text": self.text_before + summary.text}
         if self.has_details:
-            tokens = [_tgi_token(token) for token in summary.tokens]
+            tokens = [_tgi_token(token, token.own_text) for token in summary.tokens]
             details = {**summary.details(), "prefill": [], "tokens": tokens}
             if any(token.top for token in summary.tokens):
-                details["top_tokens"] = [[_tgi_token(each) for each in token.top] for token in summary.tokens]
+                details["top_tokens"] = [
+                    [_tgi_token(each, each.own_text) for each in token.top] for token in summary.tokens
+                ]
             body["details"] = details
         return encode([body])
 
@@ -117,7 +119,7 @@ class LmiForm:
     def token(self, token: Token, summary: Summary | None) -> bytes:
         if self.are_outputs:
             return _line({"outputs": [token.text]}) if token.text else b""
-        value: dict[str, object] = {"token": _lmi_token(token)}
+        value: dict[str, object] = {"token": _lmi_token(token, token.text)}
         if summary is not None:
             value["generated_text"] = self.text_before + summary.text
             value["details"] = summary.details()
@@ -129,7 +131,10 @@ class LmiForm:
     def whole(self, summary: Summary) -> bytes:
         body: dict[str, object] = {"generated_text": self.text_before + summary.text}
         if self.has_details:
-            body["details"] = {**summary.details(), "tokens": [_lmi_token(token) for token in summary.tokens]}
+            body["details"] = {
+                **summary.details(),
+                "tokens": [_lmi_token(token, token.own_text) for token in summary.tokens],
+            }
         return encode(body)
 
 
@@ -179,12 +184,13 @@ def _line(value: Any) -> bytes:
     return encode(value) + b"\n"
 
 
-def _tgi_token(token: Token) -> dict[str, object]:
-    return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.is_special}
+def _tgi_token(token: Token, text: str) -> dict[str, object]:
+    """Encode a token. text: in a stream, what has become certain with it, because clients join the texts."""
+    return {"id": token.id, "text": text, "logprob": token.logprob, "special": token.is_special}
 
 
-def _lmi_token(token: Token) -> dict[str, object]:
-    return {"id": token.id, "text": token.text, "log_prob": token.logprob, "special_token": token.is_special}
+def _lmi_token(token: Token, text: str) -> dict[str, object]:
+    return {"id": token.id, "text": text, "log_prob": token.logprob, "special_token": token.is_special}
 
 
 def _tgi_error_type(error: HandlerError) -> str:

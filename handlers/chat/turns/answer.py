@@ -8,7 +8,7 @@ the engine's thread, because a stop string ends the sequence.
 import threading
 from collections import deque
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, cast
 
 from handlers.chat.answer_parts import AnswerMessage, AnswerReader
 from handlers.chat.commands import Ask, Generate
@@ -22,6 +22,13 @@ from handlers.models.prompt_format import PromptFormat
 from handlers.reply import JSON, PendingReply
 from torchmoor.wire import headers as wire
 from torchmoor.wire.receipt import CACHE_TIER, GENERATED_TOKENS
+
+
+class TokenText(NamedTuple):
+    """The text that has become certain with a token, and the token's own; see Token."""
+
+    text: str
+    own_text: str
 
 
 class AnswerWriter:
@@ -51,10 +58,10 @@ class AnswerWriter:
         self._detokenizer = Detokenizer(model.tokenizer, request.parameters.stop)
         self._reader = reader
         self._encoding = threading.Lock()  # one thread at a time takes tokens from `_added`, and writes them
-        self._added: deque[tuple[TokenEvent, str | None]] = deque()  # tokens and their text, if it is known
-        self._last: tuple[TokenEvent, str | None] | None = None
+        self._added: deque[tuple[TokenEvent, TokenText | None]] = deque()  # tokens and their text, if it is known
+        self._last: tuple[TokenEvent, TokenText | None] | None = None
         self._is_begun = False
-        self._num_chars = 0  # number of characters of the tokens' texts so far
+        self._num_chars = 0  # number of characters of the tokens' own texts so far
 
     def resume(self, given: Continuation) -> None:
         """Continue a stream after the tokens that its client has. Raises TurnConflict if they end the answer."""
@@ -166,20 +173,23 @@ class AnswerWriter:
         added = [self._added.popleft() for _ in range(len(self._added))]
         return [self._token(*item) for item in added]
 
-    def _token(self, event: TokenEvent, text: str | None, *, is_last: bool = False) -> Token:
+    def _token(self, event: TokenEvent, decoded: TokenText | None, *, is_last: bool = False) -> Token:
         assert event.token_id is not None
-        text = self._decode(event) if text is None else text
+        text, own_text = decoded or self._decode(event)
         parts = None if self._reader is None else self._reader.read(text)
         if is_last and self._reader is not None and parts is not None:
             parts += self._reader.finish()
         top = [
-            Token(token, self._detokenizer.text_of(token), logprob, token in self._eos_token_ids)
+            Token(token, "", logprob, token in self._eos_token_ids, own_text=self._detokenizer.text_of(token))
             for token, logprob in event.top
         ]
-        offset, self._num_chars = self._num_chars, self._num_chars + len(text)
-        return Token(event.token_id, text, event.logprob, event.token_id in self._eos_token_ids, parts, top, offset)
+        offset, self._num_chars = self._num_chars, self._num_chars + len(own_text)
+        is_special = event.token_id in self._eos_token_ids
+        return Token(event.token_id, text, event.logprob, is_special, parts, top, offset, own_text)
 
-    def _decode(self, event: TokenEvent) -> str:
+    def _decode(self, event: TokenEvent) -> TokenText:
         assert event.token_id is not None
-        text = self._detokenizer.push(event.token_id)
-        return text if event.finish_reason is None else text + self._detokenizer.finish()
+        text, own_text = self._detokenizer.push(event.token_id), self._detokenizer.added
+        if event.finish_reason is not None:
+            text, own_text = text + self._detokenizer.finish(), own_text + self._detokenizer.added
+        return TokenText(text, own_text)
