@@ -310,6 +310,19 @@ def test_response_goes_where_its_session_is(stage: Stage, base: str, instance: s
     assert len(getattr(stage, instance).received) == len(requests)
 
 
+@pytest.mark.parametrize("base", BASES)
+def test_an_uploads_name_goes_along(stage: Stage, base: str) -> None:
+    """TorchServe passes on only a form's contents; a client's own header does not count."""
+    behave(stage, answering(body=b"{}"))
+    own = {"x-torchmoor-form-filename": "other.png"}
+
+    for name in ('c "1".png', "größe.png", ""):
+        client(stage, base).files.create(file=(name, b"x" * 100_000), purpose="vision", extra_headers=own)
+
+    names = [each.headers.get("x-torchmoor-form-filename") for each in (*stage.a.received, *stage.b.received)]
+    assert sorted(names, key=str) == [None, "c%20%221%22.png", "gr%C3%B6%C3%9Fe.png"]
+
+
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize", "/endpoints/llava/openai/v1/tokenize"])
 def test_tokens_are_asked_of_an_instance(stage: Stage, path: str) -> None:
     behave(stage, answering(body=b"{}"))

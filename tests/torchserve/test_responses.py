@@ -269,6 +269,7 @@ def test_file_is_sent_once_and_named_by_many(gpt: openai.OpenAI) -> None:
     talk = gpt.conversations.create(items=see)
 
     assert (file.object, file.bytes, file.purpose, file.status) == ("file", len(picture), "vision", "processed")
+    assert file.filename == "circle.png"
     assert gpt.files.retrieve(file.id) == file
     assert gpt.files.content(file.id).read() == picture
     assert "red" in first.output_text

@@ -6,6 +6,7 @@ Modules of the proxy that work on bytes encode the names once, at their beginnin
 # From the proxy to a handler
 CONTINUATION = "x-torchmoor-continuation"  # see continuation.py: bytes of the body before the original one
 ENDPOINT = "x-torchmoor-endpoint"
+FORM_FILENAME = "x-torchmoor-form-filename"  # of an uploaded file, percent-encoded: TorchServe's form has no names
 NEEDS_MODEL = "x-torchmoor-needs-model"  # the body must have OpenAI's `model`
 MODEL_QUESTION = "x-torchmoor-model-question"  # of one of many models: see operations.MODEL_QUESTIONS
 OPERATION = "x-torchmoor-operation"

@@ -37,11 +37,14 @@ from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings
 from torchmoor.wire import background
+from torchmoor.wire import headers as wire
 
 MAX_LIMIT = 100  # items of a page: OpenAI's limit
 MAX_FILE_LIMIT = 10_000  # of files: OpenAI's limit; a page has at most MAX_LIMIT
 MAX_DIGITS = 9
 MAX_ADDED_ITEMS = 20  # items added to a conversation by one request: OpenAI's limit
+UNNAMED_FILE = "picture"
+MAX_FILENAME_CHARS = 255
 _ID = "([^/]+)"
 
 
@@ -160,13 +163,13 @@ def _parse_file(incoming: Incoming, form: dict[str, Any], now: float) -> OpenFil
     if not isinstance(content, bytes) or not content:
         raise missing_field("file")
     if purpose not in (b"vision", b"user_data"):
-        raise InvalidRequest("'purpose' must be vision: files are images here", param="purpose")
+        raise InvalidRequest("'purpose' must be vision or user_data: files are images here", param="purpose")
     check_session_limit(incoming)
     fields = {
         "object": "file",
         "bytes": len(content),
         "created_at": int(now),
-        "filename": "picture",
+        "filename": _read_filename(incoming) or UNNAMED_FILE,
         "purpose": purpose.decode(),
         "status": "processed",
     }
@@ -178,6 +181,13 @@ def _parse_file(incoming: Incoming, form: dict[str, Any], now: float) -> OpenFil
         resource=json.dumps(fields),
     )
     return OpenFile(opening=opening)
+
+
+def _read_filename(incoming: Incoming) -> str:
+    """Return the uploaded file's name without path and unprintable characters; empty if the proxy has sent none."""
+    name = unquote(incoming.headers.get(wire.FORM_FILENAME, ""), errors="ignore")
+    printable = "".join(each for each in re.split(r"[/\\]", name)[-1] if each.isprintable())
+    return printable.strip()[:MAX_FILENAME_CHARS]
 
 
 def _parse_conversation(incoming: Incoming, body: dict[str, Any], now: float) -> Command:

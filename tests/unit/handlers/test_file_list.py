@@ -78,6 +78,36 @@ def test_a_purpose_selects_files(client: Client, clock: FakeClock) -> None:
     assert ask(client, "GET files?purpose=batch").json["data"] == []
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("c.png", "c.png"),
+        ("Gr%C3%B6%C3%9Fe%20%E6%97%A5.png", "Größe 日.png"),
+        ("..%2Fup%5Cc.png", "c.png"),
+        ("a%0D%0Ab%00%ff.png", "ab.png"),
+        ("x" * 300, "x" * 255),
+        ("%20", "picture"),
+        ("", "picture"),
+        (None, "picture"),
+    ],
+)
+def test_a_file_has_the_name_that_was_uploaded(client: Client, given: str | None, shown: str) -> None:
+    """The proxy sends it percent-encoded. It is a plain name, whatever was sent."""
+    headers = {wire.RESOURCE: "POST files", **({} if given is None else {wire.FORM_FILENAME: given})}
+    made = client.call({"file": png("red"), "purpose": b"vision"}, headers)
+
+    assert made.json["filename"] == shown
+    assert client.call(None, {wire.RESOURCE: f"GET files/{made.json['id']}"}).json == made.json
+    assert client.call(None, {wire.RESOURCE: "GET files"}).json["data"] == [made.json]
+
+
+def test_a_wrong_purpose_is_refused_with_those_that_are_accepted(client: Client) -> None:
+    answer = ask(client, "POST files", body={"file": png("red"), "purpose": b"batch"})
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, "purpose")
+    assert "vision or user_data" in answer.json["error"]["message"]
+
+
 @pytest.mark.parametrize("query", ["limit=0", "limit=10001", "limit=x", "order=up", "after=x", "after=file-x"])
 def test_bad_queries_are_refused_by_name(client: Client, query: str) -> None:
     answer = ask(client, f"GET files?{query}")

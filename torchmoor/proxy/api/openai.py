@@ -43,7 +43,15 @@ from torchmoor.proxy.api.openai_dialects import (
     with_status,
 )
 from torchmoor.proxy.api.openai_models import find_many, list_models, read_adapter, read_target_model
-from torchmoor.proxy.api.openai_resources import FILES, OPENING, RESPONSES, needs_body, read_named, read_path
+from torchmoor.proxy.api.openai_resources import (
+    FILES,
+    OPENING,
+    RESPONSES,
+    filename_line,
+    needs_body,
+    read_named,
+    read_path,
+)
 from torchmoor.proxy.api.operation import Operation, find_target_model, placed_name, stream_deadlines
 from torchmoor.proxy.api.replies import LOOKING, unknown_operation
 from torchmoor.proxy.api.response_invocation import BackgroundQueue, ResponseInvocation
@@ -140,6 +148,8 @@ class OpenAIApi:
         call = self._call(request, request_id, self._operations[endpoint][dialect], session, body, adapter, make=make)
         is_new = session is None and named.is_stored
         call.assignment.opens_session = is_new and split_path(request.path)[1] in OPENING
+        if split_path(request.path)[1] == FILES:
+            call.assignment.body_lines = filename_line(body)
         return call
 
     def _find_session(self, endpoint: Endpoint, request: Request, place: Place | None) -> SessionId | None:
@@ -276,7 +286,7 @@ class OpenAIApi:
             model=find_target_model(request, endpoint) if model is None else placed_name(model, endpoint),
         )
         if model is not None:
-            call.assignment.model_lines = b"%b: %b\r\n" % (TARGET_MODEL, model.encode())
+            call.assignment.body_lines = b"%b: %b\r\n" % (TARGET_MODEL, model.encode())
         affinity = find_affinity(request, body, dispatcher.variant.settings.affinity, dispatcher.metrics)
         if affinity is not None:
             call.assignment.prefer(affinity)

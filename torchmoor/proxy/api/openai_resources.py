@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from torchmoor.proxy.api.openai_by_body import find_fields
 from torchmoor.proxy.http.message import Request
@@ -23,6 +23,12 @@ _FIELDS = frozenset(("previous_response_id", "conversation", "store"))
 _LINE = f"{headers.RESOURCE}: ".encode()
 _COMPACTION = re.compile(rb'"encrypted_content"[ \t\r\n]*:[ \t\r\n]*"(cmp_[a-z0-9-]{1,256})"')
 _JSON = json.JSONDecoder()
+_FILENAME_LINE = f"{headers.FORM_FILENAME}: ".encode()
+_DISPOSITION = re.compile(rb"^content-disposition:[^\r\n]*", re.IGNORECASE | re.MULTILINE)
+_FILE_FIELD = re.compile(rb';[ \t]*name="?file"?[ \t]*(?:;|$)', re.IGNORECASE)
+_FILENAME = re.compile(rb';[ \t]*filename=(?:"((?:[^"\\]|\\.)*)"|([^";\\ \t]+))', re.IGNORECASE)
+_ENCODED_FILENAME = re.compile(rb";[ \t]*filename\*=utf-8''([^; \t]+)", re.IGNORECASE)
+MAX_FILENAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,28 @@ def resource_lines(request: Request, operation: bytes) -> bytes:
     query = b"?" + request.query if request.query else b""
     length = b"" if request.is_chunked or request.framing_line else b"content-length: 0\r\n"
     return b"%b%b %b%b\r\n%b" % (_LINE, request.method, operation, query, length)
+
+
+def filename_line(body: bytes) -> bytes:
+    """Render the header line with the name of a form's file, from the beginning of the form; empty without a name."""
+    for line in _DISPOSITION.finditer(body):
+        if _FILE_FIELD.search(line[0]) is not None:
+            name = _read_filename(line[0])[:MAX_FILENAME_BYTES].decode("utf-8", "ignore")
+            return b"%b%b\r\n" % (_FILENAME_LINE, quote(name).encode()) if name else b""
+    return b""
+
+
+def _read_filename(line: bytes) -> bytes:
+    """Return the file's name of a part's Content-Disposition, without its path; empty without a name."""
+    encoded, plain = _ENCODED_FILENAME.search(line), _FILENAME.search(line)
+    if encoded is not None:
+        name = unquote_to_bytes(encoded[1])
+    elif plain is not None:
+        # Clients write a quote as %22, as browsers do, or after a backslash.
+        name = re.sub(rb"\\([\"\\])", rb"\1", plain[1] or plain[2] or b"").replace(b"%22", b'"')
+    else:
+        name = b""
+    return re.split(rb"[/\\]", name)[-1]
 
 
 def _read_id(text: str) -> Place | None:

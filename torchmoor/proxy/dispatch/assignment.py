@@ -74,7 +74,7 @@ class Assignment:
     """
 
     opens_session = False
-    model_lines = b""  # the header line of a model that is named in the body only
+    body_lines = b""  # header lines with names that only the body has: of a model, of an uploaded file
     strategy_request: StrategyRequest = FIRST_ATTEMPT
     choice: Choice | None = None
     expected: object = None
@@ -285,7 +285,7 @@ class Assignment:
     @property
     def own_lines(self) -> bytes:
         """All header lines that depend on the caller and on the chosen instance."""
-        return self.caller_lines + self.sequence_lines + self.marking_line + self.model_lines
+        return self.caller_lines + self.sequence_lines + self.marking_line + self.body_lines
 
     @property
     def caller(self) -> str:
