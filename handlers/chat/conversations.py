@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from handlers.chat.commands import AddItems, DeleteConversation, ShowConversation, UpdateConversation
-from handlers.chat.dialects.response_form import show_items, show_list, show_page
+from handlers.chat.dialects.response_form import find_item, show_items, show_list, show_page
 from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.items import images_in, read_items, write_items
 from handlers.chat.sessions.lifecycle import SessionLifecycle
@@ -109,7 +109,8 @@ def _items(session: Session) -> list[dict[str, Any]]:
 
 
 def _find_item(session: Session, text: str) -> dict[str, Any]:
-    for item in _items(session):
-        if item["id"] == text:
-            return item
-    raise ResponseUnknown(f"Item with id '{text[:256]}' not found.", api_code="not_found")
+    items = _items(session)
+    index = find_item(items, text)
+    if index is None:
+        raise ResponseUnknown(f"Item with id '{text[:256]}' not found.", api_code="not_found")
+    return items[index]

@@ -3,8 +3,9 @@
     resp_{session}_{number}            an entry of the session, from 1: a question with its answer
     conv_{session}                     the session itself, of a conversation
     cmp_{session}, file-{session}      the same, of a compacted conversation, and of a file
-    msg_{session}_{number}_{place}     an item of an entry, from 0
+    msg_{session}_{number}_{place}     an item of an entry, from 0; fc_ for a function's call, rs_ for reasoning
 
+An item is found by its place only: calls and reasoning had msg_, too, in earlier versions.
 session: the session's id without `ts-seq-`. Because its MAC authenticates ids of every kind, each proxy finds the
 instance of a response without shared state.
 """
@@ -14,14 +15,15 @@ from typing import NamedTuple
 
 from torchmoor.wire.session_ids import MAX_ID_LENGTH, PREFIX
 
-_RESPONSE, _CONVERSATION, _COMPACTION, _FILE, _ITEM = "resp_", "conv_", "cmp_", "file-", "msg_"
+_RESPONSE, _CONVERSATION, _COMPACTION, _FILE = "resp_", "conv_", "cmp_", "file-"
+_ITEM, _ITEMS = "msg_", {"function_call": "fc_", "reasoning": "rs_"}  # by type
 _NUMBER = r"(0|[1-9][0-9]{0,5})"
 _SESSION = rf"([a-z0-9-]{{1,{MAX_ID_LENGTH - len(PREFIX)}}})"
 _RESPONSE_FORM = re.compile(rf"{_RESPONSE}{_SESSION}_{_NUMBER}", re.ASCII)
 _CONVERSATION_FORM = re.compile(rf"{_CONVERSATION}{_SESSION}", re.ASCII)
 _COMPACTION_FORM = re.compile(rf"{_COMPACTION}{_SESSION}", re.ASCII)
 _FILE_FORM = re.compile(rf"{_FILE}{_SESSION}", re.ASCII)
-_ITEM_FORM = re.compile(rf"{_ITEM}{_SESSION}_{_NUMBER}_{_NUMBER}", re.ASCII)
+_ITEM_FORM = re.compile(rf"(?:{'|'.join((_ITEM, *_ITEMS.values()))}){_SESSION}_{_NUMBER}_{_NUMBER}", re.ASCII)
 
 
 class Place(NamedTuple):
@@ -51,8 +53,9 @@ def file_id(session_id: str) -> str:
     return f"{_FILE}{session_id.removeprefix(PREFIX)}"
 
 
-def item_id(session_id: str, number: int, item: int) -> str:
-    return f"{_ITEM}{session_id.removeprefix(PREFIX)}_{number}_{item}"
+def item_id(session_id: str, number: int, item: int, kind: str) -> str:
+    """Return the id of an item. kind: its type."""
+    return f"{_ITEMS.get(kind, _ITEM)}{session_id.removeprefix(PREFIX)}_{number}_{item}"
 
 
 def read_response_id(text: str) -> Place | None:

@@ -13,7 +13,7 @@ from handlers.chat.items import Item, read_items, text_of
 from handlers.chat.messages import Message
 from handlers.chat.output_items import OutputItems
 from handlers.errors import HandlerError, InvalidRequest
-from torchmoor.wire.response_ids import compaction_id, item_id, response_id
+from torchmoor.wire.response_ids import compaction_id, item_id, read_item_id, response_id
 
 UNNAMED = "unstored"  # replaces the session's id in the ids of a response that is not stored
 _PIECES = "pieces"  # kept with the fields of a response that was streamed
@@ -138,8 +138,8 @@ class ResponseForm:
     def _show(self, fields: Mapping[str, Any], output: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         return show_response(fields, output, self._session_id, self._number, len(self.items))
 
-    def _item_id(self, index: int) -> str:
-        return item_id(self._session_id, self._number, len(self.items) + index)
+    def _item_id(self, index: int, kind: str) -> str:
+        return item_id(self._session_id, self._number, len(self.items) + index, kind)
 
     def _end_with(self, summary: Summary) -> None:
         if self._ended is None:  # it is not stored
@@ -210,14 +210,24 @@ def show_response(
     fields: Mapping[str, Any], output: Sequence[dict[str, Any]], session_id: str, number: int, num_input: int
 ) -> dict[str, Any]:
     """Return the response object. output: items without ids. num_input: number of the turn's input items."""
-    shown = [{"id": item_id(session_id, number, num_input + i), **value} for i, value in enumerate(output)]
+    shown = [_with_id(value, session_id, number, num_input + i) for i, value in enumerate(output)]
     shown_fields = {name: value for name, value in fields.items() if name != _PIECES}
     return {"id": response_id(session_id, number), "object": "response", **shown_fields, "output": shown}
 
 
 def show_items(items: Sequence[Item], session_id: str, number: int) -> list[dict[str, Any]]:
     """Return items with their ids."""
-    return [{"id": item_id(session_id, number, i), **item.value} for i, item in enumerate(items)]
+    return [_with_id(item.value, session_id, number, i) for i, item in enumerate(items)]
+
+
+def _with_id(value: Mapping[str, Any], session_id: str, number: int, place: int) -> dict[str, Any]:
+    return {"id": item_id(session_id, number, place, value["type"]), **value}
+
+
+def find_item(items: Sequence[Mapping[str, Any]], text: str) -> int | None:
+    """Return the index of the item with this id; None if there is none."""
+    place = read_item_id(text)
+    return next((i for i, item in enumerate(items) if place and read_item_id(item["id"]) == place), None)
 
 
 def show_page(items: list[dict[str, Any]], query: ItemQuery) -> dict[str, Any]:
@@ -225,9 +235,10 @@ def show_page(items: list[dict[str, Any]], query: ItemQuery) -> dict[str, Any]:
     ordered = items if query.is_ascending else items[::-1]
     start = 0
     if query.after:
-        start = next((i + 1 for i, item in enumerate(ordered) if item["id"] == query.after), 0)
-        if not start:
+        last = find_item(ordered, query.after)
+        if last is None:
             raise InvalidRequest("'after' must be the id of one of these items", param="after")
+        start = last + 1
     page = ordered[start : start + query.limit]
     return show_list(page, has_more=start + len(page) < len(ordered))
 

@@ -10,10 +10,10 @@ from handlers.chat.output_items import CALL, MESSAGE, Delta, OutputItem, OutputI
 class ResponseStream:
     """Writes the events of items.
 
-    event: encodes and numbers an event. item_id: returns the id of the item at an index.
+    event: encodes and numbers an event. item_id: returns the id of the item at an index, of this type.
     """
 
-    def __init__(self, event: Callable[..., bytes], item_id: Callable[[int], str]) -> None:
+    def __init__(self, event: Callable[..., bytes], item_id: Callable[[int, str], str]) -> None:
         self._event = event
         self._item_id = item_id
         self._output = OutputItems()
@@ -46,7 +46,7 @@ class ResponseStream:
     def _begin(self, index: int) -> bytes:
         data = self._finish(index - 1, "completed") if index else b""
         item = self._output.items[index]
-        shown = {"id": self._item_id(index), **item.show("in_progress")}
+        shown = {"id": self._item_id(index, item.kind), **item.show("in_progress")}
         data += self._event("response.output_item.added", output_index=index, item=shown)
         return data if item.kind == CALL else data + self._part_event(index, "added", item.part(is_empty=True))
 
@@ -71,8 +71,8 @@ class ResponseStream:
         return self._event(f"response.{name}.{what}", **self._place(index), part=part)
 
     def _place(self, index: int) -> dict[str, Any]:
-        place: dict[str, Any] = {"item_id": self._item_id(index), "output_index": index}
         kind = self._output.items[index].kind
+        place: dict[str, Any] = {"item_id": self._item_id(index, kind), "output_index": index}
         if kind != CALL:
             place["content_index" if kind == MESSAGE else "summary_index"] = 0
         return place

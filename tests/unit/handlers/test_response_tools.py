@@ -67,6 +67,33 @@ def test_answer_that_must_call_calls(client: Client, choice: Any, names: set[str
     assert whole["tools"][0] == {**TOOLS[0], "description": None, "strict": True}
 
 
+def test_ids_of_items_begin_as_openais(client: Client) -> None:
+    """In whole responses, streams and lists. An id of an earlier version, with msg_, names the same item."""
+    fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    whole = respond(client, "Hello", **fields).json
+    events = read(respond(client, "Hello", stream=True, **fields).body)
+    streamed = {event["item_id"] for event in events if "item_id" in event}
+    streamed |= {event["item"]["id"] for event in events if "item" in event}
+    stored = client.call(None, {wire.RESOURCE: f"GET responses/{whole['id']}"}).json
+
+    assert whole["output"][0]["id"].startswith("fc_")
+    assert stored["output"] == whole["output"]
+    assert streamed == {events[-1]["response"]["output"][0]["id"]}
+    assert streamed.pop().startswith("fc_")
+
+    said = [{"type": "reasoning", "summary": []}, {"role": "user", "content": "Hello"}, *whole["output"]]
+    talk = client.call({"items": said}, {wire.RESOURCE: "POST conversations"}).json["id"]
+    items = client.call(None, {wire.RESOURCE: f"GET conversations/{talk}/items?order=asc"}).json["data"]
+    assert [item["id"].partition("_")[0] for item in items] == ["rs", "msg", "fc"]
+    for item in items:
+        for name in (item["id"], "msg_" + item["id"].partition("_")[2]):
+            assert client.call(None, {wire.RESOURCE: f"GET conversations/{talk}/items/{name}"}).json == item
+            page = client.call(None, {wire.RESOURCE: f"GET conversations/{talk}/items?order=asc&after={name}"}).json
+            assert page["data"] == items[items.index(item) + 1 :]
+    assert client.call(None, {wire.RESOURCE: f"GET conversations/{talk}/items/msg_x"}).status == 404
+    assert client.call(None, {wire.RESOURCE: f"GET conversations/{talk}/items?after=msg_x"}).status == 400
+
+
 def test_a_function_that_is_named_is_called_once(client: Client) -> None:
     """The answer ends behind its call, though parallel calls are allowed; so in chat completions."""
     function = {"type": "function", "function": {"name": "paint", "parameters": SCHEMAS["paint"]}}

@@ -23,14 +23,14 @@ SESSIONS = st.from_regex(r"[a-z0-9]{1,8}(-[a-z0-9]{1,8}){0,3}", fullmatch=True).
 READERS = (read_response_id, read_conversation_id, read_compaction_id, read_item_id)
 
 
-@given(SESSIONS, st.integers(0, 999_999), st.integers(0, 999_999))
-def test_an_id_names_its_place(session_id: str, number: int, item: int) -> None:
+@given(SESSIONS, st.integers(0, 999_999), st.integers(0, 999_999), st.sampled_from(["message", "function_call"]))
+def test_an_id_names_its_place(session_id: str, number: int, item: int, kind: str) -> None:
     """Each id is read as what it names, and by its own reader only."""
     ids = (
         response_id(session_id, number),
         conversation_id(session_id),
         compaction_id(session_id),
-        item_id(session_id, number, item),
+        item_id(session_id, number, item, kind),
     )
     places = (Place(session_id, number), Place(session_id), Place(session_id), Place(session_id, number, item))
 
