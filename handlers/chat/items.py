@@ -74,8 +74,9 @@ def find_references(given: Any) -> References | None:
 
 
 def parse_input(given: Any, max_items: int, field: str = "input", referred: Referred = NOTHING) -> tuple[Item, ...]:
-    """Read the `input` of a request: a text or a list of items. Raises InvalidRequest, ContextTooLong.
+    """Read a request's items: a text or a list. Raises InvalidRequest, and ContextTooLong for a long `input`.
 
+    `input` is a whole conversation, which may be shortened; other fields add items, as many as one request may.
     referred: the contents of its references.
     """
     if isinstance(given, str):
@@ -83,7 +84,8 @@ def parse_input(given: Any, max_items: int, field: str = "input", referred: Refe
     if not isinstance(given, list):
         raise InvalidRequest(f"'{field}' must be a list of items", param=field, api_code="invalid_type")
     if len(given) > max_items:
-        raise ContextTooLong(f"'{field}' has {len(given)} items, more than {max_items}", param=field)
+        error = ContextTooLong if field == "input" else InvalidRequest
+        raise error(f"'{field}' has {len(given)} items, more than {max_items}", param=field)
     items: list[Item] = []
     for i, item in enumerate(given):
         if isinstance(item, dict) and item.get("type") in _COMPACTIONS:

@@ -180,7 +180,7 @@ def test_inference_id_of_another_request_is_refused(stage: Stage) -> None:
         ({}, "has neither"),
         ({"Body": b"x", "InputLocation": "s3://b/k"}, "has both"),
         ({"Body": b"x" * 128_001}, "up to 128000 bytes"),
-        ({"InputLocation": "ftp://host/x"}, "inputLocation"),
+        ({"InputLocation": "ftp://host/x"}, "(https://, s3://, or file:// for configured directories)"),
         ({"InputLocation": "file:///etc/passwd"}, "below the directories"),
         ({"InputLocation": "https://example.com/x"}, "https"),
         ({"Body": b"x", "Filename": "a.b.c"}, "filename"),

@@ -278,8 +278,8 @@ def read_metadata(given: dict[str, Any]) -> dict[str, str]:
         or not all(isinstance(v, str) and len(v) <= MAX_VALUE_CHARS and is_unicode(v) for v in pairs.values())
     ):
         raise InvalidRequest(
-            f"'metadata' must have at most {MAX_PAIRS} pairs: keys of {MAX_KEY_CHARS} characters, values of "
-            f"{MAX_VALUE_CHARS}",
+            f"'metadata' must have at most {MAX_PAIRS} pairs: keys of at most {MAX_KEY_CHARS} characters, and values "
+            f"that are texts of at most {MAX_VALUE_CHARS}",
             param="metadata",
         )
     return pairs

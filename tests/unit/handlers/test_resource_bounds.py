@@ -22,6 +22,27 @@ def say(text: str) -> dict[str, Any]:
     return {"items": [{"role": "user", "content": text}]}
 
 
+def test_too_many_added_items_are_not_a_long_conversation(make_client: ServiceFactory) -> None:
+    """A client that shortens its prompt after ContextTooLong would send as many again."""
+    client = make_client(request={"max_messages": 3})
+    talk = ask(client, "POST conversations", {}).json["id"]
+    items = say("a")["items"] * 21
+
+    for resource in ("POST conversations", f"POST conversations/{talk}/items"):
+        answer = ask(client, resource, {"items": items})
+        assert (answer.status, answer.error, answer.json["error"]["param"]) == (400, "InvalidRequest", "items")
+        assert "21 items, more than 20" in answer.json["error"]["message"]
+    asked = ask(client, "POST responses", {"model": "llava", "input": items})
+    assert (asked.status, asked.error) == (400, "ContextTooLong")
+
+
+def test_wrong_metadata_is_refused_with_all_of_its_rules(make_client: ServiceFactory) -> None:
+    answer = ask(make_client(), "POST conversations", {"metadata": {"a": 1}})
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, "metadata")
+    assert "values that are texts" in answer.json["error"]["message"]
+
+
 def test_a_conversation_has_a_bound_in_characters(make_client: ServiceFactory) -> None:
     """Items and metadata are refused once it is full; deleting it, and other conversations, go on."""
     client = make_client(session={"max_history_chars": 2000})

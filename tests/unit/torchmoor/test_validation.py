@@ -42,6 +42,17 @@ def test_endpoint_names_out_of_form_are_refused(name: str) -> None:
         ENDPOINT_NAME.check(name.encode())
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_refused_value_is_shown_as_it_was_written(encoding: str) -> None:
+    """Most clients send UTF-8, and http.client Latin-1 if it can."""
+    value = "café".encode(encoding)
+
+    assert "Value 'café' at 'inferenceId'" in (MEMBERS[b"x-amzn-sagemaker-inference-id"].find_problem(value) or "")
+    assert "Value 'café' at 'requestTTLSeconds'" in (
+        MEMBERS[b"x-amzn-sagemaker-requestttlseconds"].find_problem(value) or ""
+    )
+
+
 def test_members_are_read_once_and_in_ascii() -> None:
     """A member given twice is ambiguous, so it is refused."""
     header = b"x-amzn-sagemaker-session-id"

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from torchmoor.config.launcher import num_form_fields
 from torchmoor.errors import ValidationError
-from torchmoor.proxy.dispatch.api_member import SESSION_ID_MEMBER, Member, named_member
+from torchmoor.proxy.dispatch.api_member import SESSION_ID_MEMBER, Member, header_text, named_member
 from torchmoor.proxy.http.fields import FieldNote
 from torchmoor.proxy.http.head import Layout
 from torchmoor.wire import headers
 
 _COMPONENT_NAME = rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$"
-_LOCATION = "^(https|s3)://([^/]+)/?(.*)$"  # and file:// of configured directories
+_LOCATION = "^(https|s3)://([^/]+)/?(.*)$"
+_LOCATION_REMARK = " (https://, s3://, or file:// for configured directories)"
 _EXTENSION = rb"^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
 _FILENAME = rb"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$"
 
@@ -32,7 +33,7 @@ class NumberMember:
 
     def find_problem(self, value: bytes) -> str | None:
         if not re.fullmatch(rb"[0-9]{1,9}", value):
-            shown = value[:64].decode("latin-1")
+            shown = header_text(value)[:64]
             return f"1 validation error detected: Value '{shown}' at '{self.name}' must be a whole number"
         problem = ""
         if int(value) < self.least:
@@ -96,7 +97,9 @@ MEMBERS: dict[bytes, Member | NumberMember] = {
     SESSION_ID: SESSION_ID_MEMBER,
     PREFIX_AWARE_ID: _printable("prefixAwareId", 64),
     SAGEMAKER_CONTENT_TYPE: _ascii("contentType"),
-    INPUT_LOCATION: Member("inputLocation", 1024, 1, re.compile(rb"(https|s3|file)://[\x21-\x7e]+"), _LOCATION),
+    INPUT_LOCATION: Member(
+        "inputLocation", 1024, 1, re.compile(rb"(https|s3|file)://[\x21-\x7e]+"), _LOCATION, _LOCATION_REMARK
+    ),
     OUTPUT_PATH_EXTENSION: Member("s3OutputPathExtension", 512, 1, re.compile(_EXTENSION), _EXTENSION.decode()),
     FILENAME: Member("filename", 32, 1, re.compile(_FILENAME), _FILENAME.decode()),
     REQUEST_TTL: NumberMember("requestTTLSeconds", 60, 21_600),

@@ -11,11 +11,19 @@ _NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*"  # must match the whole value, although
 _SESSION_ID = rb"^(NEW_SESSION)$|" + _NAME + rb"$"
 
 
+def header_text(value: bytes) -> str:
+    """Read a header's value to be shown: as UTF-8 if it is valid, else as Latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """One member of the request's shape: its API name and what its value must satisfy.
 
-    java_pattern: the pattern as the service model writes it, in Java's syntax.
+    java_pattern: the pattern as the service model writes it, in Java's syntax. remark: follows each message.
     """
 
     name: str
@@ -23,6 +31,7 @@ class Member:
     min_length: int
     pattern: re.Pattern[bytes]
     java_pattern: str
+    remark: str = ""
 
     def find_problem(self, value: bytes) -> str | None:
         """Return SageMaker's message about an invalid value; None if the value is valid."""
@@ -35,10 +44,11 @@ class Member:
             problem = f"satisfy regular expression pattern: {self.java_pattern}"
         if problem is None:
             return None
-        shown = value[:64].decode("latin-1") + ("..." if len(value) > 64 else "")
+        text = header_text(value)
+        shown = text[:64] + ("..." if len(text) > 64 else "")
         return (
             f"1 validation error detected: Value '{shown}' at '{self.name}' failed to satisfy constraint: "
-            f"Member must {problem}"
+            f"Member must {problem}{self.remark}"
         )
 
     def check(self, value: bytes) -> None:
