@@ -190,6 +190,17 @@ class UnknownModel(WrongModel):
         super().__init__(f"The model `{model[:64]}` does not exist. There is: {shown}{more}.")
 
 
+class UnlistedAdapter(UnknownModel):
+    """No instance has reported this adapter of an endpoint; its source may have it."""
+
+    def __init__(self, endpoint: str, adapter: str) -> None:
+        WrongModel.__init__(
+            self,
+            f"No instance has loaded the adapter `{adapter[:64]}`, so it is not listed. A request may name "
+            f"`{endpoint}/{adapter[:64]}`: it is loaded then, if the endpoint's source has it.",
+        )
+
+
 class AccessDenied(ApiError):
     """The caller may not use the data plane. The subclasses have AWS' names of the reasons."""
 

@@ -16,7 +16,10 @@ MAX_VALUES = 100  # of the body of an operation
 
 
 def manage_models(registry: ModelRegistry, incoming: Incoming, reply: PendingReply) -> None:
-    """Do what the body says: answer load and unload when they are done, the others at once. Raises HandlerError."""
+    """Do what the body says: answer load and unload when they are done, the others at once. Raises HandlerError.
+
+    A pin or prewarm of an unknown model fails, so its answer waits for the source if the model is not in memory.
+    """
     action, name, url = _read_action(read_body(incoming, MAX_VALUES))
 
     def done(error: HandlerError | None) -> None:
@@ -42,8 +45,12 @@ def manage_models(registry: ModelRegistry, incoming: Incoming, reply: PendingRep
                 logger.warning("model not loaded name=%s reason=%s", name, error.message)
                 errors.append(error)
 
-        start(name, note)
-        done(errors[0] if errors else None)  # the status shows later errors
+        def found(error: HandlerError | None) -> None:
+            if error is None:
+                start(name, note)
+            done(error or (errors[0] if errors else None))  # the status shows later errors
+
+        registry.look_up(name, found)
 
 
 def _read_action(body: Any) -> tuple[str, str, str | None]:

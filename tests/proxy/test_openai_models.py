@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import openai
 import pytest
 
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.test_openai import call, client
+from tests.waiting import wait_until
 from torchmoor.config.routing import MultiModelSettings
 
 MakeStage = Callable[..., Stage]
@@ -67,6 +69,24 @@ def test_an_endpoint_with_one_model_has_no_embeddings(stage: Stage) -> None:
     assert status == 404
     assert "many models" in answer["error"]["message"]
     assert call(stage, "/v1/embeddings", None)[0] == 404
+
+
+def test_an_adapter_that_is_not_loaded_is_not_said_to_be_unknown(make_stage: MakeStage) -> None:
+    """Only loaded ones are listed; a request by the name of another one loads it."""
+    prepare = FakeFleet(("sql", "legal"))
+    stage = make_stage(multi_model=MultiModelSettings(are_adapters=True), prepare=prepare)
+    gpt = client(stage)
+    gpt.chat.completions.create(model="llava/sql", messages=[{"role": "user", "content": "hi"}])
+    wait_until(lambda: "llava/sql" in [each.id for each in gpt.models.list()], "it is listed")
+
+    with pytest.raises(openai.NotFoundError) as unloaded:
+        gpt.models.retrieve("llava/legal")
+    with pytest.raises(openai.NotFoundError) as unknown:
+        gpt.models.retrieve("sql")
+
+    assert (unloaded.value.code, unknown.value.code) == ("model_not_found", "model_not_found")
+    assert "No instance has loaded the adapter `legal`" in unloaded.value.message
+    assert "There is: `llava`, `llava/sql`." in unknown.value.message
 
 
 def test_models_have_capabilities(stage: Stage, many: Stage) -> None:

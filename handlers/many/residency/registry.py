@@ -117,6 +117,26 @@ class ModelRegistry:
             self._report(self._cache.unpin, name)
             self._report(self._cache.retire, name, on_done)
 
+    def look_up(self, name: str, on_found: OnDone) -> None:
+        """Report ModelUnknown if neither the memory nor the source has a model: at once, or from another thread."""
+
+        def find() -> None:
+            error: HandlerError | None = None
+            try:
+                self._source.find(check_name(name))
+            except ModelUnknown as exc:
+                error = exc
+            except Exception as exc:  # the load reports it, unless it can use what is on disk
+                logger.warning("model not looked up name=%s reason=%s", name, exc)
+            on_found(error)
+
+        with self._lock:
+            is_in_memory = name.removeprefix("/") in self._cache.entries.current
+        if is_in_memory:
+            on_found(None)
+        else:
+            threading.Thread(target=find, name="many-look-up", daemon=True).start()
+
     def prewarm(self, name: str, on_done: OnDone) -> None:
         """Load a model unless it is on the device."""
 

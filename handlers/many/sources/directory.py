@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from handlers.errors import ModelUnknown, SourceUnavailable
+from handlers.errors import SourceUnavailable
 from handlers.many.model import LoadProgress
 from handlers.many.sources.source import (
-    ARCHIVES,
     Replaced,
     SourceFile,
     SourceModel,
     check_number_of_files,
     is_archive,
+    unknown_model,
     version_of,
 )
 
@@ -34,7 +34,7 @@ def find_in(path: Path, name: str, max_files: int) -> SourceModel:
         pass
     except OSError as exc:
         raise SourceUnavailable(f"the models' directory cannot be read: {exc.strerror or exc}") from exc
-    raise ModelUnknown(f"there is no model {name!r}; models are {', '.join(ARCHIVES)} files and folders")
+    raise unknown_model(name)
 
 
 def _open(path: Path, file: SourceFile, progress: LoadProgress) -> BinaryIO:

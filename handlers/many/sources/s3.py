@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, BinaryIO, cast
 
-from handlers.errors import ModelUnknown, SettingsError, SourceUnavailable
+from handlers.errors import SettingsError, SourceUnavailable
 from handlers.many.model import LoadProgress
 from handlers.many.sources.source import (
-    ARCHIVES,
     SOURCE,
     Replaced,
     SourceFile,
     SourceModel,
     check_number_of_files,
     is_archive,
+    unknown_model,
     version_of,
 )
 from handlers.many_settings import ManySettings
@@ -51,7 +51,7 @@ class S3Source:
             folder = f"{self._prefix}{name}/"
             files = self._list(folder)
         if not files:
-            raise ModelUnknown(f"there is no model {name!r}; models are {', '.join(ARCHIVES)} objects and folders")
+            raise unknown_model(name)
         return SourceModel(name, version_of(files), files, is_archive=False, open=partial(self._open, folder))
 
     def _list(self, folder: str) -> list[SourceFile]:

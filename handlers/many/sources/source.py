@@ -83,6 +83,13 @@ def version_of(files: Sequence[SourceFile]) -> str:
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:32]
 
 
+def unknown_model(name: str) -> ModelUnknown:
+    """Return the error for a model or an adapter that its source does not have."""
+    return ModelUnknown(
+        f"there is no {name!r} in the source; a model or an adapter is a folder or a {', '.join(ARCHIVES)} file there"
+    )
+
+
 def check_number_of_files(number: int, max_files: int) -> None:
     """Raise ModelBroken if a folder has too many files."""
     if number > max_files:

@@ -15,12 +15,20 @@ from torchmoor.cli.tables import format_table, in_bytes, in_time, terminal_width
 from torchmoor.clients.admin import AdminClient
 
 ACTION_TIMEOUT_S = 400.0  # an unload waits for the requests that use the model
+NOT_IN_MEMORY = "is not in memory"
+_PLACES = {  # by tier; a model that is only on disk or at its source is not in memory
+    "device": "is in device memory",
+    "host": "is in host memory",
+    "loading": "is being loaded",
+    "leaving": "is being removed from memory",
+    "broken": "cannot be used; torchmoor models list --json shows the reason",
+}
 HEADS = ("MODEL", "INSTANCE", "TIER", "SIZE", "USED", "REQUESTS", "GOES")
 
 
 @click.group()
 def models() -> None:
-    """List, pin, unpin, prewarm or unload models of endpoints with many models.
+    """List, pin, unpin, prewarm or unload models of endpoints with many models, or adapters.
 
     \b
     Examples:
@@ -93,14 +101,14 @@ def _add(action: str, summary: str) -> None:
             click.echo(f"Warning: {row['instance']}: {row['error']}", err=True)
         show(
             found,
-            lambda: [f"{row['instance']}: {model} is in {row.get('tier') or 'no'} memory" for row in done],
+            lambda: [f"{row['instance']}: {model} {_PLACES.get(row.get('tier'), NOT_IN_MEMORY)}" for row in done],
             as_json=as_json,
         )
         if failed:
             raise click.exceptions.Exit(ExitStatus.FAILED)
 
 
-_add("pin", "Keep MODEL in memory until it is unpinned; load it if needed.")
+_add("pin", "Keep MODEL in memory until it is unpinned; begin to load it if needed.")
 _add("unpin", "Allow MODEL to be evicted again.")
-_add("prewarm", "Load MODEL before its first request.")
+_add("prewarm", "Begin to load MODEL before its first request.")
 _add("unload", "Remove MODEL from memory once its running requests have ended.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchmoor.errors import UnknownModel, UnknownOperation, ValidationError, WrongModel
+from torchmoor.errors import UnknownModel, UnknownOperation, UnlistedAdapter, ValidationError, WrongModel
 from torchmoor.proxy.api.openai_by_body import find_model
 from torchmoor.proxy.api.replies import json_reply
 from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL
@@ -17,14 +17,18 @@ _OF_MANY = ("chat.completions", "completions", "embeddings", "rerank")  # each o
 
 
 def list_models(endpoints: Sequence[Endpoint], wanted: str) -> Reply:
-    """List the models, or describe one. Raises UnknownModel."""
+    """List the models, or describe one. Raises UnknownModel; UnlistedAdapter for one that an instance might load."""
     models = [model for endpoint in endpoints for model in _describe(endpoint)]
     if not wanted:
         return json_reply(200, {"object": "list", "data": models})
     for model in models:
         if model["id"] == wanted:
             return json_reply(200, model)
-    raise UnknownModel(wanted, [endpoint.name for endpoint in endpoints])
+    for endpoint in endpoints:
+        adapter = wanted.removeprefix(f"{endpoint.name}/")
+        if endpoint.settings.has_adapters and adapter not in ("", wanted):
+            raise UnlistedAdapter(endpoint.name, adapter)
+    raise UnknownModel(wanted, [model["id"] for model in models])
 
 
 def _describe(endpoint: Endpoint) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Requests by model name with a real registry and tiny models: receipts, leases, operations."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from handlers.errors import ClientGone, HandlerError
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import ModelRegistry, open_registry
 from handlers.many.service import ManyService
+from handlers.many.sources.given import GivenSource
+from handlers.many.sources.source import SourceModel
 from handlers.many_settings import ManySettings
 from handlers.reply import PendingReply, ReplyPieces, WholeReply
 from handlers.requests import Incoming
@@ -129,6 +132,9 @@ def test_a_client_that_leaves_before_its_model_is_there_leaves_nothing(worker: W
         ({"x-torchmoor-operation": "models"}, {"action": "unload", "model": "classify"}, 404, "ModelUnknown"),
         ({"x-torchmoor-operation": "models"}, {"action": "unpin", "model": "classify"}, 404, "ModelUnknown"),
         ({"x-torchmoor-operation": "models"}, {"action": "load", "model": "nobody"}, 404, "ModelUnknown"),
+        ({"x-torchmoor-operation": "models"}, {"action": "pin", "model": "nobody"}, 404, "ModelUnknown"),
+        ({"x-torchmoor-operation": "models"}, {"action": "prewarm", "model": "nobody"}, 404, "ModelUnknown"),
+        ({"x-torchmoor-operation": "models"}, {"action": "pin", "model": "../x"}, 404, "ModelUnknown"),
     ],
 )
 def test_what_cannot_be_served_is_told_why(
@@ -155,6 +161,31 @@ def test_operators_decide_what_is_in_memory(worker: Worker) -> None:
     assert status["next_to_go"] == ["write"]
     assert status["budgets"]["device"]["used"] > 0
     assert worker.service.numbers()["models"]["device"] == 1
+
+
+def test_a_model_that_its_source_does_not_have_is_not_pinned(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The answer waits for the source, however slow that is. Its message fits models and adapters."""
+    find, is_asked, may_answer = GivenSource.find, threading.Event(), threading.Event()
+
+    def find_slowly(source: GivenSource, name: str) -> SourceModel:
+        is_asked.set()
+        assert may_answer.wait(60)
+        return find(source, name)
+
+    monkeypatch.setattr(GivenSource, "find", find_slowly)
+    reply = worker.send({"action": "pin", "model": "later"}, x_torchmoor_operation="models")
+    assert is_asked.wait(60)
+    assert not reply.has_news()
+    may_answer.set()
+
+    status, answer = said(reply)
+    assert (status, "folder or a .tar.gz" in answer["error"]["message"]) == (404, True)
+    (tmp_path / "models" / "classify").rename(tmp_path / "models" / "later")
+    assert worker.operate(action="prewarm", model="later")[0] == 200
+    wait_until(lambda: worker.model("later").get("tier") == "device", "the model is loaded")
+    assert worker.model("later")["pinned"] is False
 
 
 def test_an_answer_tells_its_end_once() -> None:

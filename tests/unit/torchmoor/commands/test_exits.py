@@ -180,6 +180,24 @@ def test_an_instance_that_refuses_is_in_the_exit_status() -> None:
     assert "b: no room" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("tier", "place"),
+    [
+        ("device", "is in device memory"),
+        ("loading", "is being loaded"),
+        ("leaving", "is being removed from memory"),
+        ("disk", "is not in memory"),
+        ("source", "is not in memory"),
+        (None, "is not in memory"),
+    ],
+)
+def test_an_action_says_where_the_model_is(tier: str | None, place: str) -> None:
+    with run_admin(200, {"model": "m", "instances": [{"instance": "a", "status": 200, "tier": tier}]}) as url:
+        result = CliRunner().invoke(main, ["models", "unload", "m", "--admin-url", url])
+
+    assert (result.exit_code, result.stdout) == (0, f"a: m {place}\n")
+
+
 def test_a_file_of_keys_counts_more_than_the_environment(tmp_path: Path) -> None:
     """Who names the file of one fleet does not mean to show it the token of another."""
     keys = tmp_path / "keys.txt"
