@@ -21,7 +21,7 @@ OPENAI = OpenAIForm(id="chatcmpl-1", created=7, model="llava")
 
 
 def tokens_of(texts: Sequence[str]) -> list[Token]:
-    return [Token(i, text, -0.5 * i, i == len(texts) - 1) for i, text in enumerate(texts)]
+    return [Token(i, text, -0.5 * i, i == len(texts) - 1, own_text=text) for i, text in enumerate(texts)]
 
 
 def summary_of(texts: Sequence[str], finish_reason: str = "eos_token") -> Summary:
