@@ -150,7 +150,7 @@ class AnswerWriter:
         if self._reader is not None:
             parts = [*self._reader.read(rest), *self._reader.finish()]
             summary = replace(summary, message=self._reader.message)
-        self.end(Token(0, rest, 0.0, False, parts), summary)
+        self.end(Token(0, rest, 0.0, False, parts, offset=len(shown), own_text=rest), summary)
 
     def _begin(self) -> None:
         if not self._reply.is_streaming:

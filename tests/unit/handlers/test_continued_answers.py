@@ -27,6 +27,7 @@ INPUTS = {"inputs": "hello", "stream": True}
 LOGPROB = re.compile(rb'("log_?prob":)(-?[0-9.e-]+)')
 COMPLETED_AT = re.compile(rb'"completed_at":[0-9]+')
 PAINT = {"type": "object", "properties": {"colour": {"type": "string", "maxLength": 9}}, "additionalProperties": False}
+NEVER = "zzzzzzzz"  # no answer has it
 REQUEST_ID = {wire.REQUEST_ID: "one-id"}
 RESPONSE = {**REQUEST_ID, wire.RESOURCE: "POST responses"}
 
@@ -45,6 +46,31 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = {  # 
             "logprobs": True,
             "temperature": 50.0,
             "max_tokens": 14,
+        },
+        REQUEST_ID,
+        {},
+    ),
+    "stop strings": (  # which often begin, and never complete
+        {
+            "messages": MESSAGES,
+            "stream": True,
+            "logprobs": True,
+            "temperature": 50.0,
+            "max_tokens": 14,
+            "stop": [f"{letter}{NEVER}" for letter in "aeinorst"],
+        },
+        REQUEST_ID,
+        {},
+    ),
+    "cut call": (
+        {
+            "messages": MESSAGES,
+            "stream": True,
+            "tools": [{"type": "function", "function": {"name": "paint", "parameters": PAINT}}],
+            "tool_choice": "required",
+            "stop": ["}"],
+            "temperature": 50.0,
+            "max_tokens": 90,
         },
         REQUEST_ID,
         {},

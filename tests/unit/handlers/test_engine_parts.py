@@ -448,6 +448,25 @@ def test_stop_strings_never_show_whatever_the_text(text: str, stop: list[str]) -
 
 
 @settings(max_examples=200, deadline=None)
+@given(
+    text=st.text(alphabet="ab\u00e9\u4f60\U0001f600 .", max_size=30),
+    stop=st.lists(st.text(alphabet="ab\u00e9\u4f60 .", min_size=1, max_size=4), max_size=3),
+)
+def test_stop_strings_change_no_text_that_a_token_adds(text: str, stop: list[str]) -> None:
+    """A token adds what it adds without stop strings, also if its character has several tokens."""
+    plain, stopping = Detokenizer(TOKENIZER, ()), Detokenizer(TOKENIZER, stop)
+
+    for token in encode(text):
+        plain.push(token)
+        stopping.push(token)
+        assert stopping.added == plain.added
+
+    plain.finish()
+    stopping.finish()
+    assert stopping.added == plain.added
+
+
+@settings(max_examples=200, deadline=None)
 @given(ids=st.lists(st.integers(0, 507), max_size=30))
 def test_any_tokens_stream_to_their_whole_decode(ids: list[int]) -> None:
     """The stream equals the whole decode, also for broken UTF-8 and special tokens in the middle."""

@@ -2,12 +2,18 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.handlers.conftest import Client
+from handlers.journal.directory import DirectoryJournal
+from handlers.settings import JournalSettings
+from tests.unit.handlers.conftest import Client, EndlessModel, ServiceFactory
+from tests.unit.handlers.test_background_responses import WRITE
+from tests.unit.handlers.test_chat_service import Hold, stop
 from tests.unit.handlers.test_response_form import read
+from torchmoor.wire import background
 from torchmoor.wire import headers as wire
 
 NEVER = "zzzzzzzz"  # no answer has it
@@ -23,6 +29,7 @@ SCHEMA = {
 }
 PAINT = {"name": "paint", "parameters": SCHEMA}
 CUTS = ['"value"', "}"]  # within the arguments
+CREATE = {wire.RESOURCE: "POST responses"}
 
 
 def events(body: bytes) -> list[Any]:
@@ -104,13 +111,12 @@ def test_a_call_that_a_stop_string_cuts_does_not_count_as_one(client: Client, st
 @pytest.mark.parametrize("stop", CUTS)
 def test_a_response_with_a_cut_call_is_incomplete(client: Client, stop: str) -> None:
     """The session goes on without a result of the call."""
-    create = {wire.RESOURCE: "POST responses"}
     tool = {"type": "function", **PAINT}
     body = {"model": "llava", "input": "Hello", "seed": 5, "tools": [tool], "tool_choice": "required", "stop": [stop]}
 
-    whole = client.call(body, create).json
-    streamed = read(client.call({**body, "stream": True}, create).body)[-1]
-    following = client.call({"model": "llava", "input": "And now?", "previous_response_id": whole["id"]}, create)
+    whole = client.call(body, CREATE).json
+    streamed = read(client.call({**body, "stream": True}, CREATE).body)[-1]
+    following = client.call({"model": "llava", "input": "And now?", "previous_response_id": whole["id"]}, CREATE)
 
     for response in (whole, streamed["response"]):
         assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "stop"})
@@ -128,3 +134,69 @@ def test_a_call_before_the_stop_string_is_whole(client: Client) -> None:
 
     assert found[0] == found[1]
     assert found[0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("stop", CUTS)
+def test_each_of_several_choices_with_a_cut_call_ends_with_stop(client: Client, stop: str) -> None:
+    """Whole and streamed answers agree."""
+    tool = {"type": "function", "function": PAINT}
+    body = {**CHAT, "n": 2, "max_tokens": 100, "tools": [tool], "tool_choice": "required", "stop": [stop]}
+
+    whole = client.call(body).json["choices"]
+    streamed = [each["choices"][0] for each in events(client.call({**body, "stream": True}).body)]
+
+    assert [choice["finish_reason"] for choice in whole] == ["stop"] * 2
+    ends = {choice["index"]: choice["finish_reason"] for choice in streamed if choice["finish_reason"]}
+    assert ends == {0: "stop", 1: "stop"}
+    assert all(choice["message"]["tool_calls"] for choice in whole)
+
+
+def test_a_background_response_with_a_cut_call_is_incomplete(client: Client) -> None:
+    """The stored response and its item say so, and the chain goes on without a result of the call."""
+    tool = {"type": "function", **PAINT}
+    body = {"model": "llava", "input": "Hello", "background": True, "tools": [tool], "tool_choice": "required"}
+    response_id = client.call({**body, "stop": ['"value"']}, CREATE).json["id"]
+
+    assert client.call({}, {wire.RESOURCE: background.run_resource(response_id)}).status == 200
+
+    response = client.call({}, {wire.RESOURCE: f"GET responses/{response_id}"}).json
+    following = client.call({"model": "llava", "input": "And now?", "previous_response_id": response_id}, CREATE)
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "stop"})
+    assert [(item["type"], item["status"]) for item in response["output"]] == [("function_call", "incomplete")]
+    assert following.json["status"] == "completed"
+
+
+def test_a_call_that_stop_answer_cuts_ends_with_stop(make_client: ServiceFactory, endless_llava: EndlessModel) -> None:
+    """So does one that a stop string cuts. The session goes on without a result of the call."""
+    client = make_client(endless_llava)
+    sid = client.open()
+    function = {name: WRITE[name] for name in ("name", "parameters")}
+    tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    hold = Hold(endless_llava, num_steps=60)
+    asked = client.send({**CHAT, **tools, "max_tokens": 150, "stream": True}, {wire.SESSION_ID: sid})
+    hold.wait()
+
+    assert stop(client, sid)
+    hold.release()
+
+    choices = [each["choices"][0] for each in events(asked.wait().body)]
+    deltas = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    assert deltas
+    with pytest.raises(json.JSONDecodeError):
+        json.loads("".join(delta["function"]["arguments"] for delta in deltas))
+    assert choices[-1]["finish_reason"] == "stop"
+    following = client.call({**CHAT, "messages": [{"role": "user", "content": "And now?"}]}, {wire.SESSION_ID: sid})
+    assert following.status == 200
+
+
+def test_a_stored_answer_is_one_token_with_its_text(make_client: ServiceFactory, tmp_path: Path) -> None:
+    """A request that is sent again gets the stored text, also in the log probabilities of its stream."""
+    client = make_client(journal=DirectoryJournal(tmp_path, JournalSettings()))
+    headers = {wire.SESSION_ID: client.open(), wire.INVOCATION_ID: "first"}
+    text = client.call(CHAT, headers).json["choices"][0]["message"]["content"]
+
+    again = client.call({**CHAT, "logprobs": True, "stream": True}, headers)
+
+    assert again.headers["x-torchmoor-cache-tier"] == "answer"
+    chunks = [each["choices"][0]["logprobs"] for each in events(again.body)]
+    assert [entry["token"] for each in chunks if each for entry in each["content"]] == [text]
