@@ -55,7 +55,8 @@ class WrittenCall:
 class AnswerMessage:
     """A whole answer by its parts.
 
-    num_reasoning_tokens: tokens of reasoning and its marks. is_call_cut: the answer ended within a call's arguments.
+    num_reasoning_tokens: tokens of reasoning and its marks. is_call_cut: the answer ended within a call's arguments,
+    or before those of a further call.
     """
 
     content: str = ""
@@ -117,7 +118,8 @@ class AnswerReader:
                 self._add(Content(self._buffer))
         elif self._read == self._read_head and self._call is not None:
             self._add(Content(self._call[0] + self._buffer))
-        self.message.is_call_cut = self._read == self._read_arguments
+        is_in_head = self._read == self._read_head and bool(self.message.calls)
+        self.message.is_call_cut = is_in_head or self._read == self._read_arguments
         self._buffer = ""
         return self._take()
 
@@ -253,7 +255,10 @@ class AnswerReader:
 
 def num_held(text: str, mark: str) -> int:
     """Return how many last characters of a text may be the beginning of a mark."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
+    at = text.find(mark[:1], max(0, len(text) - len(mark) + 1)) if mark else -1
+    while at >= 0 and not mark.startswith(text[at:]):
+        at = text.find(mark[0], at + 1)
+    return len(text) - at if at >= 0 else 0
 
 
 def _as_call(text: str) -> dict[str, Any] | None:

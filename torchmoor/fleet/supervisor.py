@@ -58,8 +58,8 @@ def _clean_up(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         if {path.name for path in folder.parent.iterdir()} <= {JOURNAL_FOLDER, ASYNC_FOLDER, CONTROL_FOLDER, LOCK_FILE}:
-            (folder.parent / LOCK_FILE).unlink(missing_ok=True)
             shutil.rmtree(folder.parent / JOURNAL_FOLDER, ignore_errors=True)
+            (folder.parent / LOCK_FILE).unlink(missing_ok=True)
             folder.parent.rmdir()
 
 

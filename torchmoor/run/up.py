@@ -183,7 +183,7 @@ def equip(launches: Sequence[Launch], settings: LaunchSettings, checkpoints: Seq
     return equipped
 
 
-async def has_started(start: Coroutine[Any, Any, None], stopping: asyncio.Future[Any]) -> bool:
+async def has_started(start: Coroutine[Any, Any, object], stopping: asyncio.Future[Any]) -> bool:
     """Run `start` and return True, or cancel it and return False once `stopping` is done. Raises what `start` does."""
     starting = asyncio.ensure_future(start)
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -34,6 +34,7 @@ from handlers.process_memory import choose_device_bytes
 
 logger = logging.getLogger(__name__)
 MIN_TICK_S = 0.01
+MAX_LOOK_UPS = 8  # of models in the source, at once
 
 
 class ModelRegistry:
@@ -57,6 +58,7 @@ class ModelRegistry:
         self._disk = downloader.disk
         self._lock_file = lock_file
         self._lock = threading.Lock()
+        self._look_ups = threading.BoundedSemaphore(MAX_LOOK_UPS)
         device_bytes = settings.device_bytes or choose_device_bytes(device)
 
         def give_back(entry: ModelEntry) -> None:
@@ -118,7 +120,10 @@ class ModelRegistry:
             self._report(self._cache.retire, name, on_done)
 
     def look_up(self, name: str, on_found: OnDone) -> None:
-        """Report ModelUnknown if neither the memory nor the source has a model: at once, or from another thread."""
+        """Report ModelUnknown if neither the memory nor the source has a model: at once, or from another thread.
+
+        While MAX_LOOK_UPS wait for the source, others are not looked up.
+        """
 
         def find() -> None:
             error: HandlerError | None = None
@@ -128,11 +133,12 @@ class ModelRegistry:
                 error = exc
             except Exception as exc:  # the load reports it, unless it can use what is on disk
                 logger.warning("model not looked up name=%s reason=%s", name, exc)
+            self._look_ups.release()
             on_found(error)
 
         with self._lock:
             is_in_memory = name.removeprefix("/") in self._cache.entries.current
-        if is_in_memory:
+        if is_in_memory or not self._look_ups.acquire(blocking=False):
             on_found(None)
         else:
             threading.Thread(target=find, name="many-look-up", daemon=True).start()

@@ -86,7 +86,7 @@ def version_of(files: Sequence[SourceFile]) -> str:
 def unknown_model(name: str) -> ModelUnknown:
     """Return the error for a model or an adapter that its source does not have."""
     return ModelUnknown(
-        f"there is no {name!r} in the source; a model or an adapter is a folder or a {', '.join(ARCHIVES)} file there"
+        f"there is no model or adapter {name!r}; each is a folder or a {', '.join(ARCHIVES)} file in the source"
     )
 
 

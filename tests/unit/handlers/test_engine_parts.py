@@ -22,6 +22,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from handlers.chat.answer_parts import num_held
 from handlers.chat.turns.detokenizer import MAX_HELD_TOKENS, REPLACEMENT, Detokenizer
 from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache
 from handlers.engine.builtin.pace import MIN_CHUNK, Pace, make_pace
@@ -696,3 +697,9 @@ def test_rows_sampled_together_are_sampled_as_alone(
         chosen = [choose(sampler, row) for sampler, row in zip(alone, step, strict=True)]
         assert list(zip(tokens, logprobs, strict=True)) == chosen
         assert torch.equal(step, before)
+
+
+@given(st.text("abx", max_size=12), st.text("abx", min_size=1, max_size=6))
+def test_the_longest_beginning_of_a_mark_is_held(text: str, mark: str) -> None:
+    """Never the whole mark, which is found before."""
+    assert num_held(text, mark) == max(n for n in range(len(mark)) if text.endswith(mark[:n]))

@@ -38,3 +38,9 @@ def test_names_are_read_without_their_path(disposition: str, name: str) -> None:
 )
 def test_a_form_without_a_name_has_no_line(disposition: str) -> None:
     assert filename_line(PURPOSE + f"--B\r\nContent-Disposition: form-data; {disposition}\r\n\r\nx".encode()) == b""
+
+
+@pytest.mark.parametrize("end", [b"", b'"'])
+def test_an_endless_name_is_none(end: bytes) -> None:
+    """A client's form of megabytes costs no more than its beginning."""
+    assert filename_line(b'content-disposition: form-data; name="file"; filename="' + b"a" * 8_000_000 + end) == b""

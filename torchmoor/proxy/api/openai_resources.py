@@ -24,11 +24,12 @@ _LINE = f"{headers.RESOURCE}: ".encode()
 _COMPACTION = re.compile(rb'"encrypted_content"[ \t\r\n]*:[ \t\r\n]*"(cmp_[a-z0-9-]{1,256})"')
 _JSON = json.JSONDecoder()
 _FILENAME_LINE = f"{headers.FORM_FILENAME}: ".encode()
-_DISPOSITION = re.compile(rb"^content-disposition:[^\r\n]*", re.IGNORECASE | re.MULTILINE)
+_DISPOSITION = re.compile(rb"^content-disposition:[^\r\n]{0,2048}", re.IGNORECASE | re.MULTILINE)
 _FILE_FIELD = re.compile(rb';[ \t]*name="?file"?[ \t]*(?:;|$)', re.IGNORECASE)
-_FILENAME = re.compile(rb';[ \t]*filename=(?:"((?:[^"\\]|\\.)*)"|([^";\\ \t]+))', re.IGNORECASE)
+_FILENAME = re.compile(rb';[ \t]*filename=(?:"([^"\\]*(?:\\.[^"\\]*)*)"|([^";\\ \t]+))', re.IGNORECASE)
 _ENCODED_FILENAME = re.compile(rb";[ \t]*filename\*=utf-8''([^; \t]+)", re.IGNORECASE)
 MAX_FILENAME_BYTES = 255
+_SEARCHED_BYTES = 16_384  # of a form; its file is among its first parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ def resource_lines(request: Request, operation: bytes) -> bytes:
 
 
 def filename_line(body: bytes) -> bytes:
-    """Render the header line with the name of a form's file, from the beginning of the form; empty without a name."""
-    for line in _DISPOSITION.finditer(body):
+    """Render the header line with the name of a form's file, from the beginning of the form; b"" without a name."""
+    for line in _DISPOSITION.finditer(body[:_SEARCHED_BYTES]):
         if _FILE_FIELD.search(line[0]) is not None:
             name = _read_filename(line[0])[:MAX_FILENAME_BYTES].decode("utf-8", "ignore")
             return b"%b%b\r\n" % (_FILENAME_LINE, quote(name).encode()) if name else b""
