@@ -48,10 +48,6 @@ TorchmoorError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-MAX_NAMES_SHOWN = 20  # endpoint names in one message
-
 # Seconds of Retry-After.
 BUSY_RETRY_S = 1  # one for a busy instance
 START_RETRY_S = 5  # more for an instance that restarts, or a model that is being loaded
@@ -179,26 +175,10 @@ class WrongModel(ValidationError):
 
 
 class UnknownModel(WrongModel):
-    """No endpoint has the name in `model`; the message lists the endpoints."""
+    """Nothing that is served has the name in `model`."""
 
     status = 404
     kind = "model_not_found"  # OpenAI's name, which some clients check
-
-    def __init__(self, model: str, known: Sequence[str]) -> None:
-        shown = ", ".join(f"`{name}`" for name in known[:MAX_NAMES_SHOWN])
-        more = f" and {len(known) - MAX_NAMES_SHOWN} more (GET /v1/models)" if len(known) > MAX_NAMES_SHOWN else ""
-        super().__init__(f"The model `{model[:64]}` does not exist. There is: {shown}{more}.")
-
-
-class UnlistedAdapter(UnknownModel):
-    """No instance has reported this adapter of an endpoint; its source may have it."""
-
-    def __init__(self, endpoint: str, adapter: str) -> None:
-        WrongModel.__init__(
-            self,
-            f"No instance has loaded the adapter `{adapter[:64]}`, so it is not listed. A request may name "
-            f"`{endpoint}/{adapter[:64]}`: it is loaded then, if the endpoint's source has it.",
-        )
 
 
 class AccessDenied(ApiError):

@@ -20,7 +20,8 @@ NEVER = "zzzzzzzz"  # no answer has it
 MESSAGES = [{"role": "user", "content": "What color is the circle?"}]
 CHAT = {"model": "llava", "messages": MESSAGES, "max_tokens": 12, "seed": 5, "temperature": 1.0}
 COMPLETION = {"model": "llava", "prompt": "The circle", "max_tokens": 12, "seed": 5, "temperature": 1.0}
-TGI = {"inputs": "The circle", "parameters": {"max_new_tokens": 12, "details": True, "top_n_tokens": 1}}
+DETAILED = {"max_new_tokens": 12, "details": True, "top_n_tokens": 1}
+TGI = {"inputs": "The circle", "parameters": DETAILED}
 SCHEMA = {
     "type": "object",
     "properties": {"value": {"enum": ["red", "blue"]}},
@@ -53,8 +54,7 @@ def completion_logprobs(client: Client, **fields: Any) -> tuple[Any, Any]:
 
 
 def tgi_tokens(client: Client, **fields: Any) -> tuple[Any, Any]:
-    parameters = {**TGI["parameters"], **fields}  # type: ignore[dict-item]
-    body = {**TGI, "parameters": parameters}
+    body = {**TGI, "parameters": {**DETAILED, **fields}}
     streamed = events(client.call({**body, "stream": True}).body)
     return client.call(body).json[0]["details"]["tokens"], [each["token"] for each in streamed]
 

@@ -20,7 +20,6 @@ from torchmoor.errors import (
     ApiError,
     BodyTooLarge,
     UnexpectedTargetModel,
-    UnknownModel,
     ValidationError,
     WrongModel,
 )
@@ -42,7 +41,7 @@ from torchmoor.proxy.api.openai_dialects import (
     split_path,
     with_status,
 )
-from torchmoor.proxy.api.openai_models import find_many, list_models, read_adapter, read_target_model
+from torchmoor.proxy.api.openai_models import find_many, list_models, read_adapter, read_target_model, unknown_model
 from torchmoor.proxy.api.openai_resources import (
     FILES,
     OPENING,
@@ -249,7 +248,7 @@ class OpenAIApi:
                 return endpoint
             if endpoint.settings.has_adapters and model.startswith(f"{endpoint.name}/"):
                 return endpoint
-        raise UnknownModel(model, [endpoint.name for endpoint in endpoints])
+        raise unknown_model(model, [endpoint.name for endpoint in endpoints])
 
     def _call(
         self,

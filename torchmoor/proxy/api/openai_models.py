@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchmoor.errors import UnknownModel, UnknownOperation, UnlistedAdapter, ValidationError, WrongModel
+from torchmoor.errors import UnknownModel, UnknownOperation, ValidationError, WrongModel
 from torchmoor.proxy.api.openai_by_body import find_model
 from torchmoor.proxy.api.replies import json_reply
 from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.http.message import Reply
 from torchmoor.proxy.instances.registry import Endpoint
 
+MAX_NAMES_SHOWN = 20  # in one message
 _OF_ONE = ("chat.completions", "completions", "responses")
 _OF_MANY = ("chat.completions", "completions", "embeddings", "rerank")  # each of its models can do one of these
 
 
 def list_models(endpoints: Sequence[Endpoint], wanted: str) -> Reply:
-    """List the models, or describe one. Raises UnknownModel; UnlistedAdapter for one that an instance might load."""
+    """List the models, or describe one. Raises UnknownModel."""
     models = [model for endpoint in endpoints for model in _describe(endpoint)]
     if not wanted:
         return json_reply(200, {"object": "list", "data": models})
@@ -27,8 +28,18 @@ def list_models(endpoints: Sequence[Endpoint], wanted: str) -> Reply:
     for endpoint in endpoints:
         adapter = wanted.removeprefix(f"{endpoint.name}/")
         if endpoint.settings.has_adapters and adapter not in ("", wanted):
-            raise UnlistedAdapter(endpoint.name, adapter)
-    raise UnknownModel(wanted, [model["id"] for model in models])
+            raise UnknownModel(
+                f"No instance has loaded the adapter `{adapter[:64]}`, so it is not listed. A request may name "
+                f"`{endpoint.name}/{adapter[:64]}`: it is loaded then, if the endpoint's source has it."
+            )
+    raise unknown_model(wanted, [model["id"] for model in models])
+
+
+def unknown_model(model: str, known: Sequence[str]) -> UnknownModel:
+    """Return the error for a name that is not one of these."""
+    shown = ", ".join(f"`{name}`" for name in known[:MAX_NAMES_SHOWN])
+    more = f" and {len(known) - MAX_NAMES_SHOWN} more (GET /v1/models)" if len(known) > MAX_NAMES_SHOWN else ""
+    return UnknownModel(f"The model `{model[:64]}` does not exist. There is: {shown}{more}.")
 
 
 def _describe(endpoint: Endpoint) -> list[dict[str, Any]]:
