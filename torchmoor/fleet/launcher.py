@@ -65,9 +65,9 @@ class SupervisionSettings:
 
 
 class Launcher:
-    """Runs this host's instances within its context, for which it has the run directory to itself.
+    """Runs this host's instances within its context. report: shows a message to the operator.
 
-    report: shows a message to the operator.
+    It has the run directory to itself from `lock`, or the first start, to the end.
     """
 
     def __init__(
@@ -89,12 +89,14 @@ class Launcher:
         self._lock = RunLock(settings.run_dir, timeout_s=settings.kill_after_s + LOCK_GRACE_S)
 
     async def __aenter__(self) -> Launcher:
-        """Lock the run directory; wait for an earlier fleet to end. Raises LaunchError if it does not."""
-        await self._lock.take(self._report)
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.stop()
+
+    async def lock(self) -> None:
+        """Lock the run directory; wait for an earlier fleet to end. Raises LaunchError if it does not."""
+        await self._lock.take(self._report)
 
     async def start(self, launches: Sequence[Launch]) -> None:
         """Start instances and wait until all are ready. Raises LaunchError if one fails."""
@@ -143,6 +145,8 @@ class Launcher:
         self._is_stopping = True
         await cancel_all(self._tasks.values())
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
+        if not self._lock.is_held:  # the directory is another fleet's
+            return
         for name in [*self._tasks, supervisor.JOURNAL_FOLDER]:
             await asyncio.to_thread(remove_folder, self._folder(name))
         self._lock.release()

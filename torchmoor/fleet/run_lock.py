@@ -24,6 +24,10 @@ class RunLock:
         self._taking = asyncio.Lock()
         self._descriptor: int | None = None
 
+    @property
+    def is_held(self) -> bool:
+        return self._descriptor is not None
+
     async def take(self, report: Callable[[str], None]) -> int:
         """Lock the directory, and return the descriptor. Later calls return the same one. Raises LaunchError."""
         async with self._taking:

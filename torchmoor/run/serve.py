@@ -64,14 +64,12 @@ async def run(
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    stopped = asyncio.create_task(stopping.wait())
     async with AsyncExitStack() as stack:
         launcher: Launcher | None = None
         if launches:
             run_dir = stack.enter_context(run_directory(configuration.launch))
             launcher = make_launcher(configuration, run_dir, registry, launches, report)
-            if not await has_started(stack.enter_async_context(launcher), stopped):
-                return
+            await stack.enter_async_context(launcher)
         proxy = Proxy(settings, registry)
         await stack.enter_async_context(proxy)
         read_again = partial(read, path, given=given, is_open=is_open)
@@ -89,6 +87,7 @@ async def run(
             "endpoints": [endpoint.name for endpoint in registry.endpoints()],
         }
         announce(json.dumps(where))
+        stopped = asyncio.create_task(stopping.wait())
         if launcher is not None:
             fleet = HostFleet(settings, registry, launcher, proxy.data, launches, report)
             await stack.enter_async_context(fleet)

@@ -110,8 +110,8 @@ async def _run_in(
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with AsyncExitStack() as stack:
-        # Before all else that uses the directory.
         launcher = await stack.enter_async_context(Launcher(supervision_settings, registry, environment, report))
+        await launcher.lock()  # before all else that uses the directory
         await stack.enter_async_context(kept)
         control: LaunchingPlane | None = None
         if settings.control.is_on:
@@ -183,7 +183,7 @@ def equip(launches: Sequence[Launch], settings: LaunchSettings, checkpoints: Seq
     return equipped
 
 
-async def has_started(start: Coroutine[Any, Any, object], stopping: asyncio.Future[Any]) -> bool:
+async def has_started(start: Coroutine[Any, Any, None], stopping: asyncio.Future[Any]) -> bool:
     """Run `start` and return True, or cancel it and return False once `stopping` is done. Raises what `start` does."""
     starting = asyncio.ensure_future(start)
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -157,16 +157,16 @@ def test_a_second_fleet_in_the_same_directory_changes_nothing(
     if not is_cancelled:
         monkeypatch.setattr(launcher_module, "LOCK_GRACE_S", -1.9)
 
-    async def enter() -> None:
-        async with host.launcher():
-            pytest.fail("the first fleet has the directory")
+    async def start_second() -> None:
+        async with host.launcher() as (launcher, _):
+            await launcher.start(launches(1))
 
     async def scenario() -> None:
         async with host.launcher() as (launcher, _):
             await launcher.start(launches(1))
             (host.run_dir / JOURNAL_FOLDER).mkdir()
             before = sorted(host.run_dir.iterdir())
-            second = asyncio.create_task(enter())
+            second = asyncio.create_task(start_second())
             await until(lambda: any("waiting for the earlier fleet" in line for line in host.reports))
             if is_cancelled:
                 second.cancel()
@@ -448,8 +448,8 @@ def test_a_run_directory_that_cannot_be_made_is_an_error(host: Host) -> None:
     (host.tmp_path / "run").touch()
 
     async def scenario() -> None:
-        with pytest.raises(LaunchError, match="cannot write to the directory"):
-            async with host.launcher() as (launcher, _):
+        async with host.launcher() as (launcher, _):
+            with pytest.raises(LaunchError, match="cannot write to the directory"):
                 await launcher.start(launches(1))
 
     run(scenario())
