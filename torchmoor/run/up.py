@@ -21,6 +21,8 @@ from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
 from torchmoor.control.plane import LaunchingPlane, describing_plane
+from torchmoor.doctor.finding import Level
+from torchmoor.doctor.services import check_store
 from torchmoor.fleet.adapters import adapter_environment, adapter_settings
 from torchmoor.fleet.archives import archive_name, chat_handler
 from torchmoor.fleet.launcher import Launcher
@@ -43,6 +45,7 @@ from torchmoor.run.launching import (
     run_directory,
 )
 from torchmoor.run.proxy_settings import complete
+from torchmoor.wire.store_urls import JOURNAL_SCHEMES
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +116,8 @@ async def _run_in(
         launcher = await stack.enter_async_context(Launcher(supervision_settings, registry, environment, report))
         await launcher.lock()  # before all else that uses the directory
         await stack.enter_async_context(kept)
+        if options.journal != "off":
+            await asyncio.to_thread(warn_of_journal, journal, report)
         control: LaunchingPlane | None = None
         if settings.control.is_on:
             control = LaunchingPlane(
@@ -142,6 +147,13 @@ async def _run_in(
         report("stopping")
     if control is not None and control.resources:
         report(f"created resources stay in {run_dir / CONTROL_FOLDER}: up --control-plane --run-dir {run_dir}")
+
+
+def warn_of_journal(url: str, report: Callable[[str], None]) -> None:
+    """Report a journal that cannot be used now. The fleet starts: the store may be back soon."""
+    for finding in check_store("journal", url, JOURNAL_SCHEMES):
+        if finding.level is Level.PROBLEM:
+            report(f"journal: {finding.found}. No session can be opened until it can be used: {finding.remedy}")
 
 
 def describe(endpoints: Sequence[str], *, runtime_url: str, admin_url: str, run_dir: Path) -> str:

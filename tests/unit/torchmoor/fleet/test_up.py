@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -144,6 +145,21 @@ def test_an_operators_own_journal_stays(
 
     assert event.exists()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal"]
+
+
+def test_a_journal_that_does_not_answer_is_reported_at_the_start(
+    options: UpSettings, environments: dict[str, dict[str, str]]
+) -> None:
+    """The fleet starts, because the store may be back before a session is opened."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"redis://user:secret@127.0.0.1:{free.getsockname()[1]}/0"
+        announced, reported = serve(options.replace(journal=url))
+
+    assert len(announced) == 1
+    assert reported[0].startswith("journal: redis://127.0.0.1:")
+    assert "No session can be opened until it can be used" in reported[0]
+    assert "secret" not in "".join(reported)
 
 
 def test_all_instances_sign_with_one_secret_that_is_new_each_time(
