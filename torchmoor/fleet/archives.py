@@ -10,9 +10,11 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from torchmoor.errors import LaunchError
 
@@ -26,6 +28,7 @@ NOT_SERVED = {"samples", "README.md"}  # beside the demo model's checkpoint
 NOT_CODE = {"__pycache__", "configs"}
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip
 PIECE_BYTES = 1 << 20
+Count = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +132,7 @@ def chat_handler() -> ArchiveContents:
     return make_contents("chat_entry.py", "chat.yaml")
 
 
-def write_archive(
-    contents: ArchiveContents, name: str, target: Path, count: Callable[[int], None] = lambda num_bytes: None
-) -> None:
+def write_archive(contents: ArchiveContents, name: str, target: Path, count: Count = lambda num_bytes: None) -> None:
     """Write an archive, completely or not at all. Nothing is compressed, because weights do not shrink.
 
     name: the model's name in TorchServe. count: receives the bytes of each step. Raises OSError.
@@ -143,17 +144,51 @@ def write_archive(
         "model": {**model, "configFile": contents.config.name},
         "archiverVersion": "0.12.0",
     }
+    with whole_file(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as bundle:
+        for entry, path in contents.names().items():
+            add_file(bundle, entry, path, count)
+        bundle.writestr(_member(MANIFEST), json.dumps(manifest, indent=2))
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes the target's place at the end of the block, unless the block raises. Raises OSError."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
     try:
-        with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as bundle:
-            for entry, path in contents.names().items():
-                _add(bundle, entry, path, count)
-            bundle.writestr(_member(MANIFEST), json.dumps(manifest, indent=2))
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def add_file(
+    bundle: zipfile.ZipFile,
+    name: str,
+    path: Path,
+    count: Count,
+    *,
+    compression: int = zipfile.ZIP_STORED,
+) -> None:
+    """Add a file to an archive. name: in the archive. count: receives the bytes of each step."""
+    member = _member(name)
+    member.compress_type = compression
+    member.file_size = path.stat().st_size
+    with path.open("rb") as file, bundle.open(member, "w") as copy:
+        while piece := file.read(PIECE_BYTES):
+            copy.write(piece)
+            count(len(piece))
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name, ZIP_TIME)
+    member.create_system = 3  # Unix, on every system
+    member.external_attr = 0o100644 << 16
+    return member
 
 
 def find_fault(archive: Path, *, reads_all: bool = False) -> str:
@@ -191,19 +226,3 @@ def _has_member(archive: Path, name: str) -> bool:
             return name in packed.namelist()
     except Exception:  # of many kinds
         return True
-
-
-def _add(bundle: zipfile.ZipFile, name: str, path: Path, count: Callable[[int], None]) -> None:
-    member = _member(name)
-    member.file_size = path.stat().st_size
-    with path.open("rb") as file, bundle.open(member, "w") as copy:
-        while piece := file.read(PIECE_BYTES):
-            copy.write(piece)
-            count(len(piece))
-
-
-def _member(name: str) -> zipfile.ZipInfo:
-    member = zipfile.ZipInfo(name, ZIP_TIME)
-    member.create_system = 3  # Unix, on every system
-    member.external_attr = 0o100644 << 16
-    return member
