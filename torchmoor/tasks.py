@@ -1,10 +1,40 @@
-"""The end of asyncio tasks."""
+"""Asyncio tasks in the background, and their end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from math import inf
 from typing import Any
+
+
+class BackgroundTasks:
+    """Tasks that run until they end or are cancelled. asyncio itself keeps no reference to a task.
+
+    max_tasks: `is_full` is True while so many run.
+    """
+
+    def __init__(self, max_tasks: float = inf) -> None:
+        self._max_tasks = max_tasks
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._tasks) >= self._max_tasks
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` in a task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def finish(self) -> None:
+        """Wait until all have ended. Their errors are dropped."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def cancel(self) -> None:
+        """Cancel all, and wait until they have ended. Their errors are dropped."""
+        await cancel_all(self._tasks)
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from torchmoor.proxy.api.metrics_operation import TIMEOUT_S
-from torchmoor.tasks import cancel_all
+from torchmoor.tasks import BackgroundTasks
 
 logger = logging.getLogger(__name__)
 
@@ -19,15 +19,15 @@ class MetricsPages:
 
     def __init__(self, make_page: Callable[[], Awaitable[bytes]]) -> None:
         self._make_page = make_page
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(MAX_CONCURRENT)
 
     async def stop(self) -> None:
         """Cancel all pages; their callbacks are not called."""
-        await cancel_all(self._tasks)
+        await self._tasks.cancel()
 
     def try_start(self, on_made: Callable[[bytes | None], None]) -> bool:
         """Make a page and pass it to the callback, or None if that fails. Returns False if too many are under way."""
-        if len(self._tasks) >= MAX_CONCURRENT:
+        if self._tasks.is_full:
             return False
 
         async def make() -> None:
@@ -38,7 +38,5 @@ class MetricsPages:
                 logger.exception("fault in the metrics page")
             on_made(page)
 
-        task = asyncio.get_running_loop().create_task(make())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(make())
         return True

@@ -6,11 +6,10 @@ continues from the records: endpoints are deployed again, and a deletion is fini
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import EndpointResource, Resources
 from torchmoor.errors import LimitExceeded, RequestInvalid, TorchmoorError
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.tasks import cancel_all
+from torchmoor.tasks import BackgroundTasks
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class Endpoints:
         self._deployments = deployments
         self._targets = targets
         self._left = list(resources.endpoints)  # by the last run
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def operations(self) -> dict[str, Operation]:
         """Return the operations by their names."""
@@ -68,15 +67,15 @@ class Endpoints:
             if self._registry.find_endpoint(name) is not None:
                 resource.status, resource.failure = "Failed", TAKEN.format(name)
             elif resource.status == "Deleting":
-                self._begin(self._run_deletion(name))
+                self._tasks.start(self._run_deletion(name))
             elif resource.status != "Failed":
                 failure = INTERRUPTED.format(resource.pending) if resource.pending else ""
                 resource.status, resource.pending = "Creating", ""
-                self._begin(self._run_start(name, resource, failure))
+                self._tasks.start(self._run_start(name, resource, failure))
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await cancel_all(self._tasks)
+        await self._tasks.cancel()
 
     async def _create(self, values: Values) -> Values:
         name, endpoints = values["EndpointName"], self._resources.endpoints
@@ -88,7 +87,7 @@ class Endpoints:
         self._check_room(resource)
         arn = self._names.arn(ENDPOINT, name)
         await self._resources.add(endpoints, name, resource, arn, values.get("Tags", ()))
-        self._begin(self._run_start(name, resource))
+        self._tasks.start(self._run_start(name, resource))
         return {"EndpointArn": arn}
 
     async def _update(self, values: Values) -> Values:
@@ -106,7 +105,7 @@ class Endpoints:
         except OSError:
             old.status, old.pending = "InService", ""
             raise
-        self._begin(self._run_update(name, old, new))
+        self._tasks.start(self._run_update(name, old, new))
         return {"EndpointArn": self._names.arn(ENDPOINT, name)}
 
     async def _reweigh(self, values: Values) -> Values:
@@ -140,7 +139,7 @@ class Endpoints:
             resource.status, resource.weights = "InService", before
             raise
         self._deployments.set_weights(name, weights)
-        self._begin(self._run_resize(name, resource, counts))
+        self._tasks.start(self._run_resize(name, resource, counts))
         return {"EndpointArn": self._names.arn(ENDPOINT, name)}
 
     async def _delete(self, values: Values) -> Values:
@@ -152,7 +151,7 @@ class Endpoints:
         except OSError:
             resource.status = status
             raise
-        self._begin(self._run_deletion(name))
+        self._tasks.start(self._run_deletion(name))
         return {}
 
     def _make(self, config_name: str) -> EndpointResource:
@@ -194,11 +193,6 @@ class Endpoints:
         if resource.status == "Failed":
             raise RequestInvalid(f'Cannot update failed endpoint "{arn}": delete it, and create it again.')
         raise RequestInvalid(f'Cannot update in-progress endpoint "{arn}".')
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _run_start(self, name: str, resource: EndpointResource, failure: str = "") -> None:
         """Start an endpoint. failure: of an update before."""

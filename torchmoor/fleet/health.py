@@ -24,7 +24,7 @@ from torchmoor.fleet.worker_probe import WorkerProbe
 from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.tasks import cancel_all
+from torchmoor.tasks import BackgroundTasks, cancel_all
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class HealthChecker:
         self._unanswered: dict[str, int] = {}
         self._num_pieces: dict[str, int] = {}  # at the last probe
         self._workers: dict[str, WorkerProbe] = {}
-        self._probes: set[asyncio.Task[None]] = set()
+        self._probes = BackgroundTasks()
         self._probing: set[str] = set()
         self._loop_task: asyncio.Task[None] | None = None
         self._client: aiohttp.ClientSession | None = None
@@ -59,7 +59,8 @@ class HealthChecker:
     async def __aexit__(self, *error: object) -> None:
         assert self._loop_task is not None
         assert self._client is not None
-        await cancel_all([self._loop_task, *self._probes])
+        await cancel_all([self._loop_task])
+        await self._probes.cancel()
         await self._client.close()
 
     @property
@@ -106,9 +107,7 @@ class HealthChecker:
         if instance.name in self._probing:
             return
         self._probing.add(instance.name)
-        task = asyncio.create_task(self._probe(instance))
-        self._probes.add(task)
-        task.add_done_callback(self._probes.discard)
+        self._probes.start(self._probe(instance))
 
     async def _probe(self, instance: Instance) -> None:
         try:

@@ -5,7 +5,6 @@ Each has its own connection, no lease, and a time-out. The number of those that 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.tasks import cancel_all
+from torchmoor.tasks import BackgroundTasks
 from torchmoor.wire import headers
 
 logger = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ class HandlerOperations:
 
     def __init__(self) -> None:
         self._client: aiohttp.ClientSession | None = None
-        self._started: set[asyncio.Task[None]] = set()
+        self._started = BackgroundTasks(MAX_STARTED)
 
     async def __aenter__(self) -> HandlerOperations:
         # Connections are not reused: they may lead to a process that is gone.
@@ -56,7 +55,7 @@ class HandlerOperations:
 
     async def __aexit__(self, *error: object) -> None:
         assert self._client is not None
-        await cancel_all(self._started)
+        await self._started.cancel()
         await self._client.close()
 
     async def ask(
@@ -100,13 +99,11 @@ class HandlerOperations:
         on_done: Callable[[OperationAnswer | None], None],
     ) -> bool:
         """Start an operation; on_done is called once unless the context ends. Return False if too many are running."""
-        if len(self._started) >= MAX_STARTED:
+        if self._started.is_full:
             return False
 
         async def run() -> None:
             on_done(await self.ask(instance, operation, body, timeout_s=timeout_s))
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._started.add(task)
-        task.add_done_callback(self._started.discard)
+        self._started.start(run())
         return True
