@@ -6,7 +6,6 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.collectors import AsyncMetricsCollector
 from torchmoor.admin.http import RequestRefused, read_limit
 from torchmoor.async_inference.objects.object_store import ObjectDenied, ObjectError, ObjectMissing, ObjectUnavailable
 from torchmoor.async_inference.request import AsyncRecord, AsyncState
@@ -31,7 +30,6 @@ class AsyncAdmin:
     """
 
     def __init__(self, service: AsyncInference) -> None:
-        self.collector = AsyncMetricsCollector(lambda: [endpoint.metrics for endpoint in service.endpoints.values()])
         self._service = service
 
     def add_to(self, router: web.UrlDispatcher) -> None:

@@ -1,4 +1,4 @@
-"""The metrics page's metrics and their collectors, which read counts and state when Prometheus scrapes.
+"""The metrics page's metrics and their collector, which reads counts and state when Prometheus scrapes.
 
 The metrics of requests are defined where they are counted (metrics/invocations.py), as are those of asynchronous
 requests and of the host.
@@ -7,14 +7,15 @@ requests and of the host.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from weakref import WeakKeyDictionary
 
 from prometheus_client.core import Metric
 
 from torchmoor.admin.connections import AdminConnections
-from torchmoor.fleet.data_plane_view import LogCounts, VariantTraffic
-from torchmoor.metrics.backlog import ASYNCHRONOUS, AsyncMetrics
+from torchmoor.async_inference.service import AsyncInference
+from torchmoor.fleet.data_plane_view import DataPlaneView, LogCounts, VariantTraffic
+from torchmoor.metrics.backlog import ASYNCHRONOUS
 from torchmoor.metrics.definition import BY_INSTANCE, BY_VARIANT, counter, gauge
 from torchmoor.metrics.families import MetricFamilies
 from torchmoor.metrics.host import HOST
@@ -97,42 +98,48 @@ class InstanceAverage:
         return self._total
 
 
-class MetricsCollector:
-    """Collects invocations, instances, access and discovery.
+class FleetCollector:
+    """Collects all metrics of the proxy. connections: of the admin plane."""
 
-    denied: requests refused for their credentials, by error type. limited: requests refused for their caller's limit,
-    by its setting. log: the access log; None without one.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        traffic: Callable[[], Iterable[VariantTraffic]],
-        denied: Mapping[str, int],
-        limited: Mapping[str, int],
-        log: LogCounts | None,
-    ) -> None:
+    def __init__(self, registry: Registry, data: DataPlaneView, connections: AdminConnections) -> None:
         self._registry = registry
-        self._traffic = traffic
-        self._denied = denied
-        self._limited = limited
-        self._log = log
+        self._data = data
+        self._connections = connections
         self._averages: WeakKeyDictionary[VariantTraffic, InstanceAverage] = WeakKeyDictionary()
 
     def collect(self) -> Iterator[Metric]:
-        families = MetricFamilies((*INVOCATIONS, *INSTANCES, *ACCESS, *(ACCESS_LOG if self._log is not None else ())))
-        for traffic in self._traffic():
-            average = self._averages.setdefault(traffic, InstanceAverage())
-            metrics = traffic.metrics
-            instances = list(traffic.variant.pool.members)
+        traffic = self._data.traffic()
+        yield from self._invocations(traffic)
+        yield from self._instances()
+        yield from self._refusals()
+        yield from self._connected()
+        if any(each.variant.models is not None for each in traffic):
+            yield from self._models(traffic)
+        if self._data.log_counts is not None:
+            yield from self._access_log(self._data.log_counts)
+        if self._registry.sources:
+            yield from self._discovery()
+        if self._data.async_inference is not None:
+            yield from self._asynchronous(self._data.async_inference)
+
+    def _invocations(self, traffic: Iterable[VariantTraffic]) -> MetricFamilies:
+        families = MetricFamilies(INVOCATIONS)
+        for each in traffic:
+            average = self._averages.setdefault(each, InstanceAverage())
+            metrics = each.metrics
+            instances = list(each.variant.pool.members)
             labels = (metrics.endpoint, metrics.variant)
             outstanding = sum(instance.outstanding for instance in instances)
             families.add_counts(metrics)
-            families.add("WaitingInvocations", labels, traffic.num_waiting)
-            families.add("ConcurrentRequestsPerModel", labels, outstanding + traffic.num_waiting)
+            families.add("WaitingInvocations", labels, each.num_waiting)
+            families.add("ConcurrentRequestsPerModel", labels, outstanding + each.num_waiting)
             families.add("InvocationsPerInstance", labels, average.add(metrics.invocations, len(instances)))
             for reason, tally in metrics.decisions.items():
                 families.add("RoutingDecisions", (*labels, reason), tally.count)
+        return families
+
+    def _instances(self) -> MetricFamilies:
+        families = MetricFamilies(INSTANCES)
         for instance in self._registry.instances():
             labels = (instance.endpoint, instance.name)
             families.add("OutstandingInvocations", labels, instance.outstanding)
@@ -140,16 +147,40 @@ class MetricsCollector:
             families.add("InstanceReady", labels, int(instance.state is InstanceState.READY))
             families.add("InstanceBreaker", labels, SEVERITIES.index(instance.breaker.state))
             families.add("InstanceShare", labels, instance.share)
-        for error, count in list(self._denied.items()):
+        return families
+
+    def _refusals(self) -> MetricFamilies:
+        families = MetricFamilies(ACCESS)
+        for error, count in list(self._data.num_denied.items()):
             families.add("AccessDenied", (error,), count)
-        for setting, count in list(self._limited.items()):
+        for setting, count in list(self._data.num_limited.items()):
             families.add("CallerLimited", (setting,), count)
-        if self._log is not None:
-            families.add("AccessLogLines", (), self._log.num_lines)
-            families.add("AccessLogDropped", (), self._log.num_dropped)
-        yield from families
-        if self._registry.sources:
-            yield from self._discovery()
+        return families
+
+    def _connected(self) -> MetricFamilies:
+        families = MetricFamilies((*WEBSOCKETS, *ADMIN))
+        families.add("WebSocketConnections", (), self._data.num_websockets)
+        families.add("AdminConnections", (), len(self._connections.open))
+        families.add("AdminConnectionsRefused", (), self._connections.num_refused)
+        return families
+
+    def _models(self, traffic: Iterable[VariantTraffic]) -> MetricFamilies:
+        families = MetricFamilies(MODELS)
+        for each in traffic:
+            models = each.variant.models
+            if models is None:
+                continue
+            families.add_counts(each.metrics)
+            for instance in each.variant.pool.members:
+                labels = (each.variant.endpoint, instance.name)
+                families.add("LoadedModelCount", labels, models.num_loaded(instance.name))
+        return families
+
+    def _access_log(self, log: LogCounts) -> MetricFamilies:
+        families = MetricFamilies(ACCESS_LOG)
+        families.add("AccessLogLines", (), log.num_lines)
+        families.add("AccessLogDropped", (), log.num_dropped)
+        return families
 
     def _discovery(self) -> MetricFamilies:
         families = MetricFamilies(DISCOVERY)
@@ -163,64 +194,11 @@ class MetricsCollector:
                 families.add("DiscoveryAnswerAge", labels, age_s)
         return families
 
-
-class AdminCollector:
-    """Collects the admin plane's own connections."""
-
-    def __init__(self, connections: AdminConnections) -> None:
-        self._connections = connections
-
-    def collect(self) -> MetricFamilies:
-        families = MetricFamilies(ADMIN)
-        families.add("AdminConnections", (), len(self._connections.open))
-        families.add("AdminConnectionsRefused", (), self._connections.num_refused)
-        return families
-
-
-class WebSocketCollector:
-    """Collects the open WebSocket connections. count: returns their number."""
-
-    def __init__(self, count: Callable[[], int]) -> None:
-        self._count = count
-
-    def collect(self) -> MetricFamilies:
-        families = MetricFamilies(WEBSOCKETS)
-        families.add("WebSocketConnections", (), self._count())
-        return families
-
-
-class ModelMetricsCollector:
-    """Collects the metrics of endpoints with many models. Yields nothing without such an endpoint."""
-
-    def __init__(self, traffic: Callable[[], Iterable[VariantTraffic]]) -> None:
-        self._traffic = traffic
-
-    def collect(self) -> Iterator[Metric]:
-        families = MetricFamilies(MODELS)
-        found = [each for each in self._traffic() if each.variant.models is not None]
-        for traffic in found:
-            families.add_counts(traffic.metrics)
-            models = traffic.variant.models
-            assert models is not None
-            for instance in traffic.variant.pool.members:
-                families.add(
-                    "LoadedModelCount", (traffic.variant.endpoint, instance.name), models.num_loaded(instance.name)
-                )
-        if found:
-            yield from families
-
-
-class AsyncMetricsCollector:
-    """Collects the metrics of all endpoints that take asynchronous requests."""
-
-    def __init__(self, endpoints: Callable[[], Iterable[AsyncMetrics]]) -> None:
-        self._endpoints = endpoints
-
-    def collect(self) -> Iterator[Metric]:
+    def _asynchronous(self, service: AsyncInference) -> MetricFamilies:
         families = MetricFamilies(ASYNCHRONOUS)
-        for endpoint in self._endpoints():
-            for name, value in endpoint.gauges():
-                families.add(name, (endpoint.endpoint,), value)
-            for metrics in endpoint.variants.values():
+        for endpoint in service.endpoints.values():
+            for name, value in endpoint.metrics.gauges():
+                families.add(name, (endpoint.metrics.endpoint,), value)
+            for metrics in endpoint.metrics.variants.values():
                 families.add_counts(metrics)
-        yield from families
+        return families

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from torchmoor.admin.asynchronous import AsyncAdmin
-from torchmoor.admin.collectors import AdminCollector, MetricsCollector, ModelMetricsCollector, WebSocketCollector
+from torchmoor.admin.collectors import FleetCollector
 from torchmoor.admin.connections import AdminConnection, AdminConnections
 from torchmoor.admin.control import ControlAdmin
 from torchmoor.admin.dashboard.page import Dashboard
@@ -62,7 +62,7 @@ class AdminServer:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """has_asked_all: whether each instance was probed at least once. control: answers for the control plane."""
-        operations, traffic, async_inference = data.operations, data.traffic, data.async_inference
+        operations, async_inference = data.operations, data.async_inference
         self.port = settings.listen.admin_port
         self.connections = AdminConnections(settings.limits)
         self._host = settings.listen.admin_host
@@ -76,10 +76,7 @@ class AdminServer:
         self._scraper = MetricsScraper(registry)
         self._dashboard = Dashboard(registry, data, has_chat=settings.chat_page.is_on)
         self._metrics = CollectorRegistry(auto_describe=False)
-        self._metrics.register(MetricsCollector(registry, traffic, data.num_denied, data.num_limited, data.log_counts))
-        self._metrics.register(ModelMetricsCollector(traffic))
-        self._metrics.register(WebSocketCollector(lambda: data.num_websockets))
-        self._metrics.register(AdminCollector(self.connections))
+        self._metrics.register(FleetCollector(registry, data, self.connections))
         self._metrics.register(HostCollector())
         ProcessCollector(registry=self._metrics)
         check = self._check_token if self._token else self._check_host
@@ -101,9 +98,7 @@ class AdminServer:
         self._dashboard.add_to(app.router)
         ControlAdmin(control).add_to(app.router)
         if async_inference is not None:
-            async_admin = AsyncAdmin(async_inference)
-            self._metrics.register(async_admin.collector)
-            async_admin.add_to(app.router)
+            AsyncAdmin(async_inference).add_to(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         self._stack = AsyncExitStack()
 

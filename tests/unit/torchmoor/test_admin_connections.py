@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any
+from unittest.mock import create_autospec
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.waiting import DEADLINE_S
-from torchmoor.admin.collectors import AdminCollector
+from torchmoor.admin.collectors import FleetCollector
 from torchmoor.admin.connections import AdminConnection, AdminConnections
 from torchmoor.config.limits import LimitSettings
+from torchmoor.fleet.data_plane_view import DataPlaneView
+from torchmoor.proxy.instances.registry import Registry
 
 LIMITS = LimitSettings(max_admin_connections=2, header_timeout_s=10, keep_alive_timeout_s=75)
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -48,6 +51,14 @@ class Plane:
         self.clients.append(writer)
         writer.write(data)
         return reader, writer
+
+
+def make_idle_fleet() -> Any:
+    """Return a data plane without endpoints."""
+    view = create_autospec(DataPlaneView, instance=True, num_denied={}, num_limited={}, num_websockets=0)
+    view.configure_mock(log_counts=None, async_inference=None)
+    view.traffic.return_value = []
+    return view
 
 
 def play(script: Callable[[Plane], Coroutine[Any, Any, None]]) -> None:
@@ -148,7 +159,7 @@ def test_connections_above_the_limit_are_refused_and_counted() -> None:
 
     async def script(plane: Plane) -> None:
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(AdminCollector(plane.connections))
+        registry.register(FleetCollector(Registry(()), make_idle_fleet(), plane.connections))
         _, writer = await plane.connect()
         await plane.connect()
         await until_open(plane, 2)
