@@ -11,7 +11,7 @@ from typing import Any
 class BackgroundTasks:
     """Tasks that run until they end or are cancelled. asyncio itself keeps no reference to a task.
 
-    max_tasks: `is_full` is True while so many run.
+    max_tasks: `is_full` is True while that many run.
     """
 
     def __init__(self, max_tasks: float = inf) -> None:

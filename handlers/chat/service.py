@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 from handlers.chat.adapters import AdapterLease, Adapters
 from handlers.chat.commands import (
@@ -92,7 +93,7 @@ class ChatService:
             session.features_bytes,
             session.host_bytes,
             is_durable,
-            loader.decoded,
+            partial(loader.decoded, side=engine.capabilities.image_side),
             engine.encode,
             counters,
             defers=has_stored_kv and engine.capabilities.has_equal_images,

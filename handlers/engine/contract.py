@@ -295,7 +295,8 @@ class Capabilities:
 
     is_packed: a step computes its answers together. can_resume: sampled answers continue from `given` exactly; plain
     ones (`SamplingParams.is_plain`) always do. has_equal_images: all images have the same number of positions.
-    refused: names of SamplingParams that the engine lacks.
+    image_side: the length to which images are scaled, of their shorter side; None: it depends on the image. refused:
+    names of SamplingParams that the engine lacks.
     """
 
     engine: str
@@ -305,6 +306,7 @@ class Capabilities:
     can_resume: bool
     has_grammars: bool
     has_equal_images: bool
+    image_side: int | None
     refused: frozenset[str] = field(default_factory=frozenset)
 
 

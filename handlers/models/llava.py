@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from handlers.models.processor import scaled_side
 from handlers.models.text import TextModel
 
 
@@ -38,6 +39,7 @@ class LlavaModel(TextModel):
         super().__init__(model, processor.tokenizer, processor)
         self.processor = processor
         self.has_equal_images = not has_patches
+        self.image_side = None if has_patches else scaled_side(processor.image_processor)
         self._has_patches = has_patches
 
     def _find_decoder(self) -> Any:

@@ -29,3 +29,15 @@ class Processor:
         if template is None and (path / OLD_TEMPLATE).is_file():
             template = json.loads((path / OLD_TEMPLATE).read_text())["chat_template"]
         return cls(tokenizer, images, str(tokenizer.convert_ids_to_tokens(image_token_id)), template)
+
+
+def scaled_side(image_processor: Any) -> int | None:
+    """Return the length to which an image processor scales the shorter side of any image, or more; None without one.
+
+    For processors that give every image the same size.
+    """
+    if not image_processor.do_resize:
+        return None
+    sizes = (image_processor.size, getattr(image_processor, "crop_size", None) or {})
+    keys = ("shortest_edge", "longest_edge", "height", "width")
+    return max((size.get(key) or 0 for size in sizes for key in keys), default=0) or None

@@ -23,6 +23,7 @@ class TextModel(PromptFormat):
 
     is_packed = True  # a step computes its sequences together
     has_equal_images = False  # every image has the same number of tokens
+    image_side: int | None = None  # the preprocessor scales the shorter side of every image to this length
     num_layers: int
     num_kv_heads: int
     head_size: int

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import BinaryIO, cast
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.errors import HandlerError, ImageTooLarge, NotAnImage, OutOfMemory
@@ -18,17 +18,30 @@ Image.MAX_IMAGE_PIXELS = None  # Pillow's limit is per process; here each image'
 
 PNG_BYTES_PER_PIXEL = 3.1  # of noise, which cannot be compressed
 STRIP_PIXELS = 1 << 20
+ORIENTATION = ExifTags.Base.Orientation
 
-# Memory per pixel, measured: an image (4) is decoded, converted to RGB (8), and scaled by the preprocessor (14).
-WORK_BYTES_PER_PIXEL = 14
-WEBP_BYTES_PER_PIXEL = 18  # its decoder keeps copies of its own
+# Memory per pixel, measured: an image is decoded (4), converted to RGB (8), and scaled by the preprocessor (14).
+DECODED_BYTES_PER_PIXEL = 4
+WEBP_BYTES_PER_PIXEL = 8  # its decoder keeps copies of its own
+RGB_BYTES_PER_PIXEL = 10  # for the conversion and the preprocessor
+
+# Pillow's own for thumbnails: an image is reduced by whole factors, without a filter, to no less than twice the size
+# that is wanted. The preprocessor scales the rest with its filter.
+REDUCING_GAP = 2
 
 
 @contextmanager
 def decoded(
-    data: bytes, settings: IntakeSettings, budget: DecodingBudget, check: Callable[[], None]
+    data: bytes,
+    settings: IntakeSettings,
+    budget: DecodingBudget,
+    check: Callable[[], None],
+    side: int | None = None,
 ) -> Iterator[Image.Image]:
     """Decode to RGB, upright, transparency on white; the first frame of an animation.
+
+    side: the length to which a preprocessor then scales the shorter side. Images that are several times as large are
+    reduced, since most pixels would be lost anyway. None: they are not.
 
     The image is valid and holds its share of the memory budget until the end of the `with` block. Raises the BadImage
     family, OutOfMemory, and what `check` raises while the image waits for its share.
@@ -39,8 +52,9 @@ def decoded(
         with _opened(io.BytesIO(data)) as opened:
             _check_pixels(opened, settings.max_pixels)
             _check_shape(opened, settings)
-            held.enter_context(budget.lease(opened.width * opened.height * _work_bytes_per_pixel(opened), check))
-            image = _to_rgb(opened)
+            factor = _reduce(opened, side)
+            held.enter_context(budget.lease(_work_bytes(opened, factor), check))
+            image = _to_rgb(opened, factor)
         del opened  # WebP's decoder keeps pixels
         held.callback(image.close)  # before the share is returned, although the caller still has the image
         yield image
@@ -78,13 +92,29 @@ def _scaled(image: Image.Image, size: tuple[int, int]) -> bytes:
     return encoded.getvalue()
 
 
-def _work_bytes_per_pixel(image: Image.Image) -> int:
-    return WEBP_BYTES_PER_PIXEL if image.format == "WEBP" else WORK_BYTES_PER_PIXEL
+def _reduce(image: Image.Image, side: int | None) -> int:
+    """Let the decoder reduce the image as far as it can; return the factor by which it can be reduced after that."""
+    if side is None:
+        return 1
+    least = side * REDUCING_GAP
+    image.draft(None, (least, least))  # only JPEG's decoder can
+    return max(min(image.size) // least, 1)
+
+
+def _work_bytes(image: Image.Image, factor: int) -> int:
+    """Return the memory that it takes to decode the image and to preprocess what is left of it."""
+    decoded = WEBP_BYTES_PER_PIXEL if image.format == "WEBP" else DECODED_BYTES_PER_PIXEL
+    width, height = _reduced(image.size, factor)
+    return image.width * image.height * decoded + width * height * RGB_BYTES_PER_PIXEL
+
+
+def _reduced(size: tuple[int, int], factor: int) -> tuple[int, int]:
+    return math.ceil(size[0] / factor), math.ceil(size[1] / factor)
 
 
 def _scaling_bytes_per_pixel(image: Image.Image) -> int:
     if image.format == "WEBP":
-        return WEBP_BYTES_PER_PIXEL
+        return WEBP_BYTES_PER_PIXEL + RGB_BYTES_PER_PIXEL
     return 8 if image.has_transparency_data else 4
 
 
@@ -120,15 +150,16 @@ def _check_shape(image: Image.Image, settings: IntakeSettings) -> None:
         raise ImageTooLarge(f"the image is {size} pixels, and one side may be {most:g} times the other; crop it")
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Return the image upright as RGB. Converts it in strips, so that memory holds no third full-size copy."""
-    with suppress(SyntaxError):  # a damaged EXIF of a PNG or WebP; Pillow ignores that of a JPEG
-        ImageOps.exif_transpose(image, in_place=True)
-    rgb = Image.new("RGB", image.size, None)  # not filled, which would hold all threads up
-    rows = max(STRIP_PIXELS // image.width, 1)
+def _to_rgb(image: Image.Image, factor: int = 1) -> Image.Image:
+    """Return the image upright as RGB, reduced. Converts it in strips, so that memory holds no other full-size copy."""
+    rgb = Image.new("RGB", _reduced(image.size, factor), None)  # not filled, which would hold all threads up
+    rows = max(STRIP_PIXELS // (image.width * factor), 1) * factor
     for top in range(0, image.height, rows):
-        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
-        rgb.paste(_strip_to_rgb(strip), (0, top))
+        strip = _strip_to_rgb(image.crop((0, top, image.width, min(top + rows, image.height))))
+        rgb.paste(strip if factor == 1 else strip.reduce(factor), (0, top // factor))
+    with suppress(SyntaxError):  # a damaged EXIF of a PNG or WebP; Pillow ignores that of a JPEG
+        rgb.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION)
+        ImageOps.exif_transpose(rgb, in_place=True)
     return rgb
 
 

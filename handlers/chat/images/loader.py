@@ -164,9 +164,11 @@ class ImageLoader:
             raise ImageTooLarge(f"the image has {len(data)} bytes, more than {self._settings.max_bytes}")
         return data
 
-    def decoded(self, data: bytes, check: Callable[[], None]) -> AbstractContextManager[Image.Image]:
+    def decoded(
+        self, data: bytes, check: Callable[[], None], side: int | None = None
+    ) -> AbstractContextManager[Image.Image]:
         """Decode to RGB within the worker's memory budget; see `image_decoding.decoded`."""
-        return image_decoding.decoded(data, self._settings, self.decoding, check)
+        return image_decoding.decoded(data, self._settings, self.decoding, check, side)
 
     def _fetch_from_s3(self, url: str, reply: PendingReply | None) -> bytes:
         with self._lock:

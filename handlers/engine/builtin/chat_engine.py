@@ -54,6 +54,7 @@ class BuiltinEngine:
             can_resume=True,
             has_grammars=self._grammars.is_supported,
             has_equal_images=model.has_equal_images,
+            image_side=model.image_side,
         )
 
     def start(self) -> None:

@@ -99,6 +99,7 @@ class VllmEngine:
             can_resume=False,
             has_grammars=grammars.is_supported,
             has_equal_images=False,
+            image_side=None,
             refused=REFUSED,
         )
 

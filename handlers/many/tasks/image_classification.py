@@ -13,6 +13,7 @@ from handlers.many.request import TaskRequest, as_list
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import Input, TaskWork
 from handlers.many_settings import TaskSettings
+from handlers.models.processor import scaled_side
 from handlers.reply import PendingReply
 
 DEFAULT_TOP_K = 5
@@ -30,6 +31,7 @@ class ImageClassification:
     def __init__(self, model: Any, processor: Any, settings: TaskSettings, intake: ImageLoader) -> None:
         self.model = model
         self._processor = processor
+        self._side = scaled_side(processor)
         self._settings = settings
         self._intake = intake
 
@@ -41,7 +43,7 @@ class ImageClassification:
                 raise InvalidRequest("'inputs' must be an image: base64, a data URL or an address", param="inputs")
             reply.raise_if_cancelled()
             data = self._intake.read(reference, reply)
-            with self._intake.decoded(data, reply.raise_if_cancelled) as image:
+            with self._intake.decoded(data, reply.raise_if_cancelled, self._side) as image:
                 pixels: Tensor = self._processor(images=image, return_tensors="pt")["pixel_values"][0]
             inputs.append(
                 Input(pixels, pixels.shape[-1] * pixels.shape[-2] // PIXELS_PER_TOKEN + 1, tuple(pixels.shape))

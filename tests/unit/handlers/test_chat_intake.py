@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageChops, ImageStat
 
 from handlers.chat.images.image_decoding import FORMATS
 from handlers.chat.images.loader import ImageLoader, resolve
@@ -715,6 +715,69 @@ def test_a_damaged_exif_is_ignored(form: str) -> None:
     assert near(found.getpixel((4, 4)), RED)
 
 
+def shapes(size: tuple[int, int]) -> Image.Image:
+    """Return a photo-like drawing with soft colors, a hard edge, and no symmetry."""
+    image = Image.linear_gradient("L").resize(size).convert("RGB")
+    image.paste(RED, (0, 0, size[0] // 3, size[1] // 4))
+    image.paste(BLUE, (size[0] // 2, size[1] // 2, size[0], size[1] * 3 // 4))
+    return image
+
+
+def reduced(data: bytes, side: int | None, **values: Any) -> Image.Image:
+    with intake(**values).decoded(data, lambda: None, side) as image:
+        return image.copy()
+
+
+@pytest.mark.parametrize("form", [*FORMATS, "RGBA", "P", "L"])
+@pytest.mark.parametrize("size", [(1210, 803), (803, 1210), (400, 4000)])
+def test_a_photo_is_reduced_to_no_less_than_twice_the_models_size(form: str, size: tuple[int, int]) -> None:
+    """What the model's preprocessor makes of it hardly differs, whatever the format, mode and shape."""
+    photo = shapes(size)
+    data = encoded(photo, form) if form in FORMATS else encoded(photo.convert(form))
+
+    found = reduced(data, 100)
+
+    assert found.mode == "RGB"
+    assert 200 <= min(found.size) < 400
+    assert abs(found.width / found.height - size[0] / size[1]) < 0.02
+    scaled = [each.resize((100, 100), Image.Resampling.BICUBIC) for each in (found, decode(intake(), data))]
+    difference = ImageStat.Stat(ImageChops.difference(*scaled))
+    assert max(difference.mean) < 2
+    assert ImageStat.Stat(scaled[0]).stddev[0] > 40  # it has content
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_image_below_four_times_the_models_size_keeps_each_pixel(form: str) -> None:
+    """Only larger ones are reduced, so models see all others as in transformers."""
+    data = encoded(shapes((500, 399)), form)
+
+    assert reduced(data, 100).tobytes() == decode(intake(), data).tobytes()
+
+
+def test_a_reduced_photo_is_turned_upright() -> None:
+    """A telephone stores its orientation beside the pixels."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn 90 degrees clockwise
+    for form in ("JPEG", "PNG", "WEBP"):
+        upright = reduced(encoded(shapes((1200, 800)), form, exif=exif), 50)
+
+        assert upright.width < upright.height
+        assert near(upright.getpixel((upright.width - 3, 3)), RED)
+
+
+def test_a_reduced_photo_takes_less_memory() -> None:
+    """Its share of the account is that of its decoded pixels, and a JPEG is decoded small."""
+    photo = shapes((1200, 800))
+    pixels = 1200 * 800
+    with pytest.raises(ImageTooLarge, match="bytes of memory"):
+        reduced(encoded(photo), None, decoding_bytes=pixels * 5)
+
+    assert reduced(encoded(photo), 50, decoding_bytes=pixels * 5).size == (150, 100)
+    assert reduced(encoded(photo, "JPEG"), 50, decoding_bytes=pixels // 4).size == (150, 100)
+    with pytest.raises(ImageTooLarge, match="1200 x 800 pixels"):  # of the photo as it was sent
+        reduced(encoded(photo, "JPEG"), 50, max_pixels=pixels - 1)
+
+
 def test_animation_gives_its_first_frame() -> None:
     """The first frame of a GIF or WebP is used."""
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE)]
@@ -828,7 +891,7 @@ def test_mutated_images_give_a_picture_or_a_bad_image(data: st.DataObject) -> No
     raw = raw[: data.draw(st.integers(0, len(raw)))]
 
     try:
-        image = load(intake(max_pixels=1_000_000), bytes(raw))
+        image = reduced(bytes(raw), data.draw(st.sampled_from([None, 1])), max_pixels=1_000_000)
     except BadImage:
         return
     assert image.mode == "RGB"

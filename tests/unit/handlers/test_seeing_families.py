@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.engine.builtin.sequence import ImageSpan
@@ -16,6 +17,7 @@ from handlers.errors import SettingsError
 from handlers.models.attention import RAGGED
 from handlers.models.llava import Pixels
 from handlers.models.loader import load_model
+from handlers.models.processor import scaled_side
 from tests.unit.handlers.tiny_checkpoints import CPU, GQA, WORKING, generate, save, seeing_config
 
 
@@ -91,8 +93,23 @@ def test_family_that_sees_answers_as_in_transformers(
 
     model = load_model(tmp_path, CPU, "float32")
 
+    assert model.image_side == (None if family in ("llava_next", "llava_onevision") else 112)
     pictures = [drawing("ellipse", "red").resize((150, 60)), drawing("rectangle", "blue").resize((90, 130))]
     compare_with_generate(model, own, pictures)
+
+
+@pytest.mark.parametrize(
+    ("given", "side"),
+    [
+        ({"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}, 336),
+        ({"size": {"shortest_edge": 224}, "crop_size": {"height": 256, "width": 192}}, 256),
+        ({"size": {"height": 384, "width": 192}, "do_center_crop": False}, 384),
+        ({"do_resize": False}, None),
+    ],
+)
+def test_side_of_images_is_read_from_the_image_processor(given: dict[str, Any], side: int | None) -> None:
+    """It is the longest that the processor scales or crops to, so that no reduced image is enlarged again."""
+    assert scaled_side(CLIPImageProcessorPil(**given)) == side
 
 
 @pytest.mark.parametrize("family", ["mistral-window", "llama-gqa"])

@@ -1,0 +1,81 @@
+"""What does it cost to read an image, and what does decoding it at a reduced size save?
+
+Processor time from the bytes of an image to the input of a vision tower of 336 x 336 pixels (CLIP-L/14-336, LLaVA-1.5),
+on one thread: once with every pixel decoded, as transformers does, and once as the handler does it, in turn. The images
+are noise of a photo's scale, since its contents do not matter to the decoders. `difference` is the mean difference
+between both inputs, in steps of 8 bits.
+
+    make bench NAME=images [QUICK=1]
+    python -m benchmarks.images [--quick] [--rounds 5] [--save]
+"""
+
+import io
+import os
+import time
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import CLIPImageProcessor
+
+from benchmarks.report import median, parse_options, print_report
+from handlers.chat.images.loader import ImageLoader
+from handlers.chat.images.store import content_key
+from handlers.models.processor import scaled_side
+from handlers.settings import IntakeSettings
+
+SIDE = 336
+PHOTOS = {  # by name: format, mode and size
+    "a photo of 12 million pixels, JPEG": ("JPEG", "RGB", (4032, 3024)),
+    "the same as PNG": ("PNG", "RGB", (4032, 3024)),
+    "the largest allowed, PNG with transparency": ("PNG", "RGBA", (7070, 7070)),
+}
+
+
+def make_photo(form: str, mode: str, size: tuple[int, int]) -> bytes:
+    """Return an encoded image of soft noise."""
+    small = np.random.default_rng(0).integers(0, 256, (size[1] // 16, size[0] // 16, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).convert(mode).save(file, form, compress_level=1)
+    return file.getvalue()
+
+
+def read(loader: ImageLoader, processor: Any, data: bytes, side: int | None) -> tuple[float, torch.Tensor]:
+    """Return the processor seconds, and the input of the vision tower."""
+    begin = time.process_time()
+    with loader.decoded(data, lambda: None, side) as image:
+        content_key("", image)
+        pixels = processor(images=[image], return_tensors="pt")["pixel_values"]
+    return time.process_time() - begin, pixels
+
+
+def main() -> None:
+    options = parse_options(__doc__, quick="one round")
+    torch.set_num_threads(1)
+    processor = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
+    loader = ImageLoader(IntakeSettings())
+    rows, ratios = [], {}
+    for number, (name, photo) in enumerate(PHOTOS.items()):
+        data = make_photo(*photo)
+        spent: dict[str, list[float]] = {"whole": [], "reduced": []}
+        pixels = {}
+        for _ in range(options.rounds):
+            for arm, side in (("whole", None), ("reduced", scaled_side(processor))):
+                seconds, pixels[arm] = read(loader, processor, data, side)
+                spent[arm].append(seconds)
+        cpu_s = {arm: median(values) for arm, values in spent.items()}
+        steps = 255 * float(np.mean(processor.image_std))  # of 8 bits, in one of the normalised values
+        difference = float((pixels["whole"] - pixels["reduced"]).abs().mean()) * steps
+        differences = {"whole": 0.0, "reduced": difference}
+        rows += [
+            {"image": name, "arm": arm, "cpu_s": cpu_s[arm], "difference": differences[arm]} for arm in differences
+        ]
+        ratios[("cpu_photo_jpeg", "cpu_photo_png", "cpu_largest_png")[number]] = cpu_s["reduced"] / cpu_s["whole"]
+    print_report("images", rows, ratios, save=options.save, quick=options.quick, rounds=options.rounds)
+
+
+if __name__ == "__main__":
+    main()
