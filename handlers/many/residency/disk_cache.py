@@ -1,11 +1,11 @@
 """The disk cache: unpacked models on this worker's disk, within a budget of bytes.
 
-    {home}/{hash of name}-{hash of version}/marker.json     {home}/.../files/
-    {home}/.partial-*                                       in progress
+    {home}/{hash of source and name}-{hash of version}/marker.json     {home}/.../files/
+    {home}/.partial-*                                                  in progress
 
-A folder is filled under a temporary name and renamed, so a folder with a marker is complete. Folders outlive a worker;
-the next one uses them if the source still has their version. Eviction deletes the least recently used folder without a
-lease. download.py fills the folders.
+A folder is filled under a temporary name and renamed, so a folder with a marker is complete. Folders outlive a worker.
+The next one uses those of its own source, if the source still has their version; those of other sources only count
+against the budget. Eviction deletes the least recently used folder without a lease. download.py fills the folders.
 
 Files are not synced: after a crash of the host, not of the worker, they may contain zeros and fail to load; delete the
 directory then.
@@ -42,6 +42,7 @@ MAX_WORKERS = 256  # per host, each with its folder
 
 @dataclass(slots=True, eq=False)
 class _Unpacked:
+    source: str
     name: str
     version: str
     num_bytes: int
@@ -49,21 +50,34 @@ class _Unpacked:
     folder: Path  # of the model, inside home
     num_leases: int = 0
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.source, self.name, self.version
+
 
 class DiskCache:
-    """Any thread may call any method. home: locked by this process, see take_home."""
+    """Any thread may call any method. home: locked by this process, see take_home. source: see `identify_source`."""
 
-    def __init__(self, home: Path, max_bytes: int) -> None:
+    def __init__(self, home: Path, max_bytes: int, source: str) -> None:
         self._home = home
+        self._source = source
         self._lock = threading.Lock()
-        self._unpacked: OrderedDict[tuple[str, str], _Unpacked] = OrderedDict()  # the least recently used first
+        self._unpacked: OrderedDict[tuple[str, str, str], _Unpacked] = OrderedDict()  # the least recently used first
         self.budget = TierBudget(max_bytes)  # for complete folders and what is being written
         self._restore()
 
     def models(self) -> list[tuple[str, str, int]]:
-        """Return the name, version and bytes of each model, least recently used first."""
+        """Return the name, version and bytes of each model of the source, least recently used first.
+
+        Of several versions of a model, the one that was used last.
+        """
         with self._lock:
-            return [(each.name, each.version, each.num_bytes) for each in self._unpacked.values()]
+            newest = {each.name: each for each in self._unpacked.values() if each.source == self._source}
+            return [
+                (each.name, each.version, each.num_bytes)
+                for each in self._unpacked.values()
+                if newest.get(each.name) is each
+            ]
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the folders add up to the counted bytes. Call while nothing is being filled."""
@@ -75,9 +89,9 @@ class DiskCache:
     def find(self, name: str, version: str) -> DiskLease | None:
         """Lease one version of a model; None if it is not here."""
         with self._lock:
-            entry = self._unpacked.get((name, version))
+            entry = self._unpacked.get((self._source, name, version))
             if entry is not None and not (entry.home / MARKER).is_file():  # deleted by another program
-                del self._unpacked[name, version]
+                del self._unpacked[entry.key]
                 self.budget.used_bytes -= entry.num_bytes
                 shutil.rmtree(entry.home, ignore_errors=True)
                 entry = None
@@ -86,13 +100,13 @@ class DiskCache:
     def find_latest(self, name: str) -> DiskLease | None:
         """Lease the version of a model that was used last; None if there is none."""
         with self._lock:
-            ours = [each for each in self._unpacked.values() if each.name == name]
+            ours = [each for each in self._unpacked.values() if (each.source, each.name) == (self._source, name)]
             return self._lease(ours[-1]) if ours else None
 
     def _lease(self, entry: _Unpacked, *, is_new: bool = False) -> DiskLease:
         os.utime(entry.home / MARKER)  # keeps the order for the next worker; raises if it was deleted
         entry.num_leases += 1
-        self._unpacked.move_to_end((entry.name, entry.version))
+        self._unpacked.move_to_end(entry.key)
         return DiskLease(entry.version, entry.folder, partial(self._give_back, entry), is_new=is_new)
 
     def _give_back(self, entry: _Unpacked) -> None:
@@ -113,16 +127,17 @@ class DiskCache:
     def keep(self, folder: "PartialFolder", name: str, version: str, model: Path) -> DiskLease:
         """Add a version of a model. model: where it is below folder.files."""
         inner = model.relative_to(folder.path)
-        marker = {"name": name, "version": version, "num_bytes": folder.num_bytes, "model": str(inner)}
+        own = {"source": self._source, "name": name, "version": version}
+        marker = {**own, "num_bytes": folder.num_bytes, "model": str(inner)}
         (folder.path / MARKER).write_text(json.dumps(marker))
-        home = self._home / f"{_digest(name)}-{_digest(version)}"
+        home = self._home / _folder_name(self._source, name, version)
         with self._lock:
-            known = self._unpacked.get((name, version))
+            known = self._unpacked.get((self._source, name, version))
             if known is not None:  # another thread was faster, as when a model is unloaded and wanted again
                 return self._lease(known)
             folder.path.rename(home)
-            entry = _Unpacked(name, version, folder.num_bytes, home, home / inner)
-            self._unpacked[name, version] = entry
+            entry = _Unpacked(self._source, name, version, folder.num_bytes, home, home / inner)
+            self._unpacked[entry.key] = entry
             folder.num_bytes = 0  # the cache keeps them
             return self._lease(entry, is_new=True)
 
@@ -142,7 +157,7 @@ class DiskCache:
                     if not is_full:
                         what = f"the disk of {self._home} has only {free} bytes left"
                     raise OutOfDisk(f"there is no room on disk for {num_bytes} bytes more of this model: {what}")
-                del self._unpacked[victim.name, victim.version]
+                del self._unpacked[victim.key]
                 gone = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self._home))
                 victim.home.rename(gone / "old")
             shutil.rmtree(gone, ignore_errors=True)
@@ -167,7 +182,7 @@ class DiskCache:
             else:
                 found.append(((home / MARKER).stat().st_mtime, entry))
         for _, entry in sorted(found, key=lambda pair: pair[0]):
-            self._unpacked[entry.name, entry.version] = entry
+            self._unpacked[entry.key] = entry
             self.budget.used_bytes += entry.num_bytes
         if found:
             logger.info("models found on disk models=%d bytes=%d", len(found), self.budget.used_bytes)
@@ -221,13 +236,18 @@ def _read_marker(home: Path) -> _Unpacked | None:
     """Read a complete folder's marker; None if the files do not match it."""
     try:
         said = json.loads((home / MARKER).read_text())
-        name, version, num_bytes = str(said["name"]), str(said["version"]), int(said["num_bytes"])
+        own = (str(said["source"]), str(said["name"]), str(said["version"]))
+        num_bytes = int(said["num_bytes"])
         model = home / str(said["model"])
         held = sum(path.stat().st_size for path in (home / FILES).rglob("*") if path.is_file())
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    is_right = home.name == f"{_digest(name)}-{_digest(version)}" and held == num_bytes and model.is_dir()
-    return _Unpacked(name, version, num_bytes, home, model) if is_right else None
+    is_right = home.name == _folder_name(*own) and held == num_bytes and model.is_dir()
+    return _Unpacked(*own, num_bytes, home, model) if is_right else None
+
+
+def _folder_name(source: str, name: str, version: str) -> str:
+    return f"{_digest(json.dumps([source, name]))}-{_digest(version)}"
 
 
 def _digest(text: str) -> str:

@@ -27,7 +27,7 @@ from handlers.many.residency.loader_threads import LoaderThreads
 from handlers.many.residency.status import add_disk, describe_memory
 from handlers.many.residency.ticket import ModelTicket
 from handlers.many.sources.given import GivenSource
-from handlers.many.sources.open import open_source
+from handlers.many.sources.open import identify_source, open_source
 from handlers.many.sources.source import SOURCE, check_name
 from handlers.many_settings import ManySettings
 from handlers.process_memory import choose_device_bytes
@@ -273,7 +273,9 @@ def open_registry(
     """
     source = GivenSource(open_source(settings, worker_dir, setting), settings.url_roots, settings.max_files)
     home, lock_file = take_home(settings)
-    downloader = Downloader(DiskCache(home, settings.disk_bytes), source.find, settings)
+    downloader = Downloader(
+        DiskCache(home, settings.disk_bytes, identify_source(settings, worker_dir)), source.find, settings
+    )
     return ModelRegistry(settings, source, downloader, load, device, lock_file)
 
 

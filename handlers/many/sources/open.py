@@ -1,5 +1,6 @@
 """The source that a setting names."""
 
+import os
 from pathlib import Path
 
 from handlers.errors import ModelUnknown, SettingsError
@@ -20,13 +21,24 @@ def open_source(settings: ManySettings, worker_dir: Path, setting: str = SOURCE)
         from handlers.many.sources.s3 import open_s3  # loads boto3
 
         return open_s3(settings, setting).find
-    path = settings.source.removeprefix(FILE_URL)
-    if "://" in path:
+    if "://" in settings.source.removeprefix(FILE_URL):
         raise SettingsError(f"{setting} must be a directory, file:// or s3://bucket/prefix")
-    root = (worker_dir / Path(path).expanduser()).resolve()
+    root = _root(settings, worker_dir)
     if not root.is_dir():
         raise SettingsError(f"{setting}: there is no directory {root}")
     return lambda name: find_in(root / name, name, settings.max_files)
+
+
+def identify_source(settings: ManySettings, worker_dir: Path) -> str:
+    """Return what tells a source from others: a directory's path, or the URL and the endpoint of its store."""
+    if settings.source.startswith("s3://"):
+        store = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+        return f"{settings.source} {store}".rstrip()
+    return str(_root(settings, worker_dir)) if settings.source else ""
+
+
+def _root(settings: ManySettings, worker_dir: Path) -> Path:
+    return (worker_dir / Path(settings.source.removeprefix(FILE_URL)).expanduser()).resolve()
 
 
 def _find_nothing(name: str) -> SourceModel:

@@ -17,9 +17,9 @@ from handlers.many.model import LoadProgress
 from handlers.many.residency.disk_cache import PARTIAL, DiskCache, take_home
 from handlers.many.residency.download import Downloader
 from handlers.many.sources.given import GivenSource
-from handlers.many.sources.open import open_source
+from handlers.many.sources.open import identify_source, open_source
 from handlers.many.sources.s3 import open_s3
-from handlers.many.sources.source import Find, Replaced, check_name
+from handlers.many.sources.source import Find, Replaced, SourceModel, check_name
 from handlers.many_settings import ManySettings
 from tests.servers import BUCKET, LossyProxy, run_s3, run_silent_server
 
@@ -49,9 +49,11 @@ class Place:
     home: Path
     downloaders: list[Downloader] = field(default_factory=list)
 
-    def downloader(self, **limits: Any) -> Downloader:
+    def downloader(self, source: str | None = None, **limits: Any) -> Downloader:
+        """Return a worker's. source: of another one that had the home before or gets it next."""
         settings = ManySettings(source=self.settings.source, **limits)
-        self.downloaders.append(Downloader(DiskCache(self.home, settings.disk_bytes), self.find, settings))
+        disk = DiskCache(self.home, settings.disk_bytes, source or settings.source)
+        self.downloaders.append(Downloader(disk, self.find, settings))
         return self.downloaders[-1]
 
 
@@ -393,6 +395,52 @@ def test_a_store_that_does_not_answer_stops_only_what_is_not_on_disk(
             downloader.fetch("other.tar.gz", LoadProgress())
 
     assert (lease.folder / "config.json").exists()
+
+
+def test_models_of_another_source_are_not_there(directory: Place) -> None:
+    """A worker that gets the folder of one with another source neither lists nor serves what that one has unpacked.
+
+    It may delete it to make room; otherwise a later worker of the first source finds it again.
+    """
+    directory.put("a.tar.gz", model())
+    directory.downloader().fetch("a.tar.gz", LoadProgress()).release()
+
+    def fail(name: str) -> SourceModel:
+        raise SourceUnavailable("the models' store refused ListObjectsV2 (NoSuchBucket)")
+
+    reachable, directory.find = directory.find, fail
+    other = directory.downloader(source="s3://no-such-bucket/models")
+    assert other.disk.models() == []
+    assert other.disk.budget.used_bytes > 0
+    with pytest.raises(SourceUnavailable):
+        other.fetch("a.tar.gz", LoadProgress())
+
+    directory.find = reachable
+    lease = directory.downloader().fetch("a.tar.gz", LoadProgress())
+    assert not lease.is_new
+
+
+def test_of_a_replaced_model_the_version_in_use_is_listed(place: Place) -> None:
+    """Operators and the proxy see one row for each name."""
+    downloader = place.downloader()
+    for weights in (b"1" * 1000, b"2" * 1001):
+        place.put("m.tar.gz", model(weights))
+        lease = downloader.fetch("m.tar.gz", LoadProgress())
+
+    assert [(name, version) for name, version, _ in downloader.disk.models()] == [("m.tar.gz", lease.version)]
+
+
+@pytest.mark.parametrize("store", ["", "http://127.0.0.1:9000"])
+def test_a_source_is_told_by_its_place(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a directory is written, it is one source; the same bucket in another store is another one."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9001")
+    elsewhere = identify_source(ManySettings(source="s3://b/x"), tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store)
+
+    names = [f"file://{tmp_path}/m", f"{tmp_path}/./m", "m"]
+    assert {identify_source(ManySettings(source=name), tmp_path) for name in names} == {f"{tmp_path}/m"}
+    assert identify_source(ManySettings(source="s3://b/x"), tmp_path) != elsewhere
+    assert identify_source(ManySettings(source=""), tmp_path) == ""
 
 
 @pytest.mark.s3
