@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, InternalFailure, ValidationError
@@ -35,6 +37,7 @@ from torchmoor.proxy.instances.handler_operations import HandlerOperations
 
 logger = logging.getLogger(__name__)
 
+Decision = TypeVar("Decision")
 _INVOKING = frozenset((b"POST", b"PUT", b"GET"))
 
 
@@ -106,52 +109,55 @@ class DataPlaneApplication:
         return page or find_reference(method, path) or refuse_unknown
 
     def handle(self, request: Request) -> Call | Reply:
-        """Pass the request to its dialect.
+        """Admit a request, and pass it to its dialect."""
+        return self._answer(request, self._decide)
+
+    def upgrade(self, request: Request) -> Upgrade | Reply:
+        """Open a WebSocket connection for a request that is admitted like every other."""
+        return self._answer(request, self._open)
+
+    def _answer(self, request: Request, decide: Callable[[Request, bytes], Decision]) -> Decision | Reply:
+        """Return what `decide` does with the request and its id, or the reply to what it raises.
 
         An unexpected exception becomes a 500 with the request's id and no details.
         """
         request_id = self._dispatchers.new_request_id()
+        decision: Decision | Reply
         try:
-            self._admit(request)
-            decision = self._decide(request, request_id)
+            decision = decide(request, request_id)
         except ApiError as refused:  # by a guard or the gate
             decision = self._error(request, refused, request_id)
         except Exception:
-            decision = self._fault(request, request_id)
+            logger.exception("fault request_id=%s", request_id.decode())
+            fault = InternalFailure(f"The proxy failed. Request id {request_id.decode()}.")
+            decision = self._error(request, fault, request_id)
         if isinstance(decision, Reply):
             self._dispatchers.observe_reply(request, request_id, decision)
         return decision
 
-    def upgrade(self, request: Request) -> Upgrade | Reply:
-        """Open a WebSocket connection for a request that is admitted like every other."""
-        request_id = self._dispatchers.new_request_id()
-        try:
-            self._admit(request)
-            if not self._openai.serves(request.path):
-                raise ValidationError("Upgrade is not supported.")
-            decision: Upgrade | Reply = self._openai.upgrade(request, self._handle_message)
-        except ApiError as refused:
-            decision = self._error(request, refused, request_id)
-        except Exception:
-            decision = self._fault(request, request_id)
-        reply = decision if isinstance(decision, Reply) else Reply(101)
-        self._dispatchers.observe_reply(request, request_id, reply)
+    def _decide(self, request: Request, request_id: bytes) -> Call | Reply:
+        """Pass a request to its dialect. Raises ApiError."""
+        self._admit(request)
+        handler: Handler = request.line.handler
+        decision = handler(request, request_id)
+        if request.body_check is not None and isinstance(decision, Reply):
+            return self._after_verification(request, request_id, decision, request.body_check.max_body_bytes)
         return decision
 
-    def _handle_message(self, request: Request) -> Call | Reply:
-        """Check the caller's access again, and handle the request of a WebSocket connection's message."""
-        request_id = self._dispatchers.new_request_id()
-        try:
-            if self._gate is not None:
-                self._gate.admit_again(request)
-            decision = self._openai.handle(request, request_id)
-        except ApiError as refused:
-            decision = self._error(request, refused, request_id)
-        except Exception:
-            decision = self._fault(request, request_id)
-        if isinstance(decision, Reply):
-            self._dispatchers.observe_reply(request, request_id, decision)
-        return decision
+    def _open(self, request: Request, request_id: bytes) -> Upgrade:
+        """Open a WebSocket connection. Raises ApiError."""
+        self._admit(request)
+        if not self._openai.serves(request.path):
+            raise ValidationError("Upgrade is not supported.")
+        opened = self._openai.upgrade(request, lambda message: self._answer(message, self._decide_again))
+        self._dispatchers.observe_reply(request, request_id, Reply(101))
+        return opened
+
+    def _decide_again(self, request: Request, request_id: bytes) -> Call | Reply:
+        """Pass the request of a WebSocket connection's message to its dialect. Raises ApiError."""
+        if self._gate is not None:
+            self._gate.admit_again(request)
+        return self._openai.handle(request, request_id)
 
     def _admit(self, request: Request) -> None:
         """Check where a request comes from and its credentials. Raises ApiError."""
@@ -160,18 +166,6 @@ class DataPlaneApplication:
             self.pages.check(request, is_open=is_open)
         if self._gate is not None and not is_open:
             self._gate.admit(request)
-
-    def _decide(self, request: Request, request_id: bytes) -> Call | Reply:
-        handler: Handler = request.line.handler
-        decision = handler(request, request_id)
-        if request.body_check is not None and isinstance(decision, Reply):
-            return self._after_verification(request, request_id, decision, request.body_check.max_body_bytes)
-        return decision
-
-    def _fault(self, request: Request, request_id: bytes) -> Reply:
-        """Log the exception that is being handled, and answer without its details."""
-        logger.exception("fault request_id=%s", request_id.decode())
-        return self._error(request, InternalFailure(f"The proxy failed. Request id {request_id.decode()}."), request_id)
 
     def _after_verification(self, request: Request, request_id: bytes, reply: Reply, max_body_bytes: int) -> Call:
         """Keep a reply to a signed request until its body has arrived and matches the signature."""
