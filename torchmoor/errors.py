@@ -11,7 +11,7 @@ TorchmoorError
     |-- UnknownOperation     404
     |   `-- UnknownControlOperation     400
     |-- ValidationError      400
-    |   |-- BodyTooLarge     413 outside the runtime API
+    |   |-- BodyTooLarge     413; from the runtime API 400, as a ValidationError
     |   |-- UnknownEndpoint
     |   |-- UnknownVariant
     |   |-- MissingTargetModel
@@ -89,9 +89,14 @@ class ApiError(TorchmoorError):
     kind = "InternalFailure"
     retry_after_s: int | None = None
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, status: int | None = None, retry_after_s: int | None = None) -> None:
+        """status, retry_after_s: in place of the class's."""
         super().__init__(message)
         self.message = message
+        if status is not None:
+            self.status = status
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
 
 class UnknownOperation(ApiError):
@@ -116,6 +121,8 @@ class ValidationError(ApiError):
 
 class BodyTooLarge(ValidationError):
     """The request's body is longer than what the proxy or an instance can hold. limit: in bytes."""
+
+    status = 413
 
     def __init__(self, limit: int, *, is_form: bool = False) -> None:
         advice = " of a form. Send JSON as application/json." if is_form else "."
@@ -245,10 +252,7 @@ class ModelNotReady(ApiError):
 
     status = 429
     kind = "ModelNotReadyException"
-
-    def __init__(self, message: str, *, retry_after_s: int = START_RETRY_S) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    retry_after_s = START_RETRY_S
 
 
 class Throttled(ApiError):
@@ -256,10 +260,7 @@ class Throttled(ApiError):
 
     status = 429
     kind = "ThrottlingException"  # AWS's name; boto3 tries again in each of its retry modes
-
-    def __init__(self, message: str, *, retry_after_s: int) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    retry_after_s = BUSY_RETRY_S
 
 
 class CallerLimited(Throttled):
@@ -286,10 +287,7 @@ class ServiceUnavailable(ApiError):
 
     status = 503
     kind = "ServiceUnavailable"
-
-    def __init__(self, message: str, *, retry_after_s: int = BUSY_RETRY_S) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    retry_after_s = BUSY_RETRY_S
 
 
 class QueueFull(ServiceUnavailable):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from torchmoor.errors import AccessDenied, ApiError, BodyTooLarge, InternalFailure, ServiceUnavailable
+from torchmoor.errors import AccessDenied, ApiError, InternalFailure, ServiceUnavailable, ValidationError
 from torchmoor.proxy.access.exposure import is_loopback
 from torchmoor.proxy.access.web_pages import WebPageGuard
 from torchmoor.proxy.api.deferred_reply import DeferredReply
@@ -90,13 +90,14 @@ class ControlApi:
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
+        max_body_bytes = self._settings.max_body_bytes
         return DeferredReply(
             request,
             begin,
             render_error=lambda error: runtime_error(error, request_id),
             observe=lambda reply: self._dispatchers.observe_reply(request, request_id, reply),
-            too_large=BodyTooLarge(self._settings.max_body_bytes),
-            max_body_bytes=self._settings.max_body_bytes,
+            too_large=ValidationError(f"The request body is longer than the limit of {max_body_bytes} bytes."),
+            max_body_bytes=max_body_bytes,
             timeout_s=TIMEOUT_S,
             late="The control plane has not answered in time.",
         )

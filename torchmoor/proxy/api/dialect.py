@@ -19,15 +19,13 @@ class ApiDialect(Protocol):
 
     operation_name: for the access log, traces and decisions. names_sessions_in_body: a request without a session header
     may name one in its body. held_back: names of fields that are not sent on, besides those that never are.
-    too_large_status: the status for a body above the limit. times_first_chunk: metrics have the time to the first chunk
-    of its answers. sent_method: of all requests to instances; empty for the client's own. names_variant: its answers
-    name the variant that gave them.
+    times_first_chunk: metrics have the time to the first chunk of its answers. sent_method: of all requests to
+    instances; empty for the client's own. names_variant: its answers name the variant that gave them.
     """
 
     operation_name: str
     names_sessions_in_body: bool = True
     held_back: frozenset[bytes] = frozenset()
-    too_large_status: int = 413
     times_first_chunk: bool = False
     sent_method: bytes = b""
     names_variant: bool = False

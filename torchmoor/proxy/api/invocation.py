@@ -340,8 +340,6 @@ class Invocation:
         """Render an error, and count it."""
         if isinstance(error, ModelError):
             self._metrics.model_errors += 1
-        elif isinstance(error, BodyTooLarge):
-            error.status = self._dialect.too_large_status
         if error.retry_after_s is not None and self._soonest_retry_s is not None:
             error.retry_after_s = min(error.retry_after_s, self._soonest_retry_s)
         reply = self._dialect.error(error, self.request_id, self.operation.endpoint)

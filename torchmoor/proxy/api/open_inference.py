@@ -19,7 +19,7 @@ from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, whole_deadlines
 from torchmoor.proxy.api.other_services import refuse_unknown
-from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, TOO_LARGE_STATUS
+from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS
 from torchmoor.proxy.api.replies import LOOKING, json_reply, message_of, retry_after, unknown_operation
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL, TARGET_VARIANT, check_members
@@ -139,19 +139,11 @@ def _find_model(request: Request) -> re.Match[str] | None:
 def _explain(head: AnswerHead, body: bytes) -> ApiError:
     if head.find(ERROR_HEADER) is None and head.status in TORCHSERVE_BUSY:
         return ServiceUnavailable("The instance could not take the request. Try again later.")
-    error = ApiError(message_of(body))
-    error.status = head.status
-    if head.retry_after_s is not None:
-        error.retry_after_s = head.retry_after_s
-    return error
+    return ApiError(message_of(body), status=head.status, retry_after_s=head.retry_after_s)
 
 
 def _error_reply(error: ApiError, request_id: bytes) -> Reply:
-    """Render {"error": message}. A time-out and a long body have HTTP's own statuses."""
-    status = error.status
-    if isinstance(error, ModelError):
-        status = TIMEOUT_STATUS
-    elif isinstance(error, BodyTooLarge):
-        status = TOO_LARGE_STATUS
+    """Render {"error": message}. A time-out has HTTP's own status."""
+    status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
     fields = ((headers.REQUEST_ID.encode(), request_id), *retry_after(error))
     return json_reply(status, {"error": error.message}, fields)

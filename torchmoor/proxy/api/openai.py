@@ -33,13 +33,11 @@ from torchmoor.proxy.api.openai_dialects import (
     PREFIX,
     TASKS,
     TOKENS,
-    TOO_LARGE,
     UNPREFIXED,
     OpenAIDialect,
     ResourceDialect,
     openai_error,
     split_path,
-    with_status,
 )
 from torchmoor.proxy.api.openai_models import find_many, list_models, read_adapter, read_target_model, unknown_model
 from torchmoor.proxy.api.openai_resources import (
@@ -293,4 +291,4 @@ class OpenAIApi:
 
     def _check_length(self, request: Request) -> None:
         if (request.content_length or 0) > self._max_body_bytes:
-            raise with_status(BodyTooLarge(self._max_body_bytes), TOO_LARGE)
+            raise BodyTooLarge(self._max_body_bytes)

@@ -31,7 +31,6 @@ from torchmoor.wire import headers
 PREFIX = b"/v1/"
 INFIX = b"/openai/v1/"
 UNPREFIXED = frozenset((b"/tokenize", b"/detokenize"))  # vLLM's paths; OpenAI has no such operations
-TOO_LARGE = 413
 
 _DROPPED_FIELDS = frozenset(
     (b"ts_stream_next", CONTINUABLE, b"x-request-id", ERROR_HEADER, headers.BACKGROUND.encode())
@@ -66,7 +65,7 @@ class OpenAIDialect(ApiDialect):
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
         """Render OpenAI's error object; a time-out has the status 504, as the proxy is a gateway here."""
-        return openai_error(with_status(error, _TIMED_OUT) if isinstance(error, ModelError) else error, request_id)
+        return openai_error(error, request_id, _TIMED_OUT if isinstance(error, ModelError) else None)
 
     def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         if head.status >= 300:
@@ -106,7 +105,6 @@ class _HandlerRefusal(ApiError):
     """The handler's error object, sent on unchanged. code, param: the object's fields."""
 
     def __init__(self, head: AnswerHead, kind: str, body: bytes) -> None:
-        self.status = _STATUS_SHOWN_AS.get(head.status, head.status)
         self.kind = self.code = kind
         self.param: Any = None
         message = "The instance refused the request."
@@ -115,41 +113,36 @@ class _HandlerRefusal(ApiError):
             message, self.code, self.param = str(given["message"]), str(given["code"]), given.get("param")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
-        super().__init__(message)
-        if head.retry_after_s is not None:
-            self.retry_after_s = head.retry_after_s
+        status = _STATUS_SHOWN_AS.get(head.status, head.status)
+        super().__init__(message, status=status, retry_after_s=head.retry_after_s)
 
 
 def _torchserve_error(status: int, body: bytes) -> ApiError:
     if status in TORCHSERVE_BUSY:
         return ServiceUnavailable("The instance could not take the request. Try again later.")
-    if status == TOO_LARGE:
-        return with_status(ApiError("The request body is longer than the model's limit."), TOO_LARGE)
+    if status == 413:
+        return ApiError("The request body is longer than the model's limit.", status=413)
     text = body.decode("utf-8", "replace")[:1000]
-    return with_status(ApiError(f"The instance answered with status {status}: {text}"), 502)
+    return ApiError(f"The instance answered with status {status}: {text}", status=502)
 
 
-def with_status(error: ApiError, status: int) -> ApiError:
-    error.status = status
-    return error
-
-
-def openai_error(error: ApiError, request_id: bytes) -> Reply:
-    """Render an error of the proxy itself."""
+def openai_error(error: ApiError, request_id: bytes, status: int | None = None) -> Reply:
+    """Render an error of the proxy itself. status: in place of the error's."""
+    status = status or error.status
     code: str | None = error.kind
     param: Any = None
     fields: tuple[tuple[bytes, bytes], ...] = ()
     if isinstance(error, AccessDenied):
-        error, code = with_status(error, 401), None if isinstance(error, MissingCredentials) else "invalid_api_key"
+        status, code = 401, None if isinstance(error, MissingCredentials) else "invalid_api_key"
         fields = ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, UnknownEndpoint):
-        error, code = with_status(error, UnknownModel.status), UnknownModel.kind
+        status, code = UnknownModel.status, UnknownModel.kind
     if isinstance(error, UnknownEndpoint | WrongModel):
         param = "model"
     if isinstance(error, _HandlerRefusal):
         code, param = error.code, error.param
     fields = (*fields, *retry_after(error))
-    return _reply(error.status, _object(error.message, error.status, code, param), request_id, fields)
+    return _reply(status, _object(error.message, status, code, param), request_id, fields)
 
 
 def _object(message: str, status: int, code: str | None, param: Any = None) -> dict[str, Any]:

@@ -21,7 +21,6 @@ _REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 MAX_OPERATION_BYTES = 65_536
 GRACE_S = 2.0  # after an operation's own time-out, which is reported first
 TIMEOUT_STATUS = 504
-TOO_LARGE_STATUS = 413
 _DROPPED_FIELDS = frozenset((b"ts_stream_next", CONTINUABLE, headers.REQUEST_ID.encode()))
 
 
@@ -44,8 +43,7 @@ def defer(
     dispatchers: Dispatchers, request: Request, request_id: bytes, begin: Begin, *, timeout_s: float
 ) -> DeferredReply:
     """Make the call of a container's own operation. timeout_s: of the operation."""
-    too_large = ValidationError(f"The body may have up to {MAX_OPERATION_BYTES} bytes.")
-    too_large.status = TOO_LARGE_STATUS
+    too_large = ValidationError(f"The body may have up to {MAX_OPERATION_BYTES} bytes.", status=413)
     return DeferredReply(
         request,
         begin,
@@ -93,7 +91,7 @@ class PassThrough:
             session = self._dispatchers.sessions.get(endpoint, request.principal, request.find(SESSION_ID))
             dispatcher = self._dispatchers.choose(endpoint, session, variant or request.find(TARGET_VARIANT))
             if (request.content_length or 0) > self._max_body_bytes:
-                return container_error(BodyTooLarge(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)
+                raise BodyTooLarge(self._max_body_bytes)
         except ApiError as error:
             return container_error(error, request_id)
         return Invocation(

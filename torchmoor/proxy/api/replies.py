@@ -64,8 +64,7 @@ def unknown_operation(request: Request) -> UnknownOperation:
 
 def refusal(status: int, message: str, request_id: bytes) -> Reply:
     """Answer bytes that are not a valid request, with HTTP's status and the runtime API's body."""
-    error = ApiError(message)
-    error.status = HTTPStatus(status).value
+    error = ApiError(message, status=HTTPStatus(status).value)
     error.kind = "ValidationError" if status < 500 else "ServiceUnavailable" if status == 503 else "InternalFailure"
     return runtime_error(error, request_id)
 

@@ -83,9 +83,7 @@ class ResponseSockets:
         try:
             protocol, accepted = accept(request, self._settings.max_message_bytes)
         except BadMessage as bad:
-            error = ValidationError(bad.message)
-            error.status = bad.status
-            raise error from bad
+            raise ValidationError(bad.message, status=bad.status) from bad
         self.num_open += 1
         return Upgrade(
             protocol,

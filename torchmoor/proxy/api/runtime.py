@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import (
-    BUSY_RETRY_S,
-    START_RETRY_S,
     ApiError,
     BodyTooLarge,
     MissingTargetModel,
@@ -183,7 +181,6 @@ class RuntimeDialect(ApiDialect):
     """InvokeEndpoint: a success is sent on unchanged, an error is rendered in the API's form."""
 
     operation_name = "InvokeEndpoint"
-    too_large_status = ValidationError.status
     names_variant = True
 
     def __init__(self, log_groups: str) -> None:
@@ -272,13 +269,11 @@ def _explain(head: AnswerHead, body: bytes) -> ApiError:
     if code in error_codes.REQUEST_AT_FAULT:
         return ValidationError(message_of(body))
     if code in error_codes.CALLER_AT_LIMIT:
-        return Throttled(message_of(body), retry_after_s=BUSY_RETRY_S if retry_after_s is None else retry_after_s)
+        return Throttled(message_of(body), retry_after_s=retry_after_s)
     if code == error_codes.MODEL_LOADING:
-        return ModelNotReady(message_of(body), retry_after_s=START_RETRY_S if retry_after_s is None else retry_after_s)
+        return ModelNotReady(message_of(body), retry_after_s=retry_after_s)
     if code in error_codes.REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
-        return ServiceUnavailable(
-            message_of(body), retry_after_s=BUSY_RETRY_S if retry_after_s is None else retry_after_s
-        )
+        return ServiceUnavailable(message_of(body), retry_after_s=retry_after_s)
     if not code and status == 413:
         return ValidationError("The request body is longer than the model's limit.")
     whose = "client" if status < 500 else "server"
