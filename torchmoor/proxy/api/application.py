@@ -126,11 +126,11 @@ class DataPlaneApplication:
         try:
             decision = decide(request, request_id)
         except ApiError as refused:  # by a guard or the gate
-            decision = self._error(request, refused, request_id)
+            decision = self._find_renderer(request)(refused, request_id)
         except Exception:
             logger.exception("fault request_id=%s", request_id.decode())
             fault = InternalFailure(f"The proxy failed. Request id {request_id.decode()}.")
-            decision = self._error(request, fault, request_id)
+            decision = self._find_renderer(request)(fault, request_id)
         if isinstance(decision, Reply):
             self._dispatchers.observe_reply(request, request_id, decision)
         return decision
@@ -170,18 +170,18 @@ class DataPlaneApplication:
     def _after_verification(self, request: Request, request_id: bytes, reply: Reply, max_body_bytes: int) -> Call:
         """Keep a reply to a signed request until its body has arrived and matches the signature."""
         return DeferredReply(
+            self._dispatchers,
             request,
+            request_id,
             lambda deferred, body: deferred.end(reply),
-            render_error=lambda error: self._error(request, error, request_id),
-            observe=lambda reply: self._dispatchers.observe_reply(request, request_id, reply),
+            self._find_renderer(request),
             too_large=ValidationError(f"A signed body may have up to {max_body_bytes} bytes."),
             max_body_bytes=max_body_bytes,
         )
 
-    def _error(self, request: Request, error: ApiError, request_id: bytes) -> Reply:
-        """Render an error that arose outside the dialects, in the form of the path's dialect."""
-        render = openai_error if self._openai.serves(request.path) else runtime_error
-        return render(error, request_id)
+    def _find_renderer(self, request: Request) -> Callable[[ApiError, bytes], Reply]:
+        """Return what renders an error that arises outside the dialects: in the form of the path's dialect."""
+        return openai_error if self._openai.serves(request.path) else runtime_error
 
     def refuse(self, status: int, message: str) -> Reply:
         return refusal(status, message, self._dispatchers.new_request_id())

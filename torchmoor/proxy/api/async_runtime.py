@@ -44,6 +44,12 @@ DEFAULT_TIMEOUT_S = 900
 SUBMIT_TIMEOUT_S = 30.0  # after the queue's own time-out
 
 
+class QueueReply(DeferredReply):
+    """Is ready when the queue has the request."""
+
+    late = "The queue has not answered in time."
+
+
 class AsyncOperation:
     """InvokeEndpointAsync of one endpoint."""
 
@@ -63,15 +69,15 @@ class AsyncOperation:
                 raise body_too_long()
         except ApiError as error:
             return self._refuse(error, request_id)
-        return DeferredReply(
+        return QueueReply(
+            self.dispatchers,
             request,
+            request_id,
             partial(self._submit, request, request_id),
-            render_error=lambda error: self._refuse(error, request_id),
-            observe=lambda reply: self.dispatchers.observe_reply(request, request_id, reply),
+            self._refuse,
             too_large=body_too_long(),
             max_body_bytes=MAX_BODY_BYTES,
             timeout_s=SUBMIT_TIMEOUT_S,
-            late="The queue has not answered in time.",
         )
 
     def _refuse(self, error: ApiError, request_id: bytes) -> Reply:

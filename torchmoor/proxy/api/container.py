@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchmoor.errors import ApiError, ServiceUnavailable
+from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.api.replies import container_error
@@ -34,6 +35,6 @@ class ContainerApi:
             endpoints = self._dispatchers.get_endpoints(request)
             if not endpoints:
                 raise ServiceUnavailable("There is no endpoint yet.")
+            return begin_invocation(self._pass_through.operations[endpoints[0]], request, request_id)
         except ApiError as error:
             return container_error(error, request_id)
-        return self._pass_through.invoke(request, request_id, endpoints[0])

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote
 
 from torchmoor.errors import ApiError, ModelBusy, ModelNotLoaded, ServiceUnavailable, TooManyModels, ValidationError
+from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect, defer
@@ -55,7 +56,6 @@ class ContainerModelsApi:
         self._dispatchers = dispatchers
         self._settings = dispatchers.settings.container
         self._endpoint = dispatchers.registry.endpoints()[0]
-        self._pass_through = pass_through
         self._operations = operations
         self._operation = pass_through.make_operation(self._endpoint, LoadedModelDialect())
         self._models: dict[str, LoadedModel] = {}
@@ -105,14 +105,11 @@ class ContainerModelsApi:
             listed["nextPageToken"] = page[-1]
         return json_reply(200, listed)
 
-    def _invoke(self, request: Request, request_id: bytes, name: str) -> Invocation | Reply:
+    def _invoke(self, request: Request, request_id: bytes, name: str) -> Invocation:
         model = self._get(name)
-        invocation = self._pass_through.invoke(
-            request, request_id, self._endpoint, operation=self._operation, model=name
-        )
-        if isinstance(invocation, Invocation):
-            others = frozenset(each.name for each in self._endpoint.instances if each.name != model.instance)
-            invocation.assignment.exclude(others)
+        invocation = begin_invocation(self._operation, request, request_id, model=name)
+        others = frozenset(each.name for each in self._endpoint.instances if each.name != model.instance)
+        invocation.assignment.exclude(others)
         return invocation
 
     # Loading and unloading

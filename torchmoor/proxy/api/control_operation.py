@@ -52,6 +52,12 @@ def target_of(path: str) -> str | None:
     return None if match is None else f"{match[1]}.{match[2]}"
 
 
+class ControlReply(DeferredReply):
+    """Is ready when the control plane has answered."""
+
+    late = "The control plane has not answered in time."
+
+
 class ControlApi:
     """Passes requests to the control plane, if their listener may serve it."""
 
@@ -91,15 +97,15 @@ class ControlApi:
             task.add_done_callback(self._running.discard)
 
         max_body_bytes = self._settings.max_body_bytes
-        return DeferredReply(
+        return ControlReply(
+            self._dispatchers,
             request,
+            request_id,
             begin,
-            render_error=lambda error: runtime_error(error, request_id),
-            observe=lambda reply: self._dispatchers.observe_reply(request, request_id, reply),
+            runtime_error,
             too_large=ValidationError(f"The request body is longer than the limit of {max_body_bytes} bytes."),
             max_body_bytes=max_body_bytes,
             timeout_s=TIMEOUT_S,
-            late="The control plane has not answered in time.",
         )
 
     async def _run(self, request: ControlRequest, request_id: bytes, deferred: DeferredReply) -> None:

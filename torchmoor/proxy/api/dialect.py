@@ -17,18 +17,24 @@ Explain = Callable[[AnswerHead, bytes], ApiError]
 class ApiDialect(Protocol):
     """One object serves all requests of an operation, so it has no state of a single request.
 
-    operation_name: for the access log, traces and decisions. names_sessions_in_body: a request without a session header
-    may name one in its body. held_back: names of fields that are not sent on, besides those that never are.
-    times_first_chunk: metrics have the time to the first chunk of its answers. sent_method: of all requests to
-    instances; empty for the client's own. names_variant: its answers name the variant that gave them.
+    operation_name: for the access log, traces and decisions. names_sessions_in_header: a request's session header names
+    its session. names_sessions_in_body: a request without that header may name one in its body. held_back: names of
+    fields that are not sent on, besides those that never are. times_first_chunk: metrics have the time to the first
+    chunk of its answers. sent_method: of all requests to instances; empty for the client's own. names_variant: its
+    answers name the variant that gave them.
     """
 
     operation_name: str
+    names_sessions_in_header: bool = True
     names_sessions_in_body: bool = True
     held_back: frozenset[bytes] = frozenset()
     times_first_chunk: bool = False
     sent_method: bytes = b""
     names_variant: bool = False
+
+    def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:
+        """Raise ApiError for a request that this API refuses, besides the checks of every API."""
+        return
 
     def added_lines(self, request: Request) -> bytes:
         """Render header lines for the instance, added to the client's fields that are sent on."""

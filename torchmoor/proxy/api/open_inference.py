@@ -14,7 +14,8 @@ import re
 from urllib.parse import unquote
 
 from torchmoor import __version__
-from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ServiceUnavailable, ValidationError
+from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
+from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
 from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, whole_deadlines
@@ -22,7 +23,7 @@ from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS
 from torchmoor.proxy.api.replies import LOOKING, json_reply, message_of, retry_after, unknown_operation
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
-from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL, TARGET_VARIANT, check_members
+from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
@@ -47,10 +48,10 @@ class OpenInferenceApi:
         self._dispatchers = dispatchers
         self._registry = dispatchers.registry
         settings = dispatchers.settings
-        self._max_body_bytes = settings.limits.max_passthrough_body_bytes
+        max_body_bytes = settings.limits.max_passthrough_body_bytes
         deadlines = whole_deadlines(settings.timeouts)
         self._operations = dispatchers.registry.map_served(
-            lambda endpoint: Operation(dispatchers, endpoint, OpenInferenceDialect(), deadlines, self._max_body_bytes)
+            lambda endpoint: Operation(dispatchers, endpoint, OpenInferenceDialect(), deadlines, max_body_bytes)
         )
 
     @staticmethod
@@ -83,36 +84,26 @@ class OpenInferenceApi:
         found = _find_model(request)
         if found is None or (request.method == b"POST") is not (found["verb"] == "infer"):
             raise unknown_operation(request)
-        try:
-            if found["version"]:
-                raise ValidationError("A version cannot be chosen: the newest of a model's versions is served.")
-            name = found["name"].encode("latin-1", "replace")
-            problem = MEMBERS[TARGET_MODEL].find_problem(name)
-            if problem is not None:
-                raise ValidationError(problem)
-            check_members(request.layout)
-            if (request.content_length or 0) > self._max_body_bytes:
-                raise BodyTooLarge(self._max_body_bytes)
-            dispatcher = self._dispatchers.choose(operation.endpoint, None, request.find(TARGET_VARIANT))
-        except ApiError as error:
-            self._dispatchers.count_without_invocation(operation.endpoint, error.status)
-            raise
-        return Invocation(
-            operation,
-            request,
-            request_id=request_id,
-            dispatcher=dispatcher,
-            session=None,
-            model=name.decode("latin-1"),
-        )
+        return begin_invocation(operation, request, request_id, model=found["name"])
 
 
 class OpenInferenceDialect(ApiDialect):
     """Answers are sent on unchanged; every error becomes the protocol's error object."""
 
     operation_name = "ModelInfer"
+    names_sessions_in_header = False
     names_sessions_in_body = False
     held_back = frozenset((TARGET_MODEL,))
+
+    def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:
+        """Refuse a path with a version, or with a name that no model can have."""
+        found = _find_model(request)
+        assert found is not None
+        if found["version"]:
+            raise ValidationError("A version cannot be chosen: the newest of a model's versions is served.")
+        problem = MEMBERS[TARGET_MODEL].find_problem(found["name"].encode("latin-1"))
+        if problem is not None:
+            raise ValidationError(problem)
 
     def added_lines(self, request: Request) -> bytes:
         """Name the path's model, and which question about it the request asks."""

@@ -11,6 +11,7 @@ from torchmoor.errors import (
     MissingCredentials,
     ModelError,
     ServiceUnavailable,
+    UnexpectedTargetModel,
     UnknownEndpoint,
     UnknownModel,
     WrongModel,
@@ -21,7 +22,7 @@ from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
 from torchmoor.proxy.api.replies import json_reply, retry_after
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.streaming import EventPassEncoder
-from torchmoor.proxy.api.validation import SESSION_ID
+from torchmoor.proxy.api.validation import SESSION_ID, TARGET_MODEL
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
@@ -59,6 +60,10 @@ class OpenAIDialect(ApiDialect):
     def __init__(self, operation_name: str) -> None:
         self.operation_name = operation_name
 
+    def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:
+        if TARGET_MODEL in request.layout.places and endpoint.settings.multi_model is None:
+            raise UnexpectedTargetModel(endpoint.name)
+
     def added_lines(self, request: Request) -> bytes:
         """Make the handler require `model`, as OpenAI does; on other paths, the same bodies need none."""
         return _NEEDS_MODEL_LINE
@@ -78,6 +83,7 @@ class OpenAIDialect(ApiDialect):
 class ResourceDialect(OpenAIDialect):
     """The resource of a request determines its session, so the session header is not sent on."""
 
+    names_sessions_in_header = False
     held_back = frozenset((SESSION_ID, b"accept"))
     sent_method = b"POST"
 

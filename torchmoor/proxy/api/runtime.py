@@ -21,10 +21,11 @@ from torchmoor.errors import (
     ValidationError,
 )
 from torchmoor.proxy.api.async_runtime import AsyncOperation
+from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.describe import describe_endpoint
 from torchmoor.proxy.api.dialect import ApiDialect, Explain
-from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
-from torchmoor.proxy.api.operation import Operation, find_target_model, stream_deadlines, whole_deadlines
+from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY
+from torchmoor.proxy.api.operation import Operation, stream_deadlines, whole_deadlines
 from torchmoor.proxy.api.replies import LOOKING, Handler, message_of, runtime_error, unknown_operation
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
@@ -35,8 +36,6 @@ from torchmoor.proxy.api.validation import (
     SAGEMAKER_CONTENT_TYPE,
     SESSION_ID,
     TARGET_MODEL,
-    TARGET_VARIANT,
-    check_members,
     not_there,
 )
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER, NEW_SESSION_ID
@@ -82,13 +81,13 @@ class RuntimeApi:
         )
         self._operations = dispatchers.registry.map_served(self._make_operations)
 
-    def _make_operations(self, endpoint: Endpoint) -> dict[bytes, RuntimeOperation | AsyncOperation]:
+    def _make_operations(self, endpoint: Endpoint) -> dict[bytes, Operation | AsyncOperation]:
         dispatchers, service = self._dispatchers, self._service
-        operations: dict[bytes, RuntimeOperation | AsyncOperation] = {
-            _WHOLE: RuntimeOperation(
+        operations: dict[bytes, Operation | AsyncOperation] = {
+            _WHOLE: Operation(
                 dispatchers, endpoint, RuntimeDialect(self._log_groups), self._whole, self._max_body_bytes
             ),
-            _STREAMED: RuntimeOperation(
+            _STREAMED: Operation(
                 dispatchers, endpoint, StreamDialect(self._log_groups), self._streamed, self._max_body_bytes
             ),
         }
@@ -96,10 +95,10 @@ class RuntimeApi:
             operations[_ASYNC] = AsyncOperation(dispatchers, endpoint, service)
         return operations
 
-    def find_invoke(self, endpoint: Endpoint) -> RuntimeOperation | None:
+    def find_invoke(self, endpoint: Endpoint) -> Operation | None:
         """Return the InvokeEndpoint of an endpoint that is served."""
         operation = self._operations.get(endpoint, {}).get(_WHOLE)
-        return operation if isinstance(operation, RuntimeOperation) else None
+        return operation if isinstance(operation, Operation) else None
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
         if method in LOOKING and b"/" not in path[len(PREFIX) :]:
@@ -114,14 +113,16 @@ class RuntimeApi:
                 raise unknown_operation(request)
             endpoint = self._get_endpoint(request, name)
             operation = self._operations[endpoint].get(operation_name)
+            if isinstance(operation, Operation):
+                return begin_invocation(operation, request, request_id)
             if operation is None:
                 raise ValidationError(
                     f"Endpoint {endpoint.name} is not an asynchronous endpoint: its EndpointConfig has no "
                     "AsyncInferenceConfig."
                 )
+            return operation.invoke(request, request_id)
         except ApiError as error:
-            return runtime_error(error, request_id)
-        return operation.invoke(request, request_id)
+            return runtime_error(_as_aws_says(error, request_id), request_id)
 
     def _describe(self, request: Request, request_id: bytes) -> Reply:
         try:
@@ -150,33 +151,6 @@ def invoke_path(endpoint: Endpoint) -> bytes:
     return b"%b%b/%b" % (PREFIX, endpoint.name.encode(), _WHOLE)
 
 
-class RuntimeOperation(Operation):
-    """One operation of one endpoint: reads its requests, and makes their invocations."""
-
-    def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
-        dispatchers, endpoint = self.dispatchers, self.endpoint
-        try:
-            places = request.layout.places
-            check_members(request.layout)
-            if request.content_length is not None and request.content_length > self.max_body_bytes:
-                raise BodyTooLarge(self.max_body_bytes)
-            if not NOT_THERE.keys().isdisjoint(places):
-                raise not_there(endpoint.name, places)
-            if TARGET_MODEL not in places:
-                if endpoint.settings.has_many:
-                    raise MissingTargetModel(endpoint.name, request_id.decode())
-            elif endpoint.settings.multi_model is None:
-                raise UnexpectedTargetModel(endpoint.name)
-            session = dispatchers.sessions.get(endpoint, request.principal, request.find(SESSION_ID))
-            variant = request.find(TARGET_VARIANT) if TARGET_VARIANT in places else None
-            dispatcher = dispatchers.choose(endpoint, session, variant)
-        except ApiError as error:
-            dispatchers.count_without_invocation(endpoint, error.status)
-            return runtime_error(_as_aws_says(error, request_id), request_id)
-        model = find_target_model(request, endpoint)
-        return Invocation(self, request, request_id=request_id, dispatcher=dispatcher, session=session, model=model)
-
-
 class RuntimeDialect(ApiDialect):
     """InvokeEndpoint: a success is sent on unchanged, an error is rendered in the API's form."""
 
@@ -186,6 +160,16 @@ class RuntimeDialect(ApiDialect):
     def __init__(self, log_groups: str) -> None:
         """log_groups: the ARN of the endpoints' log groups, without an endpoint's name."""
         self._log_groups = log_groups
+
+    def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:
+        places = request.layout.places
+        if not NOT_THERE.keys().isdisjoint(places):
+            raise not_there(endpoint.name, places)
+        if TARGET_MODEL not in places:
+            if endpoint.settings.has_many:
+                raise MissingTargetModel(endpoint.name, request_id.decode())
+        elif endpoint.settings.multi_model is None:
+            raise UnexpectedTargetModel(endpoint.name)
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
         if isinstance(error, ModelError):

@@ -11,7 +11,8 @@ from time import monotonic
 
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.observation import complete_record
-from torchmoor.proxy.api.runtime import DROPPED_FIELDS, RuntimeOperation, answer_lines
+from torchmoor.proxy.api.operation import Operation
+from torchmoor.proxy.api.runtime import DROPPED_FIELDS, answer_lines
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.dispatch.assignment import CLOSED_SESSION_ID, INVOCATION_ID, NEW_SESSION_ID, marking_line
 from torchmoor.proxy.dispatch.callers import CallerLease, Callers
@@ -40,7 +41,7 @@ class FastOperation:
     end_of_turn, end_of_other: of the heads that instances get, with a session and without.
     """
 
-    def __init__(self, operation: RuntimeOperation, means: HttpMeans) -> None:
+    def __init__(self, operation: Operation, means: HttpMeans) -> None:
         dispatchers = operation.dispatchers
         self.operation = operation
         self.means = means
