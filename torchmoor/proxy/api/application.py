@@ -10,13 +10,12 @@ from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, InternalFailure, ValidationError
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.web_pages import WebPageGuard
-from torchmoor.proxy.api import container, control_operation, runtime, torchserve
+from torchmoor.proxy.api import container
 from torchmoor.proxy.api.chat_page.page import ChatPage
 from torchmoor.proxy.api.container import ContainerApi
 from torchmoor.proxy.api.container_models import ContainerModelsApi
 from torchmoor.proxy.api.control_operation import AnswerControl, ControlApi
 from torchmoor.proxy.api.deferred_reply import DeferredReply
-from torchmoor.proxy.api.metrics_operation import PATH as METRICS
 from torchmoor.proxy.api.metrics_operation import MetricsApi
 from torchmoor.proxy.api.open_inference import OpenInferenceApi
 from torchmoor.proxy.api.openai import OpenAIApi
@@ -38,7 +37,6 @@ from torchmoor.proxy.instances.handler_operations import HandlerOperations
 logger = logging.getLogger(__name__)
 
 Decision = TypeVar("Decision")
-_INVOKING = frozenset((b"POST", b"PUT", b"GET"))
 
 
 class DataPlaneApplication:
@@ -58,27 +56,32 @@ class DataPlaneApplication:
         pass_through = PassThrough(dispatchers)
         self._openai = OpenAIApi(dispatchers, BackgroundQueue(async_inference, operations))
         self.runtime = RuntimeApi(dispatchers, async_inference)
-        self._container = ContainerApi(dispatchers, pass_through)
-        self._models = (
-            ContainerModelsApi(dispatchers, pass_through, operations)
-            if dispatchers.settings.container.serves_models
-            else None
-        )
-        self._torchserve = TorchServeApi(dispatchers, pass_through)
-        self._open_inference = OpenInferenceApi(dispatchers)
+        self.metrics: MetricsApi | None = None  # set before the first request, if this port shows the metrics
         settings = dispatchers.settings
-        self._page = ChatPage(dispatchers.registry, settings) if settings.chat_page.is_on else None
+        page = ChatPage(dispatchers.registry, settings) if settings.chat_page.is_on else None
         # Load balancers have no credentials, and a browser has none until it shows the page that asks for them.
         self._open_paths = frozenset(
             (
                 container.PING,
-                *(() if self._page is None else self._page.open_paths),
+                *(() if page is None else page.open_paths),
                 *OpenInferenceApi.open_paths,
             )
         )
         self.pages = WebPageGuard(settings.listen.host, settings.listen.allowed_hosts)
-        self._control = ControlApi(dispatchers, control, self.pages, is_guarded=gate is not None)
-        self.metrics: MetricsApi | None = None  # set before the first request, if this port shows the metrics
+        self._finders: list[Callable[[bytes, bytes], Handler | None]] = [
+            self._openai.find_handler,
+            self.runtime.find_handler,
+            TorchServeApi(dispatchers, pass_through).find_handler,
+            ContainerApi(dispatchers, pass_through).find_handler,
+            lambda method, path: None if self.metrics is None else self.metrics.find_handler(method, path),
+            ControlApi(dispatchers, control, self.pages, is_guarded=gate is not None).find_handler,
+            OpenInferenceApi(dispatchers).find_handler,
+            find_reference,
+        ]
+        if settings.container.serves_models:
+            self._finders.append(ContainerModelsApi(dispatchers, pass_through, operations).find_handler)
+        if page is not None:
+            self._finders.append(page.find_handler)
 
     @property
     def sockets(self) -> ResponseSockets:
@@ -87,26 +90,12 @@ class DataPlaneApplication:
     note = staticmethod(make_note)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
-        if self._openai.serves(path):
-            return self._openai.handle
-        if path.startswith(runtime.PREFIX):
-            return self.runtime.find_handler(method, path)
-        if path.startswith(torchserve.PREFIX) and method in _INVOKING:
-            return self._torchserve.invoke
-        if path == container.INVOCATIONS and method == b"POST":
-            return self._container.invoke
-        if path == container.PING and method in LOOKING:
-            return self._container.ping
-        if self.metrics is not None and path == METRICS and method == b"GET":
-            return self.metrics.handle
-        if self._models is not None and self._models.serves(path):
-            return self._models.handle
-        if control_operation.serves(method, path):
-            return self._control.handle
-        if OpenInferenceApi.serves(path):
-            return self._open_inference.handle
-        page = None if self._page is None else self._page.find_handler(method, path)
-        return page or find_reference(method, path) or refuse_unknown
+        """Return the handler of the first API that has one for this method and path."""
+        for find in self._finders:
+            handler = find(method, path)
+            if handler is not None:
+                return handler
+        return refuse_unknown
 
     def handle(self, request: Request) -> Call | Reply:
         """Admit a request, and pass it to its dialect."""

@@ -6,7 +6,7 @@ from torchmoor.errors import ApiError, ServiceUnavailable
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough
-from torchmoor.proxy.api.replies import container_error
+from torchmoor.proxy.api.replies import LOOKING, Handler, container_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -24,12 +24,17 @@ class ContainerApi:
         self._dispatchers = dispatchers
         self._pass_through = pass_through
 
-    def ping(self, request: Request, request_id: bytes) -> Reply:
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        if path == INVOCATIONS and method == b"POST":
+            return self._invoke
+        return self._ping if path == PING and method in LOOKING else None
+
+    def _ping(self, request: Request, request_id: bytes) -> Reply:
         """Answer 200 while an instance is ready, or if no instance has to be; the body is empty."""
         endpoints = self._dispatchers.registry.endpoints()
         return _HEALTHY if not endpoints or endpoints[0].can_serve() else _UNHEALTHY
 
-    def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
+    def _invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Pass a request to an instance; the answer keeps the instance's own form."""
         try:
             endpoints = self._dispatchers.get_endpoints(request)

@@ -25,7 +25,7 @@ from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect, defer
-from torchmoor.proxy.api.replies import JSON, container_error, json_reply, unknown_operation
+from torchmoor.proxy.api.replies import JSON, Handler, container_error, json_reply, unknown_operation
 from torchmoor.proxy.api.validation import TARGET_MODEL
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -61,17 +61,16 @@ class ContainerModelsApi:
         self._models: dict[str, LoadedModel] = {}
         dispatchers.registry.listen(self._on_change)
 
-    @staticmethod
-    def serves(path: bytes) -> bool:
-        return path == PATH or path.startswith(PATH + b"/")
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        return self._handle if path == PATH or path.startswith(PATH + b"/") else None
 
-    def handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
+    def _handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
         try:
-            return self._handle(request, request_id)
+            return self._choose_operation(request, request_id)
         except ApiError as error:
             return container_error(error, request_id)
 
-    def _handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
+    def _choose_operation(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
         self._dispatchers.get_endpoints(request, self._endpoint.name)  # every operation is about this one
         name, operation = _read_path(request)
         match (request.method, bool(name), operation):

@@ -18,7 +18,7 @@ from torchmoor.proxy.access.exposure import is_loopback
 from torchmoor.proxy.access.web_pages import WebPageGuard
 from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.other_services import refuse_unknown
-from torchmoor.proxy.api.replies import runtime_error
+from torchmoor.proxy.api.replies import Handler, runtime_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -39,11 +39,6 @@ class ControlRequest(NamedTuple):
 
 AnswerControl = Callable[[ControlRequest], Awaitable[Reply]]
 """Answers a request for the control plane. Raises nothing."""
-
-
-def serves(method: bytes, path: bytes) -> bool:
-    """Return whether a request may be for the control plane."""
-    return method == b"POST" and (path == PATH or path.startswith(b"/service/"))
 
 
 def target_of(path: str) -> str | None:
@@ -73,7 +68,11 @@ class ControlApi:
         self._host = dispatchers.settings.listen.host
         self._running: set[asyncio.Task[None]] = set()
 
-    def handle(self, request: Request, request_id: bytes) -> DeferredReply | Reply:
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        is_known = method == b"POST" and (path == PATH or path.startswith(b"/service/"))
+        return self._handle if is_known else None
+
+    def _handle(self, request: Request, request_id: bytes) -> DeferredReply | Reply:
         """Make the call for a request; a request without X-Amz-Target is an unknown operation."""
         try:
             is_cbor = request.find(PROTOCOL) == CBOR

@@ -21,7 +21,7 @@ from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, whole_deadlines
 from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS
-from torchmoor.proxy.api.replies import LOOKING, json_reply, message_of, retry_after, unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, Handler, json_reply, message_of, retry_after, unknown_operation
 from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
@@ -54,11 +54,10 @@ class OpenInferenceApi:
             lambda endpoint: Operation(dispatchers, endpoint, OpenInferenceDialect(), deadlines, max_body_bytes)
         )
 
-    @staticmethod
-    def serves(path: bytes) -> bool:
-        return path == _ROOT or path.startswith(_ROOT + b"/")
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        return self._handle if path == _ROOT or path.startswith(_ROOT + b"/") else None
 
-    def handle(self, request: Request, request_id: bytes) -> Invocation | Reply:
+    def _handle(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Answer for the first endpoint with many models; without one, the request is unknown."""
         is_looking = request.method in LOOKING
         is_open = is_looking and request.path in self.open_paths

@@ -49,7 +49,7 @@ from torchmoor.proxy.api.openai_resources import (
     read_path,
 )
 from torchmoor.proxy.api.operation import Operation, placed_name, stream_deadlines
-from torchmoor.proxy.api.replies import LOOKING, unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, Handler, unknown_operation
 from torchmoor.proxy.api.response_invocation import BackgroundQueue, ResponseInvocation
 from torchmoor.proxy.api.response_socket import ResponseSockets
 from torchmoor.proxy.api.validation import SESSION_ID, TARGET_MODEL
@@ -84,6 +84,9 @@ class OpenAIApi:
     @staticmethod
     def serves(path: bytes) -> bool:
         return path.startswith(PREFIX) or path in UNPREFIXED or (path.startswith(b"/endpoints/") and INFIX in path)
+
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        return self.handle if self.serves(path) else None
 
     def handle(self, request: Request, request_id: bytes) -> Call | Reply:
         """Make the call for a request, or list the models."""

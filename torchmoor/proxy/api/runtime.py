@@ -100,7 +100,9 @@ class RuntimeApi:
         operation = self._operations.get(endpoint, {}).get(_WHOLE)
         return operation if isinstance(operation, Operation) else None
 
-    def find_handler(self, method: bytes, path: bytes) -> Handler:
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        if not path.startswith(PREFIX):
+            return None
         if method in LOOKING and b"/" not in path[len(PREFIX) :]:
             return self._describe
         return self._invoke if method == b"POST" else self._refuse_method

@@ -9,12 +9,13 @@ from torchmoor.errors import ApiError
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough
-from torchmoor.proxy.api.replies import container_error, json_reply
+from torchmoor.proxy.api.replies import Handler, container_error, json_reply
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint, Variant
 
 PREFIX = b"/predictions/"
+_METHODS = frozenset((b"POST", b"PUT", b"GET"))
 
 
 class TorchServeApi:
@@ -24,7 +25,10 @@ class TorchServeApi:
         self._dispatchers = dispatchers
         self._pass_through = pass_through
 
-    def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        return self._invoke if path.startswith(PREFIX) and method in _METHODS else None
+
+    def _invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Pass the request on with its path and query as they are."""
         segments = unquote(request.path[len(PREFIX) :].decode("latin-1")).split("/")
         path = request.path + b"?" + request.query if request.query else request.path
