@@ -26,9 +26,8 @@ from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect, defer
 from torchmoor.proxy.api.replies import JSON, Handler, container_error, json_reply, unknown_operation
-from torchmoor.proxy.api.validation import TARGET_MODEL
-from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.http.field_names import ERROR_CODE, TARGET_MODEL
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance
@@ -238,7 +237,7 @@ def _answer(order: DeferredReply, answer: OperationAnswer | None, row: dict[str,
         order.end(json_reply(200, row))
     else:
         code = answer.code.encode("latin-1")
-        order.end(Reply(answer.status, (JSON, (ERROR_HEADER, code)), answer.body))
+        order.end(Reply(answer.status, (JSON, (ERROR_CODE, code)), answer.body))
 
 
 def _row(name: str, model: LoadedModel) -> dict[str, str]:

@@ -20,6 +20,7 @@ from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.replies import Handler, runtime_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.http.field_names import AWS_REQUEST_ID
 from torchmoor.proxy.http.message import Reply, Request
 
 PATH = b"/"
@@ -113,7 +114,7 @@ class ControlApi:
         except BaseException:
             deferred.fail(InternalFailure(f"The proxy failed. Request id {request_id.decode()}."))
             raise
-        deferred.end(Reply(reply.status, (*reply.headers, (b"x-amzn-requestid", request_id)), reply.body))
+        deferred.end(Reply(reply.status, (*reply.headers, (AWS_REQUEST_ID, request_id)), reply.body))
 
     def _check_source(self, request: Request) -> None:
         """Raise AccessDenied if a page of another site may have sent it, or if an open address has no credentials."""

@@ -7,8 +7,12 @@ from typing import Protocol
 
 from torchmoor.errors import ApiError
 from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.field_names import CONTINUABLE, STREAM_NEXT
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
+
+NOT_FOR_CLIENTS = frozenset((STREAM_NEXT, CONTINUABLE))
+"""Fields of instances' answers that the clients of no API get."""
 
 Explain = Callable[[AnswerHead, bytes], ApiError]
 """Makes the error that an instance's refusal means, of its head and body."""

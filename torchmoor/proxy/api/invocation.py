@@ -13,9 +13,9 @@ from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.observation import Observation, complete_record
 from torchmoor.proxy.api.operation import Operation, timeout_line
 from torchmoor.proxy.api.stream_continuer import find_continuer
-from torchmoor.proxy.api.validation import PREFIX_AWARE_ID, SESSION_ID, check_form
+from torchmoor.proxy.api.validation import check_form
 from torchmoor.proxy.dispatch import unavailable
-from torchmoor.proxy.dispatch.assignment import CONTENT_TYPE, ERROR_HEADER, MAX_REPEATS, Assignment
+from torchmoor.proxy.dispatch.assignment import MAX_REPEATS, Assignment
 from torchmoor.proxy.dispatch.callers import CallerLease
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
@@ -26,6 +26,7 @@ from torchmoor.proxy.dispatch.request_sessions import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.sequences import SEQUENCE_FIELDS
 from torchmoor.proxy.http.answer import Answer, Loss
 from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Judgement, NextStep, Outcome, ReadRefusal, Send, Wait, Waiter
+from torchmoor.proxy.http.field_names import CONTENT_TYPE, ERROR_CODE, PREFIX_AWARE_ID, SESSION_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.wire import error_codes, receipt
@@ -277,7 +278,7 @@ class Invocation:
         A session's turn leaves its instance only if that has no worker, not because the instance is busy.
         """
         assignment = self.assignment
-        status, code = head.status, head.find(ERROR_HEADER)
+        status, code = head.status, head.find(ERROR_CODE)
         is_busy = code is None and status in TORCHSERVE_BUSY
         has_died = code is None and status in WORKER_DIED
         if is_busy:

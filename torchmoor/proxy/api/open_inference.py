@@ -16,17 +16,16 @@ from urllib.parse import unquote
 from torchmoor import __version__
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.begin_invocation import begin_invocation
-from torchmoor.proxy.api.dialect import ApiDialect, Explain
+from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, whole_deadlines
 from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS
 from torchmoor.proxy.api.replies import LOOKING, Handler, json_reply, message_of, retry_after, unknown_operation
-from torchmoor.proxy.api.stream_continuer import CONTINUABLE
-from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL
-from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
+from torchmoor.proxy.api.validation import MEMBERS
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.field_names import ERROR_CODE, REQUEST_ID, TARGET_MODEL
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers, operations
@@ -34,7 +33,7 @@ from torchmoor.wire import headers, operations
 _ROOT = b"/v2"
 _LIVE, _READY = b"/v2/health/live", b"/v2/health/ready"
 _MODEL = re.compile(r"/v2/models/(?P<name>.+?)(?:/versions/(?P<version>[^/]+))?(?:/(?P<verb>infer|ready))?")
-_DROPPED_FIELDS = frozenset((b"ts_stream_next", CONTINUABLE, ERROR_HEADER))
+_DROPPED_FIELDS = NOT_FOR_CLIENTS | {ERROR_CODE}
 _REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 _QUESTIONS = {"": operations.METADATA, "ready": operations.READY}
 
@@ -127,7 +126,7 @@ def _find_model(request: Request) -> re.Match[str] | None:
 
 
 def _explain(head: AnswerHead, body: bytes) -> ApiError:
-    if head.find(ERROR_HEADER) is None and head.status in TORCHSERVE_BUSY:
+    if head.find(ERROR_CODE) is None and head.status in TORCHSERVE_BUSY:
         return ServiceUnavailable("The instance could not take the request. Try again later.")
     return ApiError(message_of(body), status=head.status, retry_after_s=head.retry_after_s)
 
@@ -135,5 +134,5 @@ def _explain(head: AnswerHead, body: bytes) -> ApiError:
 def _error_reply(error: ApiError, request_id: bytes) -> Reply:
     """Render {"error": message}. A time-out has HTTP's own status."""
     status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
-    fields = ((headers.REQUEST_ID.encode(), request_id), *retry_after(error))
+    fields = ((REQUEST_ID, request_id), *retry_after(error))
     return json_reply(status, {"error": error.message}, fields)

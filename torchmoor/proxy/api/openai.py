@@ -52,9 +52,9 @@ from torchmoor.proxy.api.operation import Operation, placed_name, stream_deadlin
 from torchmoor.proxy.api.replies import LOOKING, Handler, unknown_operation
 from torchmoor.proxy.api.response_invocation import BackgroundQueue, ResponseInvocation
 from torchmoor.proxy.api.response_socket import ResponseSockets
-from torchmoor.proxy.api.validation import SESSION_ID, TARGET_MODEL
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Call, Upgrade
+from torchmoor.proxy.http.field_names import SESSION_ID, TARGET_MODEL
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire.response_ids import Place

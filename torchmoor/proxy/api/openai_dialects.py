@@ -16,15 +16,21 @@ from torchmoor.errors import (
     UnknownModel,
     WrongModel,
 )
-from torchmoor.proxy.api.dialect import ApiDialect, Explain
+from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY
 from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
 from torchmoor.proxy.api.replies import json_reply, retry_after
-from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.streaming import EventPassEncoder
-from torchmoor.proxy.api.validation import SESSION_ID, TARGET_MODEL
-from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
 from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.field_names import (
+    ACCEPT,
+    BACKGROUND,
+    CONTENT_TYPE,
+    ERROR_CODE,
+    OPENAI_REQUEST_ID,
+    SESSION_ID,
+    TARGET_MODEL,
+)
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
@@ -33,9 +39,7 @@ PREFIX = b"/v1/"
 INFIX = b"/openai/v1/"
 UNPREFIXED = frozenset((b"/tokenize", b"/detokenize"))  # vLLM's paths; OpenAI has no such operations
 
-_DROPPED_FIELDS = frozenset(
-    (b"ts_stream_next", CONTINUABLE, b"x-request-id", ERROR_HEADER, headers.BACKGROUND.encode())
-)
+_DROPPED_FIELDS = NOT_FOR_CLIENTS | {OPENAI_REQUEST_ID, ERROR_CODE, BACKGROUND}
 _NEEDS_MODEL_LINE = f"{headers.NEEDS_MODEL}: true\r\n".encode()
 _TIMED_OUT = 504
 # To OpenAI's clients, an instance without memory is one more error to retry.
@@ -76,7 +80,7 @@ class OpenAIDialect(ApiDialect):
         if head.status >= 300:
             return _explain
         lines = (head.line.client_line, head.lines(_DROPPED_FIELDS), b"x-request-id: ", request_id, b"\r\n")
-        is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
+        is_stream = (head.find(CONTENT_TYPE) or b"").startswith(b"text/event-stream")
         return Answer(lines, EventPassEncoder(request_id) if is_stream else None)
 
 
@@ -84,7 +88,7 @@ class ResourceDialect(OpenAIDialect):
     """The resource of a request determines its session, so the session header is not sent on."""
 
     names_sessions_in_header = False
-    held_back = frozenset((SESSION_ID, b"accept"))
+    held_back = frozenset((SESSION_ID, ACCEPT))
     sent_method = b"POST"
 
     def added_lines(self, request: Request) -> bytes:
@@ -103,7 +107,7 @@ DIALECTS: dict[bytes, OpenAIDialect] = {**COMPLETIONS, **TASKS, **TOKENS, **RESO
 
 
 def _explain(head: AnswerHead, body: bytes) -> ApiError:
-    code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
+    code = (head.find(ERROR_CODE) or b"").decode("latin-1")
     return _HandlerRefusal(head, code, body) if code else _torchserve_error(head.status, body)
 
 
@@ -159,4 +163,4 @@ def _object(message: str, status: int, code: str | None, param: Any = None) -> d
 def _reply(
     status: int, error: dict[str, Any], request_id: bytes, fields: tuple[tuple[bytes, bytes], ...] = ()
 ) -> Reply:
-    return json_reply(status, {"error": error}, ((b"x-request-id", request_id), *fields))
+    return json_reply(status, {"error": error}, ((OPENAI_REQUEST_ID, request_id), *fields))

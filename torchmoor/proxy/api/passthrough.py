@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torchmoor.errors import ApiError, ModelError, ValidationError
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
-from torchmoor.proxy.api.dialect import ApiDialect
+from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect
 from torchmoor.proxy.api.operation import Operation, stream_deadlines
 from torchmoor.proxy.api.replies import container_error
-from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.field_names import REQUEST_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
@@ -19,7 +19,7 @@ _REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 MAX_OPERATION_BYTES = 65_536
 GRACE_S = 2.0  # after an operation's own time-out, which is reported first
 TIMEOUT_STATUS = 504
-_DROPPED_FIELDS = frozenset((b"ts_stream_next", CONTINUABLE, headers.REQUEST_ID.encode()))
+_DROPPED_FIELDS = NOT_FOR_CLIENTS | {REQUEST_ID}
 
 
 class PassThroughDialect(ApiDialect):

@@ -17,8 +17,9 @@ from torchmoor.config.websocket import WebSocketSettings
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.affinity_keys import FIELDS, has_header
 from torchmoor.proxy.api.event_messages import EventMessages, error_message
-from torchmoor.proxy.api.validation import INVOCATION_ID, make_note
+from torchmoor.proxy.api.validation import make_note
 from torchmoor.proxy.http.call import Call, MessageRequest, Upgrade
+from torchmoor.proxy.http.field_names import ACCEPT, CONTENT_TYPE, INVOCATION_ID
 from torchmoor.proxy.http.fields import BadMessage, FieldKind
 from torchmoor.proxy.http.head import HeadBook
 from torchmoor.proxy.http.message import Reply, Request, RequestLine
@@ -28,7 +29,7 @@ from torchmoor.wire.json_values import BYTES_PER_VALUE, count_values
 
 CREATE = "response.create"
 _HANDSHAKE = b"sec-websocket-"
-_OWN_FIELDS = frozenset((b"content-type", b"accept", b"accept-encoding", INVOCATION_ID))
+_OWN_FIELDS = frozenset((CONTENT_TYPE, ACCEPT, b"accept-encoding", INVOCATION_ID))
 _TOO_OLD = {
     "type": "invalid_request_error",
     "code": "websocket_connection_limit_reached",

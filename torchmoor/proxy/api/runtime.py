@@ -23,26 +23,28 @@ from torchmoor.errors import (
 from torchmoor.proxy.api.async_runtime import AsyncOperation
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.describe import describe_endpoint
-from torchmoor.proxy.api.dialect import ApiDialect, Explain
+from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY
 from torchmoor.proxy.api.operation import Operation, stream_deadlines, whole_deadlines
 from torchmoor.proxy.api.replies import LOOKING, Handler, message_of, runtime_error, unknown_operation
-from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
-from torchmoor.proxy.api.validation import (
-    ENDPOINT_NAME,
-    NOT_THERE,
-    SAGEMAKER_ACCEPT,
-    SAGEMAKER_CONTENT_TYPE,
-    SESSION_ID,
-    TARGET_MODEL,
-    not_there,
-)
-from torchmoor.proxy.dispatch.assignment import ERROR_HEADER, NEW_SESSION_ID
+from torchmoor.proxy.api.validation import ENDPOINT_NAME, NOT_THERE, not_there
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.call import Call
+from torchmoor.proxy.http.field_names import (
+    ACCEPT,
+    AWS_REQUEST_ID,
+    CONTENT_TYPE,
+    ERROR_CODE,
+    NEW_SESSION_ID,
+    OPENAI_REQUEST_ID,
+    SAGEMAKER_ACCEPT,
+    SAGEMAKER_CONTENT_TYPE,
+    SESSION_ID,
+    TARGET_MODEL,
+)
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request, status_line
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import error_codes
@@ -54,13 +56,9 @@ _STREAMED = b"invocations-response-stream"
 _ASYNC = b"async-invocations"
 _OPERATIONS = (_WHOLE, _STREAMED, _ASYNC)
 DEFAULT_REGION = "us-east-1"  # if access.region is empty
-_CONTENT_TYPE = b"content-type"
-_REQUEST_ID = b"x-amzn-requestid"
-DROPPED_FIELDS = frozenset(
-    (b"ts_stream_next", CONTINUABLE, b"x-request-id", _REQUEST_ID, SESSION_ID, NEW_SESSION_ID, ERROR_HEADER)
-)
-_REQUEST_ID_START = _REQUEST_ID + b": "
-_DROPPED_FROM_STREAM = DROPPED_FIELDS | {_CONTENT_TYPE}
+DROPPED_FIELDS = NOT_FOR_CLIENTS | {OPENAI_REQUEST_ID, AWS_REQUEST_ID, SESSION_ID, NEW_SESSION_ID, ERROR_CODE}
+_REQUEST_ID_START = AWS_REQUEST_ID + b": "
+_DROPPED_FROM_STREAM = DROPPED_FIELDS | {CONTENT_TYPE}
 _OK = status_line(200)
 _STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
 
@@ -194,7 +192,7 @@ class StreamDialect(RuntimeDialect):
     """
 
     operation_name = "InvokeEndpointWithResponseStream"
-    held_back = frozenset((b"accept", SAGEMAKER_ACCEPT))
+    held_back = frozenset((ACCEPT, SAGEMAKER_ACCEPT))
     times_first_chunk = True
 
     def added_lines(self, request: Request) -> bytes:
@@ -206,7 +204,7 @@ class StreamDialect(RuntimeDialect):
         """Render a success as an event stream, whether the instance streams or not."""
         if head.status >= 300:
             return _explain
-        content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
+        content_type = head.find(CONTENT_TYPE) or b"application/octet-stream"
         lines = (
             *answer_lines(_OK, head, _DROPPED_FROM_STREAM, request_id),
             b"%b%b: %b\r\n" % (_STREAM_TYPE_LINE, SAGEMAKER_CONTENT_TYPE, content_type),
@@ -244,12 +242,12 @@ def answer_lines(
 
 
 def _is_text(head: AnswerHead) -> bool:
-    return (head.find(_CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
+    return (head.find(CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
 
 
 def _explain(head: AnswerHead, body: bytes) -> ApiError:
     """Translate a refusal by the handler's code; by status only for TorchServe's own refusals."""
-    status, code = head.status, (head.find(ERROR_HEADER) or b"").decode("latin-1")
+    status, code = head.status, (head.find(ERROR_CODE) or b"").decode("latin-1")
     retry_after_s = head.retry_after_s
     text = body.decode("utf-8", "replace")
     if code in error_codes.REQUEST_AT_FAULT:
