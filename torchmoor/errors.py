@@ -240,8 +240,10 @@ class ModelError(ApiError):
     status = 424
     kind = "ModelError"
 
-    def __init__(self, message: str, *, original_status: int, original_message: str) -> None:
-        super().__init__(message)
+    def __init__(self, original_status: int, original_message: str) -> None:
+        """original_status: the model's; 0 if it did not answer."""
+        whose = "client" if 0 < original_status < 500 else "server"
+        super().__init__(f'Received {whose} error ({original_status}) from primary with message "{original_message}"')
         self.original_status = original_status
         self.original_message = original_message
         self.log_stream_arn = ""
@@ -366,12 +368,8 @@ class TooManyModels(ApiError):
 
 def invocation_timed_out() -> ModelError:
     """Make the error for a model that did not answer in time, in the words of the service."""
-    message = (
-        "Your invocation timed out while waiting for a response from container primary. "
-        "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try again."
-    )
     return ModelError(
-        f'Received server error (0) from primary with message "{message}"',
-        original_status=0,
-        original_message=message,
+        0,
+        "Your invocation timed out while waiting for a response from container primary. "
+        "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try again.",
     )

@@ -30,12 +30,10 @@ from torchmoor.proxy.http.field_names import CONTENT_TYPE, ERROR_CODE, PREFIX_AW
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.wire import error_codes, receipt
+from torchmoor.wire.error_codes import TORCHSERVE_BUSY, WORKER_DIED
 from torchmoor.wire.session_ids import SessionId
 
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
-TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
-# TorchServe's answers when a worker dies with the request, which it had perhaps begun; 500 is other handlers' own, too.
-WORKER_DIED = frozenset((500, 507))
 PREFILL_TOKENS = receipt.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = receipt.CONTEXT_TOKENS.encode()  # of the whole prompt
 _TRACE_FIELDS = frozenset((TRACEPARENT,))

@@ -14,21 +14,23 @@ import re
 from urllib.parse import unquote
 
 from torchmoor import __version__
-from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
+from torchmoor.errors import ApiError, ModelError, ValidationError
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
-from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
+from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.operation import Operation, whole_deadlines
 from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS
 from torchmoor.proxy.api.replies import LOOKING, Handler, json_reply, message_of, retry_after, unknown_operation
 from torchmoor.proxy.api.validation import MEMBERS
+from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import ERROR_CODE, REQUEST_ID, TARGET_MODEL
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers, operations
+from torchmoor.wire.error_codes import TORCHSERVE_BUSY
 
 _ROOT = b"/v2"
 _LIVE, _READY = b"/v2/health/live", b"/v2/health/ready"
@@ -127,7 +129,7 @@ def _find_model(request: Request) -> re.Match[str] | None:
 
 def _explain(head: AnswerHead, body: bytes) -> ApiError:
     if head.find(ERROR_CODE) is None and head.status in TORCHSERVE_BUSY:
-        return ServiceUnavailable("The instance could not take the request. Try again later.")
+        return unavailable.torchserve_busy()
     return ApiError(message_of(body), status=head.status, retry_after_s=head.retry_after_s)
 
 

@@ -10,17 +10,16 @@ from torchmoor.errors import (
     ApiError,
     MissingCredentials,
     ModelError,
-    ServiceUnavailable,
     UnexpectedTargetModel,
     UnknownEndpoint,
     UnknownModel,
     WrongModel,
 )
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
-from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY
 from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
 from torchmoor.proxy.api.replies import json_reply, retry_after
 from torchmoor.proxy.api.streaming import EventPassEncoder
+from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import (
     ACCEPT,
@@ -34,6 +33,7 @@ from torchmoor.proxy.http.field_names import (
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
+from torchmoor.wire.error_codes import TORCHSERVE_BUSY
 
 PREFIX = b"/v1/"
 INFIX = b"/openai/v1/"
@@ -129,7 +129,7 @@ class _HandlerRefusal(ApiError):
 
 def _torchserve_error(status: int, body: bytes) -> ApiError:
     if status in TORCHSERVE_BUSY:
-        return ServiceUnavailable("The instance could not take the request. Try again later.")
+        return unavailable.torchserve_busy()
     if status == 413:
         return ApiError("The request body is longer than the model's limit.", status=413)
     text = body.decode("utf-8", "replace")[:1000]

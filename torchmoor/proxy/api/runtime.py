@@ -24,7 +24,6 @@ from torchmoor.proxy.api.async_runtime import AsyncOperation
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.describe import describe_endpoint
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
-from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY
 from torchmoor.proxy.api.operation import Operation, stream_deadlines, whole_deadlines
 from torchmoor.proxy.api.replies import LOOKING, Handler, message_of, runtime_error, unknown_operation
 from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
@@ -249,20 +248,14 @@ def _explain(head: AnswerHead, body: bytes) -> ApiError:
     """Translate a refusal by the handler's code; by status only for TorchServe's own refusals."""
     status, code = head.status, (head.find(ERROR_CODE) or b"").decode("latin-1")
     retry_after_s = head.retry_after_s
-    text = body.decode("utf-8", "replace")
     if code in error_codes.REQUEST_AT_FAULT:
         return ValidationError(message_of(body))
     if code in error_codes.CALLER_AT_LIMIT:
         return Throttled(message_of(body), retry_after_s=retry_after_s)
     if code == error_codes.MODEL_LOADING:
         return ModelNotReady(message_of(body), retry_after_s=retry_after_s)
-    if code in error_codes.REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
+    if code in error_codes.REFUSED_FOR_NOW or (not code and status in error_codes.TORCHSERVE_BUSY):
         return ServiceUnavailable(message_of(body), retry_after_s=retry_after_s)
     if not code and status == 413:
         return ValidationError("The request body is longer than the model's limit.")
-    whose = "client" if status < 500 else "server"
-    return ModelError(
-        f'Received {whose} error ({status}) from primary with message "{text}"',
-        original_status=status,
-        original_message=text,
-    )
+    return ModelError(status, body.decode("utf-8", "replace"))
