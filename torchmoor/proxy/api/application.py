@@ -127,8 +127,7 @@ class DataPlaneApplication:
     def _decide(self, request: Request, request_id: bytes) -> Call | Reply:
         """Pass a request to its dialect. Raises ApiError."""
         self._admit(request)
-        handler: Handler = request.line.handler
-        decision = handler(request, request_id)
+        decision: Call | Reply = request.line.handler(request, request_id)
         if request.body_check is not None and isinstance(decision, Reply):
             return self._after_verification(request, request_id, decision, request.body_check.max_body_bytes)
         return decision

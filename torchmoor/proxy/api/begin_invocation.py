@@ -36,10 +36,9 @@ def begin_invocation(
         if (request.content_length or 0) > operation.max_body_bytes:
             raise BodyTooLarge(operation.max_body_bytes)
         dialect.check(request, request_id, endpoint)
-        if session is None and SESSION_ID in places and dialect.names_sessions_in_header:
-            raw = request.fields[places[SESSION_ID]].value
-            session = dispatchers.sessions.get(endpoint, request.principal, raw)
-        if variant is None and TARGET_VARIANT in places:
+        if SESSION_ID in places and session is None and dialect.names_sessions_in_header:
+            session = dispatchers.sessions.get(endpoint, request.principal, request.fields[places[SESSION_ID]].value)
+        if TARGET_VARIANT in places and variant is None:
             variant = request.find(TARGET_VARIANT)
         dispatcher = dispatchers.choose(endpoint, session, variant)
     except ApiError as error:

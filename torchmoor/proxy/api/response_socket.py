@@ -18,12 +18,12 @@ from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.affinity_keys import FIELDS, has_header
 from torchmoor.proxy.api.event_messages import EventMessages, error_message
 from torchmoor.proxy.api.validation import make_note
+from torchmoor.proxy.http.byte_budget import ByteBudget
 from torchmoor.proxy.http.call import Call, MessageRequest, Upgrade
 from torchmoor.proxy.http.field_names import ACCEPT, CONTENT_TYPE, INVOCATION_ID
 from torchmoor.proxy.http.fields import BadMessage, FieldKind
 from torchmoor.proxy.http.head import HeadBook
 from torchmoor.proxy.http.message import Reply, Request, RequestLine
-from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.websocket import accept
 from torchmoor.wire.json_values import BYTES_PER_VALUE, count_values
 
@@ -70,7 +70,7 @@ class ResponseSockets:
     def __init__(self, settings: WebSocketSettings) -> None:
         self._settings = settings
         self._heads = HeadBook(make_note)
-        self._budget = ReplayBudget(max_body_bytes=0, max_total_bytes=settings.max_held_bytes)
+        self._budget = ByteBudget(max_total_bytes=settings.max_held_bytes)
         self.num_open = 0
 
     @property
@@ -113,7 +113,7 @@ class ResponseSocket:
         upgrade: Request,
         handle: Callable[[Request], Call | Reply],
         heads: HeadBook,
-        budget: ReplayBudget,
+        budget: ByteBudget,
         on_close: Callable[[], None],
         *,
         max_values: int,
