@@ -11,7 +11,7 @@ TorchmoorError
     |-- UnknownOperation     404
     |   `-- UnknownControlOperation     400
     |-- ValidationError      400
-    |   |-- BodyTooLarge     413 outside the runtime API
+    |   |-- BodyTooLarge     413; from the runtime API 400, as a ValidationError
     |   |-- UnknownEndpoint
     |   |-- UnknownVariant
     |   |-- MissingTargetModel
@@ -89,9 +89,14 @@ class ApiError(TorchmoorError):
     kind = "InternalFailure"
     retry_after_s: int | None = None
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, status: int | None = None, retry_after_s: int | None = None) -> None:
+        """status, retry_after_s: in place of the class's."""
         super().__init__(message)
         self.message = message
+        if status is not None:
+            self.status = status
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
 
 class UnknownOperation(ApiError):
@@ -116,6 +121,8 @@ class ValidationError(ApiError):
 
 class BodyTooLarge(ValidationError):
     """The request's body is longer than what the proxy or an instance can hold. limit: in bytes."""
+
+    status = 413
 
     def __init__(self, limit: int, *, is_form: bool = False) -> None:
         advice = " of a form. Send JSON as application/json." if is_form else "."
@@ -233,8 +240,10 @@ class ModelError(ApiError):
     status = 424
     kind = "ModelError"
 
-    def __init__(self, message: str, *, original_status: int, original_message: str) -> None:
-        super().__init__(message)
+    def __init__(self, original_status: int, original_message: str) -> None:
+        """original_status: the model's; 0 if it did not answer."""
+        whose = "client" if 0 < original_status < 500 else "server"
+        super().__init__(f'Received {whose} error ({original_status}) from primary with message "{original_message}"')
         self.original_status = original_status
         self.original_message = original_message
         self.log_stream_arn = ""
@@ -245,10 +254,7 @@ class ModelNotReady(ApiError):
 
     status = 429
     kind = "ModelNotReadyException"
-
-    def __init__(self, message: str, *, retry_after_s: int = START_RETRY_S) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    retry_after_s = START_RETRY_S
 
 
 class Throttled(ApiError):
@@ -256,10 +262,7 @@ class Throttled(ApiError):
 
     status = 429
     kind = "ThrottlingException"  # AWS's name; boto3 tries again in each of its retry modes
-
-    def __init__(self, message: str, *, retry_after_s: int) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    retry_after_s = BUSY_RETRY_S
 
 
 class CallerLimited(Throttled):
@@ -286,10 +289,7 @@ class ServiceUnavailable(ApiError):
 
     status = 503
     kind = "ServiceUnavailable"
-
-    def __init__(self, message: str, *, retry_after_s: int = BUSY_RETRY_S) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    retry_after_s = BUSY_RETRY_S
 
 
 class QueueFull(ServiceUnavailable):
@@ -368,12 +368,8 @@ class TooManyModels(ApiError):
 
 def invocation_timed_out() -> ModelError:
     """Make the error for a model that did not answer in time, in the words of the service."""
-    message = (
-        "Your invocation timed out while waiting for a response from container primary. "
-        "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try again."
-    )
     return ModelError(
-        f'Received server error (0) from primary with message "{message}"',
-        original_status=0,
-        original_message=message,
+        0,
+        "Your invocation timed out while waiting for a response from container primary. "
+        "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try again.",
     )

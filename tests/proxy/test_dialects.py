@@ -157,6 +157,16 @@ def test_body_limit_is_its_own(make_stage: Callable[..., Stage]) -> None:
         assert read_answer(sock, to_end=True).startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_refused_request_is_counted(stage: Stage, path: str) -> None:
+    """As an invocation with a client's error, like one to the runtime API."""
+    status, _, _ = post(stage, path, X_Amzn_SageMaker_Session_Id="forged")
+
+    [endpoint] = stage.proxy.data.registry.endpoints()
+    metrics = stage.proxy.data.dispatchers.first(endpoint).metrics
+    assert (status, metrics.invocations, metrics.client_errors) == (400, 1, 1)
+
+
 def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> None:
     """504 in the handlers' error form."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))

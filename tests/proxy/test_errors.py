@@ -289,7 +289,7 @@ def test_fault_of_the_proxy_tells_an_id_and_nothing_else(
     def fail(*arguments: object) -> None:
         raise RuntimeError("a private detail")
 
-    monkeypatch.setattr(stage.proxy.data.dispatchers.sessions, "get", fail)
+    monkeypatch.setattr(stage.proxy.data.dispatchers, "choose", fail)
 
     error = refusal(stage)
 

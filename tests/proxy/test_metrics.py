@@ -91,6 +91,22 @@ def test_invocations_are_shared_among_instances(stage: Stage) -> None:
     assert value(scrape(stage), "InvocationsPerInstance", "InvocationsPerInstance_total") == 1.5
 
 
+def test_reply_about_a_deleted_endpoint_is_not_counted(stage: Stage) -> None:
+    """Such as one that the asynchronous queue gives after the endpoint is gone, with its counts."""
+
+    async def answer_late() -> None:
+        endpoint = stage.registry.get_endpoint("llava")
+        for instance in list(endpoint.instances):
+            stage.registry.remove(instance.name)
+        stage.registry.retire(endpoint)
+        stage.registry.forget(endpoint)
+        stage.proxy.data.dispatchers.count_without_invocation(endpoint, 202)
+
+    stage.run(answer_late())
+
+    assert not stage.proxy.data.dispatchers.all()
+
+
 def test_reasons_of_choices_are_counted(stage: Stage) -> None:
     """A retry is a choice of its own."""
     stage.a.behave = stage.b.behave = refusing(503, None, "queue full")

@@ -1,6 +1,6 @@
 """Error codes on the wire: names of classes of handlers/errors.py, in sets that the proxy treats alike.
 
-A code in none of the sets is an error of the model.
+A code in none of the sets is an error of the model. An error answer without a code is TorchServe's own.
 """
 
 CALLER_BUDGET_REACHED = "CallerBudgetReached"
@@ -50,3 +50,8 @@ REFUSED_UNCOUNTED = REFUSED_FOR_NOW | {MODEL_LOADING}
 
 # The instance does not have the model that was asked for, although it may have been loading it.
 MODEL_NOT_LOADED = frozenset((MODEL_UNKNOWN, MODEL_BROKEN, LOAD_TIMED_OUT, OUT_OF_MEMORY, OUT_OF_DISK))
+
+# Statuses of answers without a code: TorchServe's queue is full or it has no worker, or the worker has died.
+TORCHSERVE_BUSY = frozenset((503, 507))
+# Those when a worker dies with the request, which it had perhaps begun; 500 is other handlers' own, too.
+WORKER_DIED = frozenset((500, 507))

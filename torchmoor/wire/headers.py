@@ -1,6 +1,6 @@
 """Names of the header fields that torchmoor reads and writes, in lower case (docs/runtime-api.md).
 
-Modules of the proxy that work on bytes encode the names once, at their beginning.
+The proxy has them as bytes in proxy/http/field_names.py.
 """
 
 # From the proxy to a handler

@@ -41,7 +41,7 @@ from torchmoor.wire import background, error_codes, headers
 
 logger = logging.getLogger(__name__)
 
-WITHOUT_WORKER = frozenset((500, 503, 507))  # from TorchServe itself: its queue is full, or its worker died
+WITHOUT_WORKER = error_codes.TORCHSERVE_BUSY | error_codes.WORKER_DIED
 MAX_ERROR_BYTES = 65_536
 
 

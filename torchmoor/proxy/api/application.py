@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, InternalFailure, ValidationError
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.web_pages import WebPageGuard
-from torchmoor.proxy.api import container, control_operation, runtime, torchserve
+from torchmoor.proxy.api import container
 from torchmoor.proxy.api.chat_page.page import ChatPage
 from torchmoor.proxy.api.container import ContainerApi
 from torchmoor.proxy.api.container_models import ContainerModelsApi
 from torchmoor.proxy.api.control_operation import AnswerControl, ControlApi
 from torchmoor.proxy.api.deferred_reply import DeferredReply
-from torchmoor.proxy.api.metrics_operation import PATH as METRICS
 from torchmoor.proxy.api.metrics_operation import MetricsApi
 from torchmoor.proxy.api.open_inference import OpenInferenceApi
 from torchmoor.proxy.api.openai import OpenAIApi
@@ -35,7 +36,7 @@ from torchmoor.proxy.instances.handler_operations import HandlerOperations
 
 logger = logging.getLogger(__name__)
 
-_INVOKING = frozenset((b"POST", b"PUT", b"GET"))
+Decision = TypeVar("Decision")
 
 
 class DataPlaneApplication:
@@ -55,27 +56,32 @@ class DataPlaneApplication:
         pass_through = PassThrough(dispatchers)
         self._openai = OpenAIApi(dispatchers, BackgroundQueue(async_inference, operations))
         self.runtime = RuntimeApi(dispatchers, async_inference)
-        self._container = ContainerApi(dispatchers, pass_through)
-        self._models = (
-            ContainerModelsApi(dispatchers, pass_through, operations)
-            if dispatchers.settings.container.serves_models
-            else None
-        )
-        self._torchserve = TorchServeApi(dispatchers, pass_through)
-        self._open_inference = OpenInferenceApi(dispatchers)
+        self.metrics: MetricsApi | None = None  # set before the first request, if this port shows the metrics
         settings = dispatchers.settings
-        self._page = ChatPage(dispatchers.registry, settings) if settings.chat_page.is_on else None
+        page = ChatPage(dispatchers.registry, settings) if settings.chat_page.is_on else None
         # Load balancers have no credentials, and a browser has none until it shows the page that asks for them.
         self._open_paths = frozenset(
             (
                 container.PING,
-                *(() if self._page is None else self._page.open_paths),
+                *(() if page is None else page.open_paths),
                 *OpenInferenceApi.open_paths,
             )
         )
         self.pages = WebPageGuard(settings.listen.host, settings.listen.allowed_hosts)
-        self._control = ControlApi(dispatchers, control, self.pages, is_guarded=gate is not None)
-        self.metrics: MetricsApi | None = None  # set before the first request, if this port shows the metrics
+        self._finders: list[Callable[[bytes, bytes], Handler | None]] = [
+            self._openai.find_handler,
+            self.runtime.find_handler,
+            TorchServeApi(dispatchers, pass_through).find_handler,
+            ContainerApi(dispatchers, pass_through).find_handler,
+            lambda method, path: None if self.metrics is None else self.metrics.find_handler(method, path),
+            ControlApi(dispatchers, control, self.pages, is_guarded=gate is not None).find_handler,
+            OpenInferenceApi(dispatchers).find_handler,
+            find_reference,
+        ]
+        if settings.container.serves_models:
+            self._finders.append(ContainerModelsApi(dispatchers, pass_through, operations).find_handler)
+        if page is not None:
+            self._finders.append(page.find_handler)
 
     @property
     def sockets(self) -> ResponseSockets:
@@ -84,74 +90,62 @@ class DataPlaneApplication:
     note = staticmethod(make_note)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
-        if self._openai.serves(path):
-            return self._openai.handle
-        if path.startswith(runtime.PREFIX):
-            return self.runtime.find_handler(method, path)
-        if path.startswith(torchserve.PREFIX) and method in _INVOKING:
-            return self._torchserve.invoke
-        if path == container.INVOCATIONS and method == b"POST":
-            return self._container.invoke
-        if path == container.PING and method in LOOKING:
-            return self._container.ping
-        if self.metrics is not None and path == METRICS and method == b"GET":
-            return self.metrics.handle
-        if self._models is not None and self._models.serves(path):
-            return self._models.handle
-        if control_operation.serves(method, path):
-            return self._control.handle
-        if OpenInferenceApi.serves(path):
-            return self._open_inference.handle
-        page = None if self._page is None else self._page.find_handler(method, path)
-        return page or find_reference(method, path) or refuse_unknown
+        """Return the handler of the first API that has one for this method and path."""
+        for find in self._finders:
+            handler = find(method, path)
+            if handler is not None:
+                return handler
+        return refuse_unknown
 
     def handle(self, request: Request) -> Call | Reply:
-        """Pass the request to its dialect.
+        """Admit a request, and pass it to its dialect."""
+        return self._answer(request, self._decide)
+
+    def upgrade(self, request: Request) -> Upgrade | Reply:
+        """Open a WebSocket connection for a request that is admitted like every other."""
+        return self._answer(request, self._open)
+
+    def _answer(self, request: Request, decide: Callable[[Request, bytes], Decision]) -> Decision | Reply:
+        """Return what `decide` does with the request and its id, or the reply to what it raises.
 
         An unexpected exception becomes a 500 with the request's id and no details.
         """
         request_id = self._dispatchers.new_request_id()
+        decision: Decision | Reply
         try:
-            self._admit(request)
-            decision = self._decide(request, request_id)
+            decision = decide(request, request_id)
         except ApiError as refused:  # by a guard or the gate
-            decision = self._error(request, refused, request_id)
+            decision = self._find_renderer(request)(refused, request_id)
         except Exception:
-            decision = self._fault(request, request_id)
+            logger.exception("fault request_id=%s", request_id.decode())
+            fault = InternalFailure(f"The proxy failed. Request id {request_id.decode()}.")
+            decision = self._find_renderer(request)(fault, request_id)
         if isinstance(decision, Reply):
             self._dispatchers.observe_reply(request, request_id, decision)
         return decision
 
-    def upgrade(self, request: Request) -> Upgrade | Reply:
-        """Open a WebSocket connection for a request that is admitted like every other."""
-        request_id = self._dispatchers.new_request_id()
-        try:
-            self._admit(request)
-            if not self._openai.serves(request.path):
-                raise ValidationError("Upgrade is not supported.")
-            decision: Upgrade | Reply = self._openai.upgrade(request, self._handle_message)
-        except ApiError as refused:
-            decision = self._error(request, refused, request_id)
-        except Exception:
-            decision = self._fault(request, request_id)
-        reply = decision if isinstance(decision, Reply) else Reply(101)
-        self._dispatchers.observe_reply(request, request_id, reply)
+    def _decide(self, request: Request, request_id: bytes) -> Call | Reply:
+        """Pass a request to its dialect. Raises ApiError."""
+        self._admit(request)
+        decision: Call | Reply = request.line.handler(request, request_id)
+        if request.body_check is not None and isinstance(decision, Reply):
+            return self._after_verification(request, request_id, decision, request.body_check.max_body_bytes)
         return decision
 
-    def _handle_message(self, request: Request) -> Call | Reply:
-        """Check the caller's access again, and handle the request of a WebSocket connection's message."""
-        request_id = self._dispatchers.new_request_id()
-        try:
-            if self._gate is not None:
-                self._gate.admit_again(request)
-            decision = self._openai.handle(request, request_id)
-        except ApiError as refused:
-            decision = self._error(request, refused, request_id)
-        except Exception:
-            decision = self._fault(request, request_id)
-        if isinstance(decision, Reply):
-            self._dispatchers.observe_reply(request, request_id, decision)
-        return decision
+    def _open(self, request: Request, request_id: bytes) -> Upgrade:
+        """Open a WebSocket connection. Raises ApiError."""
+        self._admit(request)
+        if not self._openai.serves(request.path):
+            raise ValidationError("Upgrade is not supported.")
+        opened = self._openai.upgrade(request, lambda message: self._answer(message, self._decide_again))
+        self._dispatchers.observe_reply(request, request_id, Reply(101))
+        return opened
+
+    def _decide_again(self, request: Request, request_id: bytes) -> Call | Reply:
+        """Pass the request of a WebSocket connection's message to its dialect. Raises ApiError."""
+        if self._gate is not None:
+            self._gate.admit_again(request)
+        return self._openai.handle(request, request_id)
 
     def _admit(self, request: Request) -> None:
         """Check where a request comes from and its credentials. Raises ApiError."""
@@ -161,33 +155,21 @@ class DataPlaneApplication:
         if self._gate is not None and not is_open:
             self._gate.admit(request)
 
-    def _decide(self, request: Request, request_id: bytes) -> Call | Reply:
-        handler: Handler = request.line.handler
-        decision = handler(request, request_id)
-        if request.body_check is not None and isinstance(decision, Reply):
-            return self._after_verification(request, request_id, decision, request.body_check.max_body_bytes)
-        return decision
-
-    def _fault(self, request: Request, request_id: bytes) -> Reply:
-        """Log the exception that is being handled, and answer without its details."""
-        logger.exception("fault request_id=%s", request_id.decode())
-        return self._error(request, InternalFailure(f"The proxy failed. Request id {request_id.decode()}."), request_id)
-
     def _after_verification(self, request: Request, request_id: bytes, reply: Reply, max_body_bytes: int) -> Call:
         """Keep a reply to a signed request until its body has arrived and matches the signature."""
         return DeferredReply(
+            self._dispatchers,
             request,
+            request_id,
             lambda deferred, body: deferred.end(reply),
-            render_error=lambda error: self._error(request, error, request_id),
-            observe=lambda reply: self._dispatchers.observe_reply(request, request_id, reply),
+            self._find_renderer(request),
             too_large=ValidationError(f"A signed body may have up to {max_body_bytes} bytes."),
             max_body_bytes=max_body_bytes,
         )
 
-    def _error(self, request: Request, error: ApiError, request_id: bytes) -> Reply:
-        """Render an error that arose outside the dialects, in the form of the path's dialect."""
-        render = openai_error if self._openai.serves(request.path) else runtime_error
-        return render(error, request_id)
+    def _find_renderer(self, request: Request) -> Callable[[ApiError, bytes], Reply]:
+        """Return what renders an error that arises outside the dialects: in the form of the path's dialect."""
+        return openai_error if self._openai.serves(request.path) else runtime_error
 
     def refuse(self, status: int, message: str) -> Reply:
         return refusal(status, message, self._dispatchers.new_request_id())

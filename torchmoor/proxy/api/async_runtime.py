@@ -14,34 +14,37 @@ from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.replies import json_reply, runtime_error
-from torchmoor.proxy.api.validation import (
+from torchmoor.proxy.api.validation import NOT_THERE, check_members, not_there
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.http.field_names import (
+    AWS_REQUEST_ID,
     CUSTOM_ATTRIBUTES,
+    FAILURE_LOCATION,
     FILENAME,
     INFERENCE_ID,
     INPUT_LOCATION,
     INVOCATION_ID,
     INVOCATION_TIMEOUT,
-    NOT_THERE,
+    OUTPUT_LOCATION,
     OUTPUT_PATH_EXTENSION,
     REQUEST_TTL,
     SAGEMAKER_ACCEPT,
     SAGEMAKER_CONTENT_TYPE,
-    check_members,
-    not_there,
 )
-from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
-from torchmoor.wire import headers
-
-_OUTPUT_LOCATION = headers.OUTPUT_LOCATION.encode()
-_FAILURE_LOCATION = headers.FAILURE_LOCATION.encode()
 
 MAX_BODY_BYTES = 128_000
 MAX_INVOCATION_ID_CHARS = 256
 DEFAULT_TTL_S = 21_600
 DEFAULT_TIMEOUT_S = 900
 SUBMIT_TIMEOUT_S = 30.0  # after the queue's own time-out
+
+
+class QueueReply(DeferredReply):
+    """Is ready when the queue has the request."""
+
+    late = "The queue has not answered in time."
 
 
 class AsyncOperation:
@@ -63,15 +66,15 @@ class AsyncOperation:
                 raise body_too_long()
         except ApiError as error:
             return self._refuse(error, request_id)
-        return DeferredReply(
+        return QueueReply(
+            self.dispatchers,
             request,
+            request_id,
             partial(self._submit, request, request_id),
-            render_error=lambda error: self._refuse(error, request_id),
-            observe=lambda reply: self.dispatchers.observe_reply(request, request_id, reply),
+            self._refuse,
             too_large=body_too_long(),
             max_body_bytes=MAX_BODY_BYTES,
             timeout_s=SUBMIT_TIMEOUT_S,
-            late="The queue has not answered in time.",
         )
 
     def _refuse(self, error: ApiError, request_id: bytes) -> Reply:
@@ -143,9 +146,9 @@ class AsyncOperation:
     def _accept(self, stored: AsyncRequest, request_id: bytes) -> Reply:
         self.dispatchers.count_without_invocation(self.endpoint, 202)
         headers = (
-            (b"x-amzn-requestid", request_id),
-            (_OUTPUT_LOCATION, stored.output_location.encode()),
-            (_FAILURE_LOCATION, stored.failure_location.encode()),
+            (AWS_REQUEST_ID, request_id),
+            (OUTPUT_LOCATION, stored.output_location.encode()),
+            (FAILURE_LOCATION, stored.failure_location.encode()),
         )
         return json_reply(202, {"InferenceId": stored.inference_id}, headers)
 

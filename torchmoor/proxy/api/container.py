@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from torchmoor.errors import ApiError, ServiceUnavailable
+from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough
-from torchmoor.proxy.api.replies import container_error
+from torchmoor.proxy.api.replies import LOOKING, Handler, container_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -23,17 +24,22 @@ class ContainerApi:
         self._dispatchers = dispatchers
         self._pass_through = pass_through
 
-    def ping(self, request: Request, request_id: bytes) -> Reply:
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        if path == INVOCATIONS and method == b"POST":
+            return self._invoke
+        return self._ping if path == PING and method in LOOKING else None
+
+    def _ping(self, request: Request, request_id: bytes) -> Reply:
         """Answer 200 while an instance is ready, or if no instance has to be; the body is empty."""
         endpoints = self._dispatchers.registry.endpoints()
         return _HEALTHY if not endpoints or endpoints[0].can_serve() else _UNHEALTHY
 
-    def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
+    def _invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Pass a request to an instance; the answer keeps the instance's own form."""
         try:
             endpoints = self._dispatchers.get_endpoints(request)
             if not endpoints:
                 raise ServiceUnavailable("There is no endpoint yet.")
+            return begin_invocation(self._pass_through.operations[endpoints[0]], request, request_id)
         except ApiError as error:
             return container_error(error, request_id)
-        return self._pass_through.invoke(request, request_id, endpoints[0])

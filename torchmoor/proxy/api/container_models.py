@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote
 
 from torchmoor.errors import ApiError, ModelBusy, ModelNotLoaded, ServiceUnavailable, TooManyModels, ValidationError
+from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect, defer
-from torchmoor.proxy.api.replies import JSON, container_error, json_reply, unknown_operation
-from torchmoor.proxy.api.validation import TARGET_MODEL
-from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
+from torchmoor.proxy.api.replies import JSON, Handler, container_error, json_reply, unknown_operation
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.http.field_names import ERROR_CODE, TARGET_MODEL
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance
@@ -55,23 +55,21 @@ class ContainerModelsApi:
         self._dispatchers = dispatchers
         self._settings = dispatchers.settings.container
         self._endpoint = dispatchers.registry.endpoints()[0]
-        self._pass_through = pass_through
         self._operations = operations
         self._operation = pass_through.make_operation(self._endpoint, LoadedModelDialect())
         self._models: dict[str, LoadedModel] = {}
         dispatchers.registry.listen(self._on_change)
 
-    @staticmethod
-    def serves(path: bytes) -> bool:
-        return path == PATH or path.startswith(PATH + b"/")
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        return self._handle if path == PATH or path.startswith(PATH + b"/") else None
 
-    def handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
+    def _handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
         try:
-            return self._handle(request, request_id)
+            return self._choose_operation(request, request_id)
         except ApiError as error:
             return container_error(error, request_id)
 
-    def _handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
+    def _choose_operation(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
         self._dispatchers.get_endpoints(request, self._endpoint.name)  # every operation is about this one
         name, operation = _read_path(request)
         match (request.method, bool(name), operation):
@@ -105,14 +103,11 @@ class ContainerModelsApi:
             listed["nextPageToken"] = page[-1]
         return json_reply(200, listed)
 
-    def _invoke(self, request: Request, request_id: bytes, name: str) -> Invocation | Reply:
+    def _invoke(self, request: Request, request_id: bytes, name: str) -> Invocation:
         model = self._get(name)
-        invocation = self._pass_through.invoke(
-            request, request_id, self._endpoint, operation=self._operation, model=name
-        )
-        if isinstance(invocation, Invocation):
-            others = frozenset(each.name for each in self._endpoint.instances if each.name != model.instance)
-            invocation.assignment.exclude(others)
+        invocation = begin_invocation(self._operation, request, request_id, model=name)
+        others = frozenset(each.name for each in self._endpoint.instances if each.name != model.instance)
+        invocation.assignment.exclude(others)
         return invocation
 
     # Loading and unloading
@@ -242,7 +237,7 @@ def _answer(order: DeferredReply, answer: OperationAnswer | None, row: dict[str,
         order.end(json_reply(200, row))
     else:
         code = answer.code.encode("latin-1")
-        order.end(Reply(answer.status, (JSON, (ERROR_HEADER, code)), answer.body))
+        order.end(Reply(answer.status, (JSON, (ERROR_CODE, code)), answer.body))
 
 
 def _row(name: str, model: LoadedModel) -> dict[str, str]:

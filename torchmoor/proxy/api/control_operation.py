@@ -13,13 +13,14 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from torchmoor.errors import AccessDenied, ApiError, BodyTooLarge, InternalFailure, ServiceUnavailable
+from torchmoor.errors import AccessDenied, ApiError, InternalFailure, ServiceUnavailable, ValidationError
 from torchmoor.proxy.access.exposure import is_loopback
 from torchmoor.proxy.access.web_pages import WebPageGuard
 from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.other_services import refuse_unknown
-from torchmoor.proxy.api.replies import runtime_error
+from torchmoor.proxy.api.replies import Handler, runtime_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.http.field_names import AWS_REQUEST_ID
 from torchmoor.proxy.http.message import Reply, Request
 
 PATH = b"/"
@@ -41,15 +42,16 @@ AnswerControl = Callable[[ControlRequest], Awaitable[Reply]]
 """Answers a request for the control plane. Raises nothing."""
 
 
-def serves(method: bytes, path: bytes) -> bool:
-    """Return whether a request may be for the control plane."""
-    return method == b"POST" and (path == PATH or path.startswith(b"/service/"))
-
-
 def target_of(path: str) -> str | None:
     """Return the target that a path of the protocol smithy-rpc-v2-cbor names."""
     match = _RPC.fullmatch(path)
     return None if match is None else f"{match[1]}.{match[2]}"
+
+
+class ControlReply(DeferredReply):
+    """Is ready when the control plane has answered."""
+
+    late = "The control plane has not answered in time."
 
 
 class ControlApi:
@@ -67,7 +69,11 @@ class ControlApi:
         self._host = dispatchers.settings.listen.host
         self._running: set[asyncio.Task[None]] = set()
 
-    def handle(self, request: Request, request_id: bytes) -> DeferredReply | Reply:
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        is_known = method == b"POST" and (path == PATH or path.startswith(b"/service/"))
+        return self._handle if is_known else None
+
+    def _handle(self, request: Request, request_id: bytes) -> DeferredReply | Reply:
         """Make the call for a request; a request without X-Amz-Target is an unknown operation."""
         try:
             is_cbor = request.find(PROTOCOL) == CBOR
@@ -90,15 +96,16 @@ class ControlApi:
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-        return DeferredReply(
+        max_body_bytes = self._settings.max_body_bytes
+        return ControlReply(
+            self._dispatchers,
             request,
+            request_id,
             begin,
-            render_error=lambda error: runtime_error(error, request_id),
-            observe=lambda reply: self._dispatchers.observe_reply(request, request_id, reply),
-            too_large=BodyTooLarge(self._settings.max_body_bytes),
-            max_body_bytes=self._settings.max_body_bytes,
+            runtime_error,
+            too_large=ValidationError(f"The request body is longer than the limit of {max_body_bytes} bytes."),
+            max_body_bytes=max_body_bytes,
             timeout_s=TIMEOUT_S,
-            late="The control plane has not answered in time.",
         )
 
     async def _run(self, request: ControlRequest, request_id: bytes, deferred: DeferredReply) -> None:
@@ -107,7 +114,7 @@ class ControlApi:
         except BaseException:
             deferred.fail(InternalFailure(f"The proxy failed. Request id {request_id.decode()}."))
             raise
-        deferred.end(Reply(reply.status, (*reply.headers, (b"x-amzn-requestid", request_id)), reply.body))
+        deferred.end(Reply(reply.status, (*reply.headers, (AWS_REQUEST_ID, request_id)), reply.body))
 
     def _check_source(self, request: Request) -> None:
         """Raise AccessDenied if a page of another site may have sent it, or if an open address has no credentials."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.dispatch import unavailable
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Deadlines, NextStep, Outcome, Waiter
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -13,34 +14,36 @@ from torchmoor.proxy.http.message import Reply, Request
 class DeferredReply:
     """A Call (see torchmoor.proxy.http.call) that goes to no instance. The body of a signed request is verified first.
 
-    The operation continues if the client leaves.
+    The operation continues if the client leaves. late: the message after its time-out.
     """
+
+    late = "The instance has not answered in time."
 
     def __init__(
         self,
+        dispatchers: Dispatchers,
         request: Request,
+        request_id: bytes,
         begin: Begin,
+        render_error: Callable[[ApiError, bytes], Reply],
         *,
-        render_error: Callable[[ApiError], Reply],
-        observe: Callable[[Reply], None],
         too_large: ValidationError,
         max_body_bytes: int,
         timeout_s: float = 60.0,
-        late: str = "The instance has not answered in time.",
     ) -> None:
-        """observe: called with the reply. too_large: the error for a body above max_body_bytes.
+        """render_error: given the request's id, too. too_large: the error for a body above max_body_bytes.
 
-        timeout_s: longer than the operation's own time-out, which is reported first. late: the message after timeout_s.
+        timeout_s: longer than the operation's own time-out, which is reported first.
         """
         self.max_body_bytes = max_body_bytes
         self.deadlines = Deadlines(timeout_s, timeout_s)
         self.wait_ends_at = request.received_at + timeout_s
+        self._dispatchers = dispatchers
         self._request = request
+        self._request_id = request_id
         self._begin = begin
         self._render_error = render_error
-        self._observe = observe
         self._too_large = too_large
-        self._late = late
         self.source = ""  # the client's address, once the operation begins
         self._waiter: Waiter | None = None
         self._reply: Reply | None = None
@@ -55,7 +58,7 @@ class DeferredReply:
                 self._request.body_check.verify(body)
             self._begin(self, body)
         except ApiError as error:
-            return self._deliver(self._render_error(error))
+            return self._refuse(error)
         if self._reply is not None:
             return self._deliver(self._reply)
         self._waiter = waiter
@@ -68,25 +71,28 @@ class DeferredReply:
             waiter.resume(self._deliver(reply))
 
     def fail(self, error: ApiError) -> None:
-        self.end(self._render_error(error))
+        self.end(self._render_error(error, self._request_id))
 
     def on_wait_over(self) -> Reply:
         """Answer the client although the operation has not ended: its own time-out failed."""
         self._waiter = None
-        return self._deliver(self._render_error(ServiceUnavailable(self._late)))
+        return self._refuse(ServiceUnavailable(self.late))
 
     def on_body_too_large(self) -> Reply:
-        return self._deliver(self._render_error(self._too_large))
+        return self._refuse(self._too_large)
 
     def on_body_dropped(self) -> Reply:
-        return self._deliver(self._render_error(unavailable.body_dropped()))
+        return self._refuse(unavailable.body_dropped())
 
     def limit_body(self, waiter: Waiter) -> None:
         """Do nothing: no instance will hold the body."""
 
+    def _refuse(self, error: ApiError) -> Reply:
+        return self._deliver(self._render_error(error, self._request_id))
+
     def _deliver(self, reply: Reply) -> Reply:
         """Observe the reply; the client gets it without a body if it sent HEAD."""
-        self._observe(reply)
+        self._dispatchers.observe_reply(self._request, self._request_id, reply)
         return Reply(reply.status, reply.headers) if self._request.method == b"HEAD" else reply
 
     def finish(self, outcome: Outcome) -> None:

@@ -7,8 +7,12 @@ from typing import Protocol
 
 from torchmoor.errors import ApiError
 from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.field_names import CONTINUABLE, STREAM_NEXT
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
+
+NOT_FOR_CLIENTS = frozenset((STREAM_NEXT, CONTINUABLE))
+"""Fields of instances' answers that the clients of no API get."""
 
 Explain = Callable[[AnswerHead, bytes], ApiError]
 """Makes the error that an instance's refusal means, of its head and body."""
@@ -17,20 +21,24 @@ Explain = Callable[[AnswerHead, bytes], ApiError]
 class ApiDialect(Protocol):
     """One object serves all requests of an operation, so it has no state of a single request.
 
-    operation_name: for the access log, traces and decisions. names_sessions_in_body: a request without a session header
-    may name one in its body. held_back: names of fields that are not sent on, besides those that never are.
-    too_large_status: the status for a body above the limit. times_first_chunk: metrics have the time to the first chunk
-    of its answers. sent_method: of all requests to instances; empty for the client's own. names_variant: its answers
-    name the variant that gave them.
+    operation_name: for the access log, traces and decisions. names_sessions_in_header: a request's session header names
+    its session. names_sessions_in_body: a request without that header may name one in its body. held_back: names of
+    fields that are not sent on, besides those that never are. times_first_chunk: metrics have the time to the first
+    chunk of its answers. sent_method: of all requests to instances; empty for the client's own. names_variant: its
+    answers name the variant that gave them.
     """
 
     operation_name: str
+    names_sessions_in_header: bool = True
     names_sessions_in_body: bool = True
     held_back: frozenset[bytes] = frozenset()
-    too_large_status: int = 413
     times_first_chunk: bool = False
     sent_method: bytes = b""
     names_variant: bool = False
+
+    def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:
+        """Raise ApiError for a request that this API refuses, besides the checks of every API."""
+        return
 
     def added_lines(self, request: Request) -> bytes:
         """Render header lines for the instance, added to the client's fields that are sent on."""

@@ -13,9 +13,9 @@ from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.observation import Observation, complete_record
 from torchmoor.proxy.api.operation import Operation, timeout_line
 from torchmoor.proxy.api.stream_continuer import find_continuer
-from torchmoor.proxy.api.validation import PREFIX_AWARE_ID, SESSION_ID, check_form
+from torchmoor.proxy.api.validation import check_form
 from torchmoor.proxy.dispatch import unavailable
-from torchmoor.proxy.dispatch.assignment import CONTENT_TYPE, ERROR_HEADER, MAX_REPEATS, Assignment
+from torchmoor.proxy.dispatch.assignment import MAX_REPEATS, Assignment
 from torchmoor.proxy.dispatch.callers import CallerLease
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
@@ -26,15 +26,14 @@ from torchmoor.proxy.dispatch.request_sessions import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.sequences import SEQUENCE_FIELDS
 from torchmoor.proxy.http.answer import Answer, Loss
 from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Judgement, NextStep, Outcome, ReadRefusal, Send, Wait, Waiter
+from torchmoor.proxy.http.field_names import CONTENT_TYPE, ERROR_CODE, PREFIX_AWARE_ID, SESSION_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.wire import error_codes, receipt
+from torchmoor.wire.error_codes import TORCHSERVE_BUSY, WORKER_DIED
 from torchmoor.wire.session_ids import SessionId
 
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
-TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
-# TorchServe's answers when a worker dies with the request, which it had perhaps begun; 500 is other handlers' own, too.
-WORKER_DIED = frozenset((500, 507))
 PREFILL_TOKENS = receipt.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = receipt.CONTEXT_TOKENS.encode()  # of the whole prompt
 _TRACE_FIELDS = frozenset((TRACEPARENT,))
@@ -277,7 +276,7 @@ class Invocation:
         A session's turn leaves its instance only if that has no worker, not because the instance is busy.
         """
         assignment = self.assignment
-        status, code = head.status, head.find(ERROR_HEADER)
+        status, code = head.status, head.find(ERROR_CODE)
         is_busy = code is None and status in TORCHSERVE_BUSY
         has_died = code is None and status in WORKER_DIED
         if is_busy:
@@ -340,8 +339,6 @@ class Invocation:
         """Render an error, and count it."""
         if isinstance(error, ModelError):
             self._metrics.model_errors += 1
-        elif isinstance(error, BodyTooLarge):
-            error.status = self._dialect.too_large_status
         if error.retry_after_s is not None and self._soonest_retry_s is not None:
             error.retry_after_s = min(error.retry_after_s, self._soonest_retry_s)
         reply = self._dialect.error(error, self.request_id, self.operation.endpoint)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torchmoor.errors import InternalFailure, ServiceUnavailable
 from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.passthrough import defer
+from torchmoor.proxy.api.replies import Handler
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -26,7 +27,10 @@ class MetricsApi:
         self._dispatchers = dispatchers
         self._try_start = try_start
 
-    def handle(self, request: Request, request_id: bytes) -> DeferredReply:
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        return self._show if path == PATH and method == b"GET" else None
+
+    def _show(self, request: Request, request_id: bytes) -> DeferredReply:
         return defer(self._dispatchers, request, request_id, self._begin, timeout_s=TIMEOUT_S)
 
     def _begin(self, order: DeferredReply, body: bytes) -> None:

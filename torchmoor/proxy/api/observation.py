@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from torchmoor.proxy.api.validation import INFERENCE_ID, SESSION_ID, TARGET_MODEL
-from torchmoor.proxy.dispatch.assignment import ERROR_HEADER, NEW_SESSION_ID
 from torchmoor.proxy.dispatch.observer import Observer
 from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.answer import Answer, WatchedAnswer
+from torchmoor.proxy.http.field_names import ERROR_CODE, INFERENCE_ID, NEW_SESSION_ID, SESSION_ID, TARGET_MODEL
 from torchmoor.proxy.http.message import AnswerHead, Request
 from torchmoor.proxy.instances.registry import Variant
 from torchmoor.wire.receipt import GENERATED_TOKENS, NUMBER_FIELDS, read_number
@@ -89,7 +88,7 @@ def _read_answer(record: RequestRecord, head: AnswerHead, *, opens_session: bool
         record.session = session_hash(opened.partition(b";")[0].strip())
     if head.status >= 400:
         record.status_refused = head.status
-        code = head.find(ERROR_HEADER)  # some dialects send it to the client
+        code = head.find(ERROR_CODE)  # some dialects send it to the client
         if code:
             record.model_error = code.decode("latin-1")[:_MAX_CODE]
             record.error_type = record.error_type or record.model_error

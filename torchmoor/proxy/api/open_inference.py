@@ -14,26 +14,28 @@ import re
 from urllib.parse import unquote
 
 from torchmoor import __version__
-from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ServiceUnavailable, ValidationError
-from torchmoor.proxy.api.dialect import ApiDialect, Explain
-from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
+from torchmoor.errors import ApiError, ModelError, ValidationError
+from torchmoor.proxy.api.begin_invocation import begin_invocation
+from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
+from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.operation import Operation, whole_deadlines
 from torchmoor.proxy.api.other_services import refuse_unknown
-from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, TOO_LARGE_STATUS
-from torchmoor.proxy.api.replies import LOOKING, json_reply, message_of, retry_after, unknown_operation
-from torchmoor.proxy.api.stream_continuer import CONTINUABLE
-from torchmoor.proxy.api.validation import MEMBERS, TARGET_MODEL, TARGET_VARIANT, check_members
-from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
+from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS
+from torchmoor.proxy.api.replies import LOOKING, Handler, json_reply, message_of, retry_after, unknown_operation
+from torchmoor.proxy.api.validation import MEMBERS
+from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.field_names import ERROR_CODE, REQUEST_ID, TARGET_MODEL
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers, operations
+from torchmoor.wire.error_codes import TORCHSERVE_BUSY
 
 _ROOT = b"/v2"
 _LIVE, _READY = b"/v2/health/live", b"/v2/health/ready"
 _MODEL = re.compile(r"/v2/models/(?P<name>.+?)(?:/versions/(?P<version>[^/]+))?(?:/(?P<verb>infer|ready))?")
-_DROPPED_FIELDS = frozenset((b"ts_stream_next", CONTINUABLE, ERROR_HEADER))
+_DROPPED_FIELDS = NOT_FOR_CLIENTS | {ERROR_CODE}
 _REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 _QUESTIONS = {"": operations.METADATA, "ready": operations.READY}
 
@@ -47,17 +49,16 @@ class OpenInferenceApi:
         self._dispatchers = dispatchers
         self._registry = dispatchers.registry
         settings = dispatchers.settings
-        self._max_body_bytes = settings.limits.max_passthrough_body_bytes
+        max_body_bytes = settings.limits.max_passthrough_body_bytes
         deadlines = whole_deadlines(settings.timeouts)
         self._operations = dispatchers.registry.map_served(
-            lambda endpoint: Operation(dispatchers, endpoint, OpenInferenceDialect(), deadlines, self._max_body_bytes)
+            lambda endpoint: Operation(dispatchers, endpoint, OpenInferenceDialect(), deadlines, max_body_bytes)
         )
 
-    @staticmethod
-    def serves(path: bytes) -> bool:
-        return path == _ROOT or path.startswith(_ROOT + b"/")
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        return self._handle if path == _ROOT or path.startswith(_ROOT + b"/") else None
 
-    def handle(self, request: Request, request_id: bytes) -> Invocation | Reply:
+    def _handle(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Answer for the first endpoint with many models; without one, the request is unknown."""
         is_looking = request.method in LOOKING
         is_open = is_looking and request.path in self.open_paths
@@ -83,36 +84,26 @@ class OpenInferenceApi:
         found = _find_model(request)
         if found is None or (request.method == b"POST") is not (found["verb"] == "infer"):
             raise unknown_operation(request)
-        try:
-            if found["version"]:
-                raise ValidationError("A version cannot be chosen: the newest of a model's versions is served.")
-            name = found["name"].encode("latin-1", "replace")
-            problem = MEMBERS[TARGET_MODEL].find_problem(name)
-            if problem is not None:
-                raise ValidationError(problem)
-            check_members(request.layout)
-            if (request.content_length or 0) > self._max_body_bytes:
-                raise BodyTooLarge(self._max_body_bytes)
-            dispatcher = self._dispatchers.choose(operation.endpoint, None, request.find(TARGET_VARIANT))
-        except ApiError as error:
-            self._dispatchers.count_without_invocation(operation.endpoint, error.status)
-            raise
-        return Invocation(
-            operation,
-            request,
-            request_id=request_id,
-            dispatcher=dispatcher,
-            session=None,
-            model=name.decode("latin-1"),
-        )
+        return begin_invocation(operation, request, request_id, model=found["name"])
 
 
 class OpenInferenceDialect(ApiDialect):
     """Answers are sent on unchanged; every error becomes the protocol's error object."""
 
     operation_name = "ModelInfer"
+    names_sessions_in_header = False
     names_sessions_in_body = False
     held_back = frozenset((TARGET_MODEL,))
+
+    def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:
+        """Refuse a path with a version, or with a name that no model can have."""
+        found = _find_model(request)
+        assert found is not None
+        if found["version"]:
+            raise ValidationError("A version cannot be chosen: the newest of a model's versions is served.")
+        problem = MEMBERS[TARGET_MODEL].find_problem(found["name"].encode("latin-1"))
+        if problem is not None:
+            raise ValidationError(problem)
 
     def added_lines(self, request: Request) -> bytes:
         """Name the path's model, and which question about it the request asks."""
@@ -137,21 +128,13 @@ def _find_model(request: Request) -> re.Match[str] | None:
 
 
 def _explain(head: AnswerHead, body: bytes) -> ApiError:
-    if head.find(ERROR_HEADER) is None and head.status in TORCHSERVE_BUSY:
-        return ServiceUnavailable("The instance could not take the request. Try again later.")
-    error = ApiError(message_of(body))
-    error.status = head.status
-    if head.retry_after_s is not None:
-        error.retry_after_s = head.retry_after_s
-    return error
+    if head.find(ERROR_CODE) is None and head.status in TORCHSERVE_BUSY:
+        return unavailable.torchserve_busy()
+    return ApiError(message_of(body), status=head.status, retry_after_s=head.retry_after_s)
 
 
 def _error_reply(error: ApiError, request_id: bytes) -> Reply:
-    """Render {"error": message}. A time-out and a long body have HTTP's own statuses."""
-    status = error.status
-    if isinstance(error, ModelError):
-        status = TIMEOUT_STATUS
-    elif isinstance(error, BodyTooLarge):
-        status = TOO_LARGE_STATUS
-    fields = ((headers.REQUEST_ID.encode(), request_id), *retry_after(error))
+    """Render {"error": message}. A time-out has HTTP's own status."""
+    status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
+    fields = ((REQUEST_ID, request_id), *retry_after(error))
     return json_reply(status, {"error": error.message}, fields)

@@ -19,11 +19,11 @@ from urllib.parse import unquote
 from torchmoor.errors import (
     ApiError,
     BodyTooLarge,
-    UnexpectedTargetModel,
     ValidationError,
     WrongModel,
 )
 from torchmoor.proxy.api.affinity_keys import find_affinity, has_header
+from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.openai_by_body import OpenAIByBody, find_model
 from torchmoor.proxy.api.openai_dialects import (
@@ -33,13 +33,10 @@ from torchmoor.proxy.api.openai_dialects import (
     PREFIX,
     TASKS,
     TOKENS,
-    TOO_LARGE,
     UNPREFIXED,
     OpenAIDialect,
-    ResourceDialect,
     openai_error,
     split_path,
-    with_status,
 )
 from torchmoor.proxy.api.openai_models import find_many, list_models, read_adapter, read_target_model, unknown_model
 from torchmoor.proxy.api.openai_resources import (
@@ -51,13 +48,13 @@ from torchmoor.proxy.api.openai_resources import (
     read_named,
     read_path,
 )
-from torchmoor.proxy.api.operation import Operation, find_target_model, placed_name, stream_deadlines
-from torchmoor.proxy.api.replies import LOOKING, unknown_operation
+from torchmoor.proxy.api.operation import Operation, placed_name, stream_deadlines
+from torchmoor.proxy.api.replies import LOOKING, Handler, unknown_operation
 from torchmoor.proxy.api.response_invocation import BackgroundQueue, ResponseInvocation
 from torchmoor.proxy.api.response_socket import ResponseSockets
-from torchmoor.proxy.api.validation import SESSION_ID, TARGET_MODEL, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Call, Upgrade
+from torchmoor.proxy.http.field_names import SESSION_ID, TARGET_MODEL
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire.response_ids import Place
@@ -87,6 +84,9 @@ class OpenAIApi:
     @staticmethod
     def serves(path: bytes) -> bool:
         return path.startswith(PREFIX) or path in UNPREFIXED or (path.startswith(b"/endpoints/") and INFIX in path)
+
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        return self.handle if self.serves(path) else None
 
     def handle(self, request: Request, request_id: bytes) -> Call | Reply:
         """Make the call for a request, or list the models."""
@@ -213,7 +213,8 @@ class OpenAIApi:
 
     def _read_body(self, request: Request, request_id: bytes, make: Callable[[bytes, int], Call]) -> Call:
         """Make the call of the endpoint, model or resource that the body's beginning names."""
-        self._check_length(request)
+        if (request.content_length or 0) > self._max_body_bytes:
+            raise BodyTooLarge(self._max_body_bytes)
 
         def render_error(error: ApiError) -> Reply:
             reply = openai_error(error, request_id)
@@ -265,32 +266,12 @@ class OpenAIApi:
         session: that its resource has, if it has one. body: what was read of it. model: that only the body names.
         """
         endpoint = operation.endpoint
-        try:
-            check_members(request.layout)
-            self._check_length(request)
-            if TARGET_MODEL in request.layout.places and endpoint.settings.multi_model is None:
-                raise UnexpectedTargetModel(endpoint.name)
-            if session is None and not isinstance(operation.dialect, ResourceDialect):
-                session = self._dispatchers.sessions.get(endpoint, request.principal, request.find(SESSION_ID))
-            dispatcher = self._dispatchers.choose(endpoint, session, request.find(TARGET_VARIANT))
-        except ApiError as error:
-            self._dispatchers.count_without_invocation(endpoint, error.status)
-            raise
-        call = make(
-            operation,
-            request,
-            request_id=request_id,
-            dispatcher=dispatcher,
-            session=session,
-            model=find_target_model(request, endpoint) if model is None else placed_name(model, endpoint),
-        )
+        placed = None if model is None else placed_name(model, endpoint)
+        call = begin_invocation(operation, request, request_id, session=session, model=placed, make=make)
         if model is not None:
             call.assignment.body_lines = b"%b: %b\r\n" % (TARGET_MODEL, model.encode())
+        dispatcher = call.assignment.dispatcher
         affinity = find_affinity(request, body, dispatcher.variant.settings.affinity, dispatcher.metrics)
         if affinity is not None:
             call.assignment.prefer(affinity)
         return call
-
-    def _check_length(self, request: Request) -> None:
-        if (request.content_length or 0) > self._max_body_bytes:
-            raise with_status(BodyTooLarge(self._max_body_bytes), TOO_LARGE)

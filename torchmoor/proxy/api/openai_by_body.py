@@ -170,9 +170,7 @@ class OpenAIByBody:
         """Answer as the endpoint's call does; before that is found, with the dialect's error."""
         if self._call is not None:
             return self._call.on_body_too_large()
-        error = BodyTooLarge(self.max_body_bytes)
-        error.status = 413  # HTTP's own status for a long body
-        return self._render_error(error)
+        return self._render_error(BodyTooLarge(self.max_body_bytes))
 
     def on_body_dropped(self) -> Reply:
         return self._render_error(unavailable.body_dropped())

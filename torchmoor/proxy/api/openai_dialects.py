@@ -10,32 +10,36 @@ from torchmoor.errors import (
     ApiError,
     MissingCredentials,
     ModelError,
-    ServiceUnavailable,
+    UnexpectedTargetModel,
     UnknownEndpoint,
     UnknownModel,
     WrongModel,
 )
-from torchmoor.proxy.api.dialect import ApiDialect, Explain
-from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY
+from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
 from torchmoor.proxy.api.replies import json_reply, retry_after
-from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.streaming import EventPassEncoder
-from torchmoor.proxy.api.validation import SESSION_ID
-from torchmoor.proxy.dispatch.assignment import ERROR_HEADER
+from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.field_names import (
+    ACCEPT,
+    BACKGROUND,
+    CONTENT_TYPE,
+    ERROR_CODE,
+    OPENAI_REQUEST_ID,
+    SESSION_ID,
+    TARGET_MODEL,
+)
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
+from torchmoor.wire.error_codes import TORCHSERVE_BUSY
 
 PREFIX = b"/v1/"
 INFIX = b"/openai/v1/"
 UNPREFIXED = frozenset((b"/tokenize", b"/detokenize"))  # vLLM's paths; OpenAI has no such operations
-TOO_LARGE = 413
 
-_DROPPED_FIELDS = frozenset(
-    (b"ts_stream_next", CONTINUABLE, b"x-request-id", ERROR_HEADER, headers.BACKGROUND.encode())
-)
+_DROPPED_FIELDS = NOT_FOR_CLIENTS | {OPENAI_REQUEST_ID, ERROR_CODE, BACKGROUND}
 _NEEDS_MODEL_LINE = f"{headers.NEEDS_MODEL}: true\r\n".encode()
 _TIMED_OUT = 504
 # To OpenAI's clients, an instance without memory is one more error to retry.
@@ -60,26 +64,31 @@ class OpenAIDialect(ApiDialect):
     def __init__(self, operation_name: str) -> None:
         self.operation_name = operation_name
 
+    def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:
+        if TARGET_MODEL in request.layout.places and endpoint.settings.multi_model is None:
+            raise UnexpectedTargetModel(endpoint.name)
+
     def added_lines(self, request: Request) -> bytes:
         """Make the handler require `model`, as OpenAI does; on other paths, the same bodies need none."""
         return _NEEDS_MODEL_LINE
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
         """Render OpenAI's error object; a time-out has the status 504, as the proxy is a gateway here."""
-        return openai_error(with_status(error, _TIMED_OUT) if isinstance(error, ModelError) else error, request_id)
+        return openai_error(error, request_id, _TIMED_OUT if isinstance(error, ModelError) else None)
 
     def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         if head.status >= 300:
             return _explain
         lines = (head.line.client_line, head.lines(_DROPPED_FIELDS), b"x-request-id: ", request_id, b"\r\n")
-        is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
+        is_stream = (head.find(CONTENT_TYPE) or b"").startswith(b"text/event-stream")
         return Answer(lines, EventPassEncoder(request_id) if is_stream else None)
 
 
 class ResourceDialect(OpenAIDialect):
     """The resource of a request determines its session, so the session header is not sent on."""
 
-    held_back = frozenset((SESSION_ID, b"accept"))
+    names_sessions_in_header = False
+    held_back = frozenset((SESSION_ID, ACCEPT))
     sent_method = b"POST"
 
     def added_lines(self, request: Request) -> bytes:
@@ -98,7 +107,7 @@ DIALECTS: dict[bytes, OpenAIDialect] = {**COMPLETIONS, **TASKS, **TOKENS, **RESO
 
 
 def _explain(head: AnswerHead, body: bytes) -> ApiError:
-    code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
+    code = (head.find(ERROR_CODE) or b"").decode("latin-1")
     return _HandlerRefusal(head, code, body) if code else _torchserve_error(head.status, body)
 
 
@@ -106,7 +115,6 @@ class _HandlerRefusal(ApiError):
     """The handler's error object, sent on unchanged. code, param: the object's fields."""
 
     def __init__(self, head: AnswerHead, kind: str, body: bytes) -> None:
-        self.status = _STATUS_SHOWN_AS.get(head.status, head.status)
         self.kind = self.code = kind
         self.param: Any = None
         message = "The instance refused the request."
@@ -115,41 +123,36 @@ class _HandlerRefusal(ApiError):
             message, self.code, self.param = str(given["message"]), str(given["code"]), given.get("param")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
-        super().__init__(message)
-        if head.retry_after_s is not None:
-            self.retry_after_s = head.retry_after_s
+        status = _STATUS_SHOWN_AS.get(head.status, head.status)
+        super().__init__(message, status=status, retry_after_s=head.retry_after_s)
 
 
 def _torchserve_error(status: int, body: bytes) -> ApiError:
     if status in TORCHSERVE_BUSY:
-        return ServiceUnavailable("The instance could not take the request. Try again later.")
-    if status == TOO_LARGE:
-        return with_status(ApiError("The request body is longer than the model's limit."), TOO_LARGE)
+        return unavailable.torchserve_busy()
+    if status == 413:
+        return ApiError("The request body is longer than the model's limit.", status=413)
     text = body.decode("utf-8", "replace")[:1000]
-    return with_status(ApiError(f"The instance answered with status {status}: {text}"), 502)
+    return ApiError(f"The instance answered with status {status}: {text}", status=502)
 
 
-def with_status(error: ApiError, status: int) -> ApiError:
-    error.status = status
-    return error
-
-
-def openai_error(error: ApiError, request_id: bytes) -> Reply:
-    """Render an error of the proxy itself."""
+def openai_error(error: ApiError, request_id: bytes, status: int | None = None) -> Reply:
+    """Render an error of the proxy itself. status: in place of the error's."""
+    status = status or error.status
     code: str | None = error.kind
     param: Any = None
     fields: tuple[tuple[bytes, bytes], ...] = ()
     if isinstance(error, AccessDenied):
-        error, code = with_status(error, 401), None if isinstance(error, MissingCredentials) else "invalid_api_key"
+        status, code = 401, None if isinstance(error, MissingCredentials) else "invalid_api_key"
         fields = ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, UnknownEndpoint):
-        error, code = with_status(error, UnknownModel.status), UnknownModel.kind
+        status, code = UnknownModel.status, UnknownModel.kind
     if isinstance(error, UnknownEndpoint | WrongModel):
         param = "model"
     if isinstance(error, _HandlerRefusal):
         code, param = error.code, error.param
     fields = (*fields, *retry_after(error))
-    return _reply(error.status, _object(error.message, error.status, code, param), request_id, fields)
+    return _reply(status, _object(error.message, status, code, param), request_id, fields)
 
 
 def _object(message: str, status: int, code: str | None, param: Any = None) -> dict[str, Any]:
@@ -160,4 +163,4 @@ def _object(message: str, status: int, code: str | None, param: Any = None) -> d
 def _reply(
     status: int, error: dict[str, Any], request_id: bytes, fields: tuple[tuple[bytes, bytes], ...] = ()
 ) -> Reply:
-    return json_reply(status, {"error": error}, ((b"x-request-id", request_id), *fields))
+    return json_reply(status, {"error": error}, ((OPENAI_REQUEST_ID, request_id), *fields))

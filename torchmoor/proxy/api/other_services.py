@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 
 from torchmoor.proxy.api.replies import runtime_error, unknown_operation
+from torchmoor.proxy.http.field_names import AWS_REQUEST_ID, CONTENT_TYPE
 from torchmoor.proxy.http.message import Reply, Request
 
 OWN = frozenset(("sagemaker", "application-autoscaling", "monitoring", "logs"))  # their names in signatures
 _SERVICE = re.compile(rb"Credential=[^,\s]*/([a-z0-9-]{1,40})/aws4_request")
-_XML = (b"content-type", b"text/xml")
+_XML = (CONTENT_TYPE, b"text/xml")
 
 
 def refuse_unknown(request: Request, request_id: bytes) -> Reply:
@@ -25,4 +26,4 @@ def refuse_unknown(request: Request, request_id: bytes) -> Reply:
     message = f"torchmoor does not serve {service}: set {variable} to its own address, or leave AWS_ENDPOINT_URL unset."
     error = f"<Error><Code>UnknownOperationException</Code><Message>{message}</Message></Error>"
     body = error if service == "s3" else f"<ErrorResponse>{error}</ErrorResponse>"
-    return Reply(404, (_XML, (b"x-amzn-requestid", request_id)), f'<?xml version="1.0"?>{body}'.encode())
+    return Reply(404, (_XML, (AWS_REQUEST_ID, request_id)), f'<?xml version="1.0"?>{body}'.encode())

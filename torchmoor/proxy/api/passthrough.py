@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ValidationError
+from torchmoor.errors import ApiError, ModelError, ValidationError
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
-from torchmoor.proxy.api.dialect import ApiDialect
-from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.operation import Operation, find_target_model, stream_deadlines
+from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect
+from torchmoor.proxy.api.operation import Operation, stream_deadlines
 from torchmoor.proxy.api.replies import container_error
-from torchmoor.proxy.api.stream_continuer import CONTINUABLE
-from torchmoor.proxy.api.validation import SESSION_ID, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.field_names import REQUEST_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
@@ -21,8 +19,7 @@ _REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 MAX_OPERATION_BYTES = 65_536
 GRACE_S = 2.0  # after an operation's own time-out, which is reported first
 TIMEOUT_STATUS = 504
-TOO_LARGE_STATUS = 413
-_DROPPED_FIELDS = frozenset((b"ts_stream_next", CONTINUABLE, headers.REQUEST_ID.encode()))
+_DROPPED_FIELDS = NOT_FOR_CLIENTS | {REQUEST_ID}
 
 
 class PassThroughDialect(ApiDialect):
@@ -44,13 +41,13 @@ def defer(
     dispatchers: Dispatchers, request: Request, request_id: bytes, begin: Begin, *, timeout_s: float
 ) -> DeferredReply:
     """Make the call of a container's own operation. timeout_s: of the operation."""
-    too_large = ValidationError(f"The body may have up to {MAX_OPERATION_BYTES} bytes.")
-    too_large.status = TOO_LARGE_STATUS
+    too_large = ValidationError(f"The body may have up to {MAX_OPERATION_BYTES} bytes.", status=413)
     return DeferredReply(
+        dispatchers,
         request,
+        request_id,
         begin,
-        render_error=lambda error: container_error(error, request_id),
-        observe=lambda reply: dispatchers.observe_reply(request, request_id, reply),
+        container_error,
         too_large=too_large,
         max_body_bytes=MAX_OPERATION_BYTES,
         timeout_s=timeout_s + GRACE_S,
@@ -58,50 +55,17 @@ def defer(
 
 
 class PassThrough:
-    """Makes the invocations of these dialects."""
+    """Has these dialects' operation of each endpoint."""
 
     def __init__(self, dispatchers: Dispatchers) -> None:
         self._dispatchers = dispatchers
         settings = dispatchers.settings
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
         self._deadlines = stream_deadlines(settings.timeouts)
-        self._operations = dispatchers.registry.map_served(
+        self.operations = dispatchers.registry.map_served(
             lambda endpoint: self.make_operation(endpoint, PassThroughDialect())
         )
 
     def make_operation(self, endpoint: Endpoint, dialect: PassThroughDialect) -> Operation:
         """Make an operation of an endpoint with a dialect of its own."""
         return Operation(self._dispatchers, endpoint, dialect, self._deadlines, self._max_body_bytes)
-
-    def invoke(
-        self,
-        request: Request,
-        request_id: bytes,
-        endpoint: Endpoint,
-        *,
-        path: bytes | None = None,
-        variant: bytes | None = None,
-        operation: Operation | None = None,
-        model: str | None = None,
-    ) -> Invocation | Reply:
-        """Send the request to `path` of an instance of the endpoint, or to its model; sticky by the session header.
-
-        operation, model: used in place of the endpoint's operation and of the header's model.
-        """
-        try:
-            check_members(request.layout)
-            session = self._dispatchers.sessions.get(endpoint, request.principal, request.find(SESSION_ID))
-            dispatcher = self._dispatchers.choose(endpoint, session, variant or request.find(TARGET_VARIANT))
-            if (request.content_length or 0) > self._max_body_bytes:
-                return container_error(BodyTooLarge(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)
-        except ApiError as error:
-            return container_error(error, request_id)
-        return Invocation(
-            operation or self._operations[endpoint],
-            request,
-            request_id=request_id,
-            dispatcher=dispatcher,
-            session=session,
-            path=path,
-            model=model or find_target_model(request, endpoint),
-        )

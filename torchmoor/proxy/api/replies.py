@@ -8,18 +8,15 @@ from http import HTTPStatus
 
 from torchmoor.errors import AccessDenied, ApiError, ModelError, UnknownOperation
 from torchmoor.proxy.http.call import Call
+from torchmoor.proxy.http.field_names import AWS_REQUEST_ID, CONTENT_TYPE, ERROR_CODE, REQUEST_ID
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.wire import headers as wire
-
-_ERROR = wire.ERROR.encode()
-_REQUEST_ID = wire.REQUEST_ID.encode()
 
 Handler = Callable[[Request, bytes], Call | Reply]
 """Serves a request, which has an id; chosen by method and path only."""
 
 LOOKING = frozenset((b"GET", b"HEAD"))
 
-JSON = (b"content-type", b"application/json")
+JSON = (CONTENT_TYPE, b"application/json")
 
 
 def json_reply(status: int, content: object, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
@@ -29,7 +26,7 @@ def json_reply(status: int, content: object, headers: tuple[tuple[bytes, bytes],
 
 def runtime_error(error: ApiError, request_id: bytes) -> Reply:
     """Render an error that boto3 raises as the exception named by `error.kind`."""
-    headers = ((b"x-amzn-errortype", error.kind.encode()), (b"x-amzn-requestid", request_id))
+    headers = ((b"x-amzn-errortype", error.kind.encode()), (AWS_REQUEST_ID, request_id))
     if isinstance(error, AccessDenied):  # so spelled by AWS's front end, which denies access
         return json_reply(error.status, {"message": error.message}, headers)
     body: dict[str, object] = {"Message": error.message}
@@ -43,7 +40,7 @@ def runtime_error(error: ApiError, request_id: bytes) -> Reply:
 def container_error(error: ApiError, request_id: bytes, *, status: int | None = None) -> Reply:
     """Render an error in the handlers' form, for dialects in which handlers' errors pass unchanged."""
     body = {"error": {"code": error.kind, "message": error.message}}
-    headers = ((_ERROR, error.kind.encode()), (_REQUEST_ID, request_id), *retry_after(error))
+    headers = ((ERROR_CODE, error.kind.encode()), (REQUEST_ID, request_id), *retry_after(error))
     return json_reply(status or error.status, body, headers)
 
 
@@ -64,8 +61,7 @@ def unknown_operation(request: Request) -> UnknownOperation:
 
 def refusal(status: int, message: str, request_id: bytes) -> Reply:
     """Answer bytes that are not a valid request, with HTTP's status and the runtime API's body."""
-    error = ApiError(message)
-    error.status = HTTPStatus(status).value
+    error = ApiError(message, status=HTTPStatus(status).value)
     error.kind = "ValidationError" if status < 500 else "ServiceUnavailable" if status == 503 else "InternalFailure"
     return runtime_error(error, request_id)
 

@@ -17,18 +17,17 @@ from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.async_runtime import DEFAULT_TTL_S
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.dispatch.assignment import NEW_SESSION_ID
 from torchmoor.proxy.dispatch.request_sessions import read_expiry
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import HOLD, PASS_ON, Judgement, NextStep, Outcome
+from torchmoor.proxy.http.field_names import BACKGROUND, NEW_SESSION_ID
 from torchmoor.proxy.http.message import AnswerHead
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.wire import headers, operations
+from torchmoor.wire import operations
 from torchmoor.wire.response_ids import read_response_id
 from torchmoor.wire.session_hash import session_hash
 
-_BACKGROUND = headers.BACKGROUND.encode()
 TIMEOUT_S = 3600.0  # of one attempt; the handler has its own limit of an answer
 CLOSE_TIMEOUT_S = 10.0
 
@@ -76,7 +75,7 @@ class ResponseInvocation(Invocation):
 
     def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Judgement:
         """Hold the answer that names a response in the background until that is queued."""
-        name = head.find(_BACKGROUND)
+        name = head.find(BACKGROUND)
         if name is None or self._is_queued:
             return super().on_answer(head, can_replay=can_replay)
         accepted = Accepted(name.decode("latin-1"), head, self.chosen.instance)

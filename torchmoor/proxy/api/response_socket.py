@@ -17,18 +17,19 @@ from torchmoor.config.websocket import WebSocketSettings
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.affinity_keys import FIELDS, has_header
 from torchmoor.proxy.api.event_messages import EventMessages, error_message
-from torchmoor.proxy.api.validation import INVOCATION_ID, make_note
+from torchmoor.proxy.api.validation import make_note
+from torchmoor.proxy.http.byte_budget import ByteBudget
 from torchmoor.proxy.http.call import Call, MessageRequest, Upgrade
+from torchmoor.proxy.http.field_names import ACCEPT, CONTENT_TYPE, INVOCATION_ID
 from torchmoor.proxy.http.fields import BadMessage, FieldKind
 from torchmoor.proxy.http.head import HeadBook
 from torchmoor.proxy.http.message import Reply, Request, RequestLine
-from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.websocket import accept
 from torchmoor.wire.json_values import BYTES_PER_VALUE, count_values
 
 CREATE = "response.create"
 _HANDSHAKE = b"sec-websocket-"
-_OWN_FIELDS = frozenset((b"content-type", b"accept", b"accept-encoding", INVOCATION_ID))
+_OWN_FIELDS = frozenset((CONTENT_TYPE, ACCEPT, b"accept-encoding", INVOCATION_ID))
 _TOO_OLD = {
     "type": "invalid_request_error",
     "code": "websocket_connection_limit_reached",
@@ -69,7 +70,7 @@ class ResponseSockets:
     def __init__(self, settings: WebSocketSettings) -> None:
         self._settings = settings
         self._heads = HeadBook(make_note)
-        self._budget = ReplayBudget(max_body_bytes=0, max_total_bytes=settings.max_held_bytes)
+        self._budget = ByteBudget(max_total_bytes=settings.max_held_bytes)
         self.num_open = 0
 
     @property
@@ -83,9 +84,7 @@ class ResponseSockets:
         try:
             protocol, accepted = accept(request, self._settings.max_message_bytes)
         except BadMessage as bad:
-            error = ValidationError(bad.message)
-            error.status = bad.status
-            raise error from bad
+            raise ValidationError(bad.message, status=bad.status) from bad
         self.num_open += 1
         return Upgrade(
             protocol,
@@ -114,7 +113,7 @@ class ResponseSocket:
         upgrade: Request,
         handle: Callable[[Request], Call | Reply],
         heads: HeadBook,
-        budget: ReplayBudget,
+        budget: ByteBudget,
         on_close: Callable[[], None],
         *,
         max_values: int,

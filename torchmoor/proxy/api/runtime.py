@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import (
-    BUSY_RETRY_S,
-    START_RETRY_S,
     ApiError,
     BodyTooLarge,
     MissingTargetModel,
@@ -23,29 +21,29 @@ from torchmoor.errors import (
     ValidationError,
 )
 from torchmoor.proxy.api.async_runtime import AsyncOperation
+from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.describe import describe_endpoint
-from torchmoor.proxy.api.dialect import ApiDialect, Explain
-from torchmoor.proxy.api.invocation import TORCHSERVE_BUSY, Invocation
-from torchmoor.proxy.api.operation import Operation, find_target_model, stream_deadlines, whole_deadlines
+from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
+from torchmoor.proxy.api.operation import Operation, stream_deadlines, whole_deadlines
 from torchmoor.proxy.api.replies import LOOKING, Handler, message_of, runtime_error, unknown_operation
-from torchmoor.proxy.api.stream_continuer import CONTINUABLE
 from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
-from torchmoor.proxy.api.validation import (
-    ENDPOINT_NAME,
-    NOT_THERE,
-    SAGEMAKER_ACCEPT,
-    SAGEMAKER_CONTENT_TYPE,
-    SESSION_ID,
-    TARGET_MODEL,
-    TARGET_VARIANT,
-    check_members,
-    not_there,
-)
-from torchmoor.proxy.dispatch.assignment import ERROR_HEADER, NEW_SESSION_ID
+from torchmoor.proxy.api.validation import ENDPOINT_NAME, NOT_THERE, not_there
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.call import Call
+from torchmoor.proxy.http.field_names import (
+    ACCEPT,
+    AWS_REQUEST_ID,
+    CONTENT_TYPE,
+    ERROR_CODE,
+    NEW_SESSION_ID,
+    OPENAI_REQUEST_ID,
+    SAGEMAKER_ACCEPT,
+    SAGEMAKER_CONTENT_TYPE,
+    SESSION_ID,
+    TARGET_MODEL,
+)
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request, status_line
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import error_codes
@@ -57,13 +55,9 @@ _STREAMED = b"invocations-response-stream"
 _ASYNC = b"async-invocations"
 _OPERATIONS = (_WHOLE, _STREAMED, _ASYNC)
 DEFAULT_REGION = "us-east-1"  # if access.region is empty
-_CONTENT_TYPE = b"content-type"
-_REQUEST_ID = b"x-amzn-requestid"
-DROPPED_FIELDS = frozenset(
-    (b"ts_stream_next", CONTINUABLE, b"x-request-id", _REQUEST_ID, SESSION_ID, NEW_SESSION_ID, ERROR_HEADER)
-)
-_REQUEST_ID_START = _REQUEST_ID + b": "
-_DROPPED_FROM_STREAM = DROPPED_FIELDS | {_CONTENT_TYPE}
+DROPPED_FIELDS = NOT_FOR_CLIENTS | {OPENAI_REQUEST_ID, AWS_REQUEST_ID, SESSION_ID, NEW_SESSION_ID, ERROR_CODE}
+_REQUEST_ID_START = AWS_REQUEST_ID + b": "
+_DROPPED_FROM_STREAM = DROPPED_FIELDS | {CONTENT_TYPE}
 _OK = status_line(200)
 _STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
 
@@ -84,13 +78,13 @@ class RuntimeApi:
         )
         self._operations = dispatchers.registry.map_served(self._make_operations)
 
-    def _make_operations(self, endpoint: Endpoint) -> dict[bytes, RuntimeOperation | AsyncOperation]:
+    def _make_operations(self, endpoint: Endpoint) -> dict[bytes, Operation | AsyncOperation]:
         dispatchers, service = self._dispatchers, self._service
-        operations: dict[bytes, RuntimeOperation | AsyncOperation] = {
-            _WHOLE: RuntimeOperation(
+        operations: dict[bytes, Operation | AsyncOperation] = {
+            _WHOLE: Operation(
                 dispatchers, endpoint, RuntimeDialect(self._log_groups), self._whole, self._max_body_bytes
             ),
-            _STREAMED: RuntimeOperation(
+            _STREAMED: Operation(
                 dispatchers, endpoint, StreamDialect(self._log_groups), self._streamed, self._max_body_bytes
             ),
         }
@@ -98,12 +92,14 @@ class RuntimeApi:
             operations[_ASYNC] = AsyncOperation(dispatchers, endpoint, service)
         return operations
 
-    def find_invoke(self, endpoint: Endpoint) -> RuntimeOperation | None:
+    def find_invoke(self, endpoint: Endpoint) -> Operation | None:
         """Return the InvokeEndpoint of an endpoint that is served."""
         operation = self._operations.get(endpoint, {}).get(_WHOLE)
-        return operation if isinstance(operation, RuntimeOperation) else None
+        return operation if isinstance(operation, Operation) else None
 
-    def find_handler(self, method: bytes, path: bytes) -> Handler:
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        if not path.startswith(PREFIX):
+            return None
         if method in LOOKING and b"/" not in path[len(PREFIX) :]:
             return self._describe
         return self._invoke if method == b"POST" else self._refuse_method
@@ -116,14 +112,16 @@ class RuntimeApi:
                 raise unknown_operation(request)
             endpoint = self._get_endpoint(request, name)
             operation = self._operations[endpoint].get(operation_name)
+            if isinstance(operation, Operation):
+                return begin_invocation(operation, request, request_id)
             if operation is None:
                 raise ValidationError(
                     f"Endpoint {endpoint.name} is not an asynchronous endpoint: its EndpointConfig has no "
                     "AsyncInferenceConfig."
                 )
+            return operation.invoke(request, request_id)
         except ApiError as error:
-            return runtime_error(error, request_id)
-        return operation.invoke(request, request_id)
+            return runtime_error(_as_aws_says(error, request_id), request_id)
 
     def _describe(self, request: Request, request_id: bytes) -> Reply:
         try:
@@ -152,43 +150,25 @@ def invoke_path(endpoint: Endpoint) -> bytes:
     return b"%b%b/%b" % (PREFIX, endpoint.name.encode(), _WHOLE)
 
 
-class RuntimeOperation(Operation):
-    """One operation of one endpoint: reads its requests, and makes their invocations."""
-
-    def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
-        dispatchers, endpoint = self.dispatchers, self.endpoint
-        try:
-            places = request.layout.places
-            check_members(request.layout)
-            if request.content_length is not None and request.content_length > self.max_body_bytes:
-                raise BodyTooLarge(self.max_body_bytes)
-            if not NOT_THERE.keys().isdisjoint(places):
-                raise not_there(endpoint.name, places)
-            if TARGET_MODEL not in places:
-                if endpoint.settings.has_many:
-                    raise MissingTargetModel(endpoint.name, request_id.decode())
-            elif endpoint.settings.multi_model is None:
-                raise UnexpectedTargetModel(endpoint.name)
-            session = dispatchers.sessions.get(endpoint, request.principal, request.find(SESSION_ID))
-            variant = request.find(TARGET_VARIANT) if TARGET_VARIANT in places else None
-            dispatcher = dispatchers.choose(endpoint, session, variant)
-        except ApiError as error:
-            dispatchers.count_without_invocation(endpoint, error.status)
-            return runtime_error(_as_aws_says(error, request_id), request_id)
-        model = find_target_model(request, endpoint)
-        return Invocation(self, request, request_id=request_id, dispatcher=dispatcher, session=session, model=model)
-
-
 class RuntimeDialect(ApiDialect):
     """InvokeEndpoint: a success is sent on unchanged, an error is rendered in the API's form."""
 
     operation_name = "InvokeEndpoint"
-    too_large_status = ValidationError.status
     names_variant = True
 
     def __init__(self, log_groups: str) -> None:
         """log_groups: the ARN of the endpoints' log groups, without an endpoint's name."""
         self._log_groups = log_groups
+
+    def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:
+        places = request.layout.places
+        if not NOT_THERE.keys().isdisjoint(places):
+            raise not_there(endpoint.name, places)
+        if TARGET_MODEL not in places:
+            if endpoint.settings.has_many:
+                raise MissingTargetModel(endpoint.name, request_id.decode())
+        elif endpoint.settings.multi_model is None:
+            raise UnexpectedTargetModel(endpoint.name)
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
         if isinstance(error, ModelError):
@@ -211,7 +191,7 @@ class StreamDialect(RuntimeDialect):
     """
 
     operation_name = "InvokeEndpointWithResponseStream"
-    held_back = frozenset((b"accept", SAGEMAKER_ACCEPT))
+    held_back = frozenset((ACCEPT, SAGEMAKER_ACCEPT))
     times_first_chunk = True
 
     def added_lines(self, request: Request) -> bytes:
@@ -223,7 +203,7 @@ class StreamDialect(RuntimeDialect):
         """Render a success as an event stream, whether the instance streams or not."""
         if head.status >= 300:
             return _explain
-        content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
+        content_type = head.find(CONTENT_TYPE) or b"application/octet-stream"
         lines = (
             *answer_lines(_OK, head, _DROPPED_FROM_STREAM, request_id),
             b"%b%b: %b\r\n" % (_STREAM_TYPE_LINE, SAGEMAKER_CONTENT_TYPE, content_type),
@@ -261,29 +241,21 @@ def answer_lines(
 
 
 def _is_text(head: AnswerHead) -> bool:
-    return (head.find(_CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
+    return (head.find(CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
 
 
 def _explain(head: AnswerHead, body: bytes) -> ApiError:
     """Translate a refusal by the handler's code; by status only for TorchServe's own refusals."""
-    status, code = head.status, (head.find(ERROR_HEADER) or b"").decode("latin-1")
+    status, code = head.status, (head.find(ERROR_CODE) or b"").decode("latin-1")
     retry_after_s = head.retry_after_s
-    text = body.decode("utf-8", "replace")
     if code in error_codes.REQUEST_AT_FAULT:
         return ValidationError(message_of(body))
     if code in error_codes.CALLER_AT_LIMIT:
-        return Throttled(message_of(body), retry_after_s=BUSY_RETRY_S if retry_after_s is None else retry_after_s)
+        return Throttled(message_of(body), retry_after_s=retry_after_s)
     if code == error_codes.MODEL_LOADING:
-        return ModelNotReady(message_of(body), retry_after_s=START_RETRY_S if retry_after_s is None else retry_after_s)
-    if code in error_codes.REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
-        return ServiceUnavailable(
-            message_of(body), retry_after_s=BUSY_RETRY_S if retry_after_s is None else retry_after_s
-        )
+        return ModelNotReady(message_of(body), retry_after_s=retry_after_s)
+    if code in error_codes.REFUSED_FOR_NOW or (not code and status in error_codes.TORCHSERVE_BUSY):
+        return ServiceUnavailable(message_of(body), retry_after_s=retry_after_s)
     if not code and status == 413:
         return ValidationError("The request body is longer than the model's limit.")
-    whose = "client" if status < 500 else "server"
-    return ModelError(
-        f'Received {whose} error ({status}) from primary with message "{text}"',
-        original_status=status,
-        original_message=text,
-    )
+    return ModelError(status, body.decode("utf-8", "replace"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchmoor.proxy.dispatch.assignment import CONTENT_TYPE, MAX_REPEATS, Assignment, Resume
+from torchmoor.proxy.dispatch.assignment import MAX_REPEATS, Assignment, Resume
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import Send, Wait
+from torchmoor.proxy.http.field_names import CONTENT_TYPE, CONTINUABLE
 from torchmoor.proxy.http.message import AnswerHead
 from torchmoor.wire import headers
 from torchmoor.wire.continuation import ContinuationRequest, join_request
 
-CONTINUABLE = headers.CONTINUABLE.encode()
 _REPLACED = frozenset((CONTENT_TYPE,))
 _FORMS = (b"multipart/", b"application/x-www-form-urlencoded")  # TorchServe parses such a body
 _LINES = f"content-length: %d\r\ncontent-type: application/octet-stream\r\n{headers.CONTINUATION}: %d\r\n".encode()

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from urllib.parse import unquote
 
 from torchmoor.errors import ApiError
+from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.passthrough import PassThrough
-from torchmoor.proxy.api.replies import container_error, json_reply
+from torchmoor.proxy.api.replies import Handler, container_error, json_reply
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint, Variant
 
 PREFIX = b"/predictions/"
+_METHODS = frozenset((b"POST", b"PUT", b"GET"))
 
 
 class TorchServeApi:
@@ -23,18 +25,22 @@ class TorchServeApi:
         self._dispatchers = dispatchers
         self._pass_through = pass_through
 
-    def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        return self._invoke if path.startswith(PREFIX) and method in _METHODS else None
+
+    def _invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Pass the request on with its path and query as they are."""
         segments = unquote(request.path[len(PREFIX) :].decode("latin-1")).split("/")
+        path = request.path + b"?" + request.query if request.query else request.path
         try:
             found = _find_variant(self._dispatchers.get_endpoints(request), segments[0])
+            if found is None or "." in segments or ".." in segments:
+                return _model_not_found(segments[0])
+            endpoint, variant = found
+            operation = self._pass_through.operations[endpoint]
+            return begin_invocation(operation, request, request_id, path=path, variant=variant.name.encode())
         except ApiError as error:
             return container_error(error, request_id)
-        if found is None or "." in segments or ".." in segments:
-            return _model_not_found(segments[0])
-        endpoint, variant = found
-        path = request.path + b"?" + request.query if request.query else request.path
-        return self._pass_through.invoke(request, request_id, endpoint, path=path, variant=variant.name.encode())
 
 
 def _find_variant(endpoints: Sequence[Endpoint], model: str) -> tuple[Endpoint, Variant] | None:

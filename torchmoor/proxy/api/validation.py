@@ -12,9 +12,30 @@ from dataclasses import dataclass
 from torchmoor.config.launcher import num_form_fields
 from torchmoor.errors import ValidationError
 from torchmoor.proxy.dispatch.api_member import SESSION_ID_MEMBER, Member, header_text, named_member
+from torchmoor.proxy.http.field_names import (
+    ACCEPT,
+    CONTENT_TYPE,
+    CUSTOM_ATTRIBUTES,
+    ENABLE_EXPLANATIONS,
+    FILENAME,
+    INFERENCE_COMPONENT,
+    INFERENCE_ID,
+    INPUT_LOCATION,
+    INVOCATION_ID,
+    INVOCATION_TIMEOUT,
+    OUTPUT_PATH_EXTENSION,
+    OWN_PREFIX,
+    PREFIX_AWARE_ID,
+    REQUEST_TTL,
+    SAGEMAKER_ACCEPT,
+    SAGEMAKER_CONTENT_TYPE,
+    SESSION_ID,
+    TARGET_CONTAINER,
+    TARGET_MODEL,
+    TARGET_VARIANT,
+)
 from torchmoor.proxy.http.fields import FieldNote
 from torchmoor.proxy.http.head import Layout
-from torchmoor.wire import headers
 
 _COMPONENT_NAME = rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$"
 _LOCATION = "^(https|s3)://([^/]+)/?(.*)$"
@@ -57,43 +78,25 @@ def _ascii(name: str) -> Member:
 
 
 ENDPOINT_NAME = named_member("endpointName")
-SESSION_ID = headers.SESSION_ID.encode()
-INFERENCE_ID = headers.INFERENCE_ID.encode()
-TARGET_MODEL = headers.TARGET_MODEL.encode()
-TARGET_VARIANT = headers.TARGET_VARIANT.encode()
-PREFIX_AWARE_ID = headers.PREFIX_AWARE_ID.encode()
-SAGEMAKER_ACCEPT = headers.ACCEPT.encode()
-_CONTAINER = headers.TARGET_CONTAINER.encode()
-_EXPLANATIONS = headers.ENABLE_EXPLANATIONS.encode()
-_COMPONENT = headers.INFERENCE_COMPONENT.encode()
-
-# Members of InvokeEndpointAsync only.
-SAGEMAKER_CONTENT_TYPE = headers.CONTENT_TYPE.encode()
-CUSTOM_ATTRIBUTES = headers.CUSTOM_ATTRIBUTES.encode()
-INPUT_LOCATION = headers.INPUT_LOCATION.encode()
-OUTPUT_PATH_EXTENSION = headers.OUTPUT_PATH_EXTENSION.encode()
-FILENAME = headers.FILENAME.encode()
-REQUEST_TTL = headers.REQUEST_TTL_S.encode()
-INVOCATION_TIMEOUT = headers.INVOCATION_TIMEOUT_S.encode()
 
 # Features of SageMaker's endpoints that are not supported. They are refused: ignoring them would change the answer.
 NOT_THERE = {
-    _CONTAINER: "has one container; leave TargetContainerHostname out.",
-    _EXPLANATIONS: "has no explainer; leave EnableExplanations out.",
-    _COMPONENT: "has no inference components; leave InferenceComponentName out.",
+    TARGET_CONTAINER: "has one container; leave TargetContainerHostname out.",
+    ENABLE_EXPLANATIONS: "has no explainer; leave EnableExplanations out.",
+    INFERENCE_COMPONENT: "has no inference components; leave InferenceComponentName out.",
 }
 
 MEMBERS: dict[bytes, Member | NumberMember] = {
-    b"content-type": _ascii("contentType"),
-    b"accept": _ascii("accept"),
+    CONTENT_TYPE: _ascii("contentType"),
+    ACCEPT: _ascii("accept"),
     SAGEMAKER_ACCEPT: _ascii("accept"),
     CUSTOM_ATTRIBUTES: _ascii("customAttributes"),
     TARGET_MODEL: _printable("targetModel", 1024),
     TARGET_VARIANT: named_member("targetVariant"),
-    _CONTAINER: named_member("targetContainerHostname"),
+    TARGET_CONTAINER: named_member("targetContainerHostname"),
     INFERENCE_ID: _printable("inferenceId", 64),
-    _EXPLANATIONS: Member("enableExplanations", 64, 1, re.compile(rb"[\x20-\x7e]+"), ".*"),
-    _COMPONENT: named_member("inferenceComponentName", pattern=_COMPONENT_NAME),
+    ENABLE_EXPLANATIONS: Member("enableExplanations", 64, 1, re.compile(rb"[\x20-\x7e]+"), ".*"),
+    INFERENCE_COMPONENT: named_member("inferenceComponentName", pattern=_COMPONENT_NAME),
     SESSION_ID: SESSION_ID_MEMBER,
     PREFIX_AWARE_ID: _printable("prefixAwareId", 64),
     SAGEMAKER_CONTENT_TYPE: _ascii("contentType"),
@@ -115,8 +118,6 @@ def not_there(endpoint: str, members: Collection[bytes]) -> ValidationError:
 
 # Never sent on: credentials, and the fields that the proxy writes itself.
 PRIVATE_FIELDS = frozenset((b"authorization", b"cookie", b"x-amz-security-token", INFERENCE_ID))
-OWN_PREFIX = headers.TORCHMOOR_PREFIX.encode()
-INVOCATION_ID = headers.INVOCATION_ID.encode()  # a client's repeated request has the same id
 
 
 def make_note(name: bytes) -> FieldNote:

@@ -21,6 +21,14 @@ from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.dispatch.request_sessions import read_expiry
 from torchmoor.proxy.http.answer import Loss
+from torchmoor.proxy.http.field_names import (
+    CLOSED_SESSION_ID,
+    CONTENT_TYPE,
+    ERROR_CODE,
+    INVOCATION_ID,
+    NEW_SESSION_ID,
+    SESSION_ID,
+)
 from torchmoor.proxy.http.message import AnswerHead, Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.instances.registry import Endpoint
@@ -31,12 +39,6 @@ from torchmoor.wire import error_codes, headers
 from torchmoor.wire.continuation import MARKING
 from torchmoor.wire.session_ids import SessionId
 
-ERROR_HEADER = headers.ERROR.encode()
-SESSION_ID = headers.SESSION_ID.encode()
-INVOCATION_ID = headers.INVOCATION_ID.encode()
-NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
-CLOSED_SESSION_ID = headers.CLOSED_SESSION_ID.encode()
-CONTENT_TYPE = b"content-type"
 LONG_FORM_BYTES = 1024  # shorter forms are cheap for an instance
 MARKING_LINE = f"{headers.CONTINUABLE}: {MARKING}\r\n".encode()
 SESSION_LIMIT_REACHED = error_codes.SESSION_LIMIT_REACHED.encode()
@@ -311,7 +313,7 @@ class Assignment:
 
     def find_session_refusal(self, head: AnswerHead) -> CallerLimited | None:
         """Return the error if an instance refused to open a session because of the caller's limit."""
-        is_refusal = head.status >= 400 and head.find(ERROR_HEADER) == SESSION_LIMIT_REACHED
+        is_refusal = head.status >= 400 and head.find(ERROR_CODE) == SESSION_LIMIT_REACHED
         return self._caller_lease.refuse_session() if is_refusal and self._caller_lease is not None else None
 
     def note_session(self, endpoint: Endpoint, head: AnswerHead) -> None:
@@ -331,7 +333,7 @@ class Assignment:
             if self._caller_lease is not None:
                 self._caller_lease.on_closed((endpoint.name, session.text), session.expires_at)
         elif self._caller_lease is not None:
-            is_lost = head.status >= 400 and head.find(ERROR_HEADER) in SESSION_ENDED
+            is_lost = head.status >= 400 and head.find(ERROR_CODE) in SESSION_ENDED
             self._caller_lease.on_turn((endpoint.name, session.text), is_lost=is_lost)
 
     def _note_opened(self, endpoint: Endpoint, raw: bytes) -> None:

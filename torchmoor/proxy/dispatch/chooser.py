@@ -12,6 +12,7 @@ from typing import Any
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
+from torchmoor.proxy.http.field_names import INVOCATION_ID
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Variant
@@ -19,10 +20,8 @@ from torchmoor.proxy.routing.affinity import Affinity
 from torchmoor.proxy.routing.reasons import SESSION, SESSION_FAILOVER
 from torchmoor.proxy.routing.session_placement import place_of, rendezvous
 from torchmoor.proxy.routing.strategy import StrategyRequest
-from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId
 
-_INVOCATION_ID = headers.INVOCATION_ID.encode()
 MAX_REMEMBERED_OPENINGS = 4096  # clients retry an opening within seconds
 
 
@@ -175,5 +174,5 @@ class Chooser:
 
 def _opening_of(request: Request) -> bytes:
     """Return the key of an opening, the same when its client repeats it; b"" if it has no invocation id."""
-    invocation_id = request.find(_INVOCATION_ID)
+    invocation_id = request.find(INVOCATION_ID)
     return b"%b %b" % (request.principal.encode(), invocation_id) if invocation_id else b""

@@ -132,10 +132,11 @@ class Dispatchers:
         return self._by_endpoint[endpoint]
 
     def count_without_invocation(self, endpoint: Endpoint, status: int) -> None:
-        """Count a request that has no invocation."""
-        metrics = self.first(endpoint).metrics
-        metrics.invocations += 1
-        metrics.count_status(status, status)
+        """Count a request that has no invocation; an endpoint that was deleted meanwhile has no counts."""
+        if endpoint in self._by_endpoint:
+            metrics = self.first(endpoint).metrics
+            metrics.invocations += 1
+            metrics.count_status(status, status)
 
     def first(self, endpoint: Endpoint) -> Dispatcher:
         """Return the dispatcher whose metrics count requests that are refused before their variant is known."""

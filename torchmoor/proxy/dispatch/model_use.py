@@ -11,12 +11,10 @@ from time import monotonic
 from torchmoor.errors import ModelNotReady
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
+from torchmoor.proxy.http.field_names import ERROR_CODE, MODEL_CACHE, MODEL_LOAD_MS
 from torchmoor.proxy.http.message import AnswerHead
-from torchmoor.wire import error_codes, headers
+from torchmoor.wire import error_codes
 
-_CACHE = headers.MODEL_CACHE.encode()  # the tier in which the handler had the model when the request came
-_LOAD_MS = headers.MODEL_LOAD_MS.encode()  # how long the request waited for its model
-_ERROR = headers.ERROR.encode()
 _IN_MEMORY = frozenset((b"hit", b"host"))
 _NOT_LOADED = frozenset(code.encode() for code in error_codes.MODEL_NOT_LOADED)
 
@@ -46,12 +44,12 @@ class ModelUse:
         if head.status < 300:
             self._count(head, sent_at)
             self._models.loaded(self.name, instance)
-        elif head.find(_ERROR) in _NOT_LOADED:
+        elif head.find(ERROR_CODE) in _NOT_LOADED:
             self._models.failed(self.name, instance)
 
     def _count(self, head: AnswerHead, sent_at: float) -> None:
         """Count a hit or the wait for the model: as the handler reports it, else as the proxy saw it."""
-        found, load_ms = head.find(_CACHE), head.find_number(_LOAD_MS)
+        found, load_ms = head.find(MODEL_CACHE), head.find_number(MODEL_LOAD_MS)
         if self._was_held if found is None else found in _IN_MEMORY:
             self._metrics.model_hits += 1
         else:

@@ -9,9 +9,9 @@ from typing import Any
 
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.http.call import Outcome
+from torchmoor.proxy.http.field_names import ERROR_CODE
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Variant
-from torchmoor.wire import headers
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import SessionId
 
@@ -19,7 +19,6 @@ MAX_PATH = 256  # bytes of a request's path
 _RESOURCES = ("responses", "conversations", "files")  # of OpenAI's API
 _NAMES = {"compact", "input_tokens", "input_items", "cancel", "items", "content"}  # all other parts are ids
 _ERROR_KIND = b"x-amzn-errortype"
-_ERROR_HEADER = headers.ERROR.encode()
 _WORDS = {outcome: outcome.value for outcome in Outcome}
 
 
@@ -114,7 +113,7 @@ def record_reply(request: Request, request_id: bytes, reply: Reply, now: float) 
     """Record a request that the proxy answers itself. now: monotonic seconds."""
     record = begin_record(request, request_id, Outcome.ANSWERED, now)
     fields = dict(reply.headers)
-    kind = fields.get(_ERROR_KIND) or fields.get(_ERROR_HEADER)
+    kind = fields.get(_ERROR_KIND) or fields.get(ERROR_CODE)
     record.status = reply.status
     record.error_type = None if kind is None else kind.decode("latin-1")
     record.num_bytes_in = request.content_length or 0

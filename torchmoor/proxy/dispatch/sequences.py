@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import time
 
+from torchmoor.proxy.http.field_names import SEQUENCE_START, SESSION_ID
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId, mint
 
 # in lower case; never sent on from clients
-SEQUENCE_FIELDS = frozenset((headers.SESSION_ID.encode(), headers.SEQUENCE_START.encode()))
+SEQUENCE_FIELDS = frozenset((SESSION_ID, SEQUENCE_START))
 _ID_LINE = f"{headers.SEQUENCE_ID}: ".encode()  # TorchServe compares the names of fields with their case
 _START_LINE = f"{headers.SEQUENCE_START}: true\r\n".encode()
 

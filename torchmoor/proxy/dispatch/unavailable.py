@@ -63,3 +63,8 @@ def no_descriptor() -> ServiceUnavailable:
 def instance_lost() -> ServiceUnavailable:
     """Return the answer to a request whose instance is gone and that may not be sent again."""
     return ServiceUnavailable("The instance that was to answer is gone. Try again later.")
+
+
+def torchserve_busy() -> ServiceUnavailable:
+    """Return the answer to a request that TorchServe itself has refused (see wire/error_codes.py)."""
+    return ServiceUnavailable("The instance could not take the request. Try again later.")

@@ -11,9 +11,9 @@ from time import monotonic
 
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.observation import complete_record
-from torchmoor.proxy.api.runtime import DROPPED_FIELDS, RuntimeOperation, answer_lines
-from torchmoor.proxy.api.stream_continuer import CONTINUABLE
-from torchmoor.proxy.dispatch.assignment import CLOSED_SESSION_ID, INVOCATION_ID, NEW_SESSION_ID, marking_line
+from torchmoor.proxy.api.operation import Operation
+from torchmoor.proxy.api.runtime import DROPPED_FIELDS, answer_lines
+from torchmoor.proxy.dispatch.assignment import marking_line
 from torchmoor.proxy.dispatch.callers import CallerLease, Callers
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.observer import Observer
@@ -22,6 +22,7 @@ from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import Outcome, Target
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.fast_path import FastClient
+from torchmoor.proxy.http.field_names import CLOSED_SESSION_ID, CONTINUABLE, INVOCATION_ID, NEW_SESSION_ID
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.http.upstream import UpstreamConnection
@@ -40,7 +41,7 @@ class FastOperation:
     end_of_turn, end_of_other: of the heads that instances get, with a session and without.
     """
 
-    def __init__(self, operation: RuntimeOperation, means: HttpMeans) -> None:
+    def __init__(self, operation: Operation, means: HttpMeans) -> None:
         dispatchers = operation.dispatchers
         self.operation = operation
         self.means = means

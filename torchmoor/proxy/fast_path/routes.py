@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.web_pages import ORIGIN, SITE, WebPageGuard
-from torchmoor.proxy.api.runtime import RuntimeApi, RuntimeOperation, invoke_path
-from torchmoor.proxy.api.validation import NOT_THERE, SESSION_ID, TARGET_MODEL, TARGET_VARIANT
+from torchmoor.proxy.api.operation import Operation
+from torchmoor.proxy.api.runtime import RuntimeApi, invoke_path
+from torchmoor.proxy.api.validation import NOT_THERE
 from torchmoor.proxy.dispatch.assignment import weigh_body
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -18,6 +19,7 @@ from torchmoor.proxy.dispatch.request_sessions import SESSION_KEY
 from torchmoor.proxy.fast_path.request import FastOperation, FastRequest
 from torchmoor.proxy.http.arriving import source_of
 from torchmoor.proxy.http.fast_path import FastClient
+from torchmoor.proxy.http.field_names import SESSION_ID, TARGET_MODEL, TARGET_VARIANT
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.registry import Endpoint
@@ -81,7 +83,7 @@ class FastRoutes:
 class FastRoute:
     """The checks of an operation's requests."""
 
-    def __init__(self, operation: RuntimeOperation, means: HttpMeans, gate: Gate | None) -> None:
+    def __init__(self, operation: Operation, means: HttpMeans, gate: Gate | None) -> None:
         self._gate = gate
         self._callers = operation.dispatchers.callers
         self._shared = shared = FastOperation(operation, means)

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import partial
 
 from torchmoor.proxy.http.bounded_cache import BoundedCache
-from torchmoor.wire import headers
+from torchmoor.proxy.http.field_names import AWS_REQUEST_ID, INFERENCE_ID, INVOCATION_ID, OPENAI_REQUEST_ID, REQUEST_ID
 
 MAX_KEPT_LINES = 4096  # lines in a field table, which is emptied when it is full
 MAX_KEPT_NAMES = 4096  # likewise
@@ -30,8 +30,8 @@ _NO_OPTIONS: frozenset[bytes] = frozenset()
 _NOT_KEPT = frozenset(
     (
         *(b"authorization", b"cookie", b"proxy-authorization", b"x-amz-security-token"),
-        *(headers.INVOCATION_ID.encode(), b"amz-sdk-request", b"x-amzn-requestid", b"x-request-id"),
-        *(b"traceparent", b"x-amzn-trace-id", headers.REQUEST_ID.encode(), headers.INFERENCE_ID.encode()),
+        *(INVOCATION_ID, b"amz-sdk-request", AWS_REQUEST_ID, OPENAI_REQUEST_ID),
+        *(b"traceparent", b"x-amzn-trace-id", REQUEST_ID, INFERENCE_ID),
     )
 )
 

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchmoor.proxy.http.byte_budget import ByteBudget
 from torchmoor.proxy.http.spool import SpooledBody
 
 
 @dataclass(kw_only=True)
-class ReplayBudget:
-    """Limits the bytes of bodies that are kept for another attempt, over all requests."""
+class ReplayBudget(ByteBudget):
+    """Limits the bytes that are kept to send requests again: of each body, and of all."""
 
     max_body_bytes: int
-    max_total_bytes: int
-    used_bytes: int = 0
-
-    def try_take(self, num_bytes: int) -> bool:
-        """Count bytes as kept, or refuse."""
-        if self.used_bytes + num_bytes > self.max_total_bytes:
-            return False
-        self.used_bytes += num_bytes
-        return True
-
-    def give_back(self, num_bytes: int) -> None:
-        """Count bytes as no longer kept."""
-        self.used_bytes -= num_bytes
 
 
 SENT_ONCE = ReplayBudget(max_body_bytes=-1, max_total_bytes=0)  # keeps nothing

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchmoor.proxy.api import validation as members
 from torchmoor.proxy.api.reference import schemas
 from torchmoor.proxy.api.reference.route import (
     EMPTY_ANSWER,
@@ -19,6 +18,7 @@ from torchmoor.proxy.api.reference.route import (
     post,
     streamed,
 )
+from torchmoor.proxy.http import field_names as members
 
 _FRAMES = "application/vnd.amazon.eventstream"
 _FORMS = (JSON, "text/plain", "application/octet-stream")
