@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.proxy.conftest import NO_PROBES, Stage
-from tests.proxy.fake_instance import Gate
+from tests.proxy.fake_instance import Gate, Received, Wire, refusing
 from tests.proxy.fake_many import FakeFleet, FakeMany
 from tests.waiting import wait_until
 from torchmoor.config.container import ContainerSettings
@@ -102,6 +102,34 @@ def test_loaded_model_cannot_be_loaded_again(container: Container) -> None:
 
     assert (status, told["error"]["code"]) == (409, "ModelLoaded")
     assert container.names() == [NAME]
+
+
+def test_loaded_model_serves_while_it_is_loaded_again(container: Container) -> None:
+    """It keeps its url if the instance refuses, and if the instance gives no answer or fails."""
+    container.load()
+    [home] = container.homes
+    row = container.call("GET", f"/models/{NAME}")
+    fake, gate = container.many[home].fake, Gate()
+    operate = fake.on_operation
+
+    async def operate_late(request: Received, wire: Wire) -> None:
+        if request.headers["x-torchmoor-operation"] == "models":
+            await gate.pass_through()
+        await operate(request, wire)
+
+    fake.on_operation = operate_late
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(container.load, NAME, "/opt/ml/models/other/model")
+        gate.wait_reached()
+        invoked = container.call("POST", f"/models/{NAME}/invoke", {})
+        gate.open()
+        assert again.result()[0] == 409
+
+    assert invoked == (200, {"model": NAME, "instance": home})
+    assert container.call("GET", f"/models/{NAME}") == row
+    fake.on_operation = refusing(500, "InternalError", "no")
+    assert container.load()[0] == 500
+    assert container.call("GET", f"/models/{NAME}") == row
 
 
 def test_model_that_is_being_loaded_is_not_loaded_twice(container: Container) -> None:

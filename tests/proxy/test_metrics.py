@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from tests.proxy.conftest import Stage
-from tests.proxy.fake_instance import refusing, streaming
+from tests.proxy.fake_instance import answering, refusing, streaming
 from torchmoor.config.container import ContainerSettings
 
 # CONTRACT section 7, of endpoints with one model and without GPUs.
@@ -80,6 +80,21 @@ def test_first_chunk_is_split_into_the_models_time_and_ours(stage: Stage) -> Non
     assert [value(found, name, f"{name}_count") for name in names] == [1, 1, 1]
     assert total == pytest.approx(model + overhead)
     assert 0 < model <= total
+
+
+def test_first_chunk_of_every_api_is_timed(stage: Stage) -> None:
+    """Streams of OpenAI's APIs and of paths that are passed on count, whole answers do not."""
+    behave = streaming([b"data: 1\n\n", b"data: [DONE]\n\n"], "text/event-stream")
+    stage.a.behave = stage.b.behave = behave
+    body = {"model": "llava", "messages": [], "stream": True}
+    for path in ("/v1/chat/completions", "/predictions/llava", "/endpoints/llava/invocations"):
+        assert requests.post(f"{stage.proxy.runtime_url}{path}", json=body, timeout=10).status_code == 200
+    stage.a.behave = stage.b.behave = answering()
+    for path in ("/v1/chat/completions", "/predictions/llava"):
+        assert requests.post(f"{stage.proxy.runtime_url}{path}", json=body, timeout=10).status_code == 200
+
+    # InvokeEndpoint is not a streaming operation, whatever the instance sends.
+    assert value(scrape(stage), "FirstChunkLatency", "FirstChunkLatency_count") == 2
 
 
 def test_invocations_are_shared_among_instances(stage: Stage) -> None:

@@ -125,7 +125,7 @@ class ContainerModelsApi:
             raise TooManyModels(f"{self._settings.max_models} models are loaded; unload some first.")
         # The instance of a loaded model answers 409, or loads the model again if it has lost it.
         home = None if known is None else self._dispatchers.registry.find(known.instance)
-        self._load_at(order, name, url, home or self._choose(name, frozenset()), frozenset())
+        self._load_at(order, name, url, home or self._choose(name, frozenset()), frozenset(), known)
 
     def _choose(self, name: str, tried: frozenset[str]) -> Instance:
         dispatcher = self._dispatchers.first(self._endpoint)
@@ -136,15 +136,26 @@ class ContainerModelsApi:
             raise ServiceUnavailable("No instance is ready to load the model. Try again later.")
         return pick.instance
 
-    def _load_at(self, order: DeferredReply, name: str, url: str, instance: Instance, tried: frozenset[str]) -> None:
-        model = self._models[name] = LoadedModel(url, instance.name)
+    def _load_at(
+        self,
+        order: DeferredReply,
+        name: str,
+        url: str,
+        instance: Instance,
+        tried: frozenset[str],
+        known: LoadedModel | None = None,
+    ) -> None:
+        """Load a model. known: the model of this name that is loaded; requests for it go on meanwhile."""
+        model = LoadedModel(url, instance.name)
+        current = self._models[name] = known or model
 
         def on_done(answer: OperationAnswer | None) -> None:
-            if self._models.get(name) is not model:  # the instance has lost its memory meanwhile
+            if self._models.get(name) is not current:  # the instance has lost its memory meanwhile
                 answer = None
-            elif answer is not None and answer.status in (200, 409):
+            elif answer is not None and (answer.status == 200 or (answer.status == 409 and known is None)):
+                self._models[name] = model
                 model.is_ready = True
-            else:
+            elif known is None or (answer is not None and answer.status == NO_ROOM):
                 del self._models[name]
             if answer is not None and answer.status == NO_ROOM:
                 try:
@@ -156,7 +167,12 @@ class ContainerModelsApi:
             _answer(order, answer, _row(name, model))
 
         body: dict[str, object] = {operations.ACTION: operations.LOAD, operations.MODEL: name, operations.URL: url}
-        self._start(instance, body, on_done, lambda: self._models.pop(name))
+
+        def undo() -> None:
+            if known is None:
+                del self._models[name]
+
+        self._start(instance, body, on_done, undo)
 
     def _unload(self, order: DeferredReply, name: str) -> None:
         """Start to unload a model. Raises ApiError."""

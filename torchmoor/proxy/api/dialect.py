@@ -23,16 +23,14 @@ class ApiDialect(Protocol):
 
     operation_name: for the access log, traces and decisions. names_sessions_in_header: a request's session header names
     its session. names_sessions_in_body: a request without that header may name one in its body. held_back: names of
-    fields that are not sent on, besides those that never are. times_first_chunk: metrics have the time to the first
-    chunk of its answers. sent_method: of all requests to instances; empty for the client's own. names_variant: its
-    answers name the variant that gave them.
+    fields that are not sent on, besides those that never are. sent_method: of all requests to instances; empty for the
+    client's own. names_variant: its answers name the variant that gave them.
     """
 
     operation_name: str
     names_sessions_in_header: bool = True
     names_sessions_in_body: bool = True
     held_back: frozenset[bytes] = frozenset()
-    times_first_chunk: bool = False
     sent_method: bytes = b""
     names_variant: bool = False
 
@@ -47,6 +45,10 @@ class ApiDialect(Protocol):
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
         """Render an error."""
         ...
+
+    def is_stream(self, head: AnswerHead) -> bool:
+        """Return whether an answer is a stream, of which metrics have the time to the first chunk."""
+        return False
 
     def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         """Render the answer's head and choose its encoder, or say how a refusal is explained."""

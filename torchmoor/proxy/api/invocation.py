@@ -259,7 +259,7 @@ class Invocation:
         if not isinstance(answer, Answer):
             return ReadRefusal(partial(self._fail_with, answer, head))
         answer.lines += (chosen.runtime_lines if dialect.names_variant else chosen.answer_lines,)
-        if dialect.times_first_chunk:
+        if dialect.is_stream(head):
             answer.on_body = self._note_first_chunk
         self._status = head.status
         if self._observation is not None:

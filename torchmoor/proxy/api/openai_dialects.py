@@ -80,8 +80,10 @@ class OpenAIDialect(ApiDialect):
         if head.status >= 300:
             return _explain
         lines = (head.line.client_line, head.lines(_DROPPED_FIELDS), b"x-request-id: ", request_id, b"\r\n")
-        is_stream = (head.find(CONTENT_TYPE) or b"").startswith(b"text/event-stream")
-        return Answer(lines, EventPassEncoder(request_id) if is_stream else None)
+        return Answer(lines, EventPassEncoder(request_id) if self.is_stream(head) else None)
+
+    def is_stream(self, head: AnswerHead) -> bool:
+        return (head.find(CONTENT_TYPE) or b"").startswith(b"text/event-stream")
 
 
 class ResourceDialect(OpenAIDialect):

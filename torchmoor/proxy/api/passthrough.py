@@ -36,6 +36,9 @@ class PassThroughDialect(ApiDialect):
         lines = head.lines(_DROPPED_FIELDS)
         return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, b"\r\n"))
 
+    def is_stream(self, head: AnswerHead) -> bool:
+        return head.status < 300 and head.layout.length is None
+
 
 def defer(
     dispatchers: Dispatchers, request: Request, request_id: bytes, begin: Begin, *, timeout_s: float

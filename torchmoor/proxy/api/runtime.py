@@ -192,7 +192,9 @@ class StreamDialect(RuntimeDialect):
 
     operation_name = "InvokeEndpointWithResponseStream"
     held_back = frozenset((ACCEPT, SAGEMAKER_ACCEPT))
-    times_first_chunk = True
+
+    def is_stream(self, head: AnswerHead) -> bool:
+        return True
 
     def added_lines(self, request: Request) -> bytes:
         """Render the model's own Accept."""
