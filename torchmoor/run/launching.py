@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, LaunchSettings
+from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ArchiveContents, archive_name, built_in
 from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.torchserve import TorchServeSettings
@@ -17,6 +19,7 @@ from torchmoor.fleet.torchserve import TorchServeSettings
 SESSION_KEYS = "TORCHMOOR_SESSION_KEYS"
 JOURNAL_URL = "TORCHMOOR_HANDLER_JOURNAL_URL"
 JAVA_HOME = "TORCHMOOR_JAVA_HOME"
+SESSION_KEYS_FILE = "session-keys"  # in the run directory
 CHECKOUT = Path(__file__).resolve().parents[2]
 STORE = "model_store"
 
@@ -50,6 +53,26 @@ def run_directory(launch: LaunchSettings) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # it has the instances' logs
             run_dir.rmdir()
+
+
+def find_session_keys(run_dir: Path, *, is_kept: bool) -> str:
+    """Return the session keys of the environment, or of the run directory, or new ones.
+
+    is_kept: write new ones into the run directory, so that the next fleet there continues the sessions of a journal.
+    Raises ConfigError.
+    """
+    given = os.environ.get(SESSION_KEYS)
+    new = f"k0:{secrets.token_hex(32)}"
+    if given or not is_kept:
+        return given or new
+    path = run_dir / SESSION_KEYS_FILE
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(new)
+        return path.read_text().strip() or new
+    except OSError as error:
+        raise ConfigError(f"cannot keep the session keys in {path}: {error.strerror or error}") from error
 
 
 def make_supervision_settings(

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import logging
 import os
-import secrets
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -41,6 +40,7 @@ from torchmoor.run.launching import (
     SESSION_KEYS,
     find_archive,
     find_model_store,
+    find_session_keys,
     make_supervision_settings,
     run_directory,
 )
@@ -69,7 +69,8 @@ async def _run_in(
     run_dir: Path, options: UpSettings, report: Callable[[str], None], announce: Callable[[str], None], *, is_open: bool
 ) -> None:
     scaling = options.variant_scaling()
-    keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
+    outlives = options.journal not in (None, "off")  # the sessions outlive the fleet
+    keys = find_session_keys(run_dir, is_kept=outlives and bool(options.launch.run_dir))
     check_environment(options, os.environ)
     many = many_environment(options.endpoints, options.models, os.environ)
     checkpoints = find_checkpoints(options)
@@ -118,6 +119,8 @@ async def _run_in(
         await stack.enter_async_context(kept)
         if options.journal != "off":
             await asyncio.to_thread(warn_of_journal, journal, report)
+        if outlives and not (options.launch.run_dir or os.environ.get(SESSION_KEYS)):
+            report(f"sessions end with this fleet, which has new keys: name a --run-dir, or set {SESSION_KEYS}")
         control: LaunchingPlane | None = None
         if settings.control.is_on:
             control = LaunchingPlane(

@@ -144,7 +144,24 @@ def test_an_operators_own_journal_stays(
     serve(options.replace(journal=(tmp_path / "run" / "journal").as_uri()))
 
     assert event.exists()
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["journal", "session-keys"]
+
+
+def test_keys_of_an_operators_own_journal_are_kept(
+    options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """The next fleet of the run directory continues the journal's sessions. Nobody else may read the keys."""
+    journaled = options.replace(journal=(tmp_path / "journal").as_uri())
+
+    serve(journaled)
+    first = environments["llava-0"][up.SESSION_KEYS]
+    serve(journaled)
+
+    assert environments["llava-0"][up.SESSION_KEYS] == first
+    assert (tmp_path / "run" / "session-keys").stat().st_mode & 0o777 == 0o600
+    _, reported = serve(journaled.replace(launch=options.launch.replace(run_dir="")))
+    assert any("sessions end with this fleet" in line for line in reported)
+    assert environments["llava-0"][up.SESSION_KEYS] != first
 
 
 def test_a_journal_that_does_not_answer_is_reported_at_the_start(
