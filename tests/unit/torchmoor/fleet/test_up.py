@@ -150,7 +150,7 @@ def test_an_operators_own_journal_stays(
 def test_keys_of_an_operators_own_journal_are_kept(
     options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    """The next fleet of the run directory continues the journal's sessions. Nobody else may read the keys."""
+    """The next fleet of the run directory continues the journal's sessions. Only their owner may read the keys."""
     journaled = options.replace(journal=(tmp_path / "journal").as_uri())
 
     serve(journaled)
