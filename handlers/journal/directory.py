@@ -270,7 +270,7 @@ class DirectoryJournal(StoredJournal):
     def _read_close(self, session_id: str) -> Event:
         """Read the record of a closed session. Raises FileNotFoundError."""
         data = files.read(self._folder(session_id) / CLOSED, self._settings.max_event_bytes)
-        return self._codec.decode_close(data, session_id)
+        return self._codec.decode(data, session_id)
 
     def _make_folder(self, session_id: str) -> Path:
         folder = self._folder(session_id)

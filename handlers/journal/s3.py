@@ -108,10 +108,7 @@ class S3Journal(StoredJournal):
     def get_image(self, session_id: str, image: str) -> bytes:
         check_image_name(image)
         folder, max_bytes = self._session(session_id), self._settings.max_image_bytes
-        data = self._images.get(folder, image, max_bytes)
-        if data is None:  # older versions have stored it with its session
-            data = self._objects.get(f"{folder}images/{image}", max_bytes)
-        return check_image(image, data)
+        return check_image(image, self._images.get(folder, image, max_bytes))
 
     def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
         """Write a part. One that replaces another counts beside it until the next measurement."""
@@ -162,7 +159,7 @@ class S3Journal(StoredJournal):
 
     def _release(self, session_id: str, keys: list[str]) -> int:
         """Delete a session's images and its KV cache. keys: of its objects. Return the images' bytes."""
-        self._objects.delete([key for key in keys if self._kind(key) in ("images", KV)])
+        self._objects.delete([key for key in keys if self._kind(key) == KV])
         return self._images.release(session_id, [key for key in keys if self._kind(key) == "pictures"])
 
     def claim(self, name: str, value: str) -> str:

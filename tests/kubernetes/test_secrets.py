@@ -18,7 +18,7 @@ import redis
 import yaml
 from click.testing import CliRunner
 
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 from tests.kubernetes.manifests import Overlay, copy_with_secrets, read_secret
@@ -179,7 +179,7 @@ def test_a_journal_works_with_its_user_s_rights(demo: Overlay, valkey: int) -> N
     assert journal.read(SESSION) == [event]
     assert journal.get_image(SESSION, image) == b"picture"
     assert journal.claim("name", SESSION) == SESSION
-    journal.close(SESSION, CLOSE)
+    journal.close(SESSION, Event(kind="close"))
     journal.sweep(int(time.time()))
     journal.delete(SESSION)
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
 from handlers.journal.journal import ANYONE, JournalFull, OwnerFull, owner_key
 from handlers.settings import JournalSettings
-from tests.unit.handlers.journal_stores import Store, new_id, turn
+from tests.unit.handlers.journal_stores import CLOSE, Store, new_id, turn
 from tests.unit.handlers.test_chat_service import data_url
 
 ALICE, BOB = owner_key("llava", "alice"), owner_key("llava", "bob")

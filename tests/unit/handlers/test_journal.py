@@ -12,11 +12,12 @@ import pytest
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
 from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import ANYONE, NO_KEYS
 from handlers.requests import Caller
 from handlers.settings import JournalSettings
+from tests.unit.handlers.journal_stores import CLOSE
 from tests.unit.handlers.test_chat_service import Hold, data_url, features_bytes, holds_nothing, question, reply_of
 from tests.waiting import wait_until
 
@@ -749,13 +750,3 @@ def test_of_two_closes_at_once_one_is_answered_with_success(
 
     assert errors == ["None", "SessionClosed"]
     assert client.service.status()["sessions"]["closed"] == 1
-
-
-def test_a_session_that_an_older_version_closed_stays_closed(two_workers: Any, tmp_path: Path) -> None:
-    """Its record is empty and names no request, so that each close learns that the session was closed."""
-    first, second = two_workers
-    sid = first.open()
-    (tmp_path / "journal" / sid / "closed").write_bytes(b"")
-
-    assert second.call(close_request(sid), headers=invocation("c1")).error == "SessionClosed"
-    assert second.ask(sid, "what?").wait().error == "SessionClosed"

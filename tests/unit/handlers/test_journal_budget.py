@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
 from handlers.journal.journal import JournalFull
 from handlers.settings import JournalSettings
+from tests.unit.handlers.journal_stores import CLOSE
 
 SHORT = {"parameters": {"max_new_tokens": 12}}
 BLOCK_BYTES = 4096

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handlers.journal import directory_lists, redis, redis_scripts, s3, s3_objects
-from handlers.journal.event import CLOSE, DamagedRecord, Event, EventTooLarge, image_hash
+from handlers.journal.event import DamagedRecord, Event, EventTooLarge, image_hash
 from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import (
     ANYONE,
@@ -29,7 +29,7 @@ from handlers.journal.journal import (
 )
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
-from tests.unit.handlers.journal_stores import HOURS_S, Store, new_id, turn
+from tests.unit.handlers.journal_stores import CLOSE, HOURS_S, Store, new_id, turn
 from tests.waiting import wait_until
 
 SECRET = "text that must not remain in the store"

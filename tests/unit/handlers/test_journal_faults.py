@@ -19,7 +19,7 @@ from handlers.journal import directory, redis_scripts, s3_objects
 from handlers.journal import s3 as s3_journal
 from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
 from handlers.journal.journal import EventTaken, Journal
 from handlers.journal.redis import RedisJournal
 from handlers.journal.redis_scripts import RedisScripts
@@ -28,6 +28,7 @@ from handlers.journal.s3_objects import MAX_CONFLICTS
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 from tests.servers import BUCKET, LossyProxy, RedisServer, S3Server, run_redis, run_silent_server
+from tests.unit.handlers.journal_stores import CLOSE
 
 PASSWORD = "S3cr3t"
 

@@ -80,20 +80,6 @@ def test_a_session_ends_and_another_worker_knows(store: Store) -> None:
     assert signed(store).read(sid) == [close]
 
 
-def test_events_of_versions_before_signatures_are_read_by_a_setting(store: Store) -> None:
-    """For the update of a fleet: what is written then is signed."""
-    journal, sid = signed(store, read_unsigned=True), new_id()
-    store.journal.append(sid, 0, OPENING)
-
-    assert journal.read(sid) == [OPENING]
-    with pytest.raises(DamagedRecord):
-        signed(store).read(sid)
-    journal.append(sid, 1, Event(kind="turn", question="q", answer="a"))
-    assert [event.kind for event in signed(store).read(sid, 1)] == ["turn"]
-    with pytest.raises(DamagedRecord):
-        EventCodec(JournalSettings(read_unsigned=True), KEYS).decode(encode(sid, OTHER_KEYS), sid)
-
-
 def test_a_worker_whose_keys_have_changed_reads_no_event_of_before(store: Store) -> None:
     """The key of the session's id is the one that counts, also after the fleet has got a new first key."""
     sid = new_id()

@@ -11,12 +11,12 @@ import pytest
 
 from handlers.journal import s3 as s3_journal
 from handlers.journal import s3_objects
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
 from handlers.journal.journal import owner_key
 from handlers.journal.s3 import S3Journal
 from handlers.settings import JournalSettings
 from tests.servers import BUCKET, S3Server
-from tests.unit.handlers.journal_stores import new_id, turn
+from tests.unit.handlers.journal_stores import CLOSE, new_id, turn
 
 pytestmark = pytest.mark.s3
 ALICE = owner_key("llava", "alice")

@@ -14,10 +14,10 @@ import pytest
 
 from handlers.journal import redis_scripts, s3_objects
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.event import CLOSE, Event, image_hash
+from handlers.journal.event import Event, image_hash
 from handlers.journal.journal import Journal, owner_key
 from handlers.settings import JournalSettings
-from tests.unit.handlers.journal_stores import HOURS_S, Store, new_id
+from tests.unit.handlers.journal_stores import CLOSE, HOURS_S, Store, new_id
 
 ALICE, BOB = owner_key("llava", "alice"), owner_key("llava", "bob")
 
@@ -109,18 +109,6 @@ def test_sessions_with_one_picture_come_and_go_at_once(store: Store) -> None:
     assert store.dump().count(data) == 0
 
 
-def test_a_session_of_an_older_version_keeps_its_pictures(store: Store) -> None:
-    """They are stored with the session, are read from there, and go with it."""
-    data, sid = new_picture(), new_id()
-    store.journal.append(sid, 0, Event(kind="open", images=(image_hash(data),)))
-    store.keep_image(sid, image_hash(data), data)
-
-    assert store.journal.get_image(sid, image_hash(data)) == data
-    store.journal.close(sid, CLOSE)
-
-    assert store.dump().count(data) == 0
-
-
 def test_no_request_reads_what_other_sessions_have(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """An opening, a turn and a close list names of the session itself and of its picture only."""
     data, places = new_picture(), []
@@ -172,7 +160,7 @@ def test_a_directory_on_a_file_system_with_few_links(tmp_path: Path, monkeypatch
 KILLED = """
 import os, socket, sys
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 
@@ -202,7 +190,7 @@ def run(old, new):
     for data in (shared.encode(), new.encode()):
         journal.put_image(new, data, owner)
     journal.append(new, 0, Event(kind="open"), owner)
-    journal.close(old, CLOSE)
+    journal.close(old, Event(kind="close"))
     os._exit(0)
 
 print("ready", flush=True)
