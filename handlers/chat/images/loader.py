@@ -137,7 +137,6 @@ class ImageLoader:
         self._lock = threading.Lock()
         self._s3: S3Images | None = None
         self.decoding = DecodingBudget(settings.decoding_bytes, settings.decoding_timeout_s)
-        self.num_fetched = 0
 
     def read(self, reference: ImageReference, reply: PendingReply | None = None) -> bytes:
         """Return the encoded bytes, at most `max_bytes`. If the reply is cancelled, a running fetch ends."""
@@ -179,10 +178,7 @@ class ImageLoader:
             raise ImageUrlForbidden(
                 "this worker reads no images from S3; an operator can allow buckets with handler.intake.allowed_buckets"
             )
-        data = s3.read(url, reply)
-        with self._lock:
-            self.num_fetched += 1
-        return data
+        return s3.read(url, reply)
 
     def _fetch(self, url: str, reply: PendingReply | None) -> bytes:
         if not self._settings.allow_urls:
@@ -193,8 +189,6 @@ class ImageLoader:
             for _ in range(self._settings.max_redirects + 1):
                 answer = self._fetch_once(url, deadline)
                 if isinstance(answer, bytes):
-                    with self._lock:
-                        self.num_fetched += 1
                     return answer
                 try:
                     url = urljoin(url, answer)

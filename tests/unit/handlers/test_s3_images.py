@@ -173,7 +173,6 @@ def door(bucket: Any) -> ImageLoader:
 def test_a_picture_is_read_as_it_is(door: ImageLoader) -> None:
     """A small picture keeps its bytes."""
     assert door.read(URL) == PICTURES["open/red blue.png"]
-    assert door.num_fetched == 1
 
 
 def test_a_large_picture_goes_through_a_file(door: ImageLoader) -> None:
@@ -200,6 +199,7 @@ def test_a_session_is_opened_on_a_large_picture(bucket: Any, make_client: Callab
 
     assert client.answer(session, "What color is the circle?") == "The circle is red."
     assert 0 < client.service.images.host_bytes < 1_000_000
+    assert client.service.numbers()["images"]["fetched"] == 1
 
 
 def test_only_allowed_places_are_read(bucket: Any) -> None:
