@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 from handlers.engine.builtin.kv_cache import BLOCK
-from handlers.engine.builtin.sequence import ImageSpan
+from handlers.engine.contract import PlacedImage
 from handlers.errors import SettingsError
 from handlers.models.attention import RAGGED
 from handlers.models.llava import Pixels
@@ -52,9 +52,9 @@ def compare_with_generate(model: Any, own: Any, pictures: list[Any]) -> None:
     ]
     second = 3 + len(features[0]) + len(middle)
     spans = [
-        [ImageSpan(3, features[0])],
-        [ImageSpan(3, features[1])],
-        [ImageSpan(3, features[0]), ImageSpan(second, features[1])],
+        [PlacedImage(3, features[0])],
+        [PlacedImage(3, features[1])],
+        [PlacedImage(3, features[0]), PlacedImage(second, features[1])],
         [],
     ]
 
