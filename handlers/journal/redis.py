@@ -146,7 +146,7 @@ class RedisJournal(StoredJournal):
         self._images = RedisSharedImages(scripts)
         self._tombstone_s = tombstone_s
 
-    def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
+    def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
         data = self._codec.encode(event, session_id)
         keys = _keys(session_id, "events", "closed", "account")
         said = self._scripts.run(_APPEND, keys, number, data, _needed_until(session_id), check_owner(owner))
@@ -168,7 +168,7 @@ class RedisJournal(StoredJournal):
             return [self._codec.decode(found, session_id)]
         return [self._codec.decode(_within(data, max_bytes), session_id) for data in found]
 
-    def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
+    def put_image(self, session_id: str, data: bytes, owner: str) -> str:
         name, expires_at = image_hash(data), expiry(session_id)
         self._budget.add(owner, expires_at, self._images.share(session_id, owner, name, data))
         keys = _keys(session_id, "pictures", "closed")
@@ -186,7 +186,7 @@ class RedisJournal(StoredJournal):
         data = None if owner is None else self._images.get(_read_owner(owner), image, max_bytes)
         return check_image(image, data)
 
-    def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
+    def put_kv(self, session_id: str, number: int, data: bytes, owner: str) -> bool:
         self._budget.check_kv(owner, len(data))
         keys = _keys(session_id, "kv", "closed", "account")
         said = self._scripts.run(_PUT_KV, keys, number, data, _needed_until(session_id))
@@ -230,14 +230,14 @@ class RedisJournal(StoredJournal):
         first: bytes = self._scripts.run(_CLAIM, keys, value, self._settings.claim_s, MAX_CLAIM_BYTES)
         return first.decode(errors="replace")
 
-    def enlist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+    def enlist(self, session_id: str, label: str, owner: str) -> None:
         listed = make_listed(session_id, label)
         self._scripts.run(_ENLIST, [_list_key(owner)], listed.name, listed.expires_at, int(time.time()))
 
-    def delist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+    def delist(self, session_id: str, label: str, owner: str) -> None:
         self._scripts.run(_DELIST, [_list_key(owner)], make_listed(session_id, label).name)
 
-    def list_owned(self, owner: str = ANYONE) -> list[Listed]:
+    def list_owned(self, owner: str) -> list[Listed]:
         names = self._scripts.run(_LIST_OWNED, [_list_key(owner)], int(time.time()), MAX_LISTED)
         found = (read_listed(name.decode(errors="replace")) for name in names)
         return [listed for listed in found if listed is not None]
@@ -247,7 +247,7 @@ class RedisJournal(StoredJournal):
         names = [_tag(key) for key in keys]
         return [name for name in names if is_session_id(name)], str(after) if after else ""
 
-    def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
+    def sweep(self, expired_before: int, *, is_full: bool) -> None:
         """Release the images of closed sessions and measure, if is_full. Redis deletes expired keys itself."""
         self._budget.expire(expired_before)
         if is_full:

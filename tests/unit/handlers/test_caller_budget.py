@@ -68,7 +68,7 @@ def test_a_shared_picture_counts_once(store: Store) -> None:
 
     def sweep() -> None:
         for each in (journal, other):
-            each.sweep(int(time.time()))
+            each.sweep(int(time.time()), is_full=True)
 
     assert not is_full(journal, ALICE)
     sweep()
@@ -92,7 +92,7 @@ def test_another_instance_learns_the_share_and_its_end(store: Store) -> None:
     expires_at = int(sessions[0].split("-")[3], 16)
     assert not is_full(other, ALICE)
 
-    other.sweep(now)
+    other.sweep(now, is_full=True)
 
     for each in (journal, other):
         with pytest.raises(JournalFull) as caught:

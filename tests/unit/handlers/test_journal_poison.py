@@ -13,7 +13,7 @@ from handlers.errors import SettingsError
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import DamagedRecord, Event
 from handlers.journal.event_codec import EventCodec
-from handlers.journal.journal import NO_KEYS
+from handlers.journal.journal import ANYONE, NO_KEYS
 from handlers.settings import HandlerSettings, JournalSettings
 from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire.session_hash import session_hash
@@ -161,7 +161,7 @@ def test_a_poisoned_claim_opens_another_session(two_workers: Any, tmp_path: Path
 def test_an_image_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     """Its size is compared before its bytes are read."""
     journal = DirectoryJournal(tmp_path / "journal", JournalSettings(max_image_bytes=100))
-    name = journal.put_image(OTHER_ID, b"a" * 100)
+    name = journal.put_image(OTHER_ID, b"a" * 100, ANYONE)
     assert journal.get_image(OTHER_ID, name) == b"a" * 100
 
     write_sparse(tmp_path / "journal" / OTHER_ID / name)

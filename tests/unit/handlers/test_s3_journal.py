@@ -88,7 +88,7 @@ def test_a_sweep_measures_a_part_of_the_store(bucket: Bucket, folder: str, monke
     monkeypatch.setattr(s3_objects, "PAGE", 5)
     monkeypatch.setattr(s3_journal, "MAX_MEASURED", 10)
 
-    counts = [bucket.count(lambda: bucket.journal.sweep(int(time.time()))) for _ in range(12)]
+    counts = [bucket.count(lambda: bucket.journal.sweep(int(time.time()), is_full=True)) for _ in range(12)]
 
     assert max(counts) < 25
     assert bucket.journal.used_bytes >= len(PICTURE)

@@ -70,7 +70,7 @@ def test_a_picture_outlives_the_session_that_brought_it(store: Store) -> None:
     open_session(store.journal, ALICE, data, lives_s=600)
     longer = open_session(store.reopened(), ALICE, data, lives_s=7200)
     for journal in (journals := (store.journal, store.reopened())):
-        journal.sweep(now)
+        journal.sweep(now, is_full=True)
 
     def pass_time(seconds: int, passed: int) -> None:
         store.pass_time(seconds)
@@ -79,10 +79,10 @@ def test_a_picture_outlives_the_session_that_brought_it(store: Store) -> None:
 
     pass_time(700, 700)
     assert store.journal.get_image(longer, image_hash(data)) == data
-    store.journal.sweep(now + 670)
+    store.journal.sweep(now + 670, is_full=True)
     assert store.journal.get_image(longer, image_hash(data)) == data
     store.pass_time(7000)
-    store.journal.sweep(now + 7670)
+    store.journal.sweep(now + 7670, is_full=True)
 
     assert store.dump().count(data) == 0
 
@@ -238,11 +238,11 @@ def test_a_worker_that_is_killed_loses_no_picture(store: Store) -> None:
     now = int(time.time())
     store.pass_time(700)
     for _ in range(2):
-        store.journal.sweep(now + 660)
+        store.journal.sweep(now + 660, is_full=True)
     assert store.journal.get_image(kept, image_hash(shared)) == shared
     assert store.dump().count(shared) == 1
     store.pass_time(HOURS_S)
-    store.journal.sweep(now + HOURS_S + 660)
+    store.journal.sweep(now + HOURS_S + 660, is_full=True)
     dump = store.dump()
     assert dump.count(shared) == 0
     assert b"ts-seq-" not in dump
