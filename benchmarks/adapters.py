@@ -10,7 +10,7 @@ turn. An engine without the layers that accept adapters is the baseline. Adapter
 import os
 import tempfile
 import time
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import Sequence
-from handlers.engine.contract import SamplingParams
+from handlers.engine.builtin.sequence import TokenSequence
+from handlers.engine.contract import AnswerRequest, SamplingParams
 from handlers.models.loader import load_model
 from handlers.models.lora import LoraAdapter
 from scripts.make_adapters import make_adapters
@@ -48,7 +48,7 @@ class AdapterArm:
         self._engine = Engine(ModelRunner(self.model, KV_BYTES), Scheduler(ROWS, Pace(512, 1e9)), 1)
         self._scopes = count()
 
-    def run(self, adapters: Items[LoraAdapter | None]) -> float:
+    def run(self, adapters: Sequence[LoraAdapter | None]) -> float:
         """Return the processor milliseconds of a step in which each row has one of these adapters."""
         caches = []
         for adapter in adapters:
@@ -56,8 +56,10 @@ class AdapterArm:
             cache.pin()
             cache.match(PROMPT, "" if adapter is None else adapter.version)
             params = SamplingParams(max_new_tokens=NUM_STEPS + 1)
-            sequence = Sequence(PROMPT, [], cache, params, FOR_EVER, lambda event: True)
-            sequence.adapter = adapter
+            request = AnswerRequest(
+                prompt=PROMPT, images=[], params=params, deadline=FOR_EVER, on_event=lambda event: True, adapter=adapter
+            )
+            sequence = TokenSequence(cache, request)
             self._engine.admit(sequence)
             caches.append(cache)
         while any(sequence.is_prefilling for sequence in self._engine.scheduler.all()):
@@ -77,7 +79,7 @@ def measure(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         made = make_adapters(CHECKPOINT, Path(folder), ROWS, rank=RANK)
         loaded = [adapted.model.adapted.read(each, torch.float32, CPU) for each in made]
-    arms: dict[str, tuple[AdapterArm, Items[LoraAdapter | None]]] = {
+    arms: dict[str, tuple[AdapterArm, Sequence[LoraAdapter | None]]] = {
         "no adapters": (plain, [None] * ROWS),
         "none in the step": (adapted, [None] * ROWS),
         "one for all rows": (adapted, loaded[:1] * ROWS),

@@ -5,7 +5,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,8 @@ from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.pace import make_pace
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import Sequence
-from handlers.engine.contract import SamplingParams, TokenEvent
+from handlers.engine.builtin.sequence import TokenSequence
+from handlers.engine.contract import AnswerRequest, SamplingParams, TokenEvent
 from handlers.errors import TurnTimedOut
 from handlers.models.loader import load_model
 from handlers.settings import EngineSettings
@@ -55,7 +55,7 @@ class Sequential:
     def __init__(self, checkpoint: Path, dtype: str) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
 
-    def generate(self, prompts: Items[Ids], num_new: int) -> Answers:
+    def generate(self, prompts: Sequence[Ids], num_new: int) -> Answers:
         begin = time.process_time()
         tokens = [self._generate(prompt, num_new) for prompt in prompts]
         return Answers(tokens, time.process_time() - begin)
@@ -79,7 +79,7 @@ class TransformersManager:
     def __init__(self, sequential: Sequential) -> None:
         self._model = sequential.model
 
-    def generate(self, prompts: Items[Ids], num_new: int) -> Answers:
+    def generate(self, prompts: Sequence[Ids], num_new: int) -> Answers:
         eos = self._model.generation_config.eos_token_id
         settings = GenerationConfig(max_new_tokens=num_new, do_sample=False, eos_token_id=eos, pad_token_id=0)
         num_pages = sum(-(-(len(prompt) + num_new) // self.PAGE) for prompt in prompts)
@@ -123,24 +123,24 @@ class TorchmoorEngine:
         """Caches that no two conversations share."""
         return [SequenceCache(self._pool, scope=str(i)) for i in range(count)]
 
-    def close(self, caches: Items[SequenceCache]) -> None:
+    def close(self, caches: Sequence[SequenceCache]) -> None:
         for cache in caches:
             cache.drop()
 
-    def generate(self, prompts: Items[Ids], num_new: int) -> Answers:
+    def generate(self, prompts: Sequence[Ids], num_new: int) -> Answers:
         caches = self.open(len(prompts))
         answers = self.follow_up(prompts, num_new, caches)
         self.close(caches)
         return answers
 
-    def follow_up(self, prompts: Items[Ids], num_new: int, caches: Items[SequenceCache]) -> Answers:
+    def follow_up(self, prompts: Sequence[Ids], num_new: int, caches: Sequence[SequenceCache]) -> Answers:
         """All prompts at once, each on its own cache: what that holds already is not computed again."""
         begin = time.process_time()
         sequences = [self._submit(p, num_new, c) for p, c in zip(prompts, caches, strict=True)]
         tokens = [sequence.wait() for sequence in sequences]
         return Answers(tokens, time.process_time() - begin)
 
-    def measure_gaps(self, prompts: Items[Ids], long_prompt: Ids, num_before: int) -> tuple[Gaps, Gaps]:
+    def measure_gaps(self, prompts: Sequence[Ids], long_prompt: Ids, num_before: int) -> tuple[Gaps, Gaps]:
         """What a long prompt does to streams that run: by the wall clock, and by the engine thread's own time.
 
         num_before: tokens of each stream before the long prompt arrives.
@@ -177,7 +177,8 @@ class _Stream:
 
     def __init__(self, prompt: Ids, num_new: int, cache: SequenceCache) -> None:
         params = SamplingParams(max_new_tokens=num_new)
-        self.sequence = Sequence(prompt, [], cache, params, FOR_EVER, self._on_event)
+        request = AnswerRequest(prompt=prompt, images=[], params=params, deadline=FOR_EVER, on_event=self._on_event)
+        self.sequence = TokenSequence(cache, request)
         self.submitted = _Moment(time.monotonic(), 0.0)
         self.times: list[_Moment] = []
         self.ended = threading.Event()
@@ -206,7 +207,7 @@ class _Stream:
         return True
 
 
-def _gaps(streams: Items[_Stream], begin: float, end: float, clock: str) -> Gaps:
+def _gaps(streams: Sequence[_Stream], begin: float, end: float, clock: str) -> Gaps:
     before: list[float] = []
     during: list[float] = []
     for stream in streams:
@@ -233,7 +234,7 @@ class Served:
             config=Config(read_timeout=600, max_pool_connections=64),
         )
 
-    def ask(self, questions: Items[str], num_new: int) -> tuple[list[str], int, Spent]:
+    def ask(self, questions: Sequence[str], num_new: int) -> tuple[list[str], int, Spent]:
         """All questions at once, each in a session of its own: texts, tokens in all, and the servers' time."""
         with ThreadPoolExecutor(len(questions)) as threads:
             sessions = list(threads.map(lambda _: self._open(), questions))
@@ -313,7 +314,7 @@ class Vllm(VllmProcess):
     def __init__(self, python: Path, checkpoint: Path, dtype: str) -> None:
         super().__init__(python, "benchmarks.vllm_arm", str(checkpoint), dtype)
 
-    def generate(self, prompts: Items[Ids], num_new: int, *, is_fresh: bool = True) -> Answers:
+    def generate(self, prompts: Sequence[Ids], num_new: int, *, is_fresh: bool = True) -> Answers:
         """is_fresh: without what earlier prompts have left in its prefix cache."""
         answer = self.ask({"prompts": list(prompts), "num_new": num_new, "is_fresh": is_fresh})
         return Answers(answer["tokens"], answer["cpu_s"])
@@ -325,7 +326,7 @@ class VllmChats(VllmProcess):
     def __init__(self, kind: str, python: Path, checkpoint: Path, dtype: str) -> None:
         super().__init__(python, "benchmarks.vllm_engine_arm", kind, str(checkpoint), dtype)
 
-    def chat(self, questions: Items[str], num_new: int, *, is_followup: bool) -> tuple[float, float]:
+    def chat(self, questions: Sequence[str], num_new: int, *, is_followup: bool) -> tuple[float, float]:
         """Return the processor time of a token, and the median time to the first token, both in ms."""
         answer = self.ask({"questions": list(questions), "num_new": num_new, "is_followup": is_followup})
         if answer["tokens"] != num_new * len(questions):

@@ -13,8 +13,8 @@ from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.pace import Pace, make_pace
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import ImageSpan, Sequence
-from handlers.engine.contract import SamplingParams, TokenEvent
+from handlers.engine.builtin.sequence import TokenSequence
+from handlers.engine.contract import AnswerRequest, PlacedImage, SamplingParams, TokenEvent
 from handlers.models.llava import LlavaModel
 from handlers.settings import EngineSettings
 
@@ -101,11 +101,14 @@ class Bench:
         return torch.randint(300, vocabulary, (length,), generator=self.generator).tolist()
 
     def submit(
-        self, engine: Engine, prompt: list[int], num_new: int, images: list[ImageSpan] | None = None, **params: Any
-    ) -> tuple[Answer, Sequence]:
+        self, engine: Engine, prompt: list[int], num_new: int, images: list[PlacedImage] | None = None, **params: Any
+    ) -> tuple[Answer, TokenSequence]:
         answer, cache = Answer(), SequenceCache(engine.runner.pool)
         settings = SamplingParams(max_new_tokens=num_new, **params)
-        sequence = Sequence(prompt, images or [], cache, settings, FOREVER, answer.on_event)
+        request = AnswerRequest(
+            prompt=prompt, images=images or [], params=settings, deadline=FOREVER, on_event=answer.on_event
+        )
+        sequence = TokenSequence(cache, request)
         engine.admit(sequence)
         return answer, sequence
 

@@ -18,8 +18,8 @@ from benchmarks.report import ROOT
 from handlers.device import driver_version
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.pace import Pace
-from handlers.engine.builtin.sequence import ImageSpan, Sequence
-from handlers.engine.contract import SamplingParams
+from handlers.engine.builtin.sequence import TokenSequence
+from handlers.engine.contract import AnswerRequest, PlacedImage, SamplingParams
 from handlers.errors import TurnTimedOut
 
 SYNCHRONIZES = "called a synchronizing CUDA operation"  # torch's words
@@ -200,7 +200,7 @@ def ttft(bench: Bench) -> dict[str, Any]:
         features = engine.runner.encode_image(pixels)
         bench.wait()
         figures["encode"].append(time.perf_counter() - begin)
-        spans = [ImageSpan(0, features)]
+        spans = [PlacedImage(0, features)]
         picture = [-7 - turn] * len(features)
         first = picture + bench.prompt(bench.question)
         answer, sequence = bench.submit(engine, first, bench.question, spans)
@@ -211,7 +211,8 @@ def ttft(bench: Bench) -> dict[str, Any]:
         sequence.cache.match(second)
         follow = Answer()
         params = SamplingParams(max_new_tokens=4)
-        engine.admit(Sequence(second, [], sequence.cache, params, FOREVER, follow.on_event))
+        request = AnswerRequest(prompt=second, images=[], params=params, deadline=FOREVER, on_event=follow.on_event)
+        engine.admit(TokenSequence(sequence.cache, request))
         bench.finish(engine, sequence.cache)
         figures["follow_up"].append(_since(follow, begin))
         begin = time.perf_counter()
@@ -285,7 +286,7 @@ def out_of_memory(bench: Bench) -> dict[str, Any]:
 def soak(bench: Bench) -> dict[str, Any]:
     engine, seconds = bench.engine(), bench.soak_s
     end = time.monotonic() + seconds
-    live: list[tuple[Answer, Sequence]] = []
+    live: list[tuple[Answer, TokenSequence]] = []
     num_done = num_tokens = num_errors = 0
     used: list[int] = []
     while time.monotonic() < end:

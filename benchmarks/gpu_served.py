@@ -11,7 +11,7 @@ from benchmarks.gpu_bench import Answer, Bench
 from benchmarks.gpu_model import save_checkpoint
 from benchmarks.stream import measure
 from handlers.engine.builtin.engine import Engine
-from handlers.engine.builtin.sequence import Sequence
+from handlers.engine.builtin.sequence import TokenSequence
 from handlers.errors import TurnTimedOut
 from torchmoor.fleet.archives import make_contents, write_archive
 
@@ -54,7 +54,7 @@ def served(bench: Bench) -> dict[str, Any]:
 
 def _run_alone(bench: Bench, engine: Engine, num_rows: int, warm_s: float, seconds: float) -> float:
     """Return the tokens/s of this many sampled rows, each replaced when it ends."""
-    live: list[tuple[Answer, Sequence]] = []
+    live: list[tuple[Answer, TokenSequence]] = []
     num_done = 0
     begin_s, count_at_begin = 0.0, 0
     end_s = time.monotonic() + warm_s + seconds

@@ -36,8 +36,8 @@ from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import Sequence
-from handlers.engine.contract import FinishReason, GrammarText, SamplingParams, TokenEvent
+from handlers.engine.builtin.sequence import TokenSequence
+from handlers.engine.contract import AnswerRequest, FinishReason, GrammarText, SamplingParams, TokenEvent
 from handlers.engine.grammar import Grammar, GrammarCompiler
 from handlers.grammar_settings import GrammarSettings
 from handlers.models.loader import load_model
@@ -90,7 +90,8 @@ class Bench:
                 heard.append(event)
                 return True
 
-            self._engine.admit(Sequence(self._prompt, [], cache, own, FOR_EVER, hear))
+            request = AnswerRequest(prompt=self._prompt, images=[], params=own, deadline=FOR_EVER, on_event=hear)
+            self._engine.admit(TokenSequence(cache, request))
         while not all(events):
             self._engine.step()
         begin = time.process_time()

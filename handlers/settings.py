@@ -290,11 +290,6 @@ class JournalSettings(HandlerGroup, title="journal"):
         4 * MIB,
         description="Size limit of a question with its answer as JSON.",
     )
-    read_unsigned: bool = Field(
-        False,
-        description="Read events without a signature, as versions before this setting wrote them, while a fleet is "
-        "updated. A program with access to the store can then write answers into sessions.",
-    )
     max_image_bytes: Count = Field(
         64 * MIB, description="Size limit of an image that is read; at least intake.max_bytes."
     )

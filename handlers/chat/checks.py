@@ -1,8 +1,8 @@
 """Checks of single values, used by the parsers of all dialects."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import nsmallest
-from typing import Any
+from typing import Any, TypeGuard
 
 from handlers.errors import InvalidRequest
 
@@ -11,12 +11,20 @@ def is_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def is_int(value: Any) -> bool:
+def is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+
+
+def read_flag(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    """Return the value of a field that is true or false. Raises InvalidRequest."""
+    value = given.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"'{name}' must be true or false", param=name)
+    return value
 
 
 def is_unicode(text: str) -> bool:

@@ -38,8 +38,8 @@ class Ask:
     """Ask a question in a session.
 
     history: the messages before the question that the client repeats; they must equal the session's. are_results:
-    prompt_text has the results of tools, as `write_results` encodes them. draft: a turn of the Responses API, instead
-    of prompt_text and history. queued: the response in the background that this turn answers.
+    prompt_text has the results of tools, as `write_results` encodes them. queued: the response in the background
+    that this turn answers.
     """
 
     caller: Caller
@@ -52,8 +52,12 @@ class Ask:
     is_streaming: bool
     history: tuple[Message, ...] = ()
     are_results: bool = False
-    draft: ResponseDraft | None = None
     queued: QueuedResponse | None = None
+
+    @property
+    def draft(self) -> ResponseDraft | None:
+        """The form of a turn of the Responses API, which has its input instead of prompt_text and history."""
+        return self.form if isinstance(self.form, ResponseDraft) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ depend on the dialect.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from handlers.chat.answer_parts import AnswerMessage, AnswerPart
 from handlers.chat.items import Item
@@ -102,8 +102,9 @@ class ChoicesForm(AnswerForm, Protocol):
         ...
 
 
-class ResponseDraft(Protocol):
-    """The input of a turn of the Responses API, and its record in the journal. Made for one request, like its form."""
+@runtime_checkable
+class ResponseDraft(AnswerForm, Protocol):
+    """The form of a turn of the Responses API. It has the turn's input, too, and makes its record in the journal."""
 
     @property
     def items(self) -> tuple[Item, ...]: ...

@@ -149,8 +149,6 @@ def count_everything(
             "max": store.settings.max_sessions,
             "is_durable": int(store.is_durable),
             "chars": store.num_chars,
-            "adopted": store.sessions_adopted,
-            "evicted": store.sessions_evicted,
         },
         "journal": counts["journal"] | {"bytes": recorder.journal_bytes, "sessions": recorder.journal_sessions},
         "memory": {
@@ -165,7 +163,6 @@ def count_everything(
         "turns": counts["turns"]
         | store.turn_counts()
         | {"in_progress": started - sum(counts["turns"].values()), "started": started},
-        "images": counts["images"] | {"fetched": loader.num_fetched},
         "decoding": loader.decoding.describe(),
         "engine": asdict(engine.numbers()),
         "pump": counts["pump"] | {"cpu_ms": counters.get("pump_cpu_us") // 1000},

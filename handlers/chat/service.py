@@ -98,7 +98,7 @@ class ChatService:
             counters,
             defers=has_stored_kv and engine.capabilities.has_equal_images,
         )
-        self.store = SessionStore(session, ids, engine.pool, self.images, wall, is_durable=is_durable)
+        self.store = SessionStore(session, ids, engine.pool, self.images, counters, wall, is_durable=is_durable)
         self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays, counters)
         can_see = model.image_token_id is not None
         receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)

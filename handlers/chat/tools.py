@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import check_unicode, is_bool
+from handlers.chat.checks import check_unicode, read_flag
 from handlers.engine.contract import JSON_OPTIONS, GrammarText
 from handlers.errors import InvalidRequest
 from handlers.models.answer_style import AnswerStyle, forced_call
@@ -52,9 +52,7 @@ def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | 
     for index, tool in enumerate(tools):
         definition = _read_tool(tool, f"tools[{index}]", is_flat)
         definitions[definition["function"]["name"]] = definition
-    is_parallel = given.get("parallel_tool_calls", True)
-    if not is_bool(is_parallel):
-        raise InvalidRequest("'parallel_tool_calls' must be true or false", param="parallel_tool_calls")
+    is_parallel = read_flag(given, "parallel_tool_calls", default=True)
     choice = given.get("tool_choice", "auto")
     if choice == "none" or (choice == "auto" and not definitions):
         return None

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from handlers.journal.event import Event
-from handlers.journal.journal import ANYONE, Journal, Listed
+from handlers.journal.journal import Journal, Listed
 
 T = TypeVar("T")
 
@@ -45,22 +45,22 @@ class BoundedJournal:
     def num_sessions(self) -> int:
         return self._journal.num_sessions
 
-    def check_room(self, owner: str = ANYONE) -> None:
+    def check_room(self, owner: str) -> None:
         self._run(partial(self._journal.check_room, owner))
 
-    def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
+    def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
         self._run(partial(self._journal.append, session_id, number, event, owner))
 
     def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
         return self._run(partial(self._journal.read, session_id, start, max_events))
 
-    def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
+    def put_image(self, session_id: str, data: bytes, owner: str) -> str:
         return self._run(partial(self._journal.put_image, session_id, data, owner))
 
     def get_image(self, session_id: str, image: str) -> bytes:
         return self._run(partial(self._journal.get_image, session_id, image))
 
-    def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
+    def put_kv(self, session_id: str, number: int, data: bytes, owner: str) -> bool:
         return self._run(partial(self._journal.put_kv, session_id, number, data, owner))
 
     def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
@@ -75,19 +75,19 @@ class BoundedJournal:
     def claim(self, name: str, value: str) -> str:
         return self._run(partial(self._journal.claim, name, value))
 
-    def enlist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+    def enlist(self, session_id: str, label: str, owner: str) -> None:
         self._run(partial(self._journal.enlist, session_id, label, owner))
 
-    def delist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+    def delist(self, session_id: str, label: str, owner: str) -> None:
         self._run(partial(self._journal.delist, session_id, label, owner))
 
-    def list_owned(self, owner: str = ANYONE) -> list[Listed]:
+    def list_owned(self, owner: str) -> list[Listed]:
         return self._run(partial(self._journal.list_owned, owner))
 
     def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
         return self._run(partial(self._journal.list_ids, cursor))
 
-    def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
+    def sweep(self, expired_before: int, *, is_full: bool) -> None:
         """Sweep. A sweep that takes longer than the time-out continues, and the next call is skipped."""
         if self._sweeping is not None and not self._sweeping.done():
             return

@@ -56,13 +56,13 @@ class DirectoryJournal(StoredJournal):
         self._expiring = ExpiringSessions()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def check_room(self, owner: str = ANYONE) -> None:
+    def check_room(self, owner: str) -> None:
         super().check_room(owner)
         free = shutil.disk_usage(self._root).free
         if free < self._settings.min_free_bytes:
             raise self._budget.full(f"the journal's disk has {free} bytes left, too few (journal.min_free_bytes)")
 
-    def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
+    def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
         data = self._codec.encode(event, session_id)
         folder = self._make_folder(session_id)
         if number == 0:
@@ -88,7 +88,7 @@ class DirectoryJournal(StoredJournal):
         except FileNotFoundError:  # checked last: nothing had been deleted before
             return events
 
-    def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
+    def put_image(self, session_id: str, data: bytes, owner: str) -> str:
         name = image_hash(data)
         folder = self._make_folder(session_id)
         if not (folder / name).is_file():
@@ -111,7 +111,7 @@ class DirectoryJournal(StoredJournal):
         check_image_name(image)
         return check_image(image, files.read(self._folder(session_id) / image, self._settings.max_image_bytes))
 
-    def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
+    def put_kv(self, session_id: str, number: int, data: bytes, owner: str) -> bool:
         folder = self._folder(session_id)
         path = folder / f"{KV_MARK}{number:06d}"
         self._budget.check_kv(owner, files.size_of_new(len(data)))
@@ -178,20 +178,20 @@ class DirectoryJournal(StoredJournal):
             return files.read_beginning(path, MAX_CLAIM_BYTES).decode(errors="replace")
         return value
 
-    def enlist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+    def enlist(self, session_id: str, label: str, owner: str) -> None:
         self._lists.add(owner, make_listed(session_id, label))
 
-    def delist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+    def delist(self, session_id: str, label: str, owner: str) -> None:
         self._lists.remove(owner, make_listed(session_id, label))
 
-    def list_owned(self, owner: str = ANYONE) -> list[Listed]:
+    def list_owned(self, owner: str) -> list[Listed]:
         return self._lists.read(owner)
 
     def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
         """Return all ids in one page."""
         return [name for name in os.listdir(self._root) if is_session_id(name)], ""
 
-    def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
+    def sweep(self, expired_before: int, *, is_full: bool) -> None:
         """Delete the expired sessions that the last full sweep has listed, and those that this worker wrote since.
 
         is_full: scan the whole directory, which takes about 10 microseconds per file. Measure it, too.
@@ -270,7 +270,7 @@ class DirectoryJournal(StoredJournal):
     def _read_close(self, session_id: str) -> Event:
         """Read the record of a closed session. Raises FileNotFoundError."""
         data = files.read(self._folder(session_id) / CLOSED, self._settings.max_event_bytes)
-        return self._codec.decode_close(data, session_id)
+        return self._codec.decode(data, session_id)
 
     def _make_folder(self, session_id: str) -> Path:
         folder = self._folder(session_id)

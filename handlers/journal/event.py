@@ -55,9 +55,6 @@ class Event:
         return len(self.question) + len(self.answer) + len(self.system) + len(self.response)
 
 
-CLOSE = Event(kind="close", nonce="")  # of a session that was closed without an invocation id
-
-
 def check_size(num_bytes: int, max_bytes: int) -> None:
     """Raise DamagedRecord if a record is larger than any that a worker writes."""
     if num_bytes > max_bytes:

@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from handlers.journal.event import CLOSE, DamagedRecord, Event, EventTooLarge, check_size
+from handlers.journal.event import DamagedRecord, Event, EventTooLarge, check_size
 from handlers.settings import JournalSettings
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import find_key
 
 _KINDS = ("open", "images", "queue", "begin", "end", "turn", "update", "delete", "close")
 _IMAGE = re.compile(r"[0-9a-f]{64}")
-# Omitted if empty, so that older versions can read the event.
-_LATER = ("system", "response", "asked_by", "adapter", "entry")
+_EMPTY: Mapping[str, Any] = {**dict.fromkeys((each.name for each in fields(Event)), ""), "images": []}
 _SESSION = "session"  # encoded with the event: binds it to its session
 _CONTEXT = "torchmoor-event-v1"  # no message that a fleet signs for another purpose begins so
 
@@ -33,7 +32,6 @@ class EventCodec:
 
     def __init__(self, settings: JournalSettings, keys: Mapping[str, bytes]) -> None:
         self._max_bytes = settings.max_event_bytes
-        self._reads_unsigned = settings.read_unsigned or not keys
         self._keys = keys
 
     def encode(self, event: Event, session_id: str) -> bytes:
@@ -61,15 +59,9 @@ class EventCodec:
         self._check_session(event, session, session_id)
         return event
 
-    def decode_close(self, data: bytes, session_id: str) -> Event:
-        """Decode the record of a closed session, which older versions left empty. Raises DamagedRecord."""
-        if not data and self._reads_unsigned:
-            return CLOSE
-        return self.decode(data, session_id)
-
     def _check_session(self, event: Event, session: Any, session_id: str) -> None:
         """Raise DamagedRecord unless the event belongs to this session."""
-        if self._reads_unsigned and session in (None, session_hash(session_id)):  # None: of an older version
+        if not self._keys and session == session_hash(session_id):
             return
         signature = self._sign(_to_dict(event), session_id)
         is_text = isinstance(session, str) and session.isascii()
@@ -85,18 +77,15 @@ class EventCodec:
 
 
 def _to_dict(event: Event) -> dict[str, Any]:
-    value = asdict(event)
-    for name in _LATER:
-        if not value[name]:
-            del value[name]
-    return value
+    """Return the fields that are not empty: most events have few."""
+    return {name: value for name, value in asdict(event).items() if value}
 
 
 def _from_dict(value: Mapping[str, Any]) -> Event:
     """Check the fields of an event and their types. Raises DamagedRecord."""
-    value = {**dict.fromkeys(_LATER, ""), **value}
-    if value.keys() != {each.name for each in fields(Event)}:
-        raise DamagedRecord("an event has unknown or missing fields")
+    value = {**_EMPTY, **value}
+    if value.keys() != _EMPTY.keys():
+        raise DamagedRecord("an event has unknown fields")
     images = value.pop("images")
     if not isinstance(images, list) or not all(_is_text(each) and _IMAGE.fullmatch(each) for each in images):
         raise DamagedRecord("an event has malformed names of images")

@@ -78,11 +78,11 @@ class Journal(Protocol):
     @property
     def num_sessions(self) -> int: ...
 
-    def check_room(self, owner: str = ANYONE) -> None:
+    def check_room(self, owner: str) -> None:
         """Raise JournalFull if the store has no room for another session, OwnerFull if the owner's share is used."""
         ...
 
-    def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
+    def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
         """Write an event durably, after its predecessors. Succeeds if the same event was written before.
 
         owner: whose bytes the event counts with; that of event 0 is the session's.
@@ -95,7 +95,7 @@ class Journal(Protocol):
         """Return the events from `start` on: none for an unknown session, only the "close" for a closed one."""
         ...
 
-    def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
+    def put_image(self, session_id: str, data: bytes, owner: str) -> str:
         """Store an encoded image of the session, unless the owner has it, and return its hash. Raises JournalClosed."""
         ...
 
@@ -103,7 +103,7 @@ class Journal(Protocol):
         """Return an image's bytes. Raises OSError if it is missing or damaged."""
         ...
 
-    def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
+    def put_kv(self, session_id: str, number: int, data: bytes, owner: str) -> bool:
         """Write a part of the session's KV cache, replacing an earlier one of this number.
 
         Return False, and write nothing, if the session has ended. Raises JournalFull if KV caches have reached
@@ -137,15 +137,15 @@ class Journal(Protocol):
         """
         ...
 
-    def enlist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+    def enlist(self, session_id: str, label: str, owner: str) -> None:
         """Add a session to the list of its owner, until it is removed or the session expires."""
         ...
 
-    def delist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+    def delist(self, session_id: str, label: str, owner: str) -> None:
         """Remove a session from the list of its owner."""
         ...
 
-    def list_owned(self, owner: str = ANYONE) -> list[Listed]:
+    def list_owned(self, owner: str) -> list[Listed]:
         """Return the owner's list in any order, perhaps with sessions that have ended."""
         ...
 
@@ -156,7 +156,7 @@ class Journal(Protocol):
         """
         ...
 
-    def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
+    def sweep(self, expired_before: int, *, is_full: bool) -> None:
         """Delete sessions whose ids expired before this time, in seconds since 1970.
 
         is_full: also delete old claims and leftovers of killed workers, and measure the store, which reads all names in

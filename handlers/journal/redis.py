@@ -73,14 +73,8 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('EXPIREAT', KEYS[1], ARGV[3])
 return 'written'
 """
-# KEYS: pictures, images. ARGV: name, the most bytes. Older versions have stored images with their session.
-_FIND_IMAGE = """
-local owner = redis.call('HGET', KEYS[1], ARGV[1])
-if owner then return {owner} end
-local size = redis.call('HSTRLEN', KEYS[2], ARGV[1])
-if size > tonumber(ARGV[2]) then return size end
-return redis.call('HGET', KEYS[2], ARGV[1])
-"""
+# KEYS: pictures. ARGV: name.
+_FIND_OWNER = "return redis.call('HGET', KEYS[1], ARGV[1])"
 # KEYS: kv, closed, account. ARGV: number, data, expiry. Return by how many bytes the parts have grown.
 _PUT_KV = """
 if redis.call('EXISTS', KEYS[2]) == 1 or redis.call('EXISTS', KEYS[3]) == 0 then return 'closed' end
@@ -100,28 +94,28 @@ for number = tonumber(ARGV[1]), tonumber(ARGV[2]) do
 end
 return found
 """
-# KEYS: events, images, pictures, account, closed, kv.
+# KEYS: events, pictures, account, closed, kv.
 _END = """
-local images, account = redis.call('HGETALL', KEYS[3]), redis.call('HMGET', KEYS[4], 'owner', 'bytes', 'kv')
-redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[4], KEYS[6])
+local images, account = redis.call('HGETALL', KEYS[2]), redis.call('HMGET', KEYS[3], 'owner', 'bytes', 'kv')
+redis.call('UNLINK', KEYS[1], KEYS[3], KEYS[5])
 """
 # KEYS: those of _END. ARGV: event, expiry, the most bytes of an event.
 _CLOSE = f"""
-redis.call('SETNX', KEYS[5], ARGV[1])
-redis.call('EXPIREAT', KEYS[5], ARGV[2])
+redis.call('SETNX', KEYS[4], ARGV[1])
+redis.call('EXPIREAT', KEYS[4], ARGV[2])
 {_END}
-return {{images, account, redis.call('GETRANGE', KEYS[5], 0, ARGV[3])}}
+return {{images, account, redis.call('GETRANGE', KEYS[4], 0, ARGV[3])}}
 """
 # KEYS: those of _END.
 _DELETE = f"""
-redis.call('UNLINK', KEYS[5])
+redis.call('UNLINK', KEYS[4])
 {_END}
 return {{images, account}}
 """
 # KEYS: pictures.
 _FORGET = "redis.call('UNLINK', KEYS[1])"
 # KEYS: those of _END.
-_LIST_IMAGES = "return {redis.call('HGETALL', KEYS[3]), {false, false, false}}"
+_LIST_IMAGES = "return {redis.call('HGETALL', KEYS[2]), {false, false, false}}"
 # KEYS: claim. ARGV: value, seconds, the most bytes.
 _CLAIM = """
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2], 'NX')
@@ -152,7 +146,7 @@ class RedisJournal(StoredJournal):
         self._images = RedisSharedImages(scripts)
         self._tombstone_s = tombstone_s
 
-    def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
+    def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
         data = self._codec.encode(event, session_id)
         keys = _keys(session_id, "events", "closed", "account")
         said = self._scripts.run(_APPEND, keys, number, data, _needed_until(session_id), check_owner(owner))
@@ -171,10 +165,10 @@ class RedisJournal(StoredJournal):
         max_bytes = self._settings.max_event_bytes
         found = self._scripts.run(_READ, _keys(session_id, "events", "closed"), start, last, max_bytes)
         if isinstance(found, bytes):
-            return [self._codec.decode_close(found, session_id)]
+            return [self._codec.decode(found, session_id)]
         return [self._codec.decode(_within(data, max_bytes), session_id) for data in found]
 
-    def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
+    def put_image(self, session_id: str, data: bytes, owner: str) -> str:
         name, expires_at = image_hash(data), expiry(session_id)
         self._budget.add(owner, expires_at, self._images.share(session_id, owner, name, data))
         keys = _keys(session_id, "pictures", "closed")
@@ -187,13 +181,12 @@ class RedisJournal(StoredJournal):
 
     def get_image(self, session_id: str, image: str) -> bytes:
         check_image_name(image)
+        owner = self._scripts.run(_FIND_OWNER, _keys(session_id, "pictures"), image)
         max_bytes = self._settings.max_image_bytes
-        found = self._scripts.run(_FIND_IMAGE, _keys(session_id, "pictures", "images"), image, max_bytes)
-        if isinstance(found, list):
-            found = self._images.get(_read_owner(found[0]), image, max_bytes)
-        return check_image(image, _within(found, max_bytes))
+        data = None if owner is None else self._images.get(_read_owner(owner), image, max_bytes)
+        return check_image(image, data)
 
-    def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
+    def put_kv(self, session_id: str, number: int, data: bytes, owner: str) -> bool:
         self._budget.check_kv(owner, len(data))
         keys = _keys(session_id, "kv", "closed", "account")
         said = self._scripts.run(_PUT_KV, keys, number, data, _needed_until(session_id))
@@ -212,7 +205,7 @@ class RedisJournal(StoredJournal):
         expire_at = expiry(session_id) + self._tombstone_s
         images, account, closed = self._scripts.run(_CLOSE, _all_keys(session_id), data, expire_at, max_bytes)
         self._free(session_id, images, account)
-        return self._codec.decode_close(closed, session_id)
+        return self._codec.decode(closed, session_id)
 
     def delete(self, session_id: str) -> None:
         self._free(session_id, *self._scripts.run(_DELETE, _all_keys(session_id)))
@@ -237,14 +230,14 @@ class RedisJournal(StoredJournal):
         first: bytes = self._scripts.run(_CLAIM, keys, value, self._settings.claim_s, MAX_CLAIM_BYTES)
         return first.decode(errors="replace")
 
-    def enlist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+    def enlist(self, session_id: str, label: str, owner: str) -> None:
         listed = make_listed(session_id, label)
         self._scripts.run(_ENLIST, [_list_key(owner)], listed.name, listed.expires_at, int(time.time()))
 
-    def delist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+    def delist(self, session_id: str, label: str, owner: str) -> None:
         self._scripts.run(_DELIST, [_list_key(owner)], make_listed(session_id, label).name)
 
-    def list_owned(self, owner: str = ANYONE) -> list[Listed]:
+    def list_owned(self, owner: str) -> list[Listed]:
         names = self._scripts.run(_LIST_OWNED, [_list_key(owner)], int(time.time()), MAX_LISTED)
         found = (read_listed(name.decode(errors="replace")) for name in names)
         return [listed for listed in found if listed is not None]
@@ -254,7 +247,7 @@ class RedisJournal(StoredJournal):
         names = [_tag(key) for key in keys]
         return [name for name in names if is_session_id(name)], str(after) if after else ""
 
-    def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
+    def sweep(self, expired_before: int, *, is_full: bool) -> None:
         """Release the images of closed sessions and measure, if is_full. Redis deletes expired keys itself."""
         self._budget.expire(expired_before)
         if is_full:
@@ -306,7 +299,7 @@ def _list_key(owner: str) -> str:
 
 
 def _all_keys(session_id: str) -> list[str]:
-    return _keys(session_id, "events", "images", "pictures", "account", "closed", "kv")
+    return _keys(session_id, "events", "pictures", "account", "closed", "kv")
 
 
 def _tag(key: str) -> str:

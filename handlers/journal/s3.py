@@ -65,7 +65,7 @@ class S3Journal(StoredJournal):
         self._swept = {"claims": "", "listed": ""}  # where the last sweep ended
         self._measuring: Iterator[int] | None = None  # the measurement that is not complete yet
 
-    def append(self, session_id: str, number: int, event: Event, owner: str = ANYONE) -> None:
+    def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
         data = self._codec.encode(event, session_id)
         key = self._event(session_id, number)
         if number == 0 and check_owner(owner) != ANYONE:
@@ -96,7 +96,7 @@ class S3Journal(StoredJournal):
             num_asked = s3_objects.PARALLEL
         return [event for event in events if event.kind == "close"][:1] or events
 
-    def put_image(self, session_id: str, data: bytes, owner: str = ANYONE) -> str:
+    def put_image(self, session_id: str, data: bytes, owner: str) -> str:
         folder = self._session(session_id)
         pointer, num_bytes = self._images.share(folder, session_id, owner, data)
         if self._find_close(session_id, 0) is not None:  # after the write: a later close finds the image
@@ -108,12 +108,9 @@ class S3Journal(StoredJournal):
     def get_image(self, session_id: str, image: str) -> bytes:
         check_image_name(image)
         folder, max_bytes = self._session(session_id), self._settings.max_image_bytes
-        data = self._images.get(folder, image, max_bytes)
-        if data is None:  # older versions have stored it with its session
-            data = self._objects.get(f"{folder}images/{image}", max_bytes)
-        return check_image(image, data)
+        return check_image(image, self._images.get(folder, image, max_bytes))
 
-    def put_kv(self, session_id: str, number: int, data: bytes, owner: str = ANYONE) -> bool:
+    def put_kv(self, session_id: str, number: int, data: bytes, owner: str) -> bool:
         """Write a part. One that replaces another counts beside it until the next measurement."""
         self._budget.check_kv(owner, len(data))
         key = self._kv(session_id, number)
@@ -162,7 +159,7 @@ class S3Journal(StoredJournal):
 
     def _release(self, session_id: str, keys: list[str]) -> int:
         """Delete a session's images and its KV cache. keys: of its objects. Return the images' bytes."""
-        self._objects.delete([key for key in keys if self._kind(key) in ("images", KV)])
+        self._objects.delete([key for key in keys if self._kind(key) == KV])
         return self._images.release(session_id, [key for key in keys if self._kind(key) == "pictures"])
 
     def claim(self, name: str, value: str) -> str:
@@ -174,13 +171,13 @@ class S3Journal(StoredJournal):
             raise OSError("a claim was swept away while it was read")
         return first.decode(errors="replace")
 
-    def enlist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+    def enlist(self, session_id: str, label: str, owner: str) -> None:
         self._objects.put(self._listed(owner, make_listed(session_id, label)), b"")
 
-    def delist(self, session_id: str, label: str, owner: str = ANYONE) -> None:
+    def delist(self, session_id: str, label: str, owner: str) -> None:
         self._objects.delete([self._listed(owner, make_listed(session_id, label))])
 
-    def list_owned(self, owner: str = ANYONE) -> list[Listed]:
+    def list_owned(self, owner: str) -> list[Listed]:
         items = chain.from_iterable(self._objects.pages(f"{self._prefix}listed/{check_owner(owner)}/"))
         found = (read_listed(_name(item["Key"])) for item in islice(items, MAX_LISTED))
         return [listed for listed in found if listed is not None]
@@ -191,7 +188,7 @@ class S3Journal(StoredJournal):
         names = dict.fromkeys(map(self._session_id, page))
         return [name for name in names if is_session_id(name)], page[-1] if len(page) == s3_objects.PAGE else ""
 
-    def sweep(self, expired_before: int, *, is_full: bool = True) -> None:
+    def sweep(self, expired_before: int, *, is_full: bool) -> None:
         self._sweep_sessions(expired_before)
         if is_full:
             claimed_before = expired_before - self._settings.claim_s

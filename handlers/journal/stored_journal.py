@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from handlers.journal.budget import Budget
 from handlers.journal.event_codec import EventCodec
-from handlers.journal.journal import ANYONE
 from handlers.settings import JournalSettings
 
 
@@ -24,5 +23,5 @@ class StoredJournal:
     def num_sessions(self) -> int:
         return self._budget.num_sessions
 
-    def check_room(self, owner: str = ANYONE) -> None:
+    def check_room(self, owner: str) -> None:
         self._budget.check(owner)

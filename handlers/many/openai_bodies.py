@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from handlers.chat.checks import is_int, read_flag
 from handlers.errors import InvalidRequest
 from handlers.many.request import MAX_NAME, TaskRequest, as_list, read_body, read_request
 from handlers.requests import Incoming
@@ -146,10 +147,7 @@ def _read_rerank(given: Mapping[str, Any], model: str) -> RerankForm:
     if not isinstance(documents, list):
         raise InvalidRequest("'documents' must be a list of texts", param="documents")
     documents = [each.get("text") if isinstance(each, dict) else each for each in documents]
-    has_documents = given.get("return_documents", False)
-    if not isinstance(has_documents, bool):
-        raise InvalidRequest("'return_documents' must be true or false", param="return_documents")
-    top_n = given.get("top_n")
+    has_documents, top_n = read_flag(given, "return_documents"), given.get("top_n")
     return RerankForm(
         model=_model(given, model),
         query=_texts([given.get("query")], "query")[0],
@@ -178,7 +176,7 @@ def _texts(texts: Sequence[Any], name: str) -> Sequence[str]:
 
 
 def _positive(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_int(value) or value < 1:
         raise InvalidRequest(f"'{name}' must be a whole number of at least 1", param=name)
     return value
 

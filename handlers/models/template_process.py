@@ -22,8 +22,8 @@ class TemplateFailed(Exception):
 class TemplateProcess(LimitedProcess):
     """Renders templates, one at a time. Any thread."""
 
-    def __init__(self, cpu_s: float = CPU_S, memory_bytes: int = MEMORY_BYTES) -> None:
-        super().__init__("template", cpu_s, memory_bytes)
+    def __init__(self, cpu_s: float = CPU_S) -> None:
+        super().__init__("template", cpu_s, MEMORY_BYTES)
 
     def render(self, request: dict[str, Any]) -> str:
         """Return the rendered text. request: of `render_jinja_template`. Raises TemplateFailed."""

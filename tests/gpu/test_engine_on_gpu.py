@@ -1,8 +1,7 @@
 """The engine on a CUDA device: the same answers as on the CPU, and a correct memory budget."""
 
 import warnings
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import ImageSpan, Sequence
+from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.builtin.start import choose_kv_bytes
-from handlers.engine.contract import SamplingParams, TokenEvent
+from handlers.engine.contract import AnswerRequest, PlacedImage, SamplingParams, TokenEvent
 from handlers.errors import OutOfMemory
 from handlers.models.loader import load_model
 from handlers.settings import ChatSessionSettings
@@ -57,7 +56,7 @@ def generate(
     prompts: list[list[int]],
     pixels: torch.Tensor | None = None,
     checkpoint: Path = CHECKPOINT,
-    adapters: Items[Path | None] = (),
+    adapters: Sequence[Path | None] = (),
     dtype: str = "float32",
     **options: Any,
 ) -> list[list[TokenEvent]]:
@@ -68,10 +67,10 @@ def generate(
     model = load_model(checkpoint, device, dtype, max_rank=8 if adapters else 0)
     runner = ModelRunner(model, KV_BYTES, **options)
     engine = Engine(runner, Scheduler(8, Pace(32, 2.0)), 1)
-    spans: list[ImageSpan] = []
+    spans: list[PlacedImage] = []
     if pixels is not None:
         features = runner.encode_image(pixels)
-        spans = [ImageSpan(0, features)]
+        spans = [PlacedImage(0, features)]
         prompts = [[-5] * len(features) + prompt for prompt in prompts]
     found: list[list[TokenEvent]] = [[] for _ in prompts]
     for number, (prompt, events) in enumerate(zip(prompts, found, strict=True)):
@@ -87,8 +86,15 @@ def generate(
             adapter = model.adapted.read(folder, torch.float32, device)
         cache = SequenceCache(runner.pool)
         cache.match(prompt, "" if adapter is None else adapter.version)
-        sequence = Sequence(prompt, spans, cache, SamplingParams(max_new_tokens=24), float("inf"), listen)
-        sequence.adapter = adapter
+        request = AnswerRequest(
+            prompt=prompt,
+            images=spans,
+            params=SamplingParams(max_new_tokens=24),
+            deadline=float("inf"),
+            on_event=listen,
+            adapter=adapter,
+        )
+        sequence = TokenSequence(cache, request)
         engine.admit(sequence)
     while engine.scheduler.all():
         engine.step()
@@ -198,7 +204,10 @@ def test_step_waits_for_the_device_once() -> None:
     engine = Engine(runner, Scheduler(8, Pace(512, 2.0)), 1)
     for prompt in random_prompts():
         params = SamplingParams(max_new_tokens=40)
-        engine.admit(Sequence(prompt, [], SequenceCache(runner.pool), params, float("inf"), lambda event: True))
+        request = AnswerRequest(
+            prompt=prompt, images=[], params=params, deadline=float("inf"), on_event=lambda event: True
+        )
+        engine.admit(TokenSequence(SequenceCache(runner.pool), request))
     for _ in range(8):
         engine.step()
 
@@ -214,7 +223,10 @@ def test_short_prompts_are_replayed() -> None:
     def submit(number: int) -> None:
         params = SamplingParams(max_new_tokens=20)
         prompt = list(range(10, 10 + number))
-        engine.admit(Sequence(prompt, [], SequenceCache(runner.pool), params, float("inf"), lambda event: True))
+        request = AnswerRequest(
+            prompt=prompt, images=[], params=params, deadline=float("inf"), on_event=lambda event: True
+        )
+        engine.admit(TokenSequence(SequenceCache(runner.pool), request))
 
     with patch.object(model, "forward", wraps=model.forward) as launched:
         for number in (9, 30, 5):
@@ -259,7 +271,10 @@ def test_a_step_that_samples_waits_for_the_device_once(top_ks: tuple[int | None,
         top_k = top_ks[number % len(top_ks)]
         is_sampled = top_k is not None
         params = SamplingParams(max_new_tokens=40, do_sample=is_sampled, top_k=top_k, top_p=0.9, seed=1)
-        engine.admit(Sequence(prompt, [], SequenceCache(runner.pool), params, float("inf"), lambda event: True))
+        request = AnswerRequest(
+            prompt=prompt, images=[], params=params, deadline=float("inf"), on_event=lambda event: True
+        )
+        engine.admit(TokenSequence(SequenceCache(runner.pool), request))
     for _ in range(8):
         engine.step()
 

@@ -18,7 +18,8 @@ import redis
 import yaml
 from click.testing import CliRunner
 
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
+from handlers.journal.journal import ANYONE
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 from tests.kubernetes.manifests import Overlay, copy_with_secrets, read_secret
@@ -173,14 +174,14 @@ def test_a_journal_works_with_its_user_s_rights(demo: Overlay, valkey: int) -> N
     assert journal is not None
     event = Event(kind="open")
 
-    journal.append(SESSION, 0, event)
-    image = journal.put_image(SESSION, b"picture")
+    journal.append(SESSION, 0, event, ANYONE)
+    image = journal.put_image(SESSION, b"picture", ANYONE)
 
     assert journal.read(SESSION) == [event]
     assert journal.get_image(SESSION, image) == b"picture"
     assert journal.claim("name", SESSION) == SESSION
-    journal.close(SESSION, CLOSE)
-    journal.sweep(int(time.time()))
+    journal.close(SESSION, Event(kind="close"))
+    journal.sweep(int(time.time()), is_full=True)
     journal.delete(SESSION)
 
 

@@ -248,10 +248,6 @@ class Backlog:
         )
 
 
-_LATER = ("response_id", "source")  # not written where empty, so that older versions can read the record
-
-
 def _to_json(record: Any) -> str:
     values = {item.name: getattr(record, item.name) for item in fields(record) if item.name != "body"}
-    values = {name: value for name, value in values.items() if value or name not in _LATER}
     return json.dumps(values, separators=(",", ":"))

@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import check_unicode
+from handlers.chat.checks import check_unicode, read_flag
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.openai_fields import (
     Neutral,
     OpenAIAnswer,
     name_finish_reason,
     read_answer,
-    read_flag,
     read_num_choices,
     read_sampling,
     refuse_unsupported,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Content, Reasoning
-from handlers.chat.checks import check_unicode, is_unicode, names
+from handlers.chat.checks import check_unicode, is_unicode, names, read_flag
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.openai_fields import (
     EFFORTS,
@@ -16,7 +16,6 @@ from handlers.chat.dialects.openai_fields import (
     is_reasoning,
     name_finish_reason,
     read_answer,
-    read_flag,
     read_num_choices,
     read_sampling,
     refuse_unsupported,

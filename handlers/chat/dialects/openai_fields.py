@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import is_int, is_unicode, names
+from handlers.chat.checks import is_int, is_unicode, names, read_flag
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.parameters import OPENAI_NAMES, check_parameter
 from handlers.errors import HandlerError, InvalidRequest
@@ -37,19 +37,12 @@ def refuse_unsupported(given: Mapping[str, Any], fields: set[str], neutral: Neut
         raise InvalidRequest(f"{what} have no field {names(unknown)} here", param=min(unknown)[:MAX_NAME_CHARS])
 
 
-def read_flag(given: Mapping[str, Any], name: str) -> bool:
-    value = given.get(name, False)
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"'{name}' must be true or false", param=name)
-    return value
-
-
 def read_num_choices(given: Mapping[str, Any], settings: RequestSettings) -> int:
     """Return how many answers a request asks for."""
     number = given.get("n", 1)
     if not is_int(number) or not 1 <= number <= settings.max_choices:
         raise InvalidRequest(f"'n' must be a whole number from 1 to {settings.max_choices}", param="n")
-    return int(number)
+    return number
 
 
 def make_answer_id(prefix: str, incoming: Incoming) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -45,7 +45,6 @@ MAX_DIGITS = 9
 MAX_ADDED_ITEMS = 20  # items added to a conversation by one request: OpenAI's limit
 UNNAMED_FILE = "picture"
 MAX_FILENAME_CHARS = 255
-_ID = "([^/]+)"
 
 
 def parse_resource(
@@ -56,62 +55,60 @@ def parse_resource(
     Raises InvalidRequest, ContextTooLong, ResponseUnknown, SessionLimitReached.
     """
     target, _, query = resource.partition("?")
-    ids: Sequence[str] = ()
-
-    def has(form: str) -> bool:
-        nonlocal ids
-        found = re.fullmatch(form, target)
-        ids = [unquote(part or "") for part in found.groups()] if found is not None else ()
-        return found is not None
-
-    caller, values = incoming.caller, dict(parse_qsl(query))
-    if has("POST responses(?:/input_tokens|/compact)?"):
-        return _parse_input(incoming, target, read_body(), settings, now)
-    if has(f"POST responses/{_ID}/cancel"):
-        return EndResponse(caller=caller, response_id=ids[0], ended={"status": background.CANCELLED})
-    if has(f"{background.RUN} responses/{_ID}"):
-        return RunResponse(caller=caller, response_id=ids[0], invocation_id=incoming.invocation_id)
-    if has(f"{background.END} responses/{_ID}"):
-        return EndResponse(caller=caller, response_id=ids[0], ended=_read_end(read_body()))
-    if has(f"GET responses/{_ID}"):
-        return ShowResponse(caller=caller, response_id=ids[0], stream_after=_parse_stream(values))
-    if has(f"GET responses/{_ID}/input_items"):
-        return ShowResponse(caller=caller, response_id=ids[0], items=_parse_page(values))
-    if has(f"DELETE responses/{_ID}"):
-        return DeleteResponse(caller=caller, response_id=ids[0], invocation_id=incoming.invocation_id)
-    if has("POST conversations"):
-        return _parse_conversation(incoming, read_body(), now)
-    if has(f"POST conversations/{_ID}/items"):
-        return _parse_items(incoming, ids[0], read_body())
-    if has(f"GET conversations/{_ID}"):
-        return ShowConversation(caller=caller, conversation_id=ids[0])
-    if has(f"GET conversations/{_ID}/items"):
-        return ShowConversation(caller=caller, conversation_id=ids[0], page=_parse_page(values))
-    if has(f"GET conversations/{_ID}/items/{_ID}"):
-        return ShowConversation(caller=caller, conversation_id=ids[0], item_id=ids[1])
-    if has(f"POST conversations/{_ID}"):
-        body = read_body()
-        _refuse_other_fields(body, {"metadata"})
-        return UpdateConversation(caller=caller, conversation_id=ids[0], metadata=read_metadata(body))
-    if has(f"DELETE conversations/{_ID}/items/{_ID}"):
-        return UpdateConversation(caller=caller, conversation_id=ids[0], item_id=ids[1])
-    if has(f"DELETE conversations/{_ID}"):
-        return DeleteConversation(caller=caller, conversation_id=ids[0], invocation_id=incoming.invocation_id)
-    if has("POST files"):
-        return _parse_file(incoming, read_body(), now)
-    if has("GET files"):
-        page = _parse_page(values, MAX_FILE_LIMIT, MAX_LIMIT)
-        return ListFiles(caller=caller, page=page, purpose=values.get("purpose", ""))
-    if has(f"GET files/{_ID}(/content)?"):
-        return ShowFile(caller=caller, file_id=ids[0], has_content=bool(ids[1]))
-    if has(f"DELETE files/{_ID}"):
-        return DeleteFile(caller=caller, file_id=ids[0], invocation_id=incoming.invocation_id)
-    if has("POST tokenize"):
-        return parse_tokenize(incoming, read_body(), settings, now)
-    if has("POST detokenize"):
-        return parse_detokenize(read_body())
     method, _, path = target.partition(" ")
-    raise ResponseUnknown(f"Invalid URL ({method} /v1/{path[:100]})", api_code="unknown_url")
+    parts = path.split("/")
+    ids = [unquote(part) for part in parts[1::2]]  # each behind the name of its collection
+    caller, values = incoming.caller, dict(parse_qsl(query))
+    match method, *(part or None for part in parts):  # str(): an id, which is not empty
+        case ("POST", "responses") | ("POST", "responses", "input_tokens" | "compact"):
+            return _parse_input(incoming, target, read_body(), settings, now)
+        case "POST", "responses", str(), "cancel":
+            return EndResponse(caller=caller, response_id=ids[0], ended={"status": background.CANCELLED})
+        case background.RUN, "responses", str():
+            return RunResponse(caller=caller, response_id=ids[0], invocation_id=incoming.invocation_id)
+        case background.END, "responses", str():
+            return EndResponse(caller=caller, response_id=ids[0], ended=_read_end(read_body()))
+        case "GET", "responses", str():
+            return ShowResponse(caller=caller, response_id=ids[0], stream_after=_parse_stream(values))
+        case "GET", "responses", str(), "input_items":
+            return ShowResponse(caller=caller, response_id=ids[0], items=_parse_page(values))
+        case "DELETE", "responses", str():
+            return DeleteResponse(caller=caller, response_id=ids[0], invocation_id=incoming.invocation_id)
+        case "POST", "conversations":
+            return _parse_conversation(incoming, read_body(), now)
+        case "POST", "conversations", str(), "items":
+            return _parse_items(incoming, ids[0], read_body())
+        case "GET", "conversations", str():
+            return ShowConversation(caller=caller, conversation_id=ids[0])
+        case "GET", "conversations", str(), "items":
+            return ShowConversation(caller=caller, conversation_id=ids[0], page=_parse_page(values))
+        case "GET", "conversations", str(), "items", str():
+            return ShowConversation(caller=caller, conversation_id=ids[0], item_id=ids[1])
+        case "POST", "conversations", str():
+            body = read_body()
+            _refuse_other_fields(body, {"metadata"})
+            return UpdateConversation(caller=caller, conversation_id=ids[0], metadata=read_metadata(body))
+        case "DELETE", "conversations", str(), "items", str():
+            return UpdateConversation(caller=caller, conversation_id=ids[0], item_id=ids[1])
+        case "DELETE", "conversations", str():
+            return DeleteConversation(caller=caller, conversation_id=ids[0], invocation_id=incoming.invocation_id)
+        case "POST", "files":
+            return _parse_file(incoming, read_body(), now)
+        case "GET", "files":
+            page = _parse_page(values, MAX_FILE_LIMIT, MAX_LIMIT)
+            return ListFiles(caller=caller, page=page, purpose=values.get("purpose", ""))
+        case "GET", "files", str():
+            return ShowFile(caller=caller, file_id=ids[0], has_content=False)
+        case "GET", "files", str(), "content":
+            return ShowFile(caller=caller, file_id=ids[0], has_content=True)
+        case "DELETE", "files", str():
+            return DeleteFile(caller=caller, file_id=ids[0], invocation_id=incoming.invocation_id)
+        case "POST", "tokenize":
+            return parse_tokenize(incoming, read_body(), settings, now)
+        case "POST", "detokenize":
+            return parse_detokenize(read_body())
+        case _:
+            raise ResponseUnknown(f"Invalid URL ({method} /v1/{path[:100]})", api_code="unknown_url")
 
 
 def _parse_input(

@@ -103,7 +103,6 @@ def parse_response(
         invocation_id=incoming.invocation_id,
         form=form,
         is_streaming=given.get("stream", False),
-        draft=form,
     )
     if given.get("background"):
         if not conversation:
@@ -178,7 +177,6 @@ def resume_response(command: RunResponse, queued: QueuedResponse, session_id: st
         invocation_id=command.invocation_id,
         form=form,
         is_streaming=False,
-        draft=form,
         queued=queued,
     )
 

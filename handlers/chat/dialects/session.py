@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handlers.chat.checks import check_unicode, is_unicode
+from handlers.chat.checks import check_unicode, is_int, is_unicode
 from handlers.chat.commands import AddImages, Ask, BranchSession, CloseSession, Command, OpenSession, StopAnswer
 from handlers.chat.dialects.tgi import LmiForm, TgiForm
 from handlers.chat.dialects.turns import check_session_limit
@@ -111,7 +111,7 @@ def _parse_open(incoming: Incoming, body: dict[str, Any], header_id: str | None)
 
 def _opening(incoming: Incoming, body: dict[str, Any], images: tuple[ImageReference, ...] = ()) -> OpenSession:
     ttl_s = body.get("ttl_s")
-    if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):
+    if ttl_s is not None and (not is_int(ttl_s) or ttl_s < 1):
         raise InvalidRequest("'ttl_s' must be a whole number of seconds, 1 or more")
     check_session_limit(incoming)
     return OpenSession(caller=incoming.caller, images=images, ttl_s=ttl_s, invocation_id=incoming.invocation_id)
@@ -119,7 +119,7 @@ def _opening(incoming: Incoming, body: dict[str, Any], images: tuple[ImageRefere
 
 def _parse_branch(incoming: Incoming, body: dict[str, Any], session_id: str) -> BranchSession:
     num_turns = body.get("turns")
-    if isinstance(num_turns, bool) or not isinstance(num_turns, int) or num_turns < 1:
+    if not is_int(num_turns) or num_turns < 1:
         raise InvalidRequest("'turns' must be the number of the session's turns that the branch begins with, 1 or more")
     return BranchSession(opening=_opening(incoming, body), session_id=session_id, num_turns=num_turns)
 

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from handlers.chat.checks import is_int
+from handlers.chat.checks import is_int, read_flag
 from handlers.chat.commands import Detokenize, Tokenize
 from handlers.chat.dialects.completions import parse_completion
 from handlers.chat.dialects.openai import parse_chat_completion
-from handlers.chat.dialects.openai_fields import read_flag
 from handlers.errors import InvalidRequest
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings

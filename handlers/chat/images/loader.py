@@ -137,9 +137,8 @@ class ImageLoader:
         self._lock = threading.Lock()
         self._s3: S3Images | None = None
         self.decoding = DecodingBudget(settings.decoding_bytes, settings.decoding_timeout_s)
-        self.num_fetched = 0
 
-    def read(self, reference: ImageReference, reply: PendingReply | None = None) -> bytes:
+    def read(self, reference: ImageReference, reply: PendingReply) -> bytes:
         """Return the encoded bytes, at most `max_bytes`. If the reply is cancelled, a running fetch ends."""
         if isinstance(reference, KeptImage):
             return self._within_limit(reference.read())
@@ -170,7 +169,7 @@ class ImageLoader:
         """Decode to RGB within the worker's memory budget; see `image_decoding.decoded`."""
         return image_decoding.decoded(data, self._settings, self.decoding, check, side)
 
-    def _fetch_from_s3(self, url: str, reply: PendingReply | None) -> bytes:
+    def _fetch_from_s3(self, url: str, reply: PendingReply) -> bytes:
         with self._lock:
             if self._s3 is None and self._settings.allowed_buckets:
                 from handlers.chat.images.s3 import S3Images  # the AWS library is slow to load
@@ -181,22 +180,16 @@ class ImageLoader:
             raise ImageUrlForbidden(
                 "this worker reads no images from S3; an operator can allow buckets with handler.intake.allowed_buckets"
             )
-        data = s3.read(url, reply)
-        with self._lock:
-            self.num_fetched += 1
-        return data
+        return s3.read(url, reply)
 
-    def _fetch(self, url: str, reply: PendingReply | None) -> bytes:
+    def _fetch(self, url: str, reply: PendingReply) -> bytes:
         if not self._settings.allow_urls:
             raise ImageUrlForbidden("this worker does not fetch images; send the image itself")
         with _Deadline(self._find_time(reply)) as deadline:
-            if reply is not None:
-                reply.on_cancel(lambda reason: deadline.cut())
+            reply.on_cancel(lambda reason: deadline.cut())
             for _ in range(self._settings.max_redirects + 1):
                 answer = self._fetch_once(url, deadline)
                 if isinstance(answer, bytes):
-                    with self._lock:
-                        self.num_fetched += 1
                     return answer
                 try:
                     url = urljoin(url, answer)
@@ -204,13 +197,11 @@ class ImageLoader:
                     raise ImageUnreachable("the image's address redirects to an invalid URL") from exc
         raise ImageUnreachable(f"the image's address redirects more than {self._settings.max_redirects} times")
 
-    def _find_time(self, reply: PendingReply | None) -> float:
+    def _find_time(self, reply: PendingReply) -> float:
         """Return how many seconds a fetch may take.
 
         Raises Overloaded if the request has waited too long for a thread.
         """
-        if reply is None:
-            return self._settings.total_timeout_s
         left_s = reply.fetches_end_at - self._clock()
         if left_s <= 0:
             raise Overloaded("too many images are being fetched; try again later")

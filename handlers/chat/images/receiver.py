@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from handlers.chat.images.addresses import is_fetched
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.store import Image, ImageStore
 from handlers.chat.messages import ImageReference
@@ -49,6 +50,7 @@ class ImageReceiver:
                 reply.raise_if_cancelled()
                 self._counters.add("images_received")
                 encoded = self._loader.read(reference, reply)
+                self._counters.add("images_fetched", int(is_fetched(reference)))
                 reply.raise_if_cancelled()
                 image = self._store.take_in(scope, encoded, reply.raise_if_cancelled)
                 received.append(ReceivedImage(image, encoded))

@@ -36,7 +36,7 @@ class S3Images:
             connections=settings.num_threads,
         )
 
-    def read(self, url: str, reply: PendingReply | None) -> bytes:
+    def read(self, url: str, reply: PendingReply) -> bytes:
         """Read an image, scaled down to at most `max_bytes`.
 
         Raises the BadImage family, OutOfMemory, OutOfDisk, and the reason for which the reply was cancelled.
@@ -76,7 +76,7 @@ class S3Images:
 class Transfer:
     """Reads one object in order. Resumes after a broken connection if the object is unchanged."""
 
-    def __init__(self, client: Any, place: dict[str, str], deadline: float, reply: PendingReply | None) -> None:
+    def __init__(self, client: Any, place: dict[str, str], deadline: float, reply: PendingReply) -> None:
         self._client = client
         self._place = place
         self._deadline = deadline
@@ -86,8 +86,7 @@ class Transfer:
 
     def check(self) -> None:
         """Raise ImageUnreachable after the deadline, or the reason for which the reply was cancelled."""
-        if self._reply is not None:
-            self._reply.raise_if_cancelled()
+        self._reply.raise_if_cancelled()
         if time.monotonic() > self._deadline:
             raise ImageUnreachable("the image did not arrive in time")
 

@@ -23,7 +23,7 @@ def list_sessions(store: SessionStore, query: SessionQuery) -> dict[str, Any]:
         "sessions": [describe(store, session) for session in page],
         "next": page[-1].hash if len(matching) > len(page) else None,
         "open": len(sessions),
-        "evicted": store.sessions_evicted,
+        "evicted": store.counters.get("sessions_evicted"),
     }
 
 

@@ -16,6 +16,7 @@ from handlers.chat.images.store import ImageStore
 from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones
 from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
+from handlers.counters import Counters
 from handlers.engine.contract import KvPool
 from handlers.errors import Overloaded, SessionClosed, SessionExpired, SessionGone, SessionLost, SessionUnknown
 from handlers.requests import Caller
@@ -34,15 +35,16 @@ class SessionTable:
         ids: SessionIdMinter,
         pool: KvPool,
         images: ImageStore,
+        counters: Counters,
         wall: Callable[[], float],
         *,
         is_durable: bool,
     ) -> None:
         self.settings = settings
-        self.sessions_adopted = self.sessions_evicted = 0
         self.num_chars = 0  # of the texts of all sessions
         self.pool = pool
         self.images = images
+        self.counters = counters
         self._ids = ids
         self._wall = wall
         self._lock = threading.RLock()
@@ -120,7 +122,7 @@ class SessionTable:
             return False
         self._forget(oldest)
         self._release(oldest, keeps_features=True)
-        self.sessions_evicted += 1
+        self.counters.add("sessions_evicted")
         return True
 
     def _full(self, message: str) -> Overloaded:
@@ -202,7 +204,7 @@ class SessionTable:
                 sid = self._ids.verify(text, caller)
                 assert sid is not None
             session = self._add(sid, caller)
-            self.sessions_adopted += 1
+            self.counters.add("sessions_adopted")
             return session
 
     def get(self, text: str, caller: Caller) -> Session:

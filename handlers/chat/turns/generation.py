@@ -243,8 +243,7 @@ class Generation:
 
         Raises TurnConflict.
         """
-        form = " text 2" if self._parameters.stop else ""  # of earlier versions, other text had become certain
-        about = f"{self._parts.model.fingerprint} {self._session_id} {params.max_new_tokens}{form}"
+        about = f"{self._parts.model.fingerprint} {self._session_id} {params.max_new_tokens}"
         digest = digest_of(f"{about} {self._adapter.version}".rstrip(), prompt)
         start = self._writer.start
         if start is None:

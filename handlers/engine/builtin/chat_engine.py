@@ -1,7 +1,5 @@
 """The built-in engine behind the interface of engine/contract.py."""
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -11,22 +9,19 @@ from torch import Tensor
 from handlers.counters import Counters
 from handlers.device import exit_worker
 from handlers.engine.builtin.engine import Engine
-from handlers.engine.builtin.kv_cache import BlockPool, SequenceCache
-from handlers.engine.builtin.kv_parts import PART, block_names, find_part, read_part, split_parts, write_part
+from handlers.engine.builtin.kv_cache import BlockPool
+from handlers.engine.builtin.kv_parts import BlockParts
 from handlers.engine.builtin.pace import make_pace
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import ImageSpan
-from handlers.engine.builtin.sequence import Sequence as TokenSequence
+from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import (
     AnswerRequest,
     Cancel,
     Capabilities,
     EngineNumbers,
     GrammarText,
-    ImageFeatures,
     KvCache,
-    KvPart,
 )
 from handlers.engine.grammar import Grammar, GrammarCompiler
 from handlers.errors import OutOfMemory
@@ -86,58 +81,9 @@ class BuiltinEngine:
         return model.adapted.read(folder, model.dtype, model.device)
 
     def submit(self, cache: KvCache, request: AnswerRequest) -> Cancel:
-        spans = [ImageSpan(each.start, _own_features(each.features)) for each in request.images]
-        sequence = TokenSequence(
-            request.prompt,
-            spans,
-            _own(cache),
-            request.params,
-            request.deadline,
-            request.on_event,
-            request.wake,
-            request.given,
-        )
-        if request.adapter is not None:
-            assert isinstance(request.adapter, LoraAdapter)  # `load_adapter` has returned it
-            sequence.adapter = request.adapter
+        sequence = TokenSequence(cache, request)
         self._engine.submit(sequence)
         return partial(self._engine.cancel, sequence)
-
-
-class BlockParts:
-    """Implements `KvParts` for whole blocks."""
-
-    length = PART
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._shape = shape = engine.runner.pool.shape
-        fingerprint = engine.runner.model.fingerprint
-        self._about = f"{fingerprint} {shape.num_layers} {shape.num_kv_heads} {shape.head_size} {shape.dtype}"
-        self.max_bytes = shape.num_bytes(PART)
-
-    @property
-    def token_s(self) -> float | None:
-        return self._engine.scheduler.pace.token_s
-
-    def keys(self, cache: KvCache) -> list[int]:
-        return list(_own(cache).tokens)
-
-    def name(self, keys: Sequence[int], digests: Mapping[int, str], variant: str) -> list[bytes]:
-        return block_names(f"{self._about} {variant}".rstrip(), keys, digests)
-
-    def split(self, names: Sequence[bytes]) -> list[KvPart]:
-        return split_parts(names)
-
-    def find(self, names: Sequence[bytes], number: int, num_bytes: int) -> KvPart | None:
-        return find_part(names, number, num_bytes, self._shape)
-
-    def read(self, cache: KvCache, keys: Sequence[int], part: KvPart, variant: str) -> bytes | None:
-        reading: Future[bytes | None] = self._engine.call(partial(read_part, _own(cache), keys, part, variant))
-        return reading.result()
-
-    def write(self, cache: KvCache, keys: Sequence[int], part: KvPart, content: memoryview) -> None:
-        self._engine.call(partial(write_part, _own(cache), keys, part, content)).result()
 
 
 def make_builtin_engine(
@@ -147,13 +93,3 @@ def make_builtin_engine(
     runner = ModelRunner(model, kv_bytes, settings.max_rows)
     scheduler = Scheduler(settings.max_rows, make_pace(settings, on_gpu=model.device.type != "cpu"))
     return BuiltinEngine(Engine(runner, scheduler, settings.num_threads, on_device_lost=exit_worker), grammar)
-
-
-def _own(cache: KvCache) -> SequenceCache:
-    assert isinstance(cache, SequenceCache)  # `pool.open` has returned it
-    return cache
-
-
-def _own_features(features: ImageFeatures) -> Tensor:
-    assert isinstance(features, Tensor)  # `encode` has returned them
-    return features

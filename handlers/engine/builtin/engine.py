@@ -23,7 +23,7 @@ from handlers.engine.builtin.pace import MIN_CHUNK
 from handlers.engine.builtin.runner import ModelRunner, StepResult
 from handlers.engine.builtin.sampler import Sampler
 from handlers.engine.builtin.scheduler import Scheduler, StepShare
-from handlers.engine.builtin.sequence import Sequence
+from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import FinishReason, TokenEvent
 from handlers.engine.grammar import GrammarFailed
 from handlers.errors import InternalError, InvalidRequest, OutOfMemory, TurnTimedOut
@@ -54,7 +54,7 @@ class Engine:
         self._clock = clock
         # Measures a step: on a CPU this thread's processor time, because others use it, too; on a GPU elapsed time.
         self._step_clock = time.thread_time if runner.model.device.type == "cpu" else clock
-        self._samplers: dict[Sequence, Sampler] = {}
+        self._samplers: dict[TokenSequence, Sampler] = {}
         self._inbox: deque[Callable[[], None]] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -73,11 +73,11 @@ class Engine:
         if not self._thread.is_alive():  # otherwise a running step still reads it
             self.runner.close()
 
-    def submit(self, sequence: Sequence) -> None:
+    def submit(self, sequence: TokenSequence) -> None:
         """Queue a sequence, which begins when there is room. Its events are called on the engine thread."""
         self._post(self._inbox, lambda: self.admit(sequence))
 
-    def cancel(self, sequence: Sequence, error: Exception) -> None:
+    def cancel(self, sequence: TokenSequence, error: Exception) -> None:
         """Remove a sequence before the next step, with this error as its last event. Does nothing if it has ended."""
         self._post(self._inbox, lambda: self.finish(sequence, error))
 
@@ -178,9 +178,9 @@ class Engine:
         """Return the samplers, by row of the batch, of the sequences that get a token in this step."""
         return {row: self._samplers[share.sequence] for row, share in enumerate(batch) if share.is_last}
 
-    def _choose(self, batch: list[StepShare], result: StepResult, draw: Draw) -> list[tuple[Sequence, int, float]]:
+    def _choose(self, batch: list[StepShare], result: StepResult, draw: Draw) -> list[tuple[TokenSequence, int, float]]:
         """Return the next token, and its log probability, of each sequence whose prompt is computed."""
-        chosen: list[tuple[Sequence, int, float]] = []
+        chosen: list[tuple[TokenSequence, int, float]] = []
         for row, sampler in self._samplers_of(batch).items():
             sequence = batch[row].sequence
             token, logprob = result.greedy[row], result.logprobs[row]
@@ -203,8 +203,8 @@ class Engine:
         return chosen
 
     def _find_top(
-        self, batch: list[StepShare], result: StepResult, chosen: list[tuple[Sequence, int, float]]
-    ) -> dict[Sequence, tuple[float, tuple[tuple[int, float], ...]]]:
+        self, batch: list[StepShare], result: StepResult, chosen: list[tuple[TokenSequence, int, float]]
+    ) -> dict[TokenSequence, tuple[float, tuple[tuple[int, float], ...]]]:
         """Return, for sequences that ask for it, the chosen token's log probability and the likeliest tokens."""
         asking = [(sequence, token) for sequence, token, _ in chosen if sequence.params.top_n_tokens]
         if not asking:
@@ -247,7 +247,7 @@ class Engine:
         self._commit(batch[:middle])
         self._commit(batch[middle:])
 
-    def _fail(self, sequence: Sequence, error: Exception) -> None:
+    def _fail(self, sequence: TokenSequence, error: Exception) -> None:
         """End a sequence whose step failed, and log the reason."""
         logger.error("sequence failed error=%s", error, exc_info=error)
         if isinstance(error, torch.OutOfMemoryError):
@@ -258,7 +258,9 @@ class Engine:
         sequence.cache.drop()  # its stored keys and values may be the cause
         self._guard(lambda: sequence.on_event(TokenEvent(None, error=answer)))
 
-    def _deliver(self, sequence: Sequence, token: int, logprob: float, top: tuple[tuple[int, float], ...] = ()) -> None:
+    def _deliver(
+        self, sequence: TokenSequence, token: int, logprob: float, top: tuple[tuple[int, float], ...] = ()
+    ) -> None:
         sequence.output.append(token)
         reason = None
         if token in self.runner.model.eos_token_ids or self._samplers[sequence].is_complete:
@@ -274,7 +276,7 @@ class Engine:
         if not sequence.on_event(TokenEvent(token, logprob, reason, top=top, num_cached=num_cached)):
             self._forget(sequence)
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit(self, sequence: TokenSequence) -> None:
         """Let the sequence join the batch, or wait for room. Engine thread only."""
         pool = self.runner.pool
         try:
@@ -293,13 +295,13 @@ class Engine:
                 sequence, OutOfMemory(f"this turn takes more than the KV cache's {pool.capacity * BLOCK} tokens")
             )
 
-    def finish(self, sequence: Sequence, error: Exception) -> None:
+    def finish(self, sequence: TokenSequence, error: Exception) -> None:
         """End a sequence with this error unless it has ended. Engine thread only."""
         if sequence in self._samplers:
             self._forget(sequence)
             self._guard(lambda: sequence.on_event(TokenEvent(None, error=error)))
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: TokenSequence) -> None:
         """Remove a sequence from the batch, unless its own event has already done so."""
         self.scheduler.remove(sequence)
         self._samplers.pop(sequence, None)

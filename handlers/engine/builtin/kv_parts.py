@@ -3,22 +3,61 @@
 import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 
 import torch
 
+from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import BLOCK, CacheShape, SequenceCache
-from handlers.engine.contract import KvPart
+from handlers.engine.contract import KvCache, KvPart
 
 PART_BLOCKS = 4  # of a part that is not the last one
 PART = PART_BLOCKS * BLOCK  # positions
 
 
+class BlockParts:
+    """Implements `KvParts` for whole blocks."""
+
+    length = PART
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._shape = shape = engine.runner.pool.shape
+        fingerprint = engine.runner.model.fingerprint
+        self._about = f"{fingerprint} {shape.num_layers} {shape.num_kv_heads} {shape.head_size} {shape.dtype}"
+        self.max_bytes = shape.num_bytes(PART)
+
+    @property
+    def token_s(self) -> float | None:
+        return self._engine.scheduler.pace.token_s
+
+    def keys(self, cache: KvCache) -> list[int]:
+        return list(_own(cache).tokens)
+
+    def name(self, keys: Sequence[int], digests: Mapping[int, str], variant: str) -> list[bytes]:
+        return block_names(f"{self._about} {variant}".rstrip(), keys, digests)
+
+    def split(self, names: Sequence[bytes]) -> list[KvPart]:
+        return split_parts(names)
+
+    def find(self, names: Sequence[bytes], number: int, num_bytes: int) -> KvPart | None:
+        return find_part(names, number, num_bytes, self._shape)
+
+    def read(self, cache: KvCache, keys: Sequence[int], part: KvPart, variant: str) -> bytes | None:
+        reading: Future[bytes | None] = self._engine.call(partial(read_part, _own(cache), keys, part, variant))
+        return reading.result()
+
+    def write(self, cache: KvCache, keys: Sequence[int], part: KvPart, content: memoryview) -> None:
+        self._engine.call(partial(write_part, _own(cache), keys, part, content)).result()
+
+
 def block_names(about: str, keys: Sequence[int], digests: Mapping[int, str]) -> list[bytes]:
     """Name the full blocks of a sequence, 32 bytes each. A name identifies all tokens up to its block's end.
 
-    about: the model and the cache's layout. keys: see `Sequence`. digests: of the images, by their keys. The names end
-    where a key has no digest.
+    about: the model and the cache's layout. keys: see `AnswerRequest`. digests: of the images, by their keys. The names
+    end where a key has no digest.
     """
     digest = hashlib.sha256(about.encode())
     names: list[bytes] = []
@@ -71,3 +110,8 @@ def write_part(cache: SequenceCache, keys: Sequence[int], part: KvPart, content:
     found = found.view(layers, kinds, heads, part.end - part.start, size)
     pool.storage.index_copy_(3, cache.slots[part.start : part.end], found.to(pool.shape.device))
     cache.advance(keys[part.start : part.end])
+
+
+def _own(cache: KvCache) -> SequenceCache:
+    assert isinstance(cache, SequenceCache)  # the pool has opened it
+    return cache

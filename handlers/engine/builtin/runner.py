@@ -134,11 +134,13 @@ def _place_features(embeds: Tensor, batch: Sequence[StepShare]) -> None:
     for share in batch:
         start = share.sequence.cache.length
         end = start + len(share.tokens)
-        for span in share.sequence.images:
-            first, last = max(start, span.start), min(end, span.start + span.length)
+        for placed in share.sequence.images:
+            features = placed.features
+            assert isinstance(features, Tensor)  # the engine's `encode` has returned them
+            first, last = max(start, placed.start), min(end, placed.start + len(features))
             if first < last:
                 at = offset - start
-                embeds[at + first : at + last] = span.features[first - span.start : last - span.start]
+                embeds[at + first : at + last] = features[first - placed.start : last - placed.start]
         offset += len(share.tokens)
 
 

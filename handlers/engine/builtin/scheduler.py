@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from handlers.engine.builtin.pace import Pace
-from handlers.engine.builtin.sequence import Sequence
+from handlers.engine.builtin.sequence import TokenSequence
 from handlers.errors import OutOfMemory
 
 
@@ -17,7 +17,7 @@ from handlers.errors import OutOfMemory
 class StepShare:
     """A sequence's share of a step: its next `tokens`. is_last: the step produces a new token."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     tokens: list[int]
     is_last: bool
 
@@ -26,29 +26,29 @@ class Scheduler:
     def __init__(self, max_rows: int, pace: Pace) -> None:
         self.max_rows = max_rows
         self.pace = pace
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: deque[TokenSequence] = deque()
+        self.running: list[TokenSequence] = []
         self._count = 0  # of arrivals and batches, to tell what came first
 
     def __repr__(self) -> str:
         return f"<Scheduler {len(self.running)} running, {len(self.waiting)} waiting>"
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         self._count += 1
         sequence.arrived = self._count
         self.waiting.append(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: TokenSequence) -> None:
         """Remove a sequence that has ended, whether it runs or waits."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def all(self) -> list[Sequence]:
+    def all(self) -> list[TokenSequence]:
         return [*self.running, *self.waiting]
 
-    def admit(self) -> Sequence | None:
+    def admit(self) -> TokenSequence | None:
         """Admit waiting sequences while the cache has room.
 
         If the oldest cannot join and no sequence runs, returns the newest one: the caller must free its blocks and
@@ -81,7 +81,7 @@ class Scheduler:
             prefilling.sort(key=_adapter_of)
         return decoding + prefilling
 
-    def _share(self, decoding: list[Sequence]) -> list[tuple[Sequence, int]]:
+    def _share(self, decoding: list[TokenSequence]) -> list[tuple[TokenSequence, int]]:
         """Return the number of prompt tokens of each prefilling sequence; none is 0.
 
         The pace protects running answers from later prompts. Prompts that arrived before any decoding sequence had

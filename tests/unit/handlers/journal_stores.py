@@ -18,6 +18,7 @@ from handlers.settings import JournalSettings
 from tests.servers import BUCKET, RedisServer, S3Server
 
 TOMBSTONE_S = 3600
+CLOSE = Event(kind="close")
 HOURS_S = 10_000
 KINDS = (
     "directory",
@@ -36,7 +37,6 @@ class Store:
     dump: Callable[[], bytes]  # everything that is kept, all names, and each content once
     pass_time: Callable[[int], object]  # seconds, for a store that goes by its own clock
     poison: Callable[[str, str, bytes], object]  # put bytes in place of a session's first event, or of the only image
-    keep_image: Callable[[str, str, bytes], object]  # write a session's image by its name, as older versions did
 
     def reopened(self, **limits: Any) -> Journal:
         """As another instance has it."""
@@ -53,7 +53,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         url, dump = tmp_path.as_uri(), lambda: dump_folder(tmp_path)
         pass_time = partial(age_files, tmp_path)
         poison: Callable[[str, str, bytes], object] = partial(poison_folder, tmp_path)
-        keep_image: Callable[[str, str, bytes], object] = partial(keep_image_in_folder, tmp_path)
     elif request.param == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
         for name, value in server.environment.items():
@@ -61,7 +60,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         prefix = uuid4().hex
         url, dump = f"s3://{BUCKET}/{prefix}", lambda: dump_bucket(server, prefix)
         poison = partial(poison_bucket, server, prefix)
-        keep_image = partial(keep_image_in_bucket, server, prefix)
     else:
         name = {"valkey": "redis_server", "cluster": "redis_cluster"}[request.param]
         valkey: RedisServer = request.getfixturevalue(name)
@@ -69,10 +67,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             client.flushall()
         url, dump, pass_time = valkey.url, lambda: dump_keys(valkey), partial(age_keys, valkey)
         poison = partial(poison_keys, valkey)
-        keep_image = partial(keep_image_in_key, valkey)
     journal = open_journal(JournalSettings(url=url), TOMBSTONE_S)
     assert journal is not None
-    yield Store(url, journal, dump, pass_time, poison, keep_image)
+    yield Store(url, journal, dump, pass_time, poison)
     assert repr(journal) == "<BoundedJournal answering 0/32 in flight>"
 
 
@@ -142,21 +139,6 @@ def poison_keys(server: RedisServer, sid: str, what: str, data: bytes) -> None:
         else:
             (key,) = client.keys("torchmoor:{*}:picture:*")
             client.set(key, data)
-
-
-def keep_image_in_folder(folder: Path, sid: str, name: str, data: bytes) -> None:
-    (folder / sid / name).write_bytes(data)
-
-
-def keep_image_in_bucket(server: S3Server, prefix: str, sid: str, name: str, data: bytes) -> None:
-    server.client().put_object(
-        Bucket=BUCKET, Key=f"{prefix}/sessions/{sid.split('-')[3]}/{sid}/images/{name}", Body=data
-    )
-
-
-def keep_image_in_key(server: RedisServer, sid: str, name: str, data: bytes) -> None:
-    with server.client() as client:
-        client.hset(f"torchmoor:{{{sid}}}:images", name, data)
 
 
 def new_id(lives_s: int = 3600) -> str:

@@ -19,7 +19,7 @@ from handlers.engine.builtin.kv_cache import BLOCK, SequenceCache
 from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import Sequence
+from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import Adapter, AnswerRequest, ChatEngine, KvCache, SamplingParams, TokenEvent
 from handlers.engine.open_engine import open_engine
 from handlers.errors import ModelBroken, SettingsError
@@ -135,8 +135,15 @@ def test_rows_that_share_one_attention_call_answer_the_same(
 
         cache = SequenceCache(engine.runner.pool)
         cache.match(prompt, "" if adapter is None else adapter.version)
-        sequence = Sequence(prompt, [], cache, SamplingParams(max_new_tokens=NUM_TOKENS), float("inf"), listen)
-        sequence.adapter = adapter
+        request = AnswerRequest(
+            prompt=prompt,
+            images=[],
+            params=SamplingParams(max_new_tokens=NUM_TOKENS),
+            deadline=float("inf"),
+            on_event=listen,
+            adapter=adapter,
+        )
+        sequence = TokenSequence(cache, request)
         engine.admit(sequence)
     while engine.scheduler.all():
         engine.step()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
 from handlers.journal.journal import ANYONE, JournalFull, OwnerFull, owner_key
 from handlers.settings import JournalSettings
-from tests.unit.handlers.journal_stores import Store, new_id, turn
+from tests.unit.handlers.journal_stores import CLOSE, Store, new_id, turn
 from tests.unit.handlers.test_chat_service import data_url
 
 ALICE, BOB = owner_key("llava", "alice"), owner_key("llava", "bob")
@@ -68,7 +68,7 @@ def test_a_shared_picture_counts_once(store: Store) -> None:
 
     def sweep() -> None:
         for each in (journal, other):
-            each.sweep(int(time.time()))
+            each.sweep(int(time.time()), is_full=True)
 
     assert not is_full(journal, ALICE)
     sweep()
@@ -92,7 +92,7 @@ def test_another_instance_learns_the_share_and_its_end(store: Store) -> None:
     expires_at = int(sessions[0].split("-")[3], 16)
     assert not is_full(other, ALICE)
 
-    other.sweep(now)
+    other.sweep(now, is_full=True)
 
     for each in (journal, other):
         with pytest.raises(JournalFull) as caught:

@@ -121,8 +121,12 @@ def decode(loader: ImageLoader, data: bytes) -> Image.Image:
         return picture.copy()
 
 
+def read(loader: ImageLoader, reference: bytes | str) -> bytes:
+    return loader.read(reference, PendingReply(lambda: None))
+
+
 def load(loader: ImageLoader, reference: bytes | str) -> Image.Image:
-    return decode(loader, loader.read(reference))
+    return decode(loader, read(loader, reference))
 
 
 def intake(resolver: Callable[[str, int], list[str]] = resolve, **values: Any) -> ImageLoader:
@@ -153,7 +157,6 @@ def test_allowed_address_is_fetched(web: WebServer) -> None:
 
     assert image.size == (4, 3)
     assert f"host: images.internal:{web.port}\r\n" in web.requests[0].lower()
-    assert loader.num_fetched == 1
 
 
 @pytest.mark.parametrize("allowed", ["127.0.0.1", "127.0.0.0/8", "::ffff:0:0/96", "localhost"])
@@ -163,9 +166,9 @@ def test_allowance_may_be_a_name_an_address_or_a_block(web: WebServer, allowed: 
 
     if allowed.startswith("::"):
         with pytest.raises(ImageUrlForbidden):
-            loader.read(web.url(host="localhost"))
+            read(loader, web.url(host="localhost"))
     else:
-        assert loader.read(web.url(host="localhost")) == PNG
+        assert read(loader, web.url(host="localhost")) == PNG
 
 
 PRIVATE_NETWORKS = (
@@ -201,7 +204,7 @@ PRIVATE6 = st.sampled_from(["::/127", "fc00::/7", "fe80::/10", "ff00::/8", "100:
 def test_private_and_local_addresses_are_forbidden(host: str) -> None:
     """A private or local address is never contacted, in any spelling."""
     with pytest.raises((ImageUrlForbidden, ImageUnreachable)) as caught:
-        strict().read(f"http://{host}/a.png")
+        read(strict(), f"http://{host}/a.png")
 
     if not (isinstance(caught.value, ImageUnreachable) and host.startswith("[")):  # a machine without IPv6
         assert isinstance(caught.value, ImageUrlForbidden)
@@ -214,7 +217,7 @@ def test_private_and_local_addresses_are_forbidden(host: str) -> None:
 def test_one_private_address_among_public_ones_forbids_the_name(address: str) -> None:
     """A name is forbidden if any of its addresses is."""
     with pytest.raises(ImageUrlForbidden):
-        strict(lambda host, port: ["93.184.215.14", address]).read("http://example.com/a.png")
+        read(strict(lambda host, port: ["93.184.215.14", address]), "http://example.com/a.png")
 
 
 @pytest.mark.parametrize("address", ["93.184.215.14", "2606:2800:21f::1", "64:ff9b::5db8:d70e", "2002:5db8:d70e::"])
@@ -250,7 +253,7 @@ def test_public_addresses_may_be_fetched(address: str) -> None:
 def test_forbidden_forms_of_addresses(url: str) -> None:
     """Other schemes, credentials and broken URLs are refused without a DNS query."""
     with pytest.raises(ImageUrlForbidden):
-        strict(no_resolver).read(url)
+        read(strict(no_resolver), url)
 
 
 @pytest.mark.parametrize("reference", ["x" * 1_000_000 + ":", "http://" + "a." * 500_000 + "com/"])
@@ -261,7 +264,7 @@ def test_errors_stay_small_whatever_the_reference(reference: str) -> None:
         raise socket.gaierror("unknown")
 
     with pytest.raises(BadImage) as caught:
-        strict(unknown).read(reference)
+        read(strict(unknown), reference)
 
     assert len(caught.value.message) < 500
 
@@ -271,7 +274,7 @@ def test_urls_can_be_switched_off(web: WebServer) -> None:
     loader = intake(allow_urls=False)
 
     with pytest.raises(ImageUrlForbidden):
-        loader.read(web.url())
+        read(loader, web.url())
     assert load(loader, PNG).size == (4, 3)
 
 
@@ -283,7 +286,7 @@ def test_unknown_host_is_unreachable(host: str) -> None:
         raise socket.gaierror("unknown")
 
     with pytest.raises(ImageUnreachable):
-        strict(unknown).read(f"http://{host}/a.png")
+        read(strict(unknown), f"http://{host}/a.png")
 
 
 def test_international_names_are_asked_in_their_ascii_form(web: WebServer) -> None:
@@ -294,7 +297,7 @@ def test_international_names_are_asked_in_their_ascii_form(web: WebServer) -> No
         asked.append(host)
         return ["127.0.0.1"]
 
-    assert intake(resolver).read(web.url(host="\u4f8b\u3048.jp")) == PNG
+    assert read(intake(resolver), web.url(host="\u4f8b\u3048.jp")) == PNG
 
     assert asked == ["xn--r8jz45g.jp"]
     assert "xn--r8jz45g.jp" in web.requests[0]
@@ -304,7 +307,7 @@ def test_connection_goes_to_the_judged_address(web: WebServer) -> None:
     """The connection uses the checked address without a second DNS query, which might return another."""
     answers = iter([["127.0.0.1"]])
 
-    assert intake(lambda host, port: next(answers)).read(web.url(host="rebind.example")) == PNG
+    assert read(intake(lambda host, port: next(answers)), web.url(host="rebind.example")) == PNG
 
 
 def test_environment_proxies_are_ignored(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +315,7 @@ def test_environment_proxies_are_ignored(web: WebServer, monkeypatch: pytest.Mon
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
 
-    assert intake().read(web.url()) == PNG
+    assert read(intake(), web.url()) == PNG
 
 
 @pytest.fixture(scope="session")
@@ -346,9 +349,9 @@ def test_tls_is_spoken_with_the_name_at_the_judged_address(
     monkeypatch.setattr("requests.adapters.DEFAULT_CA_BUNDLE_PATH", str(certificate))
     loader = intake(lambda host, port: ["127.0.0.1"])
 
-    assert loader.read(f"https://images.example:{web.port}/a.png") == PNG
+    assert read(loader, f"https://images.example:{web.port}/a.png") == PNG
     with pytest.raises(ImageUnreachable, match="SSLError"):
-        loader.read(f"https://other.example:{web.port}/a.png")
+        read(loader, f"https://other.example:{web.port}/a.png")
 
     assert names == ["images.example", "other.example"]
     assert len(web.requests) == 1
@@ -360,7 +363,7 @@ def test_unknown_certificate_is_refused(web: WebServer, certificate: Path, monke
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
 
     with pytest.raises(ImageUnreachable, match="SSLError"):
-        intake(lambda host, port: ["127.0.0.1"]).read(f"https://images.example:{web.port}/a.png")
+        read(intake(lambda host, port: ["127.0.0.1"]), f"https://images.example:{web.port}/a.png")
 
     assert web.requests == []
 
@@ -370,7 +373,7 @@ def test_slow_handshake_ends_at_the_total_timeout(web: WebServer) -> None:
     web.wrap = lambda connection: drip(b"\x16\x03\x03\x40\x00")(connection) or connection
 
     with pytest.raises(ImageUnreachable, match="in time"):
-        intake(total_timeout_s=0.25, read_timeout_s=5.0).read(web.url().replace("http", "https"))
+        read(intake(total_timeout_s=0.25, read_timeout_s=5.0), web.url().replace("http", "https"))
 
 
 # Redirects
@@ -381,7 +384,7 @@ def test_redirects_are_followed(web: WebServer) -> None:
     web.routes["/one"] = redirect("/two", "301 Moved Permanently")
     web.routes["/two"] = redirect(web.url())
 
-    assert intake().read(web.url("/one")) == PNG
+    assert read(intake(), web.url("/one")) == PNG
     assert len(web.requests) == 3
 
 
@@ -400,7 +403,7 @@ def test_redirect_to_a_forbidden_address_is_forbidden(web: WebServer) -> None:
     ):
         web.routes["/out"] = redirect(where)
         with pytest.raises(ImageUrlForbidden):
-            loader.read(web.url("/out", host="images.internal"))
+            read(loader, web.url("/out", host="images.internal"))
 
     assert all("/out" in request for request in web.requests)
 
@@ -411,7 +414,7 @@ def test_name_that_moves_between_redirects_is_judged_again(web: WebServer) -> No
     web.routes["/again"] = redirect(web.url(host="moving.example"))
 
     with pytest.raises(ImageUrlForbidden):
-        intake(lambda host, port: next(answers)).read(web.url("/again", host="moving.example"))
+        read(intake(lambda host, port: next(answers)), web.url("/again", host="moving.example"))
 
 
 def test_redirect_loop_ends(web: WebServer) -> None:
@@ -419,7 +422,7 @@ def test_redirect_loop_ends(web: WebServer) -> None:
     web.routes["/loop"] = redirect("/loop")
 
     with pytest.raises(ImageUnreachable, match="redirects"):
-        intake(max_redirects=2).read(web.url("/loop"))
+        read(intake(max_redirects=2), web.url("/loop"))
 
     assert len(web.requests) == 3
 
@@ -430,7 +433,7 @@ def test_broken_redirects_are_refused(web: WebServer, where: str) -> None:
     web.routes["/broken"] = redirect(where)
 
     with pytest.raises(BadImage):
-        intake().read(web.url("/broken"))
+        read(intake(), web.url("/broken"))
 
 
 # Responses
@@ -444,7 +447,7 @@ def test_other_statuses_are_unreachable(web: WebServer, status: str) -> None:
     web.routes["/a.png"] = answer(PNG if status[0] == "5" else b"", status)
 
     with pytest.raises(ImageUnreachable, match=status[:3]):
-        intake().read(web.url())
+        read(intake(), web.url())
 
 
 def test_declared_size_is_judged_before_the_body(web: WebServer) -> None:
@@ -452,7 +455,7 @@ def test_declared_size_is_judged_before_the_body(web: WebServer) -> None:
     web.routes["/big"] = b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n"
 
     with pytest.raises(ImageTooLarge):
-        intake(max_bytes=1000).read(web.url("/big"))
+        read(intake(max_bytes=1000), web.url("/big"))
 
 
 @pytest.mark.parametrize("framing", ["Connection: close\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n"])
@@ -468,7 +471,7 @@ def test_size_is_judged_while_the_body_arrives(web: WebServer, framing: str) -> 
     web.routes["/endless"] = endless
 
     with pytest.raises(ImageTooLarge):
-        intake(max_bytes=100_000).read(web.url("/endless"))
+        read(intake(max_bytes=100_000), web.url("/endless"))
 
 
 def test_compressed_bomb_is_cut_at_the_limit(web: WebServer) -> None:
@@ -477,21 +480,21 @@ def test_compressed_bomb_is_cut_at_the_limit(web: WebServer) -> None:
     web.routes["/bomb"] = answer(body, "200 OK", "Content-Encoding: deflate")
 
     with pytest.raises(ImageTooLarge):
-        intake(max_bytes=100_000).read(web.url("/bomb"))
+        read(intake(max_bytes=100_000), web.url("/bomb"))
 
 
 def test_an_image_may_have_as_many_bytes_as_are_allowed(web: WebServer) -> None:
     """One byte more is refused, whether its length is declared or not, and also in base64."""
     text = base64.b64encode(bytes(1000)).decode()
-    assert intake(max_bytes=1000).read(text) == bytes(1000)
+    assert read(intake(max_bytes=1000), text) == bytes(1000)
     with pytest.raises(ImageTooLarge):
-        intake(max_bytes=999).read(text)
+        read(intake(max_bytes=999), text)
     for head in (b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"):
         web.routes["/whole"] = lambda connection, head=head: connection.sendall(head + bytes(1000))
 
-        assert intake(max_bytes=1000).read(web.url("/whole")) == bytes(1000)
+        assert read(intake(max_bytes=1000), web.url("/whole")) == bytes(1000)
         with pytest.raises(ImageTooLarge, match="more than 999"):
-            intake(max_bytes=999).read(web.url("/whole"))
+            read(intake(max_bytes=999), web.url("/whole"))
 
 
 def drip(head: bytes) -> Callable[[socket.socket], None]:
@@ -525,9 +528,8 @@ def test_slow_answer_ends_at_the_total_timeout(web: WebServer, head: bytes) -> N
     """Single bytes at any point of the response do not extend a fetch beyond total_timeout_s."""
     web.routes["/slow"] = drip(head)
 
-    for reply in (None, PendingReply(lambda: None)):
-        with pytest.raises(ImageUnreachable, match="in time"):
-            intake(total_timeout_s=0.25, read_timeout_s=5.0).read(web.url("/slow"), reply)
+    with pytest.raises(ImageUnreachable, match="in time"):
+        read(intake(total_timeout_s=0.25, read_timeout_s=5.0), web.url("/slow"))
 
 
 def test_silence_ends_at_the_read_timeout(web: WebServer) -> None:
@@ -535,7 +537,7 @@ def test_silence_ends_at_the_read_timeout(web: WebServer) -> None:
     web.routes["/mute"] = lambda connection: connection.recv(1)
 
     with pytest.raises(ImageUnreachable, match="in time"):
-        intake(read_timeout_s=0.1).read(web.url("/mute"))
+        read(intake(read_timeout_s=0.1), web.url("/mute"))
 
 
 @pytest.mark.parametrize(
@@ -554,7 +556,7 @@ def test_broken_answers_are_unreachable(web: WebServer, raw: bytes) -> None:
     web.routes["/bad"] = raw
 
     with pytest.raises(ImageUnreachable):
-        intake().read(web.url("/bad"))
+        read(intake(), web.url("/bad"))
 
 
 def test_refused_connection_is_unreachable() -> None:
@@ -563,7 +565,7 @@ def test_refused_connection_is_unreachable() -> None:
         port = listener.getsockname()[1]
 
     with pytest.raises(ImageUnreachable):
-        intake().read(f"http://127.0.0.1:{port}/")
+        read(intake(), f"http://127.0.0.1:{port}/")
 
 
 # Text forms
@@ -582,7 +584,7 @@ def test_data_urls_and_base64() -> None:
         f"  {text[:20]}\n{text[20:]}\n",
     ]
 
-    assert [intake(no_resolver).read(form) for form in forms] == [PNG] * len(forms)
+    assert [read(intake(no_resolver), form) for form in forms] == [PNG] * len(forms)
 
 
 @pytest.mark.parametrize(
@@ -591,7 +593,7 @@ def test_data_urls_and_base64() -> None:
 def test_broken_text_is_no_image(text: str) -> None:
     """Text that is not a reference of any kind is not an image."""
     with pytest.raises(BadImage):
-        intake(no_resolver).read(text)
+        read(intake(no_resolver), text)
 
 
 def test_white_space_in_base64_costs_no_memory() -> None:
@@ -600,7 +602,7 @@ def test_white_space_in_base64_costs_no_memory() -> None:
     spaced = " ".join(text[i : i + 2] for i in range(0, len(text), 2))
     tracemalloc.start()
 
-    data = intake(no_resolver).read(f"data:;base64,{spaced}")
+    data = read(intake(no_resolver), f"data:;base64,{spaced}")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
@@ -626,11 +628,11 @@ def test_text_beyond_the_limit_is_too_large(form: str) -> None:
     text = base64.b64encode(bytes(1001)).decode()
 
     with pytest.raises(ImageTooLarge):
-        intake(max_bytes=1000).read(form.format(text))
+        read(intake(max_bytes=1000), form.format(text))
     with pytest.raises(ImageTooLarge):
-        intake(max_bytes=1000).read(form.format(text * 100))
+        read(intake(max_bytes=1000), form.format(text * 100))
     with pytest.raises(ImageTooLarge):
-        intake(max_bytes=1000).read(bytes(1001))
+        read(intake(max_bytes=1000), bytes(1001))
 
 
 # Pictures
@@ -829,7 +831,7 @@ def test_videos_and_sounds_are_refused_as_such() -> None:
     """A data URL with a video or audio type is refused with a clear error."""
     for kind in ("video/mp4", "AUDIO/wav"):
         with pytest.raises(UnsupportedMedia, match="is not supported"):
-            intake().read(f"data:{kind};base64,AAAA")
+            read(intake(), f"data:{kind};base64,AAAA")
 
 
 def png_header(width: int, height: int) -> bytes:

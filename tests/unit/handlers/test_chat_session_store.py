@@ -70,7 +70,9 @@ class Stores:
         )
         pool = BlockPool(SHAPE, capacity * SHAPE.block_bytes)
         values = {"ttl_s": 100, "tombstone_s": 3600, **settings}
-        store = SessionStore(ChatSessionSettings(**values), IDS, pool, images, self.clock, is_durable=is_durable)
+        store = SessionStore(
+            ChatSessionSettings(**values), IDS, pool, images, Counters(), self.clock, is_durable=is_durable
+        )
         self.made.append(store)
         return store
 
@@ -645,7 +647,7 @@ def test_a_full_store_evicts_the_session_that_was_used_least_recently(new_store:
 
     third = opened(store)
 
-    assert store.sessions_evicted == 1
+    assert store.counters.get("sessions_evicted") == 1
     assert store.session_ids() == [first.id.text, third.id.text]
     with pytest.raises(SessionLost):
         get(store, second)
@@ -676,7 +678,7 @@ def test_sessions_in_use_are_not_evicted(new_store: Stores) -> None:
     store.unpin(pinned)
     opened(store)
     opened(store)
-    assert store.sessions_evicted == 3
+    assert store.counters.get("sessions_evicted") == 3
 
 
 def test_an_evicted_session_takes_no_turn_and_no_pin(new_store: Stores) -> None:
@@ -701,7 +703,7 @@ def test_a_full_store_ends_expired_sessions_first(new_store: Stores, clock: Any)
     opened(store)
 
     assert get(store, kept) is kept
-    assert store.sessions_evicted == 0
+    assert store.counters.get("sessions_evicted") == 0
 
 
 def test_without_a_journal_a_refused_opening_states_when_a_session_expires(new_store: Stores, clock: Any) -> None:
@@ -886,7 +888,7 @@ def test_texts_of_all_sessions_are_bounded_by_evicting_idle_ones(new_store: Stor
         store.unhold(store.hold(session.id.text, Caller("e", "p")))
 
     store.check_chars(10)
-    assert (store.sessions_evicted, store.num_chars) == (0, 90)
+    assert (store.counters.get("sessions_evicted"), store.num_chars) == (0, 90)
     store.check_chars(11)
     assert (store.session_ids(), store.num_chars) == ([second.id.text, third.id.text], 60)
     store.add_chars(third, 50)

@@ -10,8 +10,8 @@ from handlers.engine.builtin.kv_cache import BLOCK, SequenceCache
 from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.runner import ModelRunner, cache_shape
 from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import Sequence
-from handlers.engine.contract import SamplingParams, TokenEvent
+from handlers.engine.builtin.sequence import TokenSequence
+from handlers.engine.contract import AnswerRequest, SamplingParams, TokenEvent
 from handlers.errors import SettingsError
 from handlers.models.loader import load_model
 
@@ -43,7 +43,10 @@ def test_no_request_waits_for_the_compiler(checkpoint: Path, one_thread: None) -
         prompt = [10 + i % 200 for i in range(length)]
         cache = SequenceCache(runner.pool)
         cache.match(prompt)
-        engine.admit(Sequence(prompt, [], cache, SamplingParams(max_new_tokens=8), float("inf"), listen))
+        request = AnswerRequest(
+            prompt=prompt, images=[], params=SamplingParams(max_new_tokens=8), deadline=float("inf"), on_event=listen
+        )
+        engine.admit(TokenSequence(cache, request))
     with torch._dynamo.config.patch(error_on_recompile=True):
         while engine.scheduler.all():
             engine.step()

@@ -15,8 +15,8 @@ from handlers.engine.builtin.kv_cache import BLOCK, SequenceCache
 from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.runner import ModelRunner, cache_shape
 from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import ImageSpan, Sequence
-from handlers.engine.contract import FinishReason, SamplingParams, TokenEvent
+from handlers.engine.builtin.sequence import TokenSequence
+from handlers.engine.contract import AnswerRequest, FinishReason, PlacedImage, SamplingParams, TokenEvent
 from handlers.errors import HandlerError, InternalError, OutOfMemory, TurnTimedOut
 from handlers.models.attention import PackedBatch, PackedShare, in_place
 from handlers.models.llava import LlavaModel
@@ -39,7 +39,7 @@ class Generation:
         deadline: float = FOREVER,
         stop_after: int | None = None,
         cache: SequenceCache | None = None,
-        images: list[ImageSpan] | None = None,
+        images: list[PlacedImage] | None = None,
         wake: Callable[[], None] | None = None,
         **params: Any,
     ) -> None:
@@ -50,7 +50,10 @@ class Generation:
         self.cache.pin()
         self.kept = self.cache.match(prompt)
         settings = SamplingParams(max_new_tokens=max_new_tokens, **params)
-        self.sequence = Sequence(prompt, images or [], self.cache, settings, deadline, self._on_event, wake)
+        request = AnswerRequest(
+            prompt=prompt, images=images or [], params=settings, deadline=deadline, on_event=self._on_event, wake=wake
+        )
+        self.sequence = TokenSequence(self.cache, request)
 
     def _on_event(self, event: TokenEvent) -> bool:
         with self._changed:
@@ -550,7 +553,7 @@ def test_images_are_shared_by_key_only(start_engine: EngineFactory, model: Any) 
     num, size = 3 * BLOCK, model.embed(torch.tensor([0])).shape[1]
     features = [torch.randn(num, size, generator=torch.Generator().manual_seed(i)) * 3 for i in range(2)]
     texts = [[1, 50, *[-1 - i] * num, 60, 61] for i in range(2)]
-    spans = [[ImageSpan(2, f)] for f in features]
+    spans = [[PlacedImage(2, f)] for f in features]
     expected = [alone(engine, t, images=i) for t, i in zip(texts, spans, strict=True)]
 
     kept, found = [], []

@@ -3,8 +3,7 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator
-from collections.abc import Sequence as ABCSequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape, Seque
 from handlers.engine.builtin.pace import MIN_CHUNK, Pace, make_pace
 from handlers.engine.builtin.sampler import Sampler, choose_tokens
 from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import Sequence
-from handlers.engine.contract import SamplingParams
+from handlers.engine.builtin.sequence import TokenSequence
+from handlers.engine.contract import AnswerRequest, SamplingParams
 from handlers.settings import EngineSettings
 
 SHAPE = CacheShape(num_layers=3, num_kv_heads=2, head_size=4, dtype=torch.float16, device=torch.device("cpu"))
@@ -46,11 +45,14 @@ def new_pool(num_tokens: int) -> BlockPool:
 
 def sequence(
     num_prompt: int, num_output: int = 0, pool: BlockPool | None = None, max_new_tokens: int = 100
-) -> Sequence:
+) -> TokenSequence:
     """Create a sequence with all but its last token in the cache; it has its own pool unless one is given."""
     cache = SequenceCache(pool or new_pool(num_prompt + max_new_tokens))
     params = SamplingParams(max_new_tokens=max_new_tokens)
-    made = Sequence(list(range(num_prompt)), [], cache, params, float("inf"), lambda event: True)
+    request = AnswerRequest(
+        prompt=list(range(num_prompt)), images=[], params=params, deadline=float("inf"), on_event=lambda event: True
+    )
+    made = TokenSequence(cache, request)
     if num_output:
         made.output = list(range(1000, 1000 + num_output))
         cache.reserve(made.max_tokens)
@@ -58,7 +60,7 @@ def sequence(
     return made
 
 
-def run_step(scheduler: Scheduler) -> list[tuple[Sequence, list[int], bool]]:
+def run_step(scheduler: Scheduler) -> list[tuple[TokenSequence, list[int], bool]]:
     """Simulate the next batch: prompts advance, and rows get their tokens."""
     assert scheduler.admit() is None
     batch = scheduler.next_batch()
@@ -317,7 +319,7 @@ def test_chunk_is_always_within_its_limits(
 # Detokenizer
 
 
-def pieces(ids: ABCSequence[int], stop: ABCSequence[str] = ()) -> tuple[list[str], Detokenizer]:
+def pieces(ids: Sequence[int], stop: Sequence[str] = ()) -> tuple[list[str], Detokenizer]:
     detokenizer = Detokenizer(TOKENIZER, stop)
     shown = []
     for token in ids:

@@ -83,6 +83,7 @@ def test_callers_with_slow_addresses_delay_nobody_else(make_client: Any, tarpit:
     assert not tarpit.arrived.acquire(blocking=False)  # half of the threads, and no more
     tarpit.release()
     assert [each.wait().status for each in slow] == [200] * 9
+    assert client.service.numbers()["images"]["fetched"] == 11
 
 
 def test_without_a_name_of_the_caller_a_slow_host_delays_itself(make_client: Any, tarpit: Tarpit) -> None:

@@ -21,8 +21,8 @@ from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.runner import ModelRunner, cache_shape
 from handlers.engine.builtin.sampler import Sampler, choose_tokens
 from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import Sequence
-from handlers.engine.contract import FinishReason, GrammarText, SamplingParams, TokenEvent
+from handlers.engine.builtin.sequence import TokenSequence
+from handlers.engine.contract import AnswerRequest, FinishReason, GrammarText, SamplingParams, TokenEvent
 from handlers.engine.grammar import GrammarCompiler, GrammarFailed, GrammarState
 from handlers.errors import InvalidRequest, Overloaded
 from handlers.grammar_settings import GrammarSettings
@@ -74,7 +74,8 @@ class Rows:
                     cache.unpin()
                 return True
 
-            self._engine.admit(Sequence(PROMPT, [], cache, own, float("inf"), hear))
+            request = AnswerRequest(prompt=PROMPT, images=[], params=own, deadline=float("inf"), on_event=hear)
+            self._engine.admit(TokenSequence(cache, request))
         while self._engine.scheduler.all():
             self._engine.step()
         return [([e.token_id for e in heard if e.token_id is not None], heard[-1]) for heard in events]

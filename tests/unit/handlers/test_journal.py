@@ -12,11 +12,12 @@ import pytest
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
 from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import ANYONE, NO_KEYS
 from handlers.requests import Caller
 from handlers.settings import JournalSettings
+from tests.unit.handlers.journal_stores import CLOSE
 from tests.unit.handlers.test_chat_service import Hold, data_url, features_bytes, holds_nothing, question, reply_of
 from tests.waiting import wait_until
 
@@ -67,15 +68,15 @@ def test_turn_that_ends_while_its_expired_session_is_swept_is_no_error(
 
     monkeypatch.setattr(os, "link", sweep_first)
 
-    journal.append(expired, 0, Event(kind="open"))
+    journal.append(expired, 0, Event(kind="open"), ANYONE)
     with pytest.raises(FileNotFoundError):
-        journal.append(live, 0, Event(kind="open"))
+        journal.append(live, 0, Event(kind="open"), ANYONE)
 
 
 def test_a_close_while_one_reads_is_seen(journal: DirectoryJournal, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partially deleted session is not read as a whole one."""
     for number in range(3):
-        journal.append(ID, number, Event(kind="turn", answer=str(number)))
+        journal.append(ID, number, Event(kind="turn", answer=str(number)), ANYONE)
     decode = EventCodec.decode
 
     def decode_and_close(codec: EventCodec, data: bytes, session_id: str) -> Event:
@@ -93,16 +94,16 @@ def test_what_could_not_be_written_leaves_nothing(
     journal: DirectoryJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failed write on a full disk leaves no partial file."""
-    journal.append(ID, 0, Event(kind="open"))
+    journal.append(ID, 0, Event(kind="open"), ANYONE)
 
     def fail(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="space"):
-        journal.put_image(ID, b"png")
+        journal.put_image(ID, b"png", ANYONE)
     with pytest.raises(OSError, match="space"):
-        journal.append(ID, 1, Event(kind="turn"))
+        journal.append(ID, 1, Event(kind="turn"), ANYONE)
 
     assert [path.name for path in (tmp_path / "journal" / ID).iterdir()] == ["00000000"]
 
@@ -121,8 +122,8 @@ def test_an_event_outlives_a_crash_with_all_that_it_names(
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", sync)
-    name = journal.put_image(ID, b"png")
-    journal.append(ID, 0, Event(kind="open", images=(name,)))
+    name = journal.put_image(ID, b"png", ANYONE)
+    journal.append(ID, 0, Event(kind="open", images=(name,)), ANYONE)
 
     assert synced == [("journal", [ID]), (ID, [name]), (ID, ["00000000", name])]
 
@@ -137,7 +138,7 @@ def test_a_directory_that_is_gone_is_no_empty_journal(journal: DirectoryJournal,
 
 def test_a_damaged_image_is_not_given_out(journal: DirectoryJournal, tmp_path: Path) -> None:
     """The name is a hash that the bytes must match."""
-    name = journal.put_image(ID, b"png")
+    name = journal.put_image(ID, b"png", ANYONE)
     (tmp_path / "journal" / ID / name).write_bytes(b"pn")
 
     with pytest.raises(OSError, match="damaged"):
@@ -155,7 +156,7 @@ def test_bytes_that_are_no_event_are_refused(data: bytes) -> None:
 
 def test_nobody_else_may_read_it(journal: DirectoryJournal, tmp_path: Path) -> None:
     """Files are readable by their owner only, because conversations are private."""
-    journal.append(ID, 0, Event(kind="open"))
+    journal.append(ID, 0, Event(kind="open"), ANYONE)
 
     for folder in (tmp_path / "journal", tmp_path / "journal" / ID):
         assert os.stat(folder).st_mode & 0o077 == 0
@@ -749,13 +750,3 @@ def test_of_two_closes_at_once_one_is_answered_with_success(
 
     assert errors == ["None", "SessionClosed"]
     assert client.service.status()["sessions"]["closed"] == 1
-
-
-def test_a_session_that_an_older_version_closed_stays_closed(two_workers: Any, tmp_path: Path) -> None:
-    """Its record is empty and names no request, so that each close learns that the session was closed."""
-    first, second = two_workers
-    sid = first.open()
-    (tmp_path / "journal" / sid / "closed").write_bytes(b"")
-
-    assert second.call(close_request(sid), headers=invocation("c1")).error == "SessionClosed"
-    assert second.ask(sid, "what?").wait().error == "SessionClosed"

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.event import CLOSE, Event
-from handlers.journal.journal import JournalFull
+from handlers.journal.event import Event
+from handlers.journal.journal import ANYONE, JournalFull
 from handlers.settings import JournalSettings
+from tests.unit.handlers.journal_stores import CLOSE
 
 SHORT = {"parameters": {"max_new_tokens": 12}}
 BLOCK_BYTES = 4096
@@ -30,15 +31,15 @@ def picture_of(sid: str) -> bytes:
 def test_a_directory_has_room_up_to_its_budget(tmp_path: Path) -> None:
     """What is written counts in whole blocks; closing a session makes room."""
     journal = make_journal(tmp_path, max_bytes=3 * BLOCK_BYTES)
-    journal.append(ID, 0, Event(kind="open"))
-    journal.put_image(ID, b"x" * (BLOCK_BYTES + 1))
+    journal.append(ID, 0, Event(kind="open"), ANYONE)
+    journal.put_image(ID, b"x" * (BLOCK_BYTES + 1), ANYONE)
     with pytest.raises(JournalFull, match="the most it may hold"):
-        journal.check_room()
-    journal.append(ID, 1, Event(kind="turn", question="still written"))
+        journal.check_room(ANYONE)
+    journal.append(ID, 1, Event(kind="turn", question="still written"), ANYONE)
 
     journal.close(ID, CLOSE)
 
-    journal.check_room()
+    journal.check_room(ANYONE)
     assert journal.used_bytes < 3 * BLOCK_BYTES
 
 
@@ -46,16 +47,16 @@ def test_a_sweep_measures_the_directory(tmp_path: Path) -> None:
     """It finds what other workers wrote and what was there before; expired sessions free their space."""
     before = make_journal(tmp_path)
     for sid in (ID, OTHER_ID):
-        before.append(sid, 0, Event(kind="open"))
-        before.put_image(sid, picture_of(sid))
+        before.append(sid, 0, Event(kind="open"), ANYONE)
+        before.put_image(sid, picture_of(sid), ANYONE)
     journal = make_journal(tmp_path, max_bytes=150_000)
 
-    journal.sweep(EXPIRES_AT - 1)
+    journal.sweep(EXPIRES_AT - 1, is_full=True)
     with pytest.raises(JournalFull):
-        journal.check_room()
-    journal.sweep(EXPIRES_AT + 1)
+        journal.check_room(ANYONE)
+    journal.sweep(EXPIRES_AT + 1, is_full=True)
 
-    journal.check_room()
+    journal.check_room(ANYONE)
     assert 100_000 < journal.used_bytes < 150_000
 
 
@@ -64,13 +65,13 @@ def test_an_expired_session_frees_its_space_between_full_sweeps(tmp_path: Path, 
     """It counts no longer, whichever worker deletes it; a session that is open stays and counts."""
     other = make_journal(tmp_path)
     for sid in (ID, OTHER_ID):
-        other.append(sid, 0, Event(kind="open"))
-        other.put_image(sid, picture_of(sid))
+        other.append(sid, 0, Event(kind="open"), ANYONE)
+        other.put_image(sid, picture_of(sid), ANYONE)
     journal = make_journal(tmp_path, max_bytes=150_000)
     for each in (journal, other):
-        each.sweep(EXPIRES_AT - 1)
+        each.sweep(EXPIRES_AT - 1, is_full=True)
     with pytest.raises(JournalFull) as caught:
-        journal.check_room()
+        journal.check_room(ANYONE)
     assert caught.value.room_at == EXPIRES_AT + 60
 
     journal.sweep(EXPIRES_AT, is_full=False)
@@ -79,7 +80,7 @@ def test_an_expired_session_frees_its_space_between_full_sweeps(tmp_path: Path, 
         other.sweep(EXPIRES_AT + 1, is_full=False)
     journal.sweep(EXPIRES_AT + 1, is_full=False)
 
-    journal.check_room()
+    journal.check_room(ANYONE)
     assert 100_000 < journal.used_bytes < 150_000
     assert not (tmp_path / "journal" / ID).exists()
     assert len(journal.read(OTHER_ID)) == 1
@@ -88,9 +89,9 @@ def test_an_expired_session_frees_its_space_between_full_sweeps(tmp_path: Path, 
 def test_a_new_session_is_removed_before_the_next_full_sweep(tmp_path: Path) -> None:
     """It is not in the list of the last full sweep; nor is the turn that was recorded after the session's end."""
     journal = make_journal(tmp_path)
-    journal.sweep(EXPIRES_AT - 600)
+    journal.sweep(EXPIRES_AT - 600, is_full=True)
     for number in range(2):
-        journal.append(ID, number, Event(kind="turn"))
+        journal.append(ID, number, Event(kind="turn"), ANYONE)
         assert journal.used_bytes == BLOCK_BYTES
 
         journal.sweep(EXPIRES_AT + 1, is_full=False)
@@ -101,23 +102,23 @@ def test_a_new_session_is_removed_before_the_next_full_sweep(tmp_path: Path) -> 
 
 def test_a_disk_keeps_free_space(tmp_path: Path) -> None:
     """Whatever the journal itself takes, a disk with less space takes no new session."""
-    make_journal(tmp_path, min_free_bytes=1).check_room()
+    make_journal(tmp_path, min_free_bytes=1).check_room(ANYONE)
 
     with pytest.raises(JournalFull, match="bytes left, too few"):
-        make_journal(tmp_path, min_free_bytes=1 << 60).check_room()
+        make_journal(tmp_path, min_free_bytes=1 << 60).check_room(ANYONE)
 
 
 def test_temporary_files_of_killed_workers_are_removed(tmp_path: Path) -> None:
     """A sweep deletes old ones, and leaves those that a worker may be writing."""
     journal = make_journal(tmp_path)
-    journal.append(ID, 0, Event(kind="open"))
+    journal.append(ID, 0, Event(kind="open"), ANYONE)
     old, new = (tmp_path / "journal" / ID / name for name in (".0123456789abcdef", ".fedcba9876543210"))
     for path, age_s in ((old, 700), (new, 500)):
         path.write_bytes(b"half")
         written_at = path.stat().st_mtime - age_s
         os.utime(path, (written_at, written_at))
 
-    journal.sweep(EXPIRES_AT - 1000)
+    journal.sweep(EXPIRES_AT - 1000, is_full=True)
 
     assert (old.exists(), new.exists()) == (False, True)
     assert len(journal.read(ID)) == 1
@@ -149,7 +150,7 @@ def test_a_full_journal_says_when_there_is_room(make_client: Any, tmp_path: Path
     """Retry-After is the time until the first session's space is free."""
     journal = make_journal(tmp_path, max_bytes=BLOCK_BYTES)
     client = make_client(journal=journal)
-    journal.sweep(int(clock()))
+    journal.sweep(int(clock()), is_full=True)
     client.open(ttl_s=500)
     clock.advance(100)
 

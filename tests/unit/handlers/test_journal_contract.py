@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handlers.journal import directory_lists, redis, redis_scripts, s3, s3_objects
-from handlers.journal.event import CLOSE, DamagedRecord, Event, EventTooLarge, image_hash
+from handlers.journal.event import DamagedRecord, Event, EventTooLarge, image_hash
 from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import (
     ANYONE,
@@ -29,7 +29,7 @@ from handlers.journal.journal import (
 )
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
-from tests.unit.handlers.journal_stores import HOURS_S, Store, new_id, turn
+from tests.unit.handlers.journal_stores import CLOSE, HOURS_S, Store, new_id, turn
 from tests.waiting import wait_until
 
 SECRET = "text that must not remain in the store"
@@ -42,7 +42,7 @@ def test_events_come_back_in_order(store: Store) -> None:
     sid = new_id()
     events = [Event(kind="open", images=("0" * 64,)), *(turn(f"{i} \u00e9\n\U0001f600") for i in range(20))]
     for number, event in enumerate(events):
-        store.journal.append(sid, number, event)
+        store.journal.append(sid, number, event, ANYONE)
 
     assert store.journal.read(sid) == events
     assert store.reopened().read(sid, 1) == events[1:]
@@ -57,11 +57,11 @@ def test_events_come_back_in_order(store: Store) -> None:
 def test_a_number_is_taken_once(store: Store) -> None:
     """The second writer of a number learns so, even with the same words; what stands there stays."""
     sid = new_id()
-    store.journal.append(sid, 0, turn("first"))
+    store.journal.append(sid, 0, turn("first"), ANYONE)
 
     for text in ("second", "first"):
         with pytest.raises(EventTaken):
-            store.reopened().append(sid, 0, turn(text))
+            store.reopened().append(sid, 0, turn(text), ANYONE)
 
     assert [event.answer for event in store.journal.read(sid)] == ["first"]
 
@@ -70,8 +70,8 @@ def test_an_event_may_be_written_again(store: Store) -> None:
     """A writer that got no confirmation writes it again: the store keeps it once and reports no conflict."""
     sid, event = new_id(), turn("once")
 
-    store.journal.append(sid, 0, event)
-    store.journal.append(sid, 0, event)
+    store.journal.append(sid, 0, event, ANYONE)
+    store.journal.append(sid, 0, event, ANYONE)
 
     assert store.journal.read(sid) == [event]
 
@@ -80,9 +80,9 @@ def test_images_are_kept_by_their_hash(store: Store) -> None:
     """The store returns any bytes unchanged and keeps equal ones once; a name that is not a hash reads nothing."""
     sid = new_id()
     for data in (bytes(range(256)) * 4096, b"closed", b"x"):
-        name = store.journal.put_image(sid, data)
+        name = store.journal.put_image(sid, data, ANYONE)
 
-        assert name == store.journal.put_image(sid, data) == image_hash(data)
+        assert name == store.journal.put_image(sid, data, ANYONE) == image_hash(data)
         assert store.reopened().get_image(sid, name) == data
     for missing in ("0" * 64, "../../etc/passwd", ""):
         with pytest.raises(FileNotFoundError):
@@ -97,7 +97,10 @@ def test_what_is_no_session_id_is_refused(store: Store, bad: str) -> None:
     for action in (store.journal.read, lambda sid: store.journal.close(sid, CLOSE), store.journal.delete):
         with pytest.raises(ValueError, match="session id"):
             action(bad)
-    for write in (lambda: store.journal.append(bad, 0, turn("a")), lambda: store.journal.put_image(bad, b"x")):
+    for write in (
+        lambda: store.journal.append(bad, 0, turn("a"), ANYONE),
+        lambda: store.journal.put_image(bad, b"x", ANYONE),
+    ):
         with pytest.raises(ValueError, match="session id"):
             write()
 
@@ -106,8 +109,8 @@ def test_close_deletes_all_but_the_fact(store: Store) -> None:
     """Neither questions nor images are in the store afterwards; whatever a reader has seen, it learns of the close."""
     sid = new_id()
     for number in range(12):
-        store.journal.append(sid, number, turn(SECRET))
-    store.journal.put_image(sid, SECRET.encode())
+        store.journal.append(sid, number, turn(SECRET), ANYONE)
+    store.journal.put_image(sid, SECRET.encode(), ANYONE)
 
     store.journal.close(sid, CLOSE)
     store.reopened().close(sid, CLOSE)
@@ -121,15 +124,15 @@ def test_close_deletes_all_but_the_fact(store: Store) -> None:
 def test_nothing_is_written_after_a_close(store: Store) -> None:
     """A turn that was still running on another worker leaves nothing of a closed session in the store."""
     sid = new_id()
-    store.journal.append(sid, 0, Event(kind="open"))
-    store.journal.append(sid, 1, turn("seen by all"))
+    store.journal.append(sid, 0, Event(kind="open"), ANYONE)
+    store.journal.append(sid, 1, turn("seen by all"), ANYONE)
     store.reopened().close(sid, CLOSE)
 
     for number in (0, 1, 2):
         with pytest.raises(JournalClosed):
-            store.journal.append(sid, number, turn(SECRET))
+            store.journal.append(sid, number, turn(SECRET), ANYONE)
     with pytest.raises(JournalClosed):
-        store.journal.put_image(sid, SECRET.encode())
+        store.journal.put_image(sid, SECRET.encode(), ANYONE)
 
     assert SECRET.encode() not in store.dump()
     assert store.journal.read(sid, 2) == [CLOSE]
@@ -143,13 +146,13 @@ def test_a_session_without_events_can_be_closed(store: Store) -> None:
 
     assert store.journal.read(sid) == [CLOSE]
     with pytest.raises(JournalClosed):
-        store.journal.append(sid, 0, Event(kind="open"))
+        store.journal.append(sid, 0, Event(kind="open"), ANYONE)
 
 
 def test_the_first_close_counts(store: Store) -> None:
     """Each later close learns which request was first, also one that is sent again; readers learn it too."""
     sid = new_id()
-    store.journal.append(sid, 0, turn("a"))
+    store.journal.append(sid, 0, turn("a"), ANYONE)
     first = Event(kind="close", invocation_id="c1")
 
     returned = [
@@ -165,7 +168,7 @@ def test_the_first_close_counts(store: Store) -> None:
 def test_of_closes_at_once_one_is_first(store: Store) -> None:
     """Of six instances that close a session each names the same one as the first."""
     sid, barrier = new_id(), threading.Barrier(6)
-    store.journal.append(sid, 0, turn("a"))
+    store.journal.append(sid, 0, turn("a"), ANYONE)
     journals = {name: store.reopened() for name in "abcdef"}
 
     def close(name: str) -> str:
@@ -185,7 +188,7 @@ def test_a_damaged_event_is_refused(store: Store, poison: str) -> None:
     sid, journal = new_id(), store.reopened(max_event_bytes=1000)
     owned = EventCodec(JournalSettings(), NO_KEYS).encode(Event(kind="open"), new_id())
     data = {"type": b"[]", "utf-8": b"\xff", "size": b"{" * 2000, "owner": owned}[poison]
-    journal.append(sid, 0, Event(kind="open"))
+    journal.append(sid, 0, Event(kind="open"), ANYONE)
     assert len(journal.read(sid)) == 1
 
     store.poison(sid, "events", data)
@@ -198,7 +201,7 @@ def test_a_damaged_event_is_refused(store: Store, poison: str) -> None:
 def test_a_large_image_is_refused(store: Store) -> None:
     """Of two images that another program replaced, one is as large as allowed and one is larger."""
     sid, journal = new_id(), store.reopened(max_image_bytes=1000)
-    name = journal.put_image(sid, b"png")
+    name = journal.put_image(sid, b"png", ANYONE)
     assert journal.get_image(sid, name) == b"png"
 
     store.poison(sid, "images", b"x" * 1000)
@@ -214,8 +217,8 @@ def test_an_event_that_is_too_large_is_not_written(store: Store) -> None:
     sid, journal = new_id(), store.reopened(max_event_bytes=1000)
 
     with pytest.raises(EventTooLarge, match="over 1000"):
-        journal.append(sid, 0, turn("x" * 500))
-    journal.append(sid, 0, turn("x" * 100))
+        journal.append(sid, 0, turn("x" * 500), ANYONE)
+    journal.append(sid, 0, turn("x" * 100), ANYONE)
 
     assert [event.answer for event in journal.read(sid)] == ["x" * 100]
 
@@ -223,8 +226,8 @@ def test_an_event_that_is_too_large_is_not_written(store: Store) -> None:
 def test_delete_leaves_nothing(store: Store) -> None:
     """Also of what does not exist."""
     sid = new_id()
-    store.journal.append(sid, 0, turn(SECRET))
-    store.journal.put_image(sid, SECRET.encode())
+    store.journal.append(sid, 0, turn(SECRET), ANYONE)
+    store.journal.put_image(sid, SECRET.encode(), ANYONE)
 
     store.journal.delete(sid)
     store.journal.delete(sid)
@@ -239,12 +242,12 @@ def test_sessions_are_counted_from_their_first_event_on(store: Store) -> None:
     first, second = new_id(), new_id()
     for sid in (first, second):
         for number in range(3):
-            store.journal.append(sid, number, turn("x"))
+            store.journal.append(sid, number, turn("x"), ANYONE)
     assert store.journal.num_sessions == before + 2
 
     store.journal.delete(first)
     assert store.journal.num_sessions == before + 1
-    store.journal.sweep(int(time.time()))
+    store.journal.sweep(int(time.time()), is_full=True)
     assert store.journal.num_sessions == before + 1
     store.journal.delete(second)
     assert store.journal.num_sessions == before
@@ -256,9 +259,9 @@ def test_what_has_expired_goes(store: Store) -> None:
     journal = open_journal(JournalSettings(url=store.url), tombstone_s=1)
     assert journal is not None
     for sid in (over, closed, open_):
-        journal.append(sid, 0, turn("a"))
-        journal.put_image(sid, b"png")
-        journal.put_image(sid, sid.encode())
+        journal.append(sid, 0, turn("a"), ANYONE)
+        journal.put_image(sid, b"png", ANYONE)
+        journal.put_image(sid, sid.encode(), ANYONE)
     journal.close(closed, CLOSE)
     assert journal.read(over)
 
@@ -279,11 +282,11 @@ def test_what_has_expired_goes_without_a_full_sweep(store: Store) -> None:
     now, name = int(time.time()), str(uuid4())
     journal, other = store.journal, store.reopened()
     before, over, open_ = new_id(lives_s=600), new_id(lives_s=600), new_id(lives_s=86_400)
-    other.append(before, 0, turn("a"))
-    journal.sweep(now)
+    other.append(before, 0, turn("a"), ANYONE)
+    journal.sweep(now, is_full=True)
     for sid in (over, open_):
-        journal.append(sid, 0, turn("a"))
-        journal.put_image(sid, sid.encode())
+        journal.append(sid, 0, turn("a"), ANYONE)
+        journal.put_image(sid, sid.encode(), ANYONE)
     assert journal.claim(name, "one") == "one"
     store.pass_time(660)
 
@@ -305,8 +308,8 @@ def test_sessions_are_listed_page_by_page(store: Store, monkeypatch: pytest.Monk
     ids = {new_id() for _ in range(7)}
     for sid in ids:
         for number in range(3):
-            store.journal.append(sid, number, turn("a"))
-        store.journal.put_image(sid, b"png")
+            store.journal.append(sid, number, turn("a"), ANYONE)
+        store.journal.put_image(sid, b"png", ANYONE)
     store.journal.claim("a", "b")
 
     found: list[str] = []
@@ -345,7 +348,7 @@ def test_claims_are_forgotten(store: Store) -> None:
 
 def sweep_and_dump(journal: Journal, store: Store) -> bytes:
     """What is left by a sweep that comes hours later; Valkey does not wait to be swept."""
-    journal.sweep(int(time.time()) + HOURS_S)
+    journal.sweep(int(time.time()) + HOURS_S, is_full=True)
     return store.dump()
 
 
@@ -362,7 +365,7 @@ def test_of_many_writers_one_has_a_number(store: Store) -> None:
         for number in range(5):
             barrier.wait(20)
             try:
-                journals[name].append(sid, number, turn(name))
+                journals[name].append(sid, number, turn(name), ANYONE)
                 won.append(number)
             except EventTaken:
                 pass
@@ -379,7 +382,7 @@ def test_of_many_writers_one_has_a_number(store: Store) -> None:
 RACE = """
 import json, sys
 from handlers.journal.event import Event
-from handlers.journal.journal import EventTaken
+from handlers.journal.journal import ANYONE, EventTaken
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 url, sid, name = sys.argv[1:]
@@ -388,7 +391,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 for number in range(12):
     try:
-        journal.append(sid, number, Event(kind="turn", answer=name))
+        journal.append(sid, number, Event(kind="turn", answer=name), ANYONE)
         won.append(number)
     except EventTaken:
         pass
@@ -437,8 +440,8 @@ def test_a_close_and_turns_at_once(store: Store) -> None:
             barrier.wait(20)
             while True:
                 try:
-                    journal.put_image(sid, f"{SECRET} {number}".encode())
-                    journal.append(sid, number, turn(SECRET))
+                    journal.put_image(sid, f"{SECRET} {number}".encode(), ANYONE)
+                    journal.append(sid, number, turn(SECRET), ANYONE)
                     recorded.release()
                 except EventTaken:
                     pass
@@ -491,12 +494,12 @@ def test_any_order_of_operations(store: Store, operations: list[tuple[str, bool]
             event = turn(str(number))
             if is_closed:
                 with pytest.raises(JournalClosed):
-                    journal.append(sid, seen[is_second], event)
+                    journal.append(sid, seen[is_second], event, ANYONE)
             elif seen[is_second] < len(events):
                 with pytest.raises(EventTaken):
-                    journal.append(sid, seen[is_second], event)
+                    journal.append(sid, seen[is_second], event, ANYONE)
             else:
-                journal.append(sid, seen[is_second], event)
+                journal.append(sid, seen[is_second], event, ANYONE)
                 events.append(event)
                 seen[is_second] += 1
         elif operation == "read":
@@ -504,9 +507,9 @@ def test_any_order_of_operations(store: Store, operations: list[tuple[str, bool]
             seen[is_second] = len(events)
         elif operation == "put_image" and is_closed:
             with pytest.raises(JournalClosed):
-                journal.put_image(sid, b"png")
+                journal.put_image(sid, b"png", ANYONE)
         elif operation == "put_image":
-            has_image = bool(journal.put_image(sid, b"png"))
+            has_image = bool(journal.put_image(sid, b"png", ANYONE))
         elif operation == "get_image" and has_image and not is_closed:
             assert journal.get_image(sid, image_hash(b"png")) == b"png"
         elif operation == "get_image":
@@ -524,9 +527,9 @@ def test_parts_of_a_kv_cache_are_kept_by_number(store: Store) -> None:
     """A later part replaces an earlier one of its number; a reader gets them up to the first that is missing."""
     journal = store.reopened(max_kv_bytes=1 << 20)
     sid = new_id()
-    journal.append(sid, 0, Event(kind="open"))
+    journal.append(sid, 0, Event(kind="open"), ANYONE)
     for number, data in ((0, b"zero"), (1, b"old"), (3, b"three"), (1, b"one")):
-        assert journal.put_kv(sid, number, data)
+        assert journal.put_kv(sid, number, data, ANYONE)
 
     assert store.journal.read_kv(sid, 0, 8, 100) == [b"zero", b"one"]
     assert store.journal.read_kv(sid, 1, 1, 100) == [b"one"]
@@ -542,17 +545,17 @@ def test_a_kv_cache_goes_with_its_session(store: Store) -> None:
     journal = store.reopened(max_kv_bytes=1 << 20)
     for end in (lambda sid: store.journal.close(sid, CLOSE), store.journal.delete):
         sid = new_id()
-        journal.append(sid, 0, Event(kind="open"))
-        assert journal.put_kv(sid, 0, SECRET.encode())
+        journal.append(sid, 0, Event(kind="open"), ANYONE)
+        assert journal.put_kv(sid, 0, SECRET.encode(), ANYONE)
 
         end(sid)
 
         assert SECRET.encode() not in store.dump()
         assert store.journal.read_kv(sid, 0, 1, 100) == []
     sid = new_id()
-    journal.append(sid, 0, Event(kind="open"))
+    journal.append(sid, 0, Event(kind="open"), ANYONE)
     journal.close(sid, CLOSE)
-    assert not journal.put_kv(sid, 0, SECRET.encode())
+    assert not journal.put_kv(sid, 0, SECRET.encode(), ANYONE)
     assert SECRET.encode() not in store.dump()
 
 
@@ -561,21 +564,21 @@ def test_kv_caches_have_a_budget_of_their_own(store: Store) -> None:
     journal = store.reopened(max_kv_bytes=40_000, max_bytes=30_000, max_endpoint_bytes=30_000, max_caller_bytes=30_000)
     sids = [new_id(), new_id()]
     for sid in sids:
-        journal.append(sid, 0, Event(kind="open"))
-    assert journal.put_kv(sids[0], 0, bytes(30_000))
+        journal.append(sid, 0, Event(kind="open"), ANYONE)
+    assert journal.put_kv(sids[0], 0, bytes(30_000), ANYONE)
 
     with pytest.raises(JournalFull):
-        journal.put_kv(sids[1], 0, bytes(30_000))
+        journal.put_kv(sids[1], 0, bytes(30_000), ANYONE)
     with pytest.raises(JournalFull):
-        store.journal.put_kv(sids[1], 0, b"off")
-    journal.check_room()
-    journal.sweep(int(time.time()) - HOURS_S)
+        store.journal.put_kv(sids[1], 0, b"off", ANYONE)
+    journal.check_room(ANYONE)
+    journal.sweep(int(time.time()) - HOURS_S, is_full=True)
     with pytest.raises(JournalFull):
-        journal.put_kv(sids[1], 0, bytes(30_000))
+        journal.put_kv(sids[1], 0, bytes(30_000), ANYONE)
     assert journal.read_kv(sids[1], 0, 1, 100_000) == []
-    journal.check_room()
+    journal.check_room(ANYONE)
     journal.close(sids[0], CLOSE)
-    assert journal.put_kv(sids[1], 0, bytes(30_000))
+    assert journal.put_kv(sids[1], 0, bytes(30_000), ANYONE)
 
 
 @pytest.mark.parametrize("share", [{"max_kv_bytes": 80_000}, {"max_kv_bytes": 200_000, "max_caller_kv_bytes": 40_000}])
@@ -593,7 +596,7 @@ def test_each_owner_has_a_budget_for_kv_caches(store: Store, share: dict[str, in
 
     for worker in (journal, other):
         for _ in range(2):  # an S3 journal measures in steps
-            worker.sweep(int(time.time()) - HOURS_S)
+            worker.sweep(int(time.time()) - HOURS_S, is_full=True)
         with pytest.raises(OwnerFull):
             worker.put_kv(sids[alice], 1, bytes(30_000), alice)
     assert journal.read_kv(sids[alice], 1, 1, 100_000) == []
@@ -608,24 +611,24 @@ def test_each_owner_has_a_budget_for_kv_caches(store: Store, share: dict[str, in
 def test_callers_without_a_name_share_all_room_for_kv_caches(store: Store) -> None:
     journal = store.reopened(max_kv_bytes=80_000)
     sid = new_id()
-    journal.append(sid, 0, Event(kind="open"))
-    assert all(journal.put_kv(sid, number, bytes(30_000)) for number in range(2))
+    journal.append(sid, 0, Event(kind="open"), ANYONE)
+    assert all(journal.put_kv(sid, number, bytes(30_000), ANYONE) for number in range(2))
 
 
 def test_a_kv_cache_expires_with_its_session(store: Store) -> None:
     """The sweep deletes it and counts it no longer."""
     journal = store.reopened(max_kv_bytes=40_000)
     sid = new_id(lives_s=600)
-    journal.append(sid, 0, Event(kind="open"))
-    assert journal.put_kv(sid, 0, SECRET.encode() * 500)
+    journal.append(sid, 0, Event(kind="open"), ANYONE)
+    assert journal.put_kv(sid, 0, SECRET.encode() * 500, ANYONE)
 
     store.pass_time(700)
-    journal.sweep(int(time.time()) + 700)
+    journal.sweep(int(time.time()) + 700, is_full=True)
 
     assert SECRET.encode() not in store.dump()
     other = new_id(lives_s=7200)
-    journal.append(other, 0, Event(kind="open"))
-    assert journal.put_kv(other, 0, bytes(30_000))
+    journal.append(other, 0, Event(kind="open"), ANYONE)
+    assert journal.put_kv(other, 0, bytes(30_000), ANYONE)
 
 
 def test_each_owner_has_a_list(store: Store) -> None:
@@ -635,7 +638,7 @@ def test_each_owner_has_a_list(store: Store) -> None:
     for sid in (*sids, sids[0]):
         store.journal.enlist(sid, "vision", owners[0])
     store.journal.enlist(sids[0], "user_data", owners[0])
-    store.journal.enlist(new_id(), "vision")
+    store.journal.enlist(new_id(), "vision", ANYONE)
     store.journal.delist(sids[0], "user_data", owners[0])
     store.journal.delist(new_id(), "vision", owners[0])
 
@@ -643,10 +646,10 @@ def test_each_owner_has_a_list(store: Store) -> None:
 
     assert sorted(listed) == [(expiry(sid), sid, "vision") for sid in sids]
     assert store.journal.list_owned(owners[1]) == []
-    assert len(store.journal.list_owned()) == 1
+    assert len(store.journal.list_owned(ANYONE)) == 1
     for sid, label in (("../x", "vision"), (sids[0], "../x"), (sids[0], "")):
         with pytest.raises(ValueError, match="session id and a label"):
-            store.journal.enlist(sid, label)
+            store.journal.enlist(sid, label, ANYONE)
     with pytest.raises(ValueError, match="owner"):
         store.journal.list_owned("../x")
 
@@ -655,14 +658,14 @@ def test_expired_sessions_leave_their_list(store: Store) -> None:
     """The sweep removes them and keeps the others."""
     early, late = new_id(lives_s=600), new_id(lives_s=7200)
     for sid in (early, late):
-        store.journal.enlist(sid, "vision")
+        store.journal.enlist(sid, "vision", ANYONE)
 
     store.pass_time(700)
-    store.journal.enlist(late, "vision")
-    store.journal.sweep(int(time.time()) + 700)
+    store.journal.enlist(late, "vision", ANYONE)
+    store.journal.sweep(int(time.time()) + 700, is_full=True)
 
     # Redis goes by the score, from which the test has taken the time.
-    assert [listed.session_id for listed in store.journal.list_owned()] == [late]
+    assert [listed.session_id for listed in store.journal.list_owned(ANYONE)] == [late]
     assert early.encode() not in store.dump()
 
 
@@ -672,6 +675,6 @@ def test_a_list_returns_a_limited_number(store: Store, monkeypatch: pytest.Monke
         monkeypatch.setattr(module, "MAX_LISTED", 2)
     sids = [new_id(lives_s) for lives_s in (300, 500, 400)]
     for sid in sids:
-        store.journal.enlist(sid, "vision")
+        store.journal.enlist(sid, "vision", ANYONE)
 
-    assert sorted(listed.session_id for listed in store.journal.list_owned()) == sorted(sids[1:])
+    assert sorted(listed.session_id for listed in store.journal.list_owned(ANYONE)) == sorted(sids[1:])

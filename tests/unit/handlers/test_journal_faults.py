@@ -19,8 +19,8 @@ from handlers.journal import directory, redis_scripts, s3_objects
 from handlers.journal import s3 as s3_journal
 from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.event import CLOSE, Event
-from handlers.journal.journal import EventTaken, Journal
+from handlers.journal.event import Event
+from handlers.journal.journal import ANYONE, EventTaken, Journal
 from handlers.journal.redis import RedisJournal
 from handlers.journal.redis_scripts import RedisScripts
 from handlers.journal.s3 import S3Journal
@@ -28,6 +28,7 @@ from handlers.journal.s3_objects import MAX_CONFLICTS
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 from tests.servers import BUCKET, LossyProxy, RedisServer, S3Server, run_redis, run_silent_server
+from tests.unit.handlers.journal_stores import CLOSE
 
 PASSWORD = "S3cr3t"
 
@@ -97,11 +98,11 @@ def test_a_store_that_hangs_holds_one_thread(stuck: StuckJournal) -> None:
 
         for _ in range(5):
             with pytest.raises(BlockingIOError):
-                journal.append(new_id(), 0, Event(kind="open"))
+                journal.append(new_id(), 0, Event(kind="open"), ANYONE)
         stuck.is_back.set()
 
         assert trial.result(20) == []
-    journal.append(new_id(), 0, Event(kind="open"))
+    journal.append(new_id(), 0, Event(kind="open"), ANYONE)
 
 
 def test_operations_that_were_given_up_are_bounded(stuck: StuckJournal) -> None:
@@ -119,10 +120,10 @@ def test_an_error_is_no_time_out(tmp_path: Path) -> None:
     """After an error response, all operations still reach the store."""
     sid = new_id()
     journal = BoundedJournal(DirectoryJournal(tmp_path, JournalSettings()), timeout_s=30, max_in_flight=8)
-    journal.append(sid, 0, Event(kind="open"))
+    journal.append(sid, 0, Event(kind="open"), ANYONE)
 
     with pytest.raises(EventTaken):
-        journal.append(sid, 0, Event(kind="open"))
+        journal.append(sid, 0, Event(kind="open"), ANYONE)
 
     assert repr(journal).startswith("<BoundedJournal answering")
 
@@ -132,12 +133,12 @@ def test_a_long_sweep_goes_on_by_itself(stuck: StuckJournal) -> None:
     journal = BoundedJournal(stuck, timeout_s=0.02, max_in_flight=8)
 
     for _ in range(3):
-        journal.sweep(0)
+        journal.sweep(0, is_full=True)
 
     assert stuck.num_waiting.acquire(timeout=20)
     assert not stuck.num_waiting.acquire(blocking=False)
     journal.timeout_s = 30.0
-    journal.append(new_id(), 0, Event(kind="open"))
+    journal.append(new_id(), 0, Event(kind="open"), ANYONE)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "s3"])
@@ -171,9 +172,9 @@ def test_a_server_that_is_not_there_is_unavailable(scheme: str, monkeypatch: pyt
 
 def actions(journal: Journal) -> list[Callable[[], object]]:
     return [
-        lambda: journal.append(new_id(), 0, Event(kind="open")),
+        lambda: journal.append(new_id(), 0, Event(kind="open"), ANYONE),
         lambda: journal.read(new_id()),
-        lambda: journal.put_image(new_id(), b"png"),
+        lambda: journal.put_image(new_id(), b"png", ANYONE),
         lambda: journal.get_image(new_id(), "0" * 64),
         lambda: journal.close(new_id(), CLOSE),
         lambda: journal.delete(new_id()),
@@ -204,7 +205,7 @@ def test_what_valkey_acknowledged_survives_its_death(tmp_path: Path) -> None:
         def append_for_ever() -> None:
             while True:
                 events.append(Event(kind="turn", answer=str(len(events))))
-                journal.append(sid, len(events) - 1, events[-1])
+                journal.append(sid, len(events) - 1, events[-1], ANYONE)
 
         killing = threading.Timer(0.2, server.kill)
         killing.start()
@@ -215,7 +216,7 @@ def test_what_valkey_acknowledged_survives_its_death(tmp_path: Path) -> None:
             journal.read(sid)
         server.start()
 
-        journal.append(sid, len(events) - 1, events[-1])
+        journal.append(sid, len(events) - 1, events[-1], ANYONE)
 
         assert journal.read(sid) == events
 
@@ -225,29 +226,29 @@ def test_events_that_valkey_has_lost_are_missed(redis_server: RedisServer) -> No
     """A session with lost events is an error and does not continue partially."""
     journal, sid = opened(redis_server.url), new_id()
     for number in range(3):
-        journal.append(sid, number, Event(kind="turn"))
+        journal.append(sid, number, Event(kind="turn"), ANYONE)
     with redis_server.client() as client:
         client.ltrim(f"torchmoor:{{{sid}}}:events", 0, 1)
 
     with pytest.raises(OSError, match="missing"):
-        journal.append(sid, 3, Event(kind="turn"))
+        journal.append(sid, 3, Event(kind="turn"), ANYONE)
 
 
 @pytest.mark.redis
 def test_a_full_valkey_refuses_and_goes_on_later(redis_server: RedisServer) -> None:
     """Existing data stays; a write that does not fit is not acknowledged, and the error does not quote it."""
     journal, sid = opened(redis_server.url), new_id("b")
-    journal.append(sid, 0, Event(kind="open"))
+    journal.append(sid, 0, Event(kind="open"), ANYONE)
     with redis_server.client() as client:
         client.config_set("maxmemory", "1")
         try:
             with pytest.raises(OSError, match=r"refused a command \(OutOfMemoryError\)$"):
-                journal.append(sid, 1, Event(kind="turn", question="secret"))
+                journal.append(sid, 1, Event(kind="turn", question="secret"), ANYONE)
             assert len(journal.read(sid)) == 1
         finally:
             client.config_set("maxmemory", "0")
 
-    journal.append(sid, 1, Event(kind="turn"))
+    journal.append(sid, 1, Event(kind="turn"), ANYONE)
 
 
 @pytest.mark.redis
@@ -255,8 +256,8 @@ def test_the_keys_of_a_session_expire(redis_server: RedisServer) -> None:
     """Content expires within a minute of the session, the marker of a closed one later; Valkey needs no sweep."""
     journal, sid = opened(redis_server.url), new_id("c")
     expires_at = int(sid.split("-")[3], 16)
-    journal.append(sid, 0, Event(kind="open"))
-    image = journal.put_image(sid, b"png of c")
+    journal.append(sid, 0, Event(kind="open"), ANYONE)
+    image = journal.put_image(sid, b"png of c", ANYONE)
     shared = [f"torchmoor:{{anyone}}:{name}:{image}" for name in ("picture", "sessions")]
 
     with redis_server.client() as client:
@@ -274,12 +275,12 @@ def test_a_turn_that_outlives_its_session_is_not_an_error(redis_server: RedisSer
     """The keys have expired before the turn ends: there is nothing left to record it in."""
     journal, sid = opened(redis_server.url), f"ts-seq-{'d' * 16}-{int(time.time()) - 31:08x}-llava-0-k0{'a' * 26}"
 
-    journal.append(sid, 3, Event(kind="turn"))
+    journal.append(sid, 3, Event(kind="turn"), ANYONE)
 
     with redis_server.client() as client:
         assert client.exists(f"torchmoor:{{{sid}}}:events") == 0
     with pytest.raises(OSError, match="missing"):
-        journal.append(new_id("d"), 3, Event(kind="turn"))
+        journal.append(new_id("d"), 3, Event(kind="turn"), ANYONE)
 
 
 @pytest.mark.redis
@@ -303,15 +304,15 @@ def test_an_answer_of_s3_that_is_lost(s3_server: S3Server, monkeypatch: pytest.M
 def check_lost_answer(journal: Journal, proxy: LossyProxy) -> None:
     sid = new_id("d")
     journal.delete(sid)
-    journal.append(sid, 0, Event(kind="open"))
+    journal.append(sid, 0, Event(kind="open"), ANYONE)
     proxy.is_losing.set()
 
-    journal.append(sid, 1, Event(kind="turn", answer="mine"))
+    journal.append(sid, 1, Event(kind="turn", answer="mine"), ANYONE)
 
     assert proxy.num_lost == 1
     assert [event.answer for event in journal.read(sid)] == ["", "mine"]
     with pytest.raises(EventTaken):
-        journal.append(sid, 1, Event(kind="turn", answer="mine"))
+        journal.append(sid, 1, Event(kind="turn", answer="mine"), ANYONE)
 
 
 class FailingLookUps:
@@ -337,12 +338,12 @@ def test_one_failed_look_up_of_valkeys_name_is_retried(
     journal, sid = opened(redis_server.url), new_id("f")
     names = FailingLookUps(monkeypatch)
 
-    journal.append(sid, 0, Event(kind="open"))
+    journal.append(sid, 0, Event(kind="open"), ANYONE)
 
     assert names.num_failing == 0
     names.num_failing = 2
     with pytest.raises(OSError, match="cannot be reached"):
-        opened(redis_server.url).append(sid, 1, Event(kind="turn"))
+        opened(redis_server.url).append(sid, 1, Event(kind="turn"), ANYONE)
 
 
 @pytest.mark.s3
@@ -353,7 +354,7 @@ def test_one_failed_look_up_of_s3s_name_is_retried(s3_server: S3Server, monkeypa
     journal, sid = opened(f"s3://{BUCKET}/look-up"), new_id("f")
     names = FailingLookUps(monkeypatch)
 
-    journal.append(sid, 0, Event(kind="open"))
+    journal.append(sid, 0, Event(kind="open"), ANYONE)
 
     assert names.num_failing == 0
     assert [event.kind for event in journal.read(sid)] == ["open"]
@@ -366,16 +367,16 @@ def test_a_primary_that_became_a_replica_is_left(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     with run_redis(tmp_path / "old") as old, run_redis(tmp_path / "new") as new, LossyProxy(old.port) as proxy:
         journal = opened(old.url.replace(str(old.port), str(proxy.port)))
-        journal.append(new_id(), 0, Event(kind="open"))
+        journal.append(new_id(), 0, Event(kind="open"), ANYONE)
         with old.client() as client:
             # of a host without a server, so that no copy of a primary's data interferes
             client.replicaof("127.0.0.1", "1")
         proxy.target_port = new.port
 
         with pytest.raises(OSError, match="ReadOnly"):
-            journal.append(new_id("b"), 0, Event(kind="open"))
+            journal.append(new_id("b"), 0, Event(kind="open"), ANYONE)
 
-        journal.append(new_id("b"), 0, Event(kind="open"))
+        journal.append(new_id("b"), 0, Event(kind="open"), ANYONE)
 
 
 class Conflicting(BaseHTTPRequestHandler):
@@ -408,11 +409,11 @@ def test_a_conditional_write_that_conflicts_is_tried_again(monkeypatch: pytest.M
         journal = opened("s3://bucket")
 
         Conflicting.num_conflicts = 2
-        journal.append(new_id(), 0, Event(kind="open"))
+        journal.append(new_id(), 0, Event(kind="open"), ANYONE)
         assert Conflicting.num_conflicts == 0
         Conflicting.num_conflicts = MAX_CONFLICTS + 5
         with pytest.raises(OSError, match="ConditionalRequestConflict"):
-            journal.append(new_id(), 0, Event(kind="open"))
+            journal.append(new_id(), 0, Event(kind="open"), ANYONE)
 
         assert Conflicting.num_conflicts == 4
         server.shutdown()
@@ -467,7 +468,7 @@ def test_every_error_of_the_library_becomes_an_os_error(make: Any, library: Any,
 
     for kind in errors:
         with pytest.raises(OSError, match="journal"):
-            make(FailingClient(kind.__new__(kind))).append(new_id(), 0, Event(kind="open"))
+            make(FailingClient(kind.__new__(kind))).append(new_id(), 0, Event(kind="open"), ANYONE)
 
 
 # Sweeps
@@ -485,9 +486,9 @@ def test_a_sweep_of_s3_is_bounded(s3_server: S3Server, monkeypatch: pytest.Monke
     monkeypatch.setattr(s3_journal, "MAX_SWEPT_PAGES", 2)
     journal, now = opened(f"s3://{BUCKET}/sweep", claim_s=100), int(time.time())
     for letter in "abcdefg":
-        journal.append(f"ts-seq-{letter * 16}-{now - 10:08x}-llava-0-k0aa", 0, Event(kind="open"))
+        journal.append(f"ts-seq-{letter * 16}-{now - 10:08x}-llava-0-k0aa", 0, Event(kind="open"), ANYONE)
         journal.claim(letter, letter)
-    journal.append(new_id("z"), 0, Event(kind="open"))
+    journal.append(new_id("z"), 0, Event(kind="open"), ANYONE)
 
     def left(folder: str) -> int:
         found = s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix=f"sweep/{folder}/")
@@ -495,7 +496,7 @@ def test_a_sweep_of_s3_is_bounded(s3_server: S3Server, monkeypatch: pytest.Monke
 
     counts = []
     for later in (0, 0, 0, 200, 200):
-        journal.sweep(now + later)
+        journal.sweep(now + later, is_full=True)
         counts.append((left("sessions"), left("claims")))
 
     assert counts == [(4, 7), (1, 7), (1, 7), (1, 4), (1, 0)]  # the fourth began where the third had stopped
@@ -507,13 +508,13 @@ def test_a_sweep_of_a_directory_is_bounded(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(directory, "MAX_SWEPT", 3)
     journal, now = DirectoryJournal(tmp_path, JournalSettings(claim_s=100)), int(time.time())
     for letter in "abcde":
-        journal.append(f"ts-seq-{letter * 16}-{now - 10:08x}-llava-0-k0aa", 0, Event(kind="open"))
+        journal.append(f"ts-seq-{letter * 16}-{now - 10:08x}-llava-0-k0aa", 0, Event(kind="open"), ANYONE)
         journal.claim(letter, letter)
     (tmp_path / "lost+found").mkdir()
 
     counts = []
     for _ in range(4):
-        journal.sweep(now + 200)
+        journal.sweep(now + 200, is_full=True)
         counts.append((len(list(tmp_path.glob("ts-seq-*"))), len(list((tmp_path / "claims").iterdir()))))
 
     assert counts == [(2, 5), (0, 4), (0, 1), (0, 0)]
@@ -528,12 +529,12 @@ def test_a_turn_costs_two_commands_of_valkey(redis_server: RedisServer) -> None:
     """A turn needs one command to check for news and one to write; so does taking over a session of any length."""
     journal, sid = opened(redis_server.url), new_id("e")
     for number in range(30):
-        journal.append(sid, number, Event(kind="turn"))
+        journal.append(sid, number, Event(kind="turn"), ANYONE)
 
     with redis_server.client() as client:
         client.config_resetstat()
         journal.read(sid, 30)
-        journal.append(sid, 30, Event(kind="turn"))
+        journal.append(sid, 30, Event(kind="turn"), ANYONE)
         journal.read(sid)
 
         assert client.info("commandstats")["cmdstat_eval"]["calls"] == 3
@@ -548,15 +549,15 @@ def test_a_turn_costs_two_requests_of_s3(s3_server: S3Server, monkeypatch: pytes
     journal = S3Journal(client, BUCKET, "cost/", JournalSettings())
     sid, sent = new_id("f"), []
     client.meta.events.register("before-send.s3", lambda request, **_: sent.append(request.method))
-    journal.append(sid, 0, Event(kind="open"))
+    journal.append(sid, 0, Event(kind="open"), ANYONE)
     assert sent == ["PUT"]
     sent.clear()
 
     journal.read(sid, 1)
-    journal.append(sid, 1, Event(kind="turn"))
+    journal.append(sid, 1, Event(kind="turn"), ANYONE)
     assert sent == ["GET", "PUT"]
     for number in range(2, 30):
-        journal.append(sid, number, Event(kind="turn"))
+        journal.append(sid, number, Event(kind="turn"), ANYONE)
     sent.clear()
     journal.read(sid)
 

@@ -13,15 +13,16 @@ from handlers.errors import SettingsError
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import DamagedRecord, Event
 from handlers.journal.event_codec import EventCodec
-from handlers.journal.journal import NO_KEYS
+from handlers.journal.journal import ANYONE, NO_KEYS
 from handlers.settings import HandlerSettings, JournalSettings
 from tests.unit.handlers.test_chat_service import data_url
+from torchmoor.wire.session_hash import session_hash
 
 SHORT = {"parameters": {"max_new_tokens": 12}}
 MAX_EVENT_BYTES = 4096
 LIMITS = JournalSettings(max_event_bytes=MAX_EVENT_BYTES)
 OTHER_ID = "ts-seq-bbbbbbbbbbbbbbbb-6b013fa9-llava-0-k0aaaaaaaaaaaaaaaaaaaaaaaaaa"
-GOOD = {"kind": "turn", "images": [], "question": "q", "answer": "a", "invocation_id": "", "nonce": "0"}
+GOOD = {"kind": "turn", "question": "q", "answer": "a", "nonce": "0", "session": "HASH"}  # of its session
 
 
 def changed(**fields: Any) -> bytes:
@@ -38,7 +39,8 @@ BYTES = {
     "a number": b"NaN",
     "deep nesting": b"[" * 4000,
     "a huge number": b"[1" + b"0" * 4090 + b"]",
-    "a missing field": changed(answer=None),
+    "no kind": changed(kind=None),
+    "no session": changed(session=None),
     "an unknown field": changed(extra=""),
     "an unknown kind": changed(kind="shell"),
     "a kind of another type": changed(kind=["turn"]),
@@ -61,7 +63,7 @@ BYTES = {
 
 
 def write(data: bytes) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(data)
+    return lambda path: path.write_bytes(data.replace(b"HASH", session_hash(path.parent.name).encode()))
 
 
 def write_sparse(path: Path) -> None:
@@ -159,27 +161,12 @@ def test_a_poisoned_claim_opens_another_session(two_workers: Any, tmp_path: Path
 def test_an_image_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     """Its size is compared before its bytes are read."""
     journal = DirectoryJournal(tmp_path / "journal", JournalSettings(max_image_bytes=100))
-    name = journal.put_image(OTHER_ID, b"a" * 100)
+    name = journal.put_image(OTHER_ID, b"a" * 100, ANYONE)
     assert journal.get_image(OTHER_ID, name) == b"a" * 100
 
     write_sparse(tmp_path / "journal" / OTHER_ID / name)
     with pytest.raises(DamagedRecord):
         journal.get_image(OTHER_ID, name)
-
-
-def test_events_of_an_older_version_are_read(two_workers: Any, journal: DirectoryJournal, tmp_path: Path) -> None:
-    """They do not name their session."""
-    first, second = two_workers
-    sid = first.open()
-    first.answer(sid, "what?", **SHORT)
-    events = journal.read(sid)
-    for path in (tmp_path / "journal" / sid).iterdir():
-        value = json.loads(path.read_bytes())
-        del value["session"]
-        path.write_bytes(json.dumps(value).encode())
-
-    assert journal.read(sid) == events
-    assert second.ask(sid, "go on", **SHORT).wait().headers["x-torchmoor-rebuilt-events"] == "2"
 
 
 def test_an_event_that_is_too_large_is_refused(two_workers: Any, journal: DirectoryJournal) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from handlers.journal.event import DamagedRecord, Event
 from handlers.journal.event_codec import EventCodec
-from handlers.journal.journal import NO_KEYS, Journal
+from handlers.journal.journal import ANYONE, NO_KEYS, Journal
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 from tests.unit.handlers.journal_stores import TOMBSTONE_S, Store, new_id
@@ -46,7 +46,7 @@ FORGED = {
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED.keys())
 def test_an_event_that_no_worker_of_this_fleet_wrote_is_refused(store: Store, forge: Any) -> None:
     journal, sid = signed(store), new_id()
-    journal.append(sid, 0, OPENING)
+    journal.append(sid, 0, OPENING, ANYONE)
     assert journal.read(sid) == [OPENING]
 
     store.poison(sid, "events", forge(sid))
@@ -72,7 +72,7 @@ def test_a_forged_event_ends_its_session(make_client: Any, store: Store) -> None
 def test_a_session_ends_and_another_worker_knows(store: Store) -> None:
     """The record of a close is signed, too, and read by workers with the same keys."""
     sid, close = new_id(), Event(kind="close", invocation_id="c1")
-    signed(store).append(sid, 0, OPENING)
+    signed(store).append(sid, 0, OPENING, ANYONE)
 
     first = signed(store).close(sid, close)
 
@@ -80,24 +80,10 @@ def test_a_session_ends_and_another_worker_knows(store: Store) -> None:
     assert signed(store).read(sid) == [close]
 
 
-def test_events_of_versions_before_signatures_are_read_by_a_setting(store: Store) -> None:
-    """For the update of a fleet: what is written then is signed."""
-    journal, sid = signed(store, read_unsigned=True), new_id()
-    store.journal.append(sid, 0, OPENING)
-
-    assert journal.read(sid) == [OPENING]
-    with pytest.raises(DamagedRecord):
-        signed(store).read(sid)
-    journal.append(sid, 1, Event(kind="turn", question="q", answer="a"))
-    assert [event.kind for event in signed(store).read(sid, 1)] == ["turn"]
-    with pytest.raises(DamagedRecord):
-        EventCodec(JournalSettings(read_unsigned=True), KEYS).decode(encode(sid, OTHER_KEYS), sid)
-
-
 def test_a_worker_whose_keys_have_changed_reads_no_event_of_before(store: Store) -> None:
     """The key of the session's id is the one that counts, also after the fleet has got a new first key."""
     sid = new_id()
-    signed(store).append(sid, 0, OPENING)
+    signed(store).append(sid, 0, OPENING, ANYONE)
 
     def reader(keys: Any) -> Journal:
         journal = open_journal(JournalSettings(url=store.url), TOMBSTONE_S, keys)

@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 
 from handlers.engine.builtin.kv_cache import BLOCK
-from handlers.engine.builtin.sequence import ImageSpan
+from handlers.engine.contract import PlacedImage
 from handlers.errors import InvalidRequest, SettingsError
 from handlers.models import transformers_check
 from handlers.models.attention import DecodingRows
@@ -41,7 +41,7 @@ def test_text_family_answers_as_in_transformers(
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(4, VOCABULARY, (n,), generator=generator).tolist() for n in (1, 5, 45, 17)]
     prompts += [[*prompts[2][:40], 9, 8], prompts[2]]
-    no_images: list[list[ImageSpan]] = [[] for _ in prompts]
+    no_images: list[list[PlacedImage]] = [[] for _ in prompts]
     expected = []
     for prompt in prompts:
         with torch.inference_mode():

@@ -160,6 +160,10 @@ PICTURES = {
 URL = f"s3://{BUCKET}/open/red blue.png"
 
 
+def read(loader: ImageLoader, reference: bytes | str) -> bytes:
+    return loader.read(reference, PendingReply(lambda: None))
+
+
 def intake(**values: Any) -> ImageLoader:
     return ImageLoader(IntakeSettings(**{"allowed_buckets": (BUCKET,), "scaled_pixels": 10_000, **values}))
 
@@ -172,24 +176,24 @@ def door(bucket: Any) -> ImageLoader:
 
 def test_a_picture_is_read_as_it_is(door: ImageLoader) -> None:
     """A small picture keeps its bytes."""
-    assert door.read(URL) == PICTURES["open/red blue.png"]
-    assert door.num_fetched == 1
+    assert read(door, URL) == PICTURES["open/red blue.png"]
 
 
 def test_a_large_picture_goes_through_a_file(door: ImageLoader) -> None:
     """Larger pictures are scaled down through a file, also several at once."""
-    read: list[bytes] = []
+    found: list[bytes] = []
     threads = [
-        threading.Thread(target=lambda: read.append(door.read(f"s3://{BUCKET}/big.tif")), daemon=True) for _ in range(3)
+        threading.Thread(target=lambda: found.append(read(door, f"s3://{BUCKET}/big.tif")), daemon=True)
+        for _ in range(3)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
 
-    assert len(read) == 3
-    assert len(set(read)) == 1
-    assert decode(read[0]).size == (140, 70)
+    assert len(found) == 3
+    assert len(set(found)) == 1
+    assert decode(found[0]).size == (140, 70)
 
 
 def test_a_session_is_opened_on_a_large_picture(bucket: Any, make_client: Callable[..., Any]) -> None:
@@ -200,31 +204,32 @@ def test_a_session_is_opened_on_a_large_picture(bucket: Any, make_client: Callab
 
     assert client.answer(session, "What color is the circle?") == "The circle is red."
     assert 0 < client.service.images.host_bytes < 1_000_000
+    assert client.service.numbers()["images"]["fetched"] == 1
 
 
 def test_only_allowed_places_are_read(bucket: Any) -> None:
     """Without a setting no bucket is allowed; with a prefix, only keys below it. The error gives advice."""
     narrow = intake(allowed_buckets=(f"s3://{BUCKET}/open/",))
 
-    assert narrow.read(URL.replace("s3:", "S3:"))
+    assert read(narrow, URL.replace("s3:", "S3:"))
     for refused in (f"s3://{BUCKET}/opened.png", f"s3://{BUCKET}-2/open/a.png", f"s3://{BUCKET}", "s3:///open/a.png"):
         with pytest.raises(ImageUrlForbidden):
-            narrow.read(refused)
+            read(narrow, refused)
     with pytest.raises(ImageUrlForbidden, match="allowed_buckets"):
-        intake(allowed_buckets=()).read(URL)
+        read(intake(allowed_buckets=()), URL)
 
 
 def test_what_cannot_be_read_is_told(door: ImageLoader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Missing objects, too many bytes, time-outs and missing servers have clear errors."""
     with pytest.raises(ImageUnreachable, match="no such object"):
-        door.read(f"s3://{BUCKET}/other.png")
+        read(door, f"s3://{BUCKET}/other.png")
     with pytest.raises(ImageTooLarge, match="more than 100"):
-        intake(large_bytes=100).read(URL)
+        read(intake(large_bytes=100), URL)
     with pytest.raises(ImageUnreachable, match="in time"):
-        intake(s3_timeout_s=1e-9).read(URL)
+        read(intake(s3_timeout_s=1e-9), URL)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     with pytest.raises(ImageUnreachable, match="cannot be reached"):
-        intake(connect_timeout_s=0.2).read(URL)
+        read(intake(connect_timeout_s=0.2), URL)
 
 
 class Unsteady:
@@ -250,7 +255,7 @@ def test_a_broken_connection_goes_on_where_it_stood() -> None:
     """No byte is read twice; a store that always breaks off is an error."""
     data = bytes(range(256)) * 20
     unsteady = Unsteady(data, num_breaks=2)
-    transfer = Transfer(unsteady, {"Bucket": BUCKET, "Key": "a"}, time.monotonic() + 60, None)
+    transfer = Transfer(unsteady, {"Bucket": BUCKET, "Key": "a"}, time.monotonic() + 60, PendingReply(lambda: None))
 
     assert transfer.find_size() == len(data)
     assert b"".join(transfer.pieces()) == data
@@ -276,4 +281,4 @@ def test_a_disk_without_room_is_told(door: ImageLoader, monkeypatch: pytest.Monk
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: io.FileIO(full, "r+"))
 
     with pytest.raises(OutOfDisk):
-        door.read(f"s3://{BUCKET}/big.tif")
+        read(door, f"s3://{BUCKET}/big.tif")

@@ -11,12 +11,12 @@ import pytest
 
 from handlers.journal import s3 as s3_journal
 from handlers.journal import s3_objects
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
 from handlers.journal.journal import owner_key
 from handlers.journal.s3 import S3Journal
 from handlers.settings import JournalSettings
 from tests.servers import BUCKET, S3Server
-from tests.unit.handlers.journal_stores import new_id, turn
+from tests.unit.handlers.journal_stores import CLOSE, new_id, turn
 
 pytestmark = pytest.mark.s3
 ALICE = owner_key("llava", "alice")
@@ -88,7 +88,7 @@ def test_a_sweep_measures_a_part_of_the_store(bucket: Bucket, folder: str, monke
     monkeypatch.setattr(s3_objects, "PAGE", 5)
     monkeypatch.setattr(s3_journal, "MAX_MEASURED", 10)
 
-    counts = [bucket.count(lambda: bucket.journal.sweep(int(time.time()))) for _ in range(12)]
+    counts = [bucket.count(lambda: bucket.journal.sweep(int(time.time()), is_full=True)) for _ in range(12)]
 
     assert max(counts) < 25
     assert bucket.journal.used_bytes >= len(PICTURE)

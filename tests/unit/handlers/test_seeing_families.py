@@ -12,7 +12,7 @@ import transformers as hf
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from handlers.engine.builtin.kv_cache import BLOCK
-from handlers.engine.builtin.sequence import ImageSpan
+from handlers.engine.contract import PlacedImage
 from handlers.errors import SettingsError
 from handlers.models.attention import RAGGED
 from handlers.models.llava import Pixels
@@ -54,9 +54,9 @@ def compare_with_generate(model: Any, own: Any, pictures: list[Any]) -> None:
     ]
     second = 3 + len(features[0]) + len(middle)
     spans = [
-        [ImageSpan(3, features[0])],
-        [ImageSpan(3, features[1])],
-        [ImageSpan(3, features[0]), ImageSpan(second, features[1])],
+        [PlacedImage(3, features[0])],
+        [PlacedImage(3, features[1])],
+        [PlacedImage(3, features[0]), PlacedImage(second, features[1])],
         [],
     ]
 

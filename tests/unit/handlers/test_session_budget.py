@@ -8,10 +8,10 @@ import pytest
 from handlers.journal import redis_scripts
 from handlers.journal import s3 as s3_journal
 from handlers.journal.budget import Budget
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
 from handlers.journal.journal import ANYONE, Journal, JournalFull, OwnerFull, owner_key
 from handlers.settings import JournalSettings
-from tests.unit.handlers.journal_stores import Store, new_id, turn
+from tests.unit.handlers.journal_stores import CLOSE, Store, new_id, turn
 
 ALICE = owner_key("llava", "alice")
 
@@ -31,7 +31,7 @@ def test_a_journal_has_room_for_a_number_of_sessions(store: Store) -> None:
     other.check_room(ALICE)
 
     for each in (journal, other):
-        each.sweep(int(time.time()))
+        each.sweep(int(time.time()), is_full=True)
         with pytest.raises(
             JournalFull, match=r"3 open sessions, the most it may have \(journal\.max_sessions\)"
         ) as full:
@@ -42,7 +42,7 @@ def test_a_journal_has_room_for_a_number_of_sessions(store: Store) -> None:
     assert journal.num_sessions == 2
     journal.delete(sessions[2])
     assert journal.num_sessions == 1
-    other.sweep(int(time.time()))
+    other.sweep(int(time.time()), is_full=True)
     assert other.num_sessions == 1
     other.sweep(expires_at + 5, is_full=False)
 
@@ -86,7 +86,7 @@ def test_an_endpoint_cannot_fill_the_journal_for_others(store: Store, setting: s
     first = open_large(ALICE)
     assert not is_full(journal, here, setting)
     open_large(here)
-    other.sweep(int(time.time()))
+    other.sweep(int(time.time()), is_full=True)
 
     for each in (journal, other):
         assert [is_full(each, owner, setting) for owner in (ALICE, here, there, ANYONE)] == [True, True, False, False]
@@ -147,7 +147,7 @@ def test_a_session_that_opens_between_two_sweeps_of_one_measurement(
     monkeypatch.setattr(s3_journal, "MAX_MEASURED", 1)
     journal = store.reopened()
     open_session(store.journal, 7200)
-    journal.sweep(int(time.time()))
+    journal.sweep(int(time.time()), is_full=True)
 
     open_session(journal, 600)
     for _ in range(5):
@@ -161,7 +161,7 @@ def test_a_scan_that_repeats_keys_counts_them_once(store: Store, monkeypatch: py
     """A server may return a key twice while its table of keys shrinks."""
     sid = open_session(store.journal, owner=ALICE)
     store.journal.put_image(sid, b"a picture", ALICE)
-    store.journal.sweep(int(time.time()))
+    store.journal.sweep(int(time.time()), is_full=True)
     once = store.journal.used_bytes
     scan, cursors = redis_scripts.RedisScripts.scan, iter([1, 2, 0])
 
@@ -170,6 +170,6 @@ def test_a_scan_that_repeats_keys_counts_them_once(store: Store, monkeypatch: py
         return next(cursors), keys * 2
 
     monkeypatch.setattr(redis_scripts.RedisScripts, "scan", repeat)
-    store.journal.sweep(int(time.time()))
+    store.journal.sweep(int(time.time()), is_full=True)
 
     assert (store.journal.used_bytes, store.journal.num_sessions) == (once, 1)

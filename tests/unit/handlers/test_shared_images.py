@@ -14,10 +14,10 @@ import pytest
 
 from handlers.journal import redis_scripts, s3_objects
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.event import CLOSE, Event, image_hash
+from handlers.journal.event import Event, image_hash
 from handlers.journal.journal import Journal, owner_key
 from handlers.settings import JournalSettings
-from tests.unit.handlers.journal_stores import HOURS_S, Store, new_id
+from tests.unit.handlers.journal_stores import CLOSE, HOURS_S, Store, new_id
 
 ALICE, BOB = owner_key("llava", "alice"), owner_key("llava", "bob")
 
@@ -70,7 +70,7 @@ def test_a_picture_outlives_the_session_that_brought_it(store: Store) -> None:
     open_session(store.journal, ALICE, data, lives_s=600)
     longer = open_session(store.reopened(), ALICE, data, lives_s=7200)
     for journal in (journals := (store.journal, store.reopened())):
-        journal.sweep(now)
+        journal.sweep(now, is_full=True)
 
     def pass_time(seconds: int, passed: int) -> None:
         store.pass_time(seconds)
@@ -79,10 +79,10 @@ def test_a_picture_outlives_the_session_that_brought_it(store: Store) -> None:
 
     pass_time(700, 700)
     assert store.journal.get_image(longer, image_hash(data)) == data
-    store.journal.sweep(now + 670)
+    store.journal.sweep(now + 670, is_full=True)
     assert store.journal.get_image(longer, image_hash(data)) == data
     store.pass_time(7000)
-    store.journal.sweep(now + 7670)
+    store.journal.sweep(now + 7670, is_full=True)
 
     assert store.dump().count(data) == 0
 
@@ -105,18 +105,6 @@ def test_sessions_with_one_picture_come_and_go_at_once(store: Store) -> None:
     for sid in kept:
         assert store.journal.get_image(sid, image_hash(data)) == data
         store.journal.close(sid, CLOSE)
-
-    assert store.dump().count(data) == 0
-
-
-def test_a_session_of_an_older_version_keeps_its_pictures(store: Store) -> None:
-    """They are stored with the session, are read from there, and go with it."""
-    data, sid = new_picture(), new_id()
-    store.journal.append(sid, 0, Event(kind="open", images=(image_hash(data),)))
-    store.keep_image(sid, image_hash(data), data)
-
-    assert store.journal.get_image(sid, image_hash(data)) == data
-    store.journal.close(sid, CLOSE)
 
     assert store.dump().count(data) == 0
 
@@ -172,7 +160,7 @@ def test_a_directory_on_a_file_system_with_few_links(tmp_path: Path, monkeypatch
 KILLED = """
 import os, socket, sys
 from handlers.journal.directory import DirectoryJournal
-from handlers.journal.event import CLOSE, Event
+from handlers.journal.event import Event
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 
@@ -202,7 +190,7 @@ def run(old, new):
     for data in (shared.encode(), new.encode()):
         journal.put_image(new, data, owner)
     journal.append(new, 0, Event(kind="open"), owner)
-    journal.close(old, CLOSE)
+    journal.close(old, Event(kind="close"))
     os._exit(0)
 
 print("ready", flush=True)
@@ -250,11 +238,11 @@ def test_a_worker_that_is_killed_loses_no_picture(store: Store) -> None:
     now = int(time.time())
     store.pass_time(700)
     for _ in range(2):
-        store.journal.sweep(now + 660)
+        store.journal.sweep(now + 660, is_full=True)
     assert store.journal.get_image(kept, image_hash(shared)) == shared
     assert store.dump().count(shared) == 1
     store.pass_time(HOURS_S)
-    store.journal.sweep(now + HOURS_S + 660)
+    store.journal.sweep(now + HOURS_S + 660, is_full=True)
     dump = store.dump()
     assert dump.count(shared) == 0
     assert b"ts-seq-" not in dump

@@ -13,8 +13,8 @@ from handlers.engine.builtin.kv_cache import BLOCK, SequenceCache
 from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.runner import ModelRunner, cache_shape
 from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import ImageSpan, Sequence
-from handlers.engine.contract import SamplingParams, TokenEvent
+from handlers.engine.builtin.sequence import TokenSequence
+from handlers.engine.contract import AnswerRequest, PlacedImage, SamplingParams, TokenEvent
 from handlers.models.text import TextModel
 
 CPU = torch.device("cpu")
@@ -146,7 +146,7 @@ def save(config: Any, where: Path, tokenizer_from: Path) -> Any:
 def generate(
     model: TextModel,
     prompts: list[list[int]],
-    spans: list[list[ImageSpan]],
+    spans: list[list[PlacedImage]],
     num: int,
     is_row_batched: bool = False,
     is_scattered: bool = False,
@@ -182,7 +182,10 @@ def generate(
         caches.append(cache)
         num_shared += cache.match(prompt)
         params = SamplingParams(max_new_tokens=num)
-        engine.admit(Sequence(prompt, images, cache, params, float("inf"), listener(output)))
+        request = AnswerRequest(
+            prompt=prompt, images=images, params=params, deadline=float("inf"), on_event=listener(output)
+        )
+        engine.admit(TokenSequence(cache, request))
         for _ in range(7):
             engine.step()
     while engine.scheduler.all():

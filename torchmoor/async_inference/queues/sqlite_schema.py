@@ -18,7 +18,6 @@ UNDECIDED = "state IN ('WAITING', 'RUNNING')"
 ENDED = "state IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')"
 TAKEABLE = f"wake_at IS NULL AND {UNDECIDED}"
 
-_RESERVED = "CREATE TABLE IF NOT EXISTS reserved (location TEXT PRIMARY KEY) WITHOUT ROWID"  # old files lack it
 _SCHEMA = f"""
 CREATE TABLE requests (
     seq INTEGER PRIMARY KEY, -- order of arrival, independent of the clock
@@ -41,6 +40,7 @@ CREATE TABLE requests (
 );
 CREATE TABLE inputs (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE outputs (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE reserved (location TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE totals (
     endpoint TEXT NOT NULL, state TEXT NOT NULL, requests INTEGER NOT NULL, body_bytes INTEGER NOT NULL,
     PRIMARY KEY (endpoint, state)
@@ -77,7 +77,7 @@ def prepare(connection: sqlite3.Connection) -> None:
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0 and connection.execute("SELECT 1 FROM sqlite_schema").fetchone() is None:
-            for statement in _statements():
+            for statement in _statements(_SCHEMA + SHARES):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {VERSION}")
         elif version != VERSION:
@@ -85,8 +85,6 @@ def prepare(connection: sqlite3.Connection) -> None:
                 f"the file of the asynchronous queue has version {version}, not {VERSION}: it is another version's or "
                 "another program's; name another file, or empty the queue with the version that made it"
             )
-        for statement in (_RESERVED, *SHARES):
-            connection.execute(statement)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -94,10 +92,10 @@ def prepare(connection: sqlite3.Connection) -> None:
         raise
 
 
-def _statements() -> list[str]:
-    """Split the schema into statements: executescript would end the transaction."""
+def _statements(schema: str) -> list[str]:
+    """Split a schema into statements: executescript would end the transaction."""
     statements, rest = [], ""
-    for line in _SCHEMA.splitlines(keepends=True):
+    for line in schema.splitlines(keepends=True):
         rest += line
         if sqlite3.complete_statement(rest):
             statements.append(rest)
