@@ -140,7 +140,8 @@ def count_everything(
 ) -> dict[str, dict[str, int]]:
     """Return the numbers by group and name (docs/instance-protocol.md). Any thread."""
     counts = counters.read(CHAT_METRICS)
-    started = counters.get("turns_started")
+    started, waiting = counters.get("turns_started"), store.count_waiting()
+    in_progress = started - sum(counts["turns"].values())
     pool, images = store.pool, store.images
     return counts | {
         "sessions": counts["sessions"]
@@ -161,8 +162,12 @@ def count_everything(
             "host_capacity_bytes": images.max_host_bytes,
         },
         "turns": counts["turns"]
-        | store.turn_counts()
-        | {"in_progress": started - sum(counts["turns"].values()), "started": started},
+        | {
+            "running": max(in_progress - waiting, 0),
+            "waiting": waiting,
+            "in_progress": in_progress,
+            "started": started,
+        },
         "decoding": loader.decoding.describe(),
         "engine": asdict(engine.numbers()),
         "pump": counts["pump"] | {"cpu_ms": counters.get("pump_cpu_us") // 1000},

@@ -28,12 +28,10 @@ class SessionStore(SessionTable):
         with self._lock:
             return self.images.measure([*session.images, *session.pending_images])
 
-    def turn_counts(self) -> dict[str, int]:
-        """Count the turns that run, and those that wait behind them."""
+    def count_waiting(self) -> int:
+        """Count the turns that wait for an earlier turn of their session."""
         with self._lock:
-            sessions = [*self._sessions.values(), *self._ending]
-            running = sum(session.turn is not None for session in sessions)
-            return {"running": running, "waiting": sum(len(session.waiting) for session in sessions)}
+            return sum(len(session.waiting) for session in [*self._sessions.values(), *self._ending])
 
     def enqueue(self, session: Session, turn: QueuedTurn, *, may_wait: bool = True) -> bool:
         """Append a turn to the session's queue. Return True if it may begin now, False if it waits or may not.

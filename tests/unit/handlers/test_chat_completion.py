@@ -459,9 +459,11 @@ def test_client_that_leaves_ends_its_completion(make_client: Any, endless_llava:
     client = make_client(endless_llava)
     left = client.send(chat(user("what is it?", red), stream=True, max_tokens=1500))
     left.wait_until(lambda exchange: len(exchange.pieces) > 2)
+    running = client.call(None, {"x-torchmoor-operation": "status"}).json["turns"]["running"]
 
     left.reply.cancel()
 
+    assert running == 1
     again = client.call(chat(user("what is it?", red))).headers
     assert int(again["x-torchmoor-prefill-tokens"]) <= 16
     turns = settled(client)["turns"]

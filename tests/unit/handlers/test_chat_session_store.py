@@ -566,7 +566,7 @@ def test_ended_session_hands_itself_to_waiting_turns_until_none_is_left(new_stor
     assert store.dequeue(session, second) is None
 
     assert held_bytes(store) == 0
-    assert store.turn_counts() == {"running": 0, "waiting": 0}
+    assert store.count_waiting() == 0
 
 
 def test_ended_session_takes_no_images(new_store: Stores) -> None:
