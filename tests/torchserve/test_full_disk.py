@@ -26,7 +26,7 @@ ON_SMALL_DISK = """#!/bin/bash
 exec unshare --mount --map-root-user bash -c \
     'mount -t tmpfs -o size={num_bytes},mode=700 tmpfs {disk} && exec {torchmoor} "$@"' torchmoor "$@"
 """
-JOURNAL_REFUSAL = ("ServiceUnavailable", "the session's journal cannot be reached; try again later")
+JOURNAL_REFUSAL = ("ServiceUnavailable", "the session's journal is full; try again later")
 
 
 @dataclass(frozen=True)

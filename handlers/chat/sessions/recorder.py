@@ -5,6 +5,7 @@ and its next turn reads the missing events, as for any session that another work
 block on the journal: call them on worker threads only, never on the engine's or TorchServe's.
 """
 
+import errno
 import json
 import logging
 import secrets
@@ -380,7 +381,8 @@ class SessionRecorder:
             raise self._lose(session_id, exc) from exc
         except (OSError, ValueError) as exc:
             logger.error("journal failed error=%s", exc)
-            raise JournalUnavailable("the session's journal cannot be reached; try again later") from exc
+            why = "is full" if getattr(exc, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else "cannot be reached"
+            raise JournalUnavailable(f"the session's journal {why}; try again later") from exc
 
     def _lose(self, session_id: str, reason: object) -> SessionLost:
         """End a session whose journal is damaged. Return the error for its requests."""
