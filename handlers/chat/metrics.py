@@ -48,6 +48,13 @@ CHAT_METRICS = (
         ("journal", "refusals"),
     ),
     Metric(
+        "journal_failures_total",
+        COUNTER,
+        "count",
+        "Operations that the journal's store did not do; their requests got JournalUnavailable.",
+        ("journal", "failures"),
+    ),
+    Metric(
         "stored_kv_total",
         COUNTER,
         "count",

@@ -380,6 +380,7 @@ class SessionRecorder:
         except DamagedRecord as exc:
             raise self._lose(session_id, exc) from exc
         except (OSError, ValueError) as exc:
+            self._counters.add("journal_failures")
             logger.error("journal failed error=%s", exc)
             why = "is full" if getattr(exc, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else "cannot be reached"
             raise JournalUnavailable(f"the session's journal {why}; try again later") from exc

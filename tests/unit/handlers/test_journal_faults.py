@@ -152,9 +152,12 @@ def test_a_server_that_says_nothing_times_out(scheme: str, monkeypatch: pytest.M
         for action in actions(journal):
             with pytest.raises(TimeoutError):
                 action()
-        refused = make_client(journal=journal).call({"requestType": "NEW_SESSION"})
+        client = make_client(journal=journal)
+        refused = client.call({"requestType": "NEW_SESSION"})
+        status = client.call(None, {"x-torchmoor-operation": "status"}).json
 
     assert (refused.status, refused.error) == (503, "JournalUnavailable")
+    assert status["journal"]["failures"] > 0
 
 
 @pytest.mark.parametrize("scheme", ["redis", "s3"])
