@@ -12,6 +12,7 @@ instance of a response without shared state.
 
 import re
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from torchmoor.wire.session_ids import MAX_ID_LENGTH, PREFIX
 
@@ -80,6 +81,17 @@ def read_file_id(text: str) -> Place | None:
     """Read the id of a file; None for any other text."""
     match = _FILE_FORM.fullmatch(text)
     return None if match is None else Place(PREFIX + match[1])
+
+
+def read_id(text: str) -> Place | None:
+    """Read the id of a response, conversation or file; None for any other text."""
+    return read_response_id(text) or read_conversation_id(text) or read_file_id(text)
+
+
+def read_resource_path(path: str) -> Place | None:
+    """Read a path below /v1/, such as responses/{id}; None if it names no resource, or one that cannot exist."""
+    parts = path.split("/")
+    return read_id(unquote(parts[1])) if len(parts) > 1 else None
 
 
 def read_item_id(text: str) -> Place | None:

@@ -142,9 +142,12 @@ class OpenAIApi:
         endpoint = self._get_endpoint(request, body, num_read)
         session = self._find_session(endpoint, request, named.place)
         is_response = split_path(request.path)[1] == RESPONSES
-        adapter = self._find_adapter(endpoint, request, body, num_read) if is_response else None
+        if endpoint.settings.has_many:
+            model = self._find_target(endpoint, request, body)
+        else:
+            model = self._find_adapter(endpoint, request, body, num_read) if is_response else None
         make = partial(ResponseInvocation, self._queue) if is_response else Invocation
-        call = self._call(request, request_id, self._operations[endpoint][dialect], session, body, adapter, make=make)
+        call = self._call(request, request_id, self._operations[endpoint][dialect], session, body, model, make=make)
         is_new = session is None and named.is_stored
         call.assignment.opens_session = is_new and split_path(request.path)[1] in OPENING
         if split_path(request.path)[1] == FILES:
@@ -159,6 +162,14 @@ class OpenAIApi:
             return self._dispatchers.sessions.get(endpoint, request.principal, place.session_id.encode())
         except ApiError:  # the instance answers with the error
             return None
+
+    def _find_target(self, endpoint: Endpoint, request: Request, body: bytes) -> str | None:
+        """Return the model that only the body of a request to /responses names. Raises WrongModel."""
+        operation = split_path(request.path)[1]
+        has_model = operation.partition(b"/")[0] == RESPONSES  # conversations and files are created without one
+        if not has_model or TARGET_MODEL in request.layout.places or len(self._endpoints(request)) > 1:
+            return None
+        return read_target_model(body, endpoint)
 
     @staticmethod
     def _find_adapter(endpoint: Endpoint, request: Request, body: bytes, num_read: int) -> str | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from urllib.parse import quote, unquote, unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from torchmoor.proxy.api.openai_by_body import find_fields
 from torchmoor.proxy.http.message import Request
 from torchmoor.wire import headers
-from torchmoor.wire.response_ids import Place, read_compaction_id, read_conversation_id, read_file_id, read_response_id
+from torchmoor.wire.response_ids import Place, read_compaction_id, read_id, read_resource_path
 
 RESPONSES = b"responses"
 FILES = b"files"
@@ -50,15 +50,14 @@ def needs_body(method: bytes, operation: bytes) -> bool:
 
 def read_path(operation: bytes) -> Place | None:
     """Return the resource that a path names; None if it names none, or one that cannot exist."""
-    parts = operation.decode("latin-1").split("/")
-    return _read_id(unquote(parts[1])) if len(parts) > 1 else None
+    return read_resource_path(operation.decode("latin-1"))
 
 
 def read_named(body: bytes) -> Named:
     """Read the fields that name a request's session in the beginning of its body."""
     found = find_fields(body, _FIELDS)
     text = _read_text(found.get("previous_response_id", b"")) or _read_text(found.get("conversation", b""))
-    place = _read_id(text)
+    place = read_id(text)
     if place is None and (compaction := _COMPACTION.search(body)) is not None:
         place = read_compaction_id(compaction[1].decode())
     return Named(place, not found.get("store", b"").startswith(b"false"))
@@ -91,10 +90,6 @@ def _read_filename(line: bytes) -> bytes:
     else:
         name = b""
     return re.split(rb"[/\\]", name)[-1]
-
-
-def _read_id(text: str) -> Place | None:
-    return read_response_id(text) or read_conversation_id(text) or read_file_id(text)
 
 
 def _read_text(value: bytes) -> str:
