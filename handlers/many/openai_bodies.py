@@ -17,8 +17,14 @@ from handlers.requests import Incoming
 from torchmoor.wire import headers as wire
 
 EMBEDDINGS, CLASSIFICATION = "sentence-embeddings", "text-classification"
+GENERATION = "text-generation"
 ENCODINGS = ("float", "base64")
 EMBEDDING_FIELDS = {"input", "model", "encoding_format", "dimensions", "user"}
+TEXTS = {
+    "input": "a text that is not empty, or a list of such texts",
+    "query": "a text that is not empty",
+    "documents": "a list of texts that are not empty",
+}
 RERANK_FIELDS = {"query", "documents", "model", "top_n", "return_documents", "user"}
 
 
@@ -39,8 +45,20 @@ def read_task_request(incoming: Incoming, max_json_values: int, *, task: str, ma
             return _read_rerank(given, model).request_of(task)
         for name in ("input", "documents"):
             if name in body:
-                raise InvalidRequest(f"'{name}' must be a text or a list of texts, not null", param=name)
+                raise InvalidRequest(f"'{name}' must be {TEXTS[name]}, not null", param=name)
+        for name in ("messages", "prompt"):
+            if name in body:
+                message = f"this model's task is {task}, and '{name}' is for {GENERATION}: send {_takes(task)}"
+                raise InvalidRequest(message, param="model")
+        raise InvalidRequest(
+            f"the body has no 'inputs': this model's task is {task}, send {_takes(task)}", param="inputs"
+        )
     return read_request(body)
+
+
+def _takes(task: str) -> str:
+    others = {EMBEDDINGS: ", or OpenAI's 'input'", CLASSIFICATION: ", or 'query' and 'documents' to rank"}
+    return '{"inputs": ..., "parameters": {...}}' + others.get(task, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +191,7 @@ def _check_number(given: Mapping[str, Any], name: str, max_inputs: int) -> None:
 
 def _texts(texts: Sequence[Any], name: str) -> Sequence[str]:
     if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise InvalidRequest(f"'{name}' must be a text that is not empty, or a list of such texts", param=name)
+        raise InvalidRequest(f"'{name}' must be {TEXTS[name]}", param=name)
     return texts
 
 

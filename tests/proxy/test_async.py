@@ -230,9 +230,7 @@ def test_a_key_in_s3_has_any_printable_characters(tmp_path: Path, make_stage: Ma
 def test_a_location_of_other_characters_is_refused(stage: Stage, value: bytes, words: str) -> None:
     """The message has the rule that was broken."""
     connection = stage.http()
-    connection.request(
-        "POST", "/endpoints/llava/async-invocations", headers={"X-Amzn-SageMaker-InputLocation": value}
-    )
+    connection.request("POST", "/endpoints/llava/async-invocations", headers={"X-Amzn-SageMaker-InputLocation": value})
 
     answer = connection.getresponse()
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
-from handlers.errors import HandlerError, InternalError
+from handlers.errors import HandlerError, InternalError, InvalidRequest
 from handlers.fair_threads import FairThreads
 from handlers.many.compute import Compute, RowQueue, TaskRow
 from handlers.many.loading.tensor_placement import Assembled, PlacedModel
-from handlers.many.openai_bodies import read_task_request
+from handlers.many.openai_bodies import GENERATION, read_task_request
 from handlers.many.request import TaskForm, TaskRequest
 from handlers.many.tasks.task import EncodedAnswer, Task, TaskWork
 from handlers.reply import JSON, PendingReply
 from handlers.requests import Incoming
+from torchmoor.wire import headers as wire
 
 
 class TaskModel(PlacedModel):
@@ -51,6 +52,10 @@ class TaskModel(PlacedModel):
     def _begin(self, incoming: Incoming, reply: PendingReply) -> None:
         with reply.guarded():
             reply.raise_if_cancelled()
+            if resource := incoming.headers.get(wire.RESOURCE):
+                path = resource.partition(" ")[2].partition("/")[0].partition("?")[0]
+                message = f"this model's task is {self.task.name}, and /v1/{path} needs {GENERATION}"
+                raise InvalidRequest(message, param="model")
             request = self._read(incoming, self._compute.settings.max_json_values)
             work = self.task.read(request, reply)
             if request.form is not None:

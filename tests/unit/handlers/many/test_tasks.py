@@ -197,6 +197,23 @@ def test_embeddings_are_shortened(tmp_path: Path, load: Load) -> None:
         assert error(model, body) == (400, f"'dimensions' must be from 1 to {len(whole_vector)} for this model")
 
 
+def test_advice_fits_the_form_of_the_request(tmp_path: Path, load: Load) -> None:
+    """OpenAI's embeddings have no truncation, and a model of embeddings has no responses."""
+    save_checkpoint(tmp_path, "BertModel")
+    (tmp_path / "torchmoor.json").write_text('{"task": "sentence-embeddings"}')
+    model = load(tmp_path)
+    resource = {**JSON, "x-torchmoor-resource": "POST responses"}
+
+    assert error(model, {"input": "a " * 100}) == (400, "a text has 102 tokens, and this model reads 64: send less")
+    status, message = error(model, {"inputs": "a " * 100, "parameters": {"truncation": False}})
+    assert (status, '"truncation": true' in message) == (400, True)
+    status, message = error(model, {"input": "a", "model": "m"}, resource)
+    assert (status, message) == (
+        400,
+        "this model's task is sentence-embeddings, and /v1/responses needs text-generation",
+    )
+
+
 def test_a_model_of_lower_case_refuses_what_is_no_text(tmp_path: Path, load: Load) -> None:
     """However deep it is nested: the client's mistake, and not the worker's."""
     save_checkpoint(tmp_path, "BertModel")
