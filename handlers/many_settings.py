@@ -1,10 +1,10 @@
 """The settings of a worker of many models: their source and memory, and what it does with requests."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from handlers.settings_group import Count, HandlerGroup, Number, Positive, Size, Switch, Texts, from_text
+from handlers.settings_group import Count, HandlerGroup, Number, Positive, Size, Switch, Texts, from_text, refusal
 
 GIB = 1 << 30
 
@@ -67,6 +67,15 @@ class ManySettings(HandlerGroup, title="many"):
     allow_pickle: Switch = Field(
         False, description="Load pickled weights, which can run any code: only for archives that you trust."
     )
+
+    @model_validator(mode="after")
+    def _check_roots(self) -> Self:
+        for root in self.url_roots:
+            if not root.startswith("/"):
+                raise refusal(
+                    "url_roots", f"must be absolute paths, with commas between them in the environment, not {root!r}"
+                )
+        return self
 
 
 class AdapterSettings(HandlerGroup, title="adapters"):
