@@ -98,7 +98,12 @@ class TaskSettings(HandlerGroup, title="tasks"):
     prepare_threads: Count = Field(2, description="Threads that read and tokenize requests.")
     max_rows: Count = Field(32, description="Inputs in one batch.")
     max_tokens: Count = Field(16_384, description="Tokens in one batch, padding included.")
-    max_inputs: Count = Field(256, description="Inputs in one request.")
+    max_inputs: Count = Field(256, description="Inputs in one request of other tasks than those of `max_texts`.")
+    max_texts: Count = Field(
+        2048,
+        description="Texts in one request for embeddings, rerank or text classification, whose results are small; "
+        "2048 is OpenAI's limit.",
+    )
     max_chars: Count = Field(500_000, description="Characters of one input, checked before it is tokenized.")
     max_request_chars: Count = Field(
         2_000_000,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.errors import InvalidRequest
-from handlers.many.request import MAX_NAME, TaskRequest, as_list, read_body, read_request
+from handlers.many.request import MAX_NAME, NUMBER_BYTES, TaskRequest, as_list, read_body, read_request
 from handlers.requests import Incoming
 from torchmoor.wire import headers as wire
 
@@ -70,6 +70,10 @@ class EmbeddingsForm:
     is_base64: bool
     dimensions: int | None
 
+    @property
+    def bytes_per_number(self) -> float:
+        return 16 / 3 if self.is_base64 else NUMBER_BYTES
+
     def request_of(self, task: str) -> TaskRequest:
         if task != EMBEDDINGS:
             raise InvalidRequest(f"this model's task is {task}, and embeddings need {EMBEDDINGS}", param="model")
@@ -96,6 +100,10 @@ class RerankForm:
     documents: Sequence[str]
     top_n: int
     has_documents: bool
+
+    @property
+    def bytes_per_number(self) -> float:
+        return 0.0
 
     def request_of(self, task: str) -> TaskRequest:
         if task == CLASSIFICATION:

@@ -40,7 +40,7 @@ class TaskModel(PlacedModel):
         super().__init__(assembled, device)
         self.task = task
         self._readers = readers
-        self._read = read or partial(read_task_request, task=task.name, max_inputs=compute.settings.max_inputs)
+        self._read = read or partial(read_task_request, task=task.name, max_inputs=compute.settings.max_texts)
         self.metadata = metadata or {"versions": ["1"], "platform": task.name, "inputs": [], "outputs": []}
         self._compute = compute
         self.queue = RowQueue(task.run)

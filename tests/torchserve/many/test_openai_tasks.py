@@ -25,6 +25,7 @@ def test_openai_client_embeds_and_asks_models(many: ManyFleet) -> None:
             assert found.usage.total_tokens > len(TEXTS)
         short = client.embeddings.create(model=variant.name, input=TEXTS[0], dimensions=8)
         assert sum(number**2 for number in short.data[0].embedding) == pytest.approx(1.0, abs=1e-4)
+        assert len(client.embeddings.create(model=variant.name, input=["a cat"] * 1000).data) == 1000
         said = client.chat.completions.create(
             model="writes.tar.gz", messages=[{"role": "user", "content": "the cat"}], max_tokens=4
         )
