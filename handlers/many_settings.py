@@ -1,10 +1,10 @@
 """The settings of a worker of many models: their source and memory, and what it does with requests."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from handlers.settings_group import Count, HandlerGroup, Number, Positive, Size, Switch, Texts, from_text
+from handlers.settings_group import Count, HandlerGroup, Number, Positive, Size, Switch, Texts, from_text, refusal
 
 GIB = 1 << 30
 
@@ -68,6 +68,15 @@ class ManySettings(HandlerGroup, title="many"):
         False, description="Load pickled weights, which can run any code: only for archives that you trust."
     )
 
+    @model_validator(mode="after")
+    def _check_roots(self) -> Self:
+        for root in self.url_roots:
+            if not root.startswith("/"):
+                raise refusal(
+                    "url_roots", f"must be absolute paths, with commas between them in the environment, not {root!r}"
+                )
+        return self
+
 
 class AdapterSettings(HandlerGroup, title="adapters"):
     """LoRA adapters of a chat model (docs/adapters.md). How they are found, read and kept is in the group many."""
@@ -89,7 +98,12 @@ class TaskSettings(HandlerGroup, title="tasks"):
     prepare_threads: Count = Field(2, description="Threads that read and tokenize requests.")
     max_rows: Count = Field(32, description="Inputs in one batch.")
     max_tokens: Count = Field(16_384, description="Tokens in one batch, padding included.")
-    max_inputs: Count = Field(256, description="Inputs in one request.")
+    max_inputs: Count = Field(256, description="Inputs in one request of other tasks than those of `max_texts`.")
+    max_texts: Count = Field(
+        2048,
+        description="Texts in one request for embeddings, rerank or text classification, whose results are small; "
+        "2048 is OpenAI's limit.",
+    )
     max_chars: Count = Field(500_000, description="Characters of one input, checked before it is tokenized.")
     max_request_chars: Count = Field(
         2_000_000,

@@ -63,6 +63,10 @@ class AnsweringModel(ResidentModel, Protocol):
         """The model's versions, platform, inputs and outputs, as the open inference protocol names them."""
         ...
 
+    def holds(self, session_id: str) -> bool:
+        """Return whether a session is open here. Needs no lease."""
+        ...
+
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         """Answer one request through the reply, now or later, from any thread, while the caller holds a lease."""
         ...

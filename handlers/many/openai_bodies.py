@@ -13,13 +13,19 @@ from typing import Any
 
 from handlers.chat.checks import is_int, read_flag
 from handlers.errors import InvalidRequest
-from handlers.many.request import MAX_NAME, TaskRequest, as_list, read_body, read_request
+from handlers.many.request import MAX_NAME, NUMBER_BYTES, TaskRequest, as_list, read_body, read_request
 from handlers.requests import Incoming
 from torchmoor.wire import headers as wire
 
 EMBEDDINGS, CLASSIFICATION = "sentence-embeddings", "text-classification"
+GENERATION = "text-generation"
 ENCODINGS = ("float", "base64")
 EMBEDDING_FIELDS = {"input", "model", "encoding_format", "dimensions", "user"}
+TEXTS = {
+    "input": "a text that is not empty, or a list of such texts",
+    "query": "a text that is not empty",
+    "documents": "a list of texts that are not empty",
+}
 RERANK_FIELDS = {"query", "documents", "model", "top_n", "return_documents", "user"}
 
 
@@ -40,8 +46,20 @@ def read_task_request(incoming: Incoming, max_json_values: int, *, task: str, ma
             return _read_rerank(given, model).request_of(task)
         for name in ("input", "documents"):
             if name in body:
-                raise InvalidRequest(f"'{name}' must be a text or a list of texts, not null", param=name)
+                raise InvalidRequest(f"'{name}' must be {TEXTS[name]}, not null", param=name)
+        for name in ("messages", "prompt"):
+            if name in body:
+                message = f"this model's task is {task}, and '{name}' is for {GENERATION}: send {_takes(task)}"
+                raise InvalidRequest(message, param="model")
+        raise InvalidRequest(
+            f"the body has no 'inputs': this model's task is {task}, send {_takes(task)}", param="inputs"
+        )
     return read_request(body)
+
+
+def _takes(task: str) -> str:
+    others = {EMBEDDINGS: ", or OpenAI's 'input'", CLASSIFICATION: ", or 'query' and 'documents' to rank"}
+    return '{"inputs": ..., "parameters": {...}}' + others.get(task, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +70,10 @@ class EmbeddingsForm:
     texts: Sequence[str]
     is_base64: bool
     dimensions: int | None
+
+    @property
+    def bytes_per_number(self) -> float:
+        return 16 / 3 if self.is_base64 else NUMBER_BYTES
 
     def request_of(self, task: str) -> TaskRequest:
         if task != EMBEDDINGS:
@@ -79,6 +101,10 @@ class RerankForm:
     documents: Sequence[str]
     top_n: int
     has_documents: bool
+
+    @property
+    def bytes_per_number(self) -> float:
+        return 0.0
 
     def request_of(self, task: str) -> TaskRequest:
         if task == CLASSIFICATION:
@@ -171,7 +197,7 @@ def _check_number(given: Mapping[str, Any], name: str, max_inputs: int) -> None:
 
 def _texts(texts: Sequence[Any], name: str) -> Sequence[str]:
     if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise InvalidRequest(f"'{name}' must be a text that is not empty, or a list of such texts", param=name)
+        raise InvalidRequest(f"'{name}' must be {TEXTS[name]}", param=name)
     return texts
 
 

@@ -10,11 +10,17 @@ from handlers.many_settings import TaskSettings
 from handlers.requests import JSON_TYPES, Incoming, missing_body, refuse_other_media
 
 MAX_NAME = 40
+NUMBER_BYTES = 20.0  # of a float in JSON; the mean is 22
 Parameters = Mapping[str, type | tuple[type, ...]]  # by name, the accepted types
 
 
 class TaskForm(Protocol):
     """The form of a request's answer."""
+
+    @property
+    def bytes_per_number(self) -> float:
+        """The bytes of a vector's number in the answer; 0 if it has no vectors."""
+        ...
 
     def answer(self, result: Any, num_tokens: int) -> dict[str, Any]:
         """Convert the task's result. num_tokens: of all inputs."""

@@ -4,7 +4,7 @@ import time
 from typing import Any, cast
 
 from handlers.counters import Counters
-from handlers.errors import HandlerError, InvalidRequest
+from handlers.errors import HandlerError, InvalidRequest, ResponseUnknown
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.metrics import MANY_METRICS, count_models
 from handlers.many.model import AnsweringModel, ModelLease
@@ -14,6 +14,7 @@ from handlers.reply import PendingReply
 from handlers.requests import Incoming
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
+from torchmoor.wire.response_ids import read_resource_path
 
 
 class ManyService:
@@ -45,15 +46,35 @@ class ManyService:
                 self._ask(incoming, reply)
 
     def _ask(self, incoming: Incoming, reply: PendingReply) -> None:
-        name = incoming.headers.get(wire.TARGET_MODEL)
+        name = incoming.headers.get(wire.TARGET_MODEL) or self._find_model(incoming)
         if not name:
-            raise InvalidRequest("name the model in the header X-Amzn-SageMaker-Target-Model, boto3's TargetModel")
+            raise InvalidRequest(
+                "name the model in the header X-Amzn-SageMaker-Target-Model: boto3's TargetModel, or one of the "
+                "extra_headers of OpenAI's client"
+            )
         question = incoming.headers.get(wire.MODEL_QUESTION, "")
         if question not in ("", *operations.MODEL_QUESTIONS):
             raise InvalidRequest(f"{wire.MODEL_QUESTION} must be one of {', '.join(operations.MODEL_QUESTIONS)}")
-        request = _ModelRequest(incoming, reply, self.counters)
+        request = _ModelRequest(name, incoming, reply, self.counters)
         cancel = self._registry.acquire(name, request.begin, request.refuse)
         reply.on_cancel(lambda reason: cancel())
+
+    def _find_model(self, incoming: Incoming) -> str | None:
+        """Return the model of the response, conversation or file that the path names; None if it names nothing.
+
+        Raises ResponseUnknown if no model in memory has it: sessions end when their model leaves memory.
+        """
+        path = incoming.headers.get(wire.RESOURCE, "").partition(" ")[2].partition("?")[0]
+        place = read_resource_path(path)
+        if place is None:
+            return None
+        for name, model in self._registry.in_memory().items():
+            if cast(AnsweringModel, model).holds(place.session_id):
+                return name
+        raise ResponseUnknown(
+            "No model in memory has this id: what a model stores ends when the model leaves memory.",
+            api_code="not_found",
+        )
 
     def status(self) -> dict[str, Any]:
         """Report the worker's models, for the proxy and for operators."""
@@ -73,7 +94,8 @@ class ManyService:
 class _ModelRequest:
     """One request and its lease, which ends with the answer."""
 
-    def __init__(self, incoming: Incoming, reply: PendingReply, counters: Counters) -> None:
+    def __init__(self, name: str, incoming: Incoming, reply: PendingReply, counters: Counters) -> None:
+        self._name = name
         self._incoming = incoming
         self._reply = reply
         self._counters = counters
@@ -84,7 +106,7 @@ class _ModelRequest:
         self._reply.receipts[wire.MODEL_CACHE] = lease.found
         self._reply.receipts[wire.MODEL_LOAD_MS] = str(round(lease.load_s * 1000))
         self._reply.on_end(lambda: self._end(lease))
-        name, question = self._incoming.headers[wire.TARGET_MODEL], self._incoming.headers.get(wire.MODEL_QUESTION)
+        name, question = self._name, self._incoming.headers.get(wire.MODEL_QUESTION)
         model = cast(AnsweringModel, lease.model)  # `CheckpointLoader` loads no others
         with self._reply.guarded():
             if question == operations.METADATA:

@@ -22,6 +22,16 @@ def task_answer(name: str) -> dict[str, Any]:
     }
 
 
+def resource_answer(resource: str) -> dict[str, Any]:
+    """Return what OpenAI's Responses API requires of an answer. resource: the method and path of the request."""
+    made = {"id": "resp_1", "created_at": 1, "output": [], "usage": {}}
+    return {
+        "POST responses": {**made, "object": "response", "status": "completed"},
+        "POST responses/compact": {**made, "object": "response.compaction"},
+        "POST responses/input_tokens": {"object": "response.input_tokens", "input_tokens": 1},
+    }.get(resource.partition("?")[0], {})
+
+
 def completion(body: bytes) -> dict[str, Any]:
     """Return what OpenAI's APIs require of an answer, to a body of chat completions or of completions."""
     try:
@@ -89,6 +99,7 @@ class FakeMany:
             answer = {
                 **(task_answer(name) if self.has_tasks else {}),
                 **completion(request.body),
+                **resource_answer(request.headers.get("x-torchmoor-resource", "")),
                 "model": name,
                 "instance": self.fake.name,
             }

@@ -199,6 +199,45 @@ def test_wrong_request_is_refused_and_nothing_is_queued(stage: Stage, members: A
     assert admin(stage, "/async-requests")[1]["requests"] == []
 
 
+@pytest.mark.parametrize("key", ["my file.json", "\u00e9.json", "\u65e5  \u672c/100%.json"])
+def test_a_key_in_s3_has_any_printable_characters(tmp_path: Path, make_stage: MakeStage, key: str) -> None:
+    """boto3 signs them and sends them as UTF-8."""
+    keys = {"AKIDEXAMPLE": AccessKey(secret="secret" * 4)}
+    stage = make_stage(async_folder=tmp_path, credentials=Credentials(keys=keys))
+    for name in stage.instances:  # nothing is read from S3
+        assert admin(stage, f"/instances/{name}/drain", method="POST")[0] == 200
+    client = stage.client(key_id="AKIDEXAMPLE", secret="secret" * 4)
+
+    client.invoke_endpoint_async(EndpointName="llava", InputLocation=f"s3://inp/{key}")
+
+    [request] = admin(stage, "/async-requests")[1]["requests"]
+    assert request["input_location"] == f"s3://inp/{key}"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (b"s3://b/\xff", "must be UTF-8"),
+        (b"s3://b/a\tb", "failed to satisfy constraint"),
+        (b"s3:// b/a", "failed to satisfy constraint"),
+        ("s3://b/\u2028".encode(), "printable characters"),
+        ("s3://b/\u0085".encode(), "printable characters"),
+        (b"s3://b", "s3://bucket/key"),
+        (b"file:///a b", "percent-encode spaces"),
+        ("https://host/\u00e9".encode(), "percent-encode spaces"),
+    ],
+)
+def test_a_location_of_other_characters_is_refused(stage: Stage, value: bytes, words: str) -> None:
+    """The message has the rule that was broken."""
+    connection = stage.http()
+    connection.request("POST", "/endpoints/llava/async-invocations", headers={"X-Amzn-SageMaker-InputLocation": value})
+
+    answer = connection.getresponse()
+
+    assert answer.status == 400
+    assert words in json.loads(answer.read())["Message"]
+
+
 @pytest.mark.parametrize(("header", "value"), [("RequestTTLSeconds", "59"), ("InvocationTimeoutSeconds", "3601")])
 def test_numbers_are_checked(stage: Stage, header: str, value: str) -> None:
     """boto3 checks only the minimum, and other clients check nothing."""

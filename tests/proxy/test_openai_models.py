@@ -43,6 +43,19 @@ def test_the_bodys_model_is_the_target(many: Stage, base: str, task: str) -> Non
     assert all(each.body == body for each in received)
 
 
+@pytest.mark.parametrize("operation", ["responses", "responses/input_tokens", "responses/compact"])
+def test_the_model_of_a_response_is_the_target(many: Stage, operation: str) -> None:
+    """A header counts more; without both, the error says what is missing."""
+    header = {"X-Amzn-SageMaker-Target-Model": "m2.tar.gz"}
+
+    status, _, answer = call(many, f"/v1/{operation}", b'{"input": "a", "model": "m1.tar.gz"}')
+    named = call(many, f"/v1/{operation}", b'{"input": "a", "model": "m1.tar.gz"}', **header)
+    lacking, _, error = call(many, f"/v1/{operation}", b'{"input": "a"}')
+
+    assert (status, answer["model"], named[2]["model"]) == (200, "m1.tar.gz", "m2.tar.gz")
+    assert (lacking, error["error"]["param"]) == (400, "model")
+
+
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [

@@ -31,6 +31,8 @@ TRAINING = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # of models that read images
 SUFFIXES = (".tar.gz", ".tgz", ".mar")
+INDEX = "model.safetensors.index.json"
+OUTSIDE = " (a link that leads outside the directory)"  # follows the name of a file that is left out for this reason
 COMPRESSION = 6
 STORED = 0  # compressed weights are 7 % smaller, and take three times as long at each cold start
 Report = Callable[[int, int], None]  # bytes done, total bytes
@@ -107,21 +109,36 @@ def can_chat(folder: Path, files: Sequence[str]) -> bool:
 
 
 def choose_files(folder: Path, *, allow_pickle: bool) -> tuple[list[str], list[str]]:
-    """Return the sorted names of the files that belong to the model, and of those that do not."""
+    """Return the sorted names of the files that belong to the model, and of those that do not.
+
+    Links are followed within the directory, and to the files of a Hugging Face cache, whose snapshots consist of links.
+    """
     files: list[str] = []
     left_out: list[str] = []
+    root = folder.resolve()
     for base, folders, names in os.walk(folder, followlinks=True):
         depth = len(Path(base).relative_to(folder).parts)
         junk = [
             each for each in folders if each.startswith(".") or each in JUNK_FOLDERS or each.startswith("checkpoint-")
         ]
+        outside = [each for each in folders if each not in junk and not _is_own(Path(base) / each, root)]
         left_out += [f"{(Path(base) / each).relative_to(folder)}/" for each in junk]
-        folders[:] = [each for each in folders if each not in junk] if depth < 4 else []
+        left_out += [f"{(Path(base) / each).relative_to(folder)}/{OUTSIDE}" for each in outside]
+        folders[:] = [each for each in folders if each not in (*junk, *outside)] if depth < 4 else []
         for name in names:
             path = Path(base) / name
             is_wanted = path.is_file() and not _is_junk(name) and (allow_pickle or not name.endswith(PICKLED))
-            (files if is_wanted else left_out).append(str(path.relative_to(folder)))
+            is_outside = is_wanted and not _is_own(path, root)
+            shown = f"{path.relative_to(folder)}{OUTSIDE if is_outside else ''}"
+            (files if is_wanted and not is_outside else left_out).append(shown)
     return sorted(files), sorted(left_out)
+
+
+def _is_own(path: Path, root: Path) -> bool:
+    """Return whether a file or folder is in a directory, or a file of a Hugging Face cache: models--x--y/blobs/HASH."""
+    target = path.resolve()
+    is_blob = target.parent.name == "blobs" and target.parents[1].name.startswith("models--")
+    return target.is_relative_to(root) or (is_blob and target.is_file())
 
 
 def _is_junk(name: str) -> bool:
@@ -141,13 +158,18 @@ def find_problems(folder: Path, files: Sequence[str], left_out: Sequence[str], *
         if pickled:
             advice += f"; or take {', '.join(pickled[:3])} with --allow-pickle, if you trust who made it"
         problems.append(f"there are no .safetensors weights: {advice}")
-    index = "model.safetensors.index.json"
-    if index in files:
-        shards = (_read_json(folder, index, problems) or {}).get("weight_map")
+    outside = [name.removesuffix(OUTSIDE) for name in left_out if name.endswith(OUTSIDE)]
+    needed = [
+        name for name in outside if name.endswith(WEIGHTS) or name in ("config.json", INDEX, *TOKENIZERS, *PROCESSORS)
+    ]
+    if needed:
+        problems.append(f"links lead outside the directory: copy the files there ({', '.join(needed[:5])})")
+    if INDEX in files:
+        shards = (_read_json(folder, INDEX, problems) or {}).get("weight_map")
         named = {str(shard) for shard in shards.values()} if isinstance(shards, dict) else set()
         missing = sorted(named - set(files))
         if missing:
-            problems.append(f"{index} names files that are not there: {', '.join(missing[:5])}")
+            problems.append(f"{INDEX} names files that are not there: {', '.join(missing[:5])}")
     for name in weights:
         if not _is_whole(folder / name):
             problems.append(f"{name} is cut off or not a safetensors file (a Git LFS pointer?): download it again")

@@ -79,6 +79,12 @@ def _kind(body: dict[str, Any]) -> str:
             raise InvalidRequest(f"'requestType' must be one of {', '.join(_REQUEST_TYPES)}")
         return _REQUEST_TYPES[request_type]
     kind = body.get("type")
+    if kind is None and (field := next((name for name in ("input", "documents") if name in body), None)):
+        raise InvalidRequest(
+            f"this model generates text, and '{field}' is for a model of embeddings or rerank: send 'messages', "
+            "'prompt' or 'inputs'",
+            param="model",
+        )
     if not isinstance(kind, str) or kind not in _FIELDS:
         raise InvalidRequest(
             f"'type' must be one of {', '.join(_FIELDS)}; or send 'inputs' or 'messages' for an answer without a "
@@ -105,7 +111,10 @@ def _parse_open(incoming: Incoming, body: dict[str, Any], header_id: str | None)
         raise InvalidRequest("a session is opened without an id, or with NEW_SESSION in the session header")
     images = _images(body)
     if not images and "requestType" not in body:
-        raise InvalidRequest("start_session needs an image: give 'path' (http, https or data URL), 'image' or 'images'")
+        raise InvalidRequest(
+            "start_session needs an image: give 'path' (http, https or data URL), 'image' or 'images'; "
+            '{"requestType": "NEW_SESSION"} opens a session without one'
+        )
     return _opening(incoming, body, images)
 
 

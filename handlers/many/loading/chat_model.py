@@ -68,6 +68,10 @@ class ChatModel(PlacedModel):
     def metadata(self) -> dict[str, Any]:
         return {"versions": ["1"], "platform": "text-generation", "inputs": [], "outputs": []}
 
+    def holds(self, session_id: str) -> bool:
+        service = self._service
+        return service is not None and service.store.holds(session_id)
+
     def start(self, incoming: Incoming, reply: PendingReply) -> None:
         service = self._service
         if service is None:

@@ -147,8 +147,10 @@ class CheckpointLoader:
         if task == ImageClassification.name:
             return ImageClassification(model, self._get_image_processor(folder), own, self.intake)
         tokenizer = self._get_tokenizer(folder)
+        if task in (Embeddings.name, TextClassification.name):
+            own = own.model_copy(update={"max_inputs": own.max_texts})
         if task == Embeddings.name:
-            return Embeddings(model, tokenizer, own, read_pooling(folder))
+            return Embeddings(model, tokenizer, own, read_pooling(folder), self._settings.pump.max_response_bytes)
         makers: dict[str, Callable[..., Task]] = {
             kind.name: kind
             for kind in (TextClassification, TokenClassification, FillMask, QuestionAnswering, FeatureExtraction)

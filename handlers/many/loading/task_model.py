@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
-from handlers.errors import HandlerError, InternalError
+from handlers.errors import HandlerError, InternalError, InvalidRequest
 from handlers.fair_threads import FairThreads
 from handlers.many.compute import Compute, RowQueue, TaskRow
 from handlers.many.loading.tensor_placement import Assembled, PlacedModel
-from handlers.many.openai_bodies import read_task_request
+from handlers.many.openai_bodies import GENERATION, read_task_request
 from handlers.many.request import TaskForm, TaskRequest
 from handlers.many.tasks.task import EncodedAnswer, Task, TaskWork
 from handlers.reply import JSON, PendingReply
 from handlers.requests import Incoming
+from torchmoor.wire import headers as wire
 
 
 class TaskModel(PlacedModel):
@@ -39,7 +40,7 @@ class TaskModel(PlacedModel):
         super().__init__(assembled, device)
         self.task = task
         self._readers = readers
-        self._read = read or partial(read_task_request, task=task.name, max_inputs=compute.settings.max_inputs)
+        self._read = read or partial(read_task_request, task=task.name, max_inputs=compute.settings.max_texts)
         self.metadata = metadata or {"versions": ["1"], "platform": task.name, "inputs": [], "outputs": []}
         self._compute = compute
         self.queue = RowQueue(task.run)
@@ -51,6 +52,10 @@ class TaskModel(PlacedModel):
     def _begin(self, incoming: Incoming, reply: PendingReply) -> None:
         with reply.guarded():
             reply.raise_if_cancelled()
+            if resource := incoming.headers.get(wire.RESOURCE):
+                path = resource.partition(" ")[2].partition("/")[0].partition("?")[0]
+                message = f"this model's task is {self.task.name}, and /v1/{path} needs {GENERATION}"
+                raise InvalidRequest(message, param="model")
             request = self._read(incoming, self._compute.settings.max_json_values)
             work = self.task.read(request, reply)
             if request.form is not None:

@@ -38,6 +38,10 @@ class PlacedModel:
             self._is_on_device = False
             PlacedModel.to_device(self)  # a subclass is not complete yet
 
+    def holds(self, session_id: str) -> bool:
+        """Return whether a session is open here; only models that chat have sessions."""
+        return False
+
     @property
     def device_bytes(self) -> int:
         """Private memory on the device; on a CPU, memory that is not mapped."""

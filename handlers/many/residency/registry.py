@@ -18,11 +18,11 @@ from typing import IO, Any
 import torch
 
 from handlers.errors import HandlerError, LoadStopped, ModelLoaded, ModelUnknown, SourceUnavailable
-from handlers.many.model import Cancel, Loader, ModelLease, ModelTier
+from handlers.many.model import Cancel, Loader, ModelLease, ModelTier, ResidentModel
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.disk_cache import DiskCache, take_home
 from handlers.many.residency.download import Downloader
-from handlers.many.residency.entry import ModelEntry, OnDone
+from handlers.many.residency.entry import ModelEntry, ModelState, OnDone
 from handlers.many.residency.loader_threads import LoaderThreads
 from handlers.many.residency.status import add_disk, describe_memory
 from handlers.many.residency.ticket import ModelTicket
@@ -172,6 +172,15 @@ class ModelRegistry:
         if name not in self._cache.entries.pinned:
             raise ModelUnknown(f"model {name!r} is not pinned")
         self._report(self._cache.unpin, name)
+
+    def in_memory(self) -> dict[str, ResidentModel]:
+        """Return the models on the device by name, without leases."""
+        with self._lock:
+            return {
+                entry.name: entry.model
+                for entry in self._cache.entries.current.values()
+                if entry.state is ModelState.READY and entry.model is not None
+            }
 
     def status(self) -> dict[str, Any]:
         """Report each model's place and the budgets, in bytes and seconds."""

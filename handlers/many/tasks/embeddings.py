@@ -11,7 +11,7 @@ from torch import Tensor
 from handlers.errors import InvalidRequest, ModelBroken
 from handlers.many.compute import TaskRow
 from handlers.many.folder import read_json
-from handlers.many.request import TaskRequest
+from handlers.many.request import NUMBER_BYTES, TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import SharedTokenizer, TextTask, find_max_tokens
 from handlers.many_settings import TaskSettings
@@ -107,10 +107,13 @@ class Embeddings(TextTask):
 
     name = "sentence-embeddings"
 
-    def __init__(self, model: Any, tokenizer: SharedTokenizer, settings: TaskSettings, pooling: Pooling) -> None:
+    def __init__(
+        self, model: Any, tokenizer: SharedTokenizer, settings: TaskSettings, pooling: Pooling, max_answer_bytes: int
+    ) -> None:
         limit = find_max_tokens(model.config, tokenizer.tokenizer)
         super().__init__(model, tokenizer, settings, min(pooling.max_tokens or limit, limit))
         self._pooling = pooling
+        self._max_answer_bytes = max_answer_bytes
         self._width = len(pooling.modes) * model.config.hidden_size
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
@@ -122,6 +125,7 @@ class Embeddings(TextTask):
         if not 1 <= num_kept <= self._width:
             message = f"'dimensions' must be from 1 to {self._width} for this model"
             raise InvalidRequest(message, param="dimensions")
+        self._check_size(request, num_kept)
         is_normalized = request.get("normalize", dimensions is not None)
 
         def answer(text: str, encoded: Any, vector: Tensor) -> Any:
@@ -130,6 +134,21 @@ class Embeddings(TextTask):
 
         work = self.read_texts(request, answer, is_truncated=True)  # as sentence-transformers does
         return TaskWork(work.inputs, lambda outputs: {"embeddings": work.finish(outputs)})
+
+    def _check_size(self, request: TaskRequest, num_kept: int) -> None:
+        """Raise InvalidRequest before anything is computed for an answer that could not be sent."""
+        number = len(request.inputs) if isinstance(request.inputs, list) else 1
+        bytes_per_number = NUMBER_BYTES if request.form is None else request.form.bytes_per_number
+        num_bytes = int(number * num_kept * bytes_per_number)
+        if number > 1 and num_bytes > self._max_answer_bytes:
+            advice = "send fewer texts at once"
+            if request.form is not None and bytes_per_number == NUMBER_BYTES:
+                advice += ', or "encoding_format": "base64"'
+            raise InvalidRequest(
+                f"{number} vectors of {num_kept} numbers take about {num_bytes} bytes, and an answer may have "
+                f"{self._max_answer_bytes} (handler.pump.max_response_bytes): {advice}",
+                param="inputs" if request.form is None else "input",
+            )
 
     def run(self, rows: Sequence[TaskRow]) -> Sequence[Tensor]:
         """Return (width,) per row."""

@@ -60,7 +60,10 @@ class TextTask:
         """
         texts = texts_of(request.inputs, self.settings)
         is_truncated = request.get("truncation", is_truncated)
-        encoded = [self.encode(text, is_truncated=is_truncated, **options) for text in texts]
+        has_parameter = request.form is None  # OpenAI's embeddings have no "truncation"
+        encoded = [
+            self.encode(text, is_truncated=is_truncated, has_parameter=has_parameter, **options) for text in texts
+        ]
 
         def finish(outputs: Sequence[Tensor]) -> Any:
             found = [answer(*each) for each in zip(texts, encoded, outputs, strict=True)]
@@ -68,15 +71,20 @@ class TextTask:
 
         return TaskWork([self.as_input(own) for own in encoded], finish)
 
-    def encode(self, *texts: str, is_truncated: bool = False, **options: Any) -> Any:
-        """Encode a text or a pair. Raises ContextTooLong for a text that is too long, unless it may be truncated."""
+    def encode(self, *texts: str, is_truncated: bool = False, has_parameter: bool = True, **options: Any) -> Any:
+        """Encode a text or a pair. Raises ContextTooLong for a text that is too long, unless it may be truncated.
+
+        has_parameter: the request's form has the parameter "truncation".
+        """
         if is_truncated:
             return self.shared.encode(*texts, truncation=True, max_length=self.max_tokens, **options)
         encoded = self.shared.encode(*texts, **options)
         if len(encoded["input_ids"]) > self.max_tokens:
+            advice = "send less"
+            if has_parameter:
+                advice += ', or have its end cut off with the parameter "truncation": true'
             raise ContextTooLong(
-                f"a text has {len(encoded['input_ids'])} tokens, and this model reads {self.max_tokens}: send less, or "
-                'have its end cut off with the parameter "truncation": true'
+                f"a text has {len(encoded['input_ids'])} tokens, and this model reads {self.max_tokens}: {advice}"
             )
         return encoded
 

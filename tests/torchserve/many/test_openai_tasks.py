@@ -4,7 +4,7 @@ import openai
 import pytest
 import requests
 
-from tests.torchserve.many.fleet import ManyFleet
+from tests.torchserve.many.fleet import TARGET_MODEL, ManyFleet
 from tests.torchserve.many.population import CLASSIFIERS
 
 pytestmark = pytest.mark.torchserve
@@ -25,6 +25,7 @@ def test_openai_client_embeds_and_asks_models(many: ManyFleet) -> None:
             assert found.usage.total_tokens > len(TEXTS)
         short = client.embeddings.create(model=variant.name, input=TEXTS[0], dimensions=8)
         assert sum(number**2 for number in short.data[0].embedding) == pytest.approx(1.0, abs=1e-4)
+        assert len(client.embeddings.create(model=variant.name, input=["a cat"] * 1000).data) == 1000
         said = client.chat.completions.create(
             model="writes.tar.gz", messages=[{"role": "user", "content": "the cat"}], max_tokens=4
         )
@@ -33,6 +34,29 @@ def test_openai_client_embeds_and_asks_models(many: ManyFleet) -> None:
             client.embeddings.create(model=CLASSIFIERS[0], input="a")
         with pytest.raises(openai.NotFoundError):
             client.embeddings.create(model="absent.tar.gz", input="a")
+
+
+def test_openai_client_continues_what_a_model_has_stored(many: ManyFleet) -> None:
+    """The body names the model of a response; its id suffices later. A conversation is created with the header."""
+    header, model = {TARGET_MODEL: "writes.tar.gz"}, "writes.tar.gz"
+    with openai.OpenAI(base_url=f"{many.fleet.runtime}/v1", api_key="any", timeout=120, max_retries=0) as client:
+        first = client.responses.create(model=model, input="the cat", max_output_tokens=16)
+        second = client.responses.create(
+            model=model, input="and", max_output_tokens=16, previous_response_id=first.id, stream=True
+        )
+        *_, end = second
+        assert end.type in ("response.completed", "response.incomplete")
+        assert end.response.previous_response_id == first.id
+        assert client.responses.retrieve(first.id).output == first.output
+        assert client.responses.input_tokens.count(model=model, input="the cat").input_tokens > 0
+        client.responses.delete(end.response.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(end.response.id)
+        with pytest.raises(openai.BadRequestError, match="extra_headers"):
+            client.conversations.create()
+        talk = client.conversations.create(extra_headers=header)
+        client.responses.create(model=model, input="the cat", max_output_tokens=16, conversation=talk.id)
+        assert len(client.conversations.items.list(talk.id).data) == 2
 
 
 def test_documents_are_ranked(many: ManyFleet) -> None:

@@ -51,6 +51,22 @@ def test_sample_opens_with_a_path() -> None:
     assert opened == OpenSession(caller=NOBODY, images=(URL,), ttl_s=None, invocation_id="")
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"type": "start_session"}, '{"requestType": "NEW_SESSION"} opens a session without one'),
+        ({"input": "a", "model": "m"}, "this model generates text, and 'input' is for a model of embeddings"),
+        ({"query": "a", "documents": ["b"]}, "'documents' is for a model of embeddings or rerank"),
+        ({"type": "send", "input": "a"}, "'type' must be one of start_session"),
+    ],
+)
+def test_a_body_for_another_model_is_told_what_to_send(body: Any, words: str) -> None:
+    """A model without images, and one that generates text."""
+    with pytest.raises(InvalidRequest) as caught:
+        command(body)
+    assert words in str(caught.value)
+
+
 def test_open_with_header() -> None:
     """The runtime API's NEW_SESSION header is accepted with the sample's body."""
     opened = parse(Incoming({SESSION: "NEW_SESSION"}, {"type": "start_session", "path": URL, "ttl_s": 60}))

@@ -35,6 +35,14 @@ def test_file_sets_values() -> None:
     assert loaded.pump == HandlerSettings().pump
 
 
+@pytest.mark.parametrize("roots", ['["/a","/b"]', "/a,models", "~/models", "[/a]"])
+def test_roots_of_urls_are_absolute_paths(roots: str) -> None:
+    """A list in JSON would be taken apart at its commas, and no model found below the pieces."""
+    with pytest.raises(SettingsError, match=r"handler\.many\.url_roots must be absolute paths, with commas"):
+        load_settings({}, {"TORCHMOOR_HANDLER_MANY_URL_ROOTS": roots})
+    assert load_settings({}, {"TORCHMOOR_HANDLER_MANY_URL_ROOTS": "/a, /b"}).many.url_roots == ("/a", "/b")
+
+
 def test_environment_beats_the_file() -> None:
     """TORCHMOOR_HANDLER_<GROUP>_<KEY> is parsed as the setting's own type."""
     environ = {

@@ -51,6 +51,44 @@ def test_only_what_serving_needs_goes_in(checkpoint: Path, tmp_path: Path) -> No
     assert list(made.left_out) == [".git/", "README.md", "pytorch_model.bin", "tf_model.h5"]
 
 
+def test_links_that_lead_outside_are_left_out(checkpoint: Path, tmp_path: Path) -> None:
+    """A directory from elsewhere could otherwise take any file of this machine into the archive."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key.json").write_text("secret")
+    (checkpoint / "key.json").symlink_to(tmp_path / "private" / "key.json")
+    (checkpoint / "folder").symlink_to(tmp_path / "private")
+    (checkpoint / "vocab.json").symlink_to("tokenizer.json")
+    (checkpoint / "again").symlink_to("1_Pooling")
+
+    made = package(checkpoint, tmp_path / "m.tar.gz")
+
+    assert {"again/config.json", "vocab.json"} < set(made.files)
+    remark = " (a link that leads outside the directory)"
+    assert {name for name in made.left_out if "link" in name} == {f"key.json{remark}", f"folder/{remark}"}
+    (checkpoint / "tokenizer.json").unlink()
+    (checkpoint / "tokenizer.json").symlink_to(tmp_path / "private" / "key.json")
+    with pytest.raises(TorchmoorError, match=r"copy the files there \(tokenizer\.json, vocab\.json\)"):
+        package(checkpoint, tmp_path / "m.tar.gz")
+
+
+def test_a_snapshot_of_a_hub_cache_is_packaged(checkpoint: Path, tmp_path: Path) -> None:
+    """It consists of links to the cache's blobs; so does a directory to which an old client has downloaded."""
+    cache = tmp_path / "hub" / "models--a--minilm"
+    snapshot, local = cache / "snapshots" / "0f3c", tmp_path / "local"
+    (cache / "blobs").mkdir(parents=True)
+    for number, path in enumerate(sorted(each for each in checkpoint.rglob("*") if each.is_file())):
+        blob = cache / "blobs" / f"{number:064}"
+        blob.write_bytes(path.read_bytes())
+        for folder in (snapshot, local):
+            link = folder / path.relative_to(checkpoint)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(blob, link.parent))
+
+    packed = [package(folder, tmp_path / "m.tar.gz").path.read_bytes() for folder in (checkpoint, snapshot, local)]
+
+    assert packed[0] == packed[1] == packed[2]
+
+
 def test_weights_are_stored_as_they_are_and_the_rest_is_compressed(checkpoint: Path, tmp_path: Path) -> None:
     """Compressing weights saves little and costs each cold start; the system's own tar reads the result."""
     (checkpoint / "model.safetensors").write_bytes(safetensors(400_000))

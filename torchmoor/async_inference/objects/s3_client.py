@@ -54,8 +54,10 @@ def _drop_expect(params: Any, **kwargs: Any) -> None:
 def bucket_and_key(url: str) -> dict[str, str]:
     """Return bucket and key, unquoted: an s3:// URL escapes nothing. Raises LocationRefused."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
-    if not url.startswith("s3://") or not bucket or not key or not url.isprintable():
+    if not url.startswith("s3://") or not bucket or not key:
         raise LocationRefused("an object's location must be s3://bucket/key")
+    if not url.isprintable():
+        raise LocationRefused("an object's location must have printable characters and no spaces but the usual one")
     if any(part in (".", "..") for part in key.split("/")):
         raise LocationRefused("an object's key must not have /./ or /../ in it: stores disagree on what it means")
     return {"Bucket": bucket, "Key": key}

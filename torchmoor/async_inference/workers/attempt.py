@@ -69,6 +69,7 @@ class Attempt:
         self._lease = lease
         self._metrics = context.metrics.of(lease.variant)
         self._request_id = str(uuid.uuid4())
+        self._input_bytes = 0
         self._has_ended = False  # the instance no longer works on the request
 
     async def run(self) -> AsyncOutcome:
@@ -96,7 +97,8 @@ class Attempt:
     async def _invoke(self, body: bytes | Download, content_type: str) -> AsyncOutcome:
         lease, client = self._lease, self._context.client
         weight = body_weight(content_type.encode())
-        num_bytes = (len(body) if isinstance(body, bytes) else body.size) * weight
+        self._input_bytes = len(body) if isinstance(body, bytes) else body.size
+        num_bytes = self._input_bytes * weight
         if num_bytes > lease.max_body_bytes:
             return _failure(BodyTooLarge(lease.max_body_bytes // weight, is_form=weight > 1).message)
         if not lease.try_hold_body(num_bytes):
@@ -189,6 +191,11 @@ class Attempt:
         status, code = answer.status, answer.error_code
         text = (await answer.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
         self._has_ended = True
+        if not code and status == 413 and not text:  # of TorchServe itself
+            text = (
+                f"The input's {self._input_bytes} bytes are more than the instance's limit: TorchServe's "
+                "max_request_size, which torchmoor up sets with --max-body-mib."
+            )
         if code in error_codes.REFUSED_UNCOUNTED:
             delay_s = self._bounded(float(answer.retry_after)) if answer.retry_after.isdecimal() else None
             raise RetryableFailure(f"The instance has no room: {text}", delay_s=delay_s, counts=False)

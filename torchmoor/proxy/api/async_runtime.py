@@ -84,7 +84,7 @@ class AsyncOperation:
 
     def _read(self, request: Request, body: bytes) -> AsyncRequest:
         """Read a request from its fields and body. Raises ValidationError."""
-        input_location = _text(request, INPUT_LOCATION)
+        input_location = _read_location(request)
         if bool(input_location) == bool(body):
             given = "both" if body else "neither"
             raise ValidationError(f"InputLocation or a Body, one of the two, is what a request has; this has {given}.")
@@ -161,5 +161,13 @@ def body_too_long() -> ValidationError:
 
 
 def _text(request: Request, name: bytes) -> str:
-    """Return a field's value, "" without one. The API's fields were checked to be ASCII."""
+    """Return a field's value, "" without one. The API's fields but one were checked to be ASCII."""
     return (request.find(name) or b"").decode("latin-1")
+
+
+def _read_location(request: Request) -> str:
+    """Return the InputLocation, "" without one. A key in S3 has any characters, which boto3 sends as UTF-8."""
+    try:
+        return (request.find(INPUT_LOCATION) or b"").decode()
+    except UnicodeDecodeError as error:
+        raise ValidationError("InputLocation must be UTF-8.") from error

@@ -39,7 +39,11 @@ from torchmoor.proxy.http.head import Layout
 
 _COMPONENT_NAME = rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$"
 _LOCATION = "^(https|s3)://([^/]+)/?(.*)$"
-_LOCATION_REMARK = " (https://, s3://, or file:// for configured directories)"
+_LOCATION_FORM = rb"(https|file)://[\x21-\x7e]+|s3://[^\x00-\x20\x7f][^\x00-\x1f\x7f]*"
+_LOCATION_REMARK = (
+    " (https://, s3://, or file:// for configured directories). In an https or file URL, percent-encode spaces and "
+    "characters that are not ASCII; in an S3 key, encode none."
+)
 _EXTENSION = rb"^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
 _FILENAME = rb"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$"
 
@@ -100,9 +104,7 @@ MEMBERS: dict[bytes, Member | NumberMember] = {
     SESSION_ID: SESSION_ID_MEMBER,
     PREFIX_AWARE_ID: _printable("prefixAwareId", 64),
     SAGEMAKER_CONTENT_TYPE: _ascii("contentType"),
-    INPUT_LOCATION: Member(
-        "inputLocation", 1024, 1, re.compile(rb"(https|s3|file)://[\x21-\x7e]+"), _LOCATION, _LOCATION_REMARK
-    ),
+    INPUT_LOCATION: Member("inputLocation", 1024, 1, re.compile(_LOCATION_FORM), _LOCATION, _LOCATION_REMARK),
     OUTPUT_PATH_EXTENSION: Member("s3OutputPathExtension", 512, 1, re.compile(_EXTENSION), _EXTENSION.decode()),
     FILENAME: Member("filename", 32, 1, re.compile(_FILENAME), _FILENAME.decode()),
     REQUEST_TTL: NumberMember("requestTTLSeconds", 60, 21_600),

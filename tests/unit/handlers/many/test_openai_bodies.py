@@ -114,6 +114,9 @@ def test_rerank_uses_a_cross_encoders_score() -> None:
         ({"input": "a"}, "fill-mask", "model"),
         (RERANK, "fill-mask", "model"),
         ({"documents": ["a"]}, EMBEDDINGS, "query"),
+        ({"messages": [{"role": "user", "content": "a"}]}, EMBEDDINGS, "model"),
+        ({"prompt": "a"}, "fill-mask", "model"),
+        ({"text": "a"}, "fill-mask", "inputs"),
         ({**RERANK, "documents": "a"}, EMBEDDINGS, "documents"),
         ({**RERANK, "documents": []}, EMBEDDINGS, "documents"),
         ({**RERANK, "documents": [{"title": "a"}]}, EMBEDDINGS, "documents"),
@@ -126,6 +129,24 @@ def test_errors_name_the_field(body: Any, task: str, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(body, task)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("body", "task", "words"),
+    [
+        ({"messages": []}, EMBEDDINGS, "task is sentence-embeddings, and 'messages' is for text-generation"),
+        ({"messages": []}, EMBEDDINGS, "or OpenAI's 'input'"),
+        ({"prompt": "a"}, CLASSIFICATION, "or 'query' and 'documents'"),
+        ({}, "fill-mask", "this model's task is fill-mask, send"),
+        ({**RERANK, "query": ["a"]}, EMBEDDINGS, "'query' must be a text that is not empty$"),
+        ({**RERANK, "documents": [""]}, EMBEDDINGS, "'documents' must be a list of texts that are not empty$"),
+        ({"documents": None}, EMBEDDINGS, "'documents' must be a list of texts that are not empty, not null$"),
+    ],
+)
+def test_errors_say_what_can_be_sent(body: Any, task: str, words: str) -> None:
+    """The model's task, and the form of a field."""
+    with pytest.raises(InvalidRequest, match=words):
+        read(body, task)
 
 
 @pytest.mark.parametrize(("texts", "are_tokens"), [(7, True), ([[7, 8]], True), (["a", 7], True), (True, False)])

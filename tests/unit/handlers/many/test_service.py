@@ -146,6 +146,29 @@ def test_what_cannot_be_served_is_told_why(
     assert (found, error["error"]["code"]) == (status, code)
 
 
+def test_what_a_model_stores_is_found_without_its_name(worker: Worker) -> None:
+    """Only creation names the model. What is stored ends with the model in memory."""
+    created = {TARGET: "write", "x-torchmoor-resource": "POST responses"}
+    assert worker.operate(action="load", model="classify")[0] == 200
+    status, first = said(worker.send({"model": "write", "input": "the cat", "max_output_tokens": 16}, **created))
+    assert status == 200
+    created["x-torchmoor-resource"] = "POST conversations"
+    talk = said(worker.send({"metadata": {"a": "b"}}, **created))[1]
+
+    def ask(resource: str) -> tuple[int, dict[str, Any]]:
+        return said(worker.send(None, x_torchmoor_resource=resource))
+
+    assert ask(f"GET responses/{first['id']}?include=x") == (200, first)
+    assert ask(f"GET conversations/{talk['id']}/items")[1]["data"] == []
+    assert ask(f"DELETE responses/{first['id']}")[1]["deleted"] is True
+    assert worker.operate(action="unload", model="write")[0] == 200
+    status, lost = ask(f"GET conversations/{talk['id']}")
+    assert (status, "No model in memory has this id" in lost["error"]["message"]) == (404, True)
+    assert worker.model("write") == {}
+    status, unnamed = said(worker.send({}, x_torchmoor_resource="POST conversations"))
+    assert (status, "extra_headers" in unnamed["error"]["message"]) == (400, True)
+
+
 def test_operators_decide_what_is_in_memory(worker: Worker) -> None:
     """Operators load, pin and unload models, and the status reports it."""
     assert worker.operate(action="load", model="classify") == (200, {"model": "classify", "tier": "device"})

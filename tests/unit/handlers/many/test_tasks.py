@@ -21,7 +21,7 @@ from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many_settings import ManySettings, TaskSettings
 from handlers.reply import PendingReply, WholeReply
 from handlers.requests import Incoming
-from handlers.settings import HandlerSettings, IntakeSettings, ModelSettings
+from handlers.settings import HandlerSettings, IntakeSettings, ModelSettings, PumpSettings
 from tests.unit.handlers.many.tiny import save_checkpoint
 from tests.waiting import wait_until
 
@@ -197,6 +197,60 @@ def test_embeddings_are_shortened(tmp_path: Path, load: Load) -> None:
         assert error(model, body) == (400, f"'dimensions' must be from 1 to {len(whole_vector)} for this model")
 
 
+def test_embeddings_of_a_thousand_texts_are_one_request(tmp_path: Path, load: Load) -> None:
+    """LangChain sends as many by default; tasks with large results take fewer."""
+    save_checkpoint(tmp_path / "embed", "BertModel")
+    (tmp_path / "embed" / "torchmoor.json").write_text('{"task": "sentence-embeddings"}')
+    model = load(tmp_path / "embed")
+    texts = ["cat"] * 1000
+
+    found = json.loads(whole(send(model, {"input": texts, "model": "m"})).body)
+
+    assert len(found["data"]) == 1000
+    assert error(model, {"input": ["cat"] * 2049})[1] == "a request may have 1 to 2048 inputs, not 2049"
+    masked = load(save_checkpoint(tmp_path / "mask", "BertForMaskedLM"))
+    assert error(masked, {"inputs": ["[MASK]"] * 257})[1] == "a request may have 1 to 256 inputs, not 257"
+
+
+def test_vectors_that_are_too_many_for_an_answer_are_refused_before_they_are_computed(
+    tmp_path: Path, load: Load
+) -> None:
+    """OpenAI's client would ask again after a failure. Base64 takes a quarter; a rerank's answer has no vectors."""
+    save_checkpoint(tmp_path, "BertModel")
+    (tmp_path / "torchmoor.json").write_text('{"task": "sentence-embeddings"}')
+    model = load(tmp_path, pump=PumpSettings(max_response_bytes=10_000))
+    texts = ["cat"] * 40
+
+    status, message = error(model, {"input": texts})
+    assert (status, "40 vectors of 32 numbers take about 25600 bytes" in message, "base64" in message) == (
+        400,
+        True,
+        True,
+    )
+    status, message = error(model, {"inputs": texts})
+    assert (status, message.endswith("send fewer texts at once")) == (400, True)
+    assert whole(send(model, {"input": texts, "encoding_format": "base64"})).status == 200
+    assert whole(send(model, {"input": texts, "dimensions": 4})).status == 200
+    assert whole(send(model, {"query": "cat", "documents": texts})).status == 200
+
+
+def test_advice_fits_the_form_of_the_request(tmp_path: Path, load: Load) -> None:
+    """OpenAI's embeddings have no truncation, and a model of embeddings has no responses."""
+    save_checkpoint(tmp_path, "BertModel")
+    (tmp_path / "torchmoor.json").write_text('{"task": "sentence-embeddings"}')
+    model = load(tmp_path)
+    resource = {**JSON, "x-torchmoor-resource": "POST responses"}
+
+    assert error(model, {"input": "a " * 100}) == (400, "a text has 102 tokens, and this model reads 64: send less")
+    status, message = error(model, {"inputs": "a " * 100, "parameters": {"truncation": False}})
+    assert (status, '"truncation": true' in message) == (400, True)
+    status, message = error(model, {"input": "a", "model": "m"}, resource)
+    assert (status, message) == (
+        400,
+        "this model's task is sentence-embeddings, and /v1/responses needs text-generation",
+    )
+
+
 def test_a_model_of_lower_case_refuses_what_is_no_text(tmp_path: Path, load: Load) -> None:
     """However deep it is nested: the client's mistake, and not the worker's."""
     save_checkpoint(tmp_path, "BertModel")
@@ -346,7 +400,7 @@ def test_a_request_that_cannot_be_understood_is_told_why(
 ) -> None:
     """The error has status 400 and says what to send instead."""
     folder = save_checkpoint(tmp_path, "BertForSequenceClassification")
-    model = load(folder, tasks=TaskSettings(max_inputs=4, max_chars=500, max_request_chars=800, max_json_values=60))
+    model = load(folder, tasks=TaskSettings(max_texts=4, max_chars=500, max_request_chars=800, max_json_values=60))
 
     status, message = error(model, body, headers)
 

@@ -150,6 +150,25 @@ def test_model_error_is_final(rig: Rig, status: int, whose: str) -> None:
     play(scene())
 
 
+def test_input_above_torchserves_limit_is_told_the_setting(rig: Rig) -> None:
+    """TorchServe answers 413 without a word."""
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = answering(413, body=b"")
+            service = await rig.start()
+
+            await service.submit(rig.request("one", input_location=rig.input("in", bytes(123_456))))
+            await rig.until_ended(service, "one")
+
+            text = rig.results()["one-error.out"].decode()
+            start = "Received client error (413) from primary with message \"The input's 123456 bytes are more than"
+            assert text.startswith(start)
+            assert "max_request_size, which torchmoor up sets with --max-body-mib" in text
+
+    play(scene())
+
+
 def test_instance_without_room_is_asked_again_and_it_is_no_attempt(rig: Rig) -> None:
     """A handler that is full for the moment costs a request none of its attempts, however often it says so."""
     refusals = 3 * QUICK.max_attempts
