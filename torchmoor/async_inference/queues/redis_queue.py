@@ -107,8 +107,8 @@ class RedisQueue(Queue):
             await self._run(redis_scripts.RETRY, claim.request.inference_id, claim.token, delay_s, reason, more)
         )
 
-    async def cancel(self, inference_id: str) -> AsyncState | None:
-        answer = await self._run(redis_scripts.CANCEL, inference_id, CANCELLED.to_json(), CANCELLED.reason)
+    async def cancel(self, inference_id: str, outcome: AsyncOutcome = CANCELLED) -> AsyncState | None:
+        answer = await self._run(redis_scripts.CANCEL, inference_id, outcome.to_json(), outcome.reason)
         if answer is None:
             return None
         end = AsyncOutcome.from_json(answer[1], None).state
