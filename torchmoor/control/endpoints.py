@@ -134,6 +134,11 @@ class Endpoints:
                     raise RequestInvalid(f"DesiredWeight of variant {variant} must be a finite number.")
             if "DesiredInstanceCount" in desired and self._deployments.is_scaled(name, variant):
                 raise RequestInvalid(f"Variant {variant} has a scaling policy: deregister its scalable target first.")
+            if desired.get("DesiredInstanceCount") == 0 and "AsyncInferenceConfig" not in resource.config:
+                raise RequestInvalid(
+                    f"DesiredInstanceCount of variant {variant} must be 1 or more: only an endpoint with "
+                    "AsyncInferenceConfig may have 0. To stop idle instances, register a scalable target."
+                )
             if "DesiredInstanceCount" in desired:
                 counts[variant] = desired["DesiredInstanceCount"]
         if not any(weights.get(key, resource.weight_of(variant)) for key, variant in known.items()):

@@ -1,4 +1,4 @@
-"""What an update keeps of the configuration before; asynchronous requests that an endpoint leaves."""
+"""What an update keeps of the configuration before; asynchronous requests that an endpoint leaves; counts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torchmoor.config.control import ControlSettings
 from torchmoor.control.endpoints import DELETED, NOT_ASYNC, Endpoints, retain_properties
 from torchmoor.control.names import Names
 from torchmoor.control.resources import EndpointResource, Resource, Resources
+from torchmoor.errors import RequestInvalid
 from torchmoor.proxy.instances.registry import Registry
 
 
@@ -90,6 +91,12 @@ class Nothing:
     async def apply(self, name: str) -> None:
         pass
 
+    async def resize(self, name: str, counts: dict[str, int]) -> None:
+        pass
+
+    def set_weights(self, name: str, weights: dict[str, float]) -> None:
+        pass
+
 
 class AsyncQueueOfTest:
     """Notes which requests are to be ended, and ends them when the test says so."""
@@ -154,5 +161,31 @@ def test_an_update_without_asynchronous_inference_ends_the_requests(tmp_path: Pa
                 queue.may_end.set()
             await until(lambda: resources.endpoints["q"].config_name == "new", "the update is recorded")
             assert queue.asked == ([] if keeps_async else [("q", "s3://bucket/out", NOT_ASYNC)])
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("has_async", "count", "is_refused"), [(False, 0, True), (False, 2, False), (True, 0, False)])
+def test_only_an_asynchronous_endpoint_may_have_no_instance(
+    tmp_path: Path, has_async: bool, count: int, is_refused: bool
+) -> None:
+    """Another one would answer 503 without end."""
+    config = ASYNC if has_async else {"ProductionVariants": [VARIANT]}
+
+    async def scene() -> None:
+        endpoints, resources, _ = make_endpoints(tmp_path)
+        async with endpoints:
+            resource = EndpointResource("c", config, {}, serial=1, created=0.0, modified=0.0, status="InService")
+            resources.endpoints["q"] = resource
+            desired = [{"VariantName": "v", "DesiredInstanceCount": count}]
+            values = {"EndpointName": "q", "DesiredWeightsAndCapacities": desired}
+            asked = endpoints.operations()["UpdateEndpointWeightsAndCapacities"](values)
+            if is_refused:
+                with pytest.raises(RequestInvalid, match="DesiredInstanceCount of variant v must be 1 or more"):
+                    await asked
+            else:
+                await asked
+                await until(lambda: resource.counts == {"v": count}, "the variant has its count")
+            assert resource.status == "InService"
 
     asyncio.run(scene())
