@@ -6,18 +6,15 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from botocore.exceptions import ClientError
 
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_async import path_of
 from tests.torchserve.test_faults import processes_below
 from tests.waiting import wait_until
 
@@ -354,39 +351,3 @@ def test_the_published_policy_scales_an_endpoint_to_zero_and_back(plane: Fleet, 
     client.delete_endpoint(EndpointName="rare")
     wait(client, "endpoint_deleted", "rare")
     assert plane.instances() == []
-
-
-def test_a_deleted_endpoint_leaves_no_asynchronous_request(plane: Fleet, aws: Any, archives: Path) -> None:
-    """Each ends with one object, so that another endpoint of the same name has nothing of it to run."""
-    client, runtime = aws("sagemaker", plane), aws("sagemaker-runtime", plane)
-    place = {"Image": IMAGE, "ModelDataUrl": (archives / "llava.mar").as_uri()}
-    client.create_model(ModelName="queued", PrimaryContainer=place, ExecutionRoleArn=ROLE)
-    variant = {"VariantName": "AllTraffic", "ModelName": "queued", "InitialInstanceCount": 1}
-    client.create_endpoint_config(
-        EndpointConfigName="queued",
-        ProductionVariants=[variant],
-        AsyncInferenceConfig={"OutputConfig": {}, "ClientConfig": {"MaxConcurrentInvocationsPerInstance": 1}},
-    )
-    client.create_endpoint(EndpointName="queued", EndpointConfigName="queued")
-    wait(client, "endpoint_in_service", "queued")
-    body = json.dumps({"inputs": "USER: hello ASSISTANT:", "parameters": {"max_new_tokens": 64}}).encode()
-    with ThreadPoolExecutor() as threads:
-        sent = list(
-            threads.map(
-                lambda _: runtime.invoke_endpoint_async(
-                    EndpointName="queued", ContentType="application/json", Body=body
-                ),
-                range(12),
-            )
-        )
-    client.delete_endpoint(EndpointName="queued")
-    wait(client, "endpoint_deleted", "queued")
-
-    reasons = []
-    for each in sent:
-        result, failure = path_of(each["OutputLocation"]), path_of(each["FailureLocation"])
-        assert result.exists() != failure.exists()
-        reasons += [failure.read_text()] if failure.exists() else []
-        found = requests.get(f"{plane.admin}/async-requests/{each['InferenceId']}", timeout=60).json()
-        assert found["state"] == ("CANCELLED" if failure.exists() else "COMPLETED")
-    assert set(reasons) == {"The endpoint was deleted before the request was done."}
