@@ -15,8 +15,9 @@ from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.proxy.fake_many import FakeMany
 from torchmoor.cli.main import main
+from torchmoor.cli.running_fleets import recorded
 from torchmoor.config.access import AccessKey, Credentials
-from torchmoor.config.routing import MultiModelSettings
+from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 MakeStage = Callable[..., Stage]
@@ -383,3 +384,26 @@ def test_a_load_on_an_unknown_endpoint_is_told(stage: Stage) -> None:
 
     assert result.exit_code == 1
     assert "nothing" in result.stderr
+
+
+def test_status_lists_endpoints_that_were_created_later(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their instances are counted, too. A fleet whose admin plane does not answer has those of its start."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    async def create() -> None:
+        settings = EndpointSettings(name="later", variants=(VariantSettings(model="m"),))
+        stage.registry.serve(stage.registry.stage(settings, 1))
+
+    stage.run(create())
+    record = {"runtime": stage.proxy.runtime_url, "endpoints": ["llava"], "run_dir": str(tmp_path)}
+    found = []
+    for admin in (stage.proxy.admin_url, "http://127.0.0.1:9"):
+        with recorded(json.dumps({**record, "admin": admin})):
+            result = CliRunner().invoke(main, ["status", "--json"])
+            table = CliRunner().invoke(main, ["status"]).stdout
+        [fleet] = json.loads(result.stdout)["fleets"]
+        found.append((fleet["endpoints"], fleet["instances"]))
+        assert ("llava, later" in table) == (fleet["instances"] is not None)
+    assert found == [(["llava", "later"], {"a": "ready", "b": "ready"}), (["llava"], None)]

@@ -19,6 +19,7 @@ from scripts.make_api_reference import PAGE, render
 from tests.openapi_cases import find_violations, with_values
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_many import FakeFleet
+from torchmoor.admin.models import ACTIONS
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.errors import AccessDenied
@@ -245,6 +246,12 @@ def test_each_route_of_the_admin_plane_is_in_its_document(
 
     assert len(served - pages) > 10
     assert {route for route in served - pages if route[0] != "head"} <= documented(*ADMIN_PLANE)
+
+
+def test_the_document_names_the_actions_that_a_model_has() -> None:
+    [route] = [route for group in ADMIN_PLANE for route in group.routes if route.path == "/models/{name}/{action}"]
+
+    assert set(re.findall(r"\w+", route.text.lower())) - {"or", "a", "model"} == set(ACTIONS)
 
 
 def test_each_resource_of_openais_api_is_in_the_document() -> None:

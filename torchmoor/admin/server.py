@@ -188,6 +188,7 @@ class AdminServer:
         rows = [describe_instance(instance, self._registry) for instance in self._registry.instances()]
         return web.json_response(
             {
+                "endpoints": [each.name for each in self._registry.endpoints()],
                 "instances": rows,
                 "autoscaling": describe_scaling(self._registry),
                 "discovery": describe_discovery(self._registry),

@@ -25,11 +25,12 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectStore,
 )
 from torchmoor.async_inference.queues.queue import Queue
-from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState, CallerShare
+from torchmoor.async_inference.request import AsyncOutcome, AsyncRecord, AsyncRequest, AsyncState, CallerShare
 from torchmoor.async_inference.workers.capacity import Capacity
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.fault_log import FaultLog
 from torchmoor.async_inference.workers.instance_client import InstanceClient
+from torchmoor.async_inference.workers.removal import NoCapacity, Removal
 from torchmoor.async_inference.workers.worker import Worker
 from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.errors import (
@@ -39,9 +40,11 @@ from torchmoor.errors import (
     InternalFailure,
     QueueUnavailable,
     ResultLocationInUse,
+    UnknownEndpoint,
     ValidationError,
 )
 from torchmoor.metrics.backlog import AsyncMetrics
+from torchmoor.metrics.invocations import InvocationMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +152,22 @@ class AsyncInference:
             self._draining[task] = worker
             task.add_done_callback(self._draining.pop)
 
+    async def end_requests(self, name: str, settings: AsyncEndpointSettings, reason: str) -> None:
+        """Cancel what a removed endpoint has left in the queue, and write the failure objects.
+
+        Returns when the last request has ended; may be repeated after a crash. Does nothing if an endpoint of this name
+        accepts requests. reason: for the client.
+        """
+        if name in self.endpoints or self._notifier is None:
+            return
+        draining = [task for task, worker in self._draining.items() if worker.endpoint == name]
+        await asyncio.gather(*map(asyncio.shield, (*draining, *self._submitting)), return_exceptions=True)
+        metrics = AsyncMetrics(name, {"": InvocationMetrics(name, "")}, lambda: 0)  # counts that no page shows
+        capacity = NoCapacity()
+        endpoint = AsyncEndpointContext(settings, metrics, capacity, root=self.settings.output_root)
+        worker = self._make_worker(endpoint, capacity, self._notifier)
+        await Removal(worker, self.queue, AsyncOutcome(state=AsyncState.CANCELLED, reason=reason)).run()
+
     async def _stop_workers(self) -> None:
         self._notifier = None
         draining = list(self._draining)
@@ -223,8 +242,8 @@ class AsyncInference:
             await asyncio.sleep(self.settings.sweep_interval_s)
 
     def locate(self, endpoint: str, inference_id: str, *, filename: str, extension: str) -> ResultLocations:
-        """Return where a request's result or failure will be stored. Raises LocationRefused."""
-        found = self.endpoints[endpoint]
+        """Return where a request's result or failure will be stored. Raises LocationRefused, UnknownEndpoint."""
+        found = self._find_endpoint(endpoint)
         locations = locate_results(
             found.output_path, found.failure_path, inference_id, filename=filename, extension=extension
         )
@@ -232,8 +251,18 @@ class AsyncInference:
         self.store.check_output(locations.failure)
         return locations
 
+    def _find_endpoint(self, name: str) -> AsyncEndpointContext:
+        found = self.endpoints.get(name)
+        if found is None:  # removed since the request arrived
+            raise UnknownEndpoint(name)
+        return found
+
     async def submit(self, request: AsyncRequest, share: CallerShare | None = None) -> AsyncRequest:
-        """Queue a request, as `Queue.submit`, and wake this process's worker. Other processes poll for it."""
+        """Queue a request, as `Queue.submit`, and wake this process's worker. Other processes poll for it.
+
+        Raises UnknownEndpoint if its endpoint was removed.
+        """
+        self._find_endpoint(request.endpoint)
         stored = await self.queue.submit(request, refusal=await self._find_refusal(request), share=share)
         worker = self.workers.get(request.endpoint)
         if worker is not None:

@@ -18,7 +18,12 @@ _MODEL_URLS = ("Url", "S3ModelUri")  # shapes that may also name files of this h
 
 def check_input(values: Mapping[str, Any], shape: Shape, where: str) -> None:
     """Raise ConfigError unless the names and types are those of an operation's input."""
-    report = ParamValidator().validate(values, shape)
+    try:
+        report = ParamValidator().validate(values, shape)
+    except RecursionError:
+        raise
+    except (RuntimeError, OverflowError, OSError) as error:  # of botocore's parse_timestamp
+        raise ConfigError(f"{where}: a time is out of range: {error}") from error
     if report.has_errors():
         raise ConfigError(f"{where}: {'; '.join(report.generate_report().splitlines())}")
 

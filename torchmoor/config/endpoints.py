@@ -90,7 +90,7 @@ def read_endpoint(values: Mapping[str, Any], name: str, where: str, scaling: Sca
         ),
         late_binding=None if late_binding is None else LateBindingSettings.read(late_binding, f"{where}.late_binding"),
         multi_model=_read_multi_model(values, where),
-        async_inference=_read_async_inference(config.get("AsyncInferenceConfig"), where),
+        async_inference=read_async_inference(config.get("AsyncInferenceConfig"), where),
     )
 
 
@@ -125,7 +125,7 @@ def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettin
     return MultiModelSettings.read({**group, "is_cached": setting == "Enabled"}, f"{where}.multi_model")
 
 
-def _read_async_inference(config: Mapping[str, Any] | None, where: str) -> AsyncEndpointSettings | None:
+def read_async_inference(config: Mapping[str, Any] | None, where: str) -> AsyncEndpointSettings | None:
     """Return the settings of an AsyncInferenceConfig that botocore accepts."""
     if config is None:
         return None

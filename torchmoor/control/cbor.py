@@ -36,7 +36,7 @@ def read(body: bytes) -> Any:
     """Parse a body. Raises RequestInvalid."""
     try:
         return _PARSER.parse_data_item(_PARSER.get_peekable_stream_from_bytes(body))
-    except (ResponseParserError, ValueError, OverflowError, OSError, TypeError, RecursionError, struct.error) as error:
+    except (ResponseParserError, ValueError, OverflowError, OSError, TypeError, RuntimeError, struct.error) as error:
         raise RequestInvalid("The body is not valid CBOR.") from error
 
 

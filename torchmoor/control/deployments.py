@@ -19,7 +19,7 @@ from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.control.artifacts import Artifacts, ServedModel
 from torchmoor.control.downloads import DownloadState
-from torchmoor.control.models import START_TIMEOUT, primary_container
+from torchmoor.control.models import NOT_FOR_MANY, START_TIMEOUT, primary_container
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler, ScaledVariant
@@ -380,7 +380,7 @@ def _settings_of(name: str, resource: EndpointResource, served: Mapping[str, Ser
     if any(each != many[0] for each in many):
         raise RequestInvalid("All variants of an endpoint must have models of the same Mode and cache setting.")
     if many[0] is not None and settings.async_inference is not None:
-        raise RequestInvalid("AsyncInferenceConfig is not for models in Mode MultiModel.")
+        raise RequestInvalid(NOT_FOR_MANY)
     weights = {each["VariantName"]: resource.weight_of(each) for each in resource.config["ProductionVariants"]}
     return settings.replace(
         multi_model=many[0],

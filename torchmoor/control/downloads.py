@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmoor.async_inference.objects.object_store import LocationRefused, ObjectError
-from torchmoor.async_inference.objects.s3_client import bucket_and_key, find_head, make_client, translated
+from torchmoor.async_inference.objects.s3_client import bucket_and_key, find_head, has_bucket, make_client, translated
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.errors import ConfigError, LaunchError
@@ -103,6 +103,8 @@ class ModelStore:
         """Return an object's file."""
         with self._client(url) as client:
             head = find_head(client, url)
+            if head is None and not has_bucket(client, url):
+                raise ObjectError(f"there is no bucket {bucket_and_key(url)['Bucket']}")
         if head is None:
             raise ObjectError(f"there is no {url}")
         return StoredFile(url, url.rpartition("/")[2], int(head["ContentLength"]))

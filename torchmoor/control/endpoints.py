@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from torchmoor.async_inference.service import AsyncInference
 from torchmoor.config.control import ControlSettings
+from torchmoor.config.endpoints import read_async_inference
 from torchmoor.control.autoscaling import ScalableTargets
 from torchmoor.control.deployments import Deployments
 from torchmoor.control.names import CONFIG, ENDPOINT, MODEL, Names
@@ -27,11 +29,18 @@ logger = logging.getLogger(__name__)
 
 MAX_REASON = 1024  # characters of a FailureReason
 TAKEN = "The command line or the configuration file now has an endpoint {}. Delete this one, or rename that one."
+DELETED = "The endpoint was deleted before the request was done."
+NOT_ASYNC = "The endpoint was updated before the request was done, to a configuration without AsyncInferenceConfig."
 INTERRUPTED = "The update to {} was interrupted by a restart; the endpoint serves its earlier configuration."
 
 
 class Endpoints:
-    """Changes endpoints within its context, which begins with those of the last run."""
+    """Changes endpoints within its context, which begins with those of the last run.
+
+    asynchronous: the data plane's; set before.
+    """
+
+    asynchronous: AsyncInference | None
 
     def __init__(
         self,
@@ -125,6 +134,11 @@ class Endpoints:
                     raise RequestInvalid(f"DesiredWeight of variant {variant} must be a finite number.")
             if "DesiredInstanceCount" in desired and self._deployments.is_scaled(name, variant):
                 raise RequestInvalid(f"Variant {variant} has a scaling policy: deregister its scalable target first.")
+            if desired.get("DesiredInstanceCount") == 0 and "AsyncInferenceConfig" not in resource.config:
+                raise RequestInvalid(
+                    f"DesiredInstanceCount of variant {variant} must be 1 or more: only an endpoint with "
+                    "AsyncInferenceConfig may have 0. To stop idle instances, register a scalable target."
+                )
             if "DesiredInstanceCount" in desired:
                 counts[variant] = desired["DesiredInstanceCount"]
         if not any(weights.get(key, resource.weight_of(variant)) for key, variant in known.items()):
@@ -214,6 +228,8 @@ class Endpoints:
             await self._scale(name, old)
             await self._keep(old)
             return
+        if "AsyncInferenceConfig" not in new.config:  # before the record changes: a restart would not know the old one
+            await self._end_requests(name, old, NOT_ASYNC)
         self._resources.endpoints[name] = new
         new.status = "InService"
         await self._scale(name, new)
@@ -242,9 +258,19 @@ class Endpoints:
             await self._deployments.stop(name)
         except Exception:
             logger.exception("instances of a deleted endpoint could not be stopped endpoint=%s", name)
+        await self._end_requests(name, self._resources.endpoints[name], DELETED)
         self._resources.forget(self._resources.endpoints, name, self._names.arn(ENDPOINT, name))
         self._targets.forget(name)
         await self._keep(None)
+
+    async def _end_requests(self, name: str, resource: EndpointResource, reason: str) -> None:
+        """End the asynchronous requests of an endpoint that accepts no more. resource: with its configuration."""
+        try:
+            settings = read_async_inference(resource.config.get("AsyncInferenceConfig"), name)
+            if settings is not None and self.asynchronous is not None:
+                await self.asynchronous.end_requests(name, settings, reason)
+        except Exception:
+            logger.exception("asynchronous requests could not be ended endpoint=%s", name)
 
     async def _keep(self, resource: EndpointResource | None) -> None:
         """Record what a task has done. If that fails, a restart continues from the last record."""

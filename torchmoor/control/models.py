@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from torchmoor.config.control import ControlSettings
-from torchmoor.config.endpoints import check_endpoint_config
+from torchmoor.config.endpoints import check_endpoint_config, read_endpoint
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.names import CONFIG, MODEL, Names
 from torchmoor.control.protocol import Operation, Values
@@ -17,6 +17,7 @@ from torchmoor.errors import ConfigError, LimitExceeded, RequestInvalid
 
 START_TIMEOUT = "ContainerStartupHealthCheckTimeoutInSeconds"  # of a variant
 MAX_ENVIRONMENT = 100  # as at AWS
+NOT_FOR_MANY = "AsyncInferenceConfig is not for models in Mode MultiModel."
 _UNSERVED_OF_MODEL = ("InferenceExecutionConfig",)
 _UNSERVED_OF_CONTAINER = ("ModelPackageName", "InferenceSpecificationName", "AdditionalModelDataSources")
 
@@ -84,12 +85,16 @@ class Models:
             raise self._names.existing(CONFIG, name)
         try:
             check_endpoint_config(values, "CreateEndpointConfig", also_used=(START_TIMEOUT,))
+            for variant in values["ProductionVariants"]:
+                if "ModelName" not in variant:
+                    raise RequestInvalid(f"Variant {variant['VariantName']} has no ModelName.")
+            read_endpoint({"EndpointConfig": values}, name, "CreateEndpointConfig", {})  # an endpoint's own checks
         except ConfigError as error:
             raise RequestInvalid(str(error)) from error
         for variant in values["ProductionVariants"]:
-            if "ModelName" not in variant:
-                raise RequestInvalid(f"Variant {variant['VariantName']} has no ModelName.")
-            self._find(MODEL, variant["ModelName"])
+            container = primary_container(self._find(MODEL, variant["ModelName"]).values)
+            if "AsyncInferenceConfig" in values and container.get("Mode") == "MultiModel":
+                raise RequestInvalid(f"{NOT_FOR_MANY} Model {variant['ModelName']} is one.")
         return {"EndpointConfigArn": await self._create(CONFIG, configs, name, values)}
 
     def _describe_config(self, values: Values) -> Values:

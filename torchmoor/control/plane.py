@@ -107,6 +107,7 @@ class LaunchingPlane:
         autoscaler = Autoscaler([], self._registry, self._launcher, front, report, are_journaled=self._are_journaled)
         autoscaler.on_decided = self._targets.note
         self._deployments.autoscaler = autoscaler
+        self._endpoints.asynchronous = front.async_inference
         front.on_need(autoscaler.wake)
         self._cloudwatch.history = history = MetricHistory(front, num_minutes=self._num_minutes)
         tasks = [asyncio.create_task(work) for work in (autoscaler.run(), history.run())]

@@ -114,3 +114,12 @@ def find_head(client: Any, url: str) -> dict[str, Any] | None:
             return None
         raise
     return found
+
+
+def has_bucket(client: Any, url: str) -> bool:
+    """Return whether a URL's bucket exists, as far as the store says: an answer about an object's head does not."""
+    try:
+        client.head_bucket(Bucket=bucket_and_key(url)["Bucket"])
+    except ClientError as error:
+        return status_of(error) != 404
+    return True

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from torchmoor.async_inference.request import (
+    CANCELLED,
     AsyncOutcome,
     AsyncRecord,
     AsyncRequest,
@@ -86,9 +87,10 @@ class Queue(Protocol):
         counts: False if this was not an attempt (the worker stops, the instance has no capacity).
         """
 
-    async def cancel(self, inference_id: str) -> AsyncState | None:
+    async def cancel(self, inference_id: str, outcome: AsyncOutcome = CANCELLED) -> AsyncState | None:
         """Decide a request as CANCELLED, unless it is decided. Its holder learns it by `extend` or `decide`.
 
+        outcome: that of the request, with another reason than the usual one.
         Returns CANCELLED (although the failure object may not be written yet), the state that came first
         (DECIDED, COMPLETED, FAILED, EXPIRED), or None if the request is unknown.
         """

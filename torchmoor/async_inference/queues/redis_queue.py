@@ -107,8 +107,8 @@ class RedisQueue(Queue):
             await self._run(redis_scripts.RETRY, claim.request.inference_id, claim.token, delay_s, reason, more)
         )
 
-    async def cancel(self, inference_id: str) -> AsyncState | None:
-        answer = await self._run(redis_scripts.CANCEL, inference_id, CANCELLED.to_json(), CANCELLED.reason)
+    async def cancel(self, inference_id: str, outcome: AsyncOutcome = CANCELLED) -> AsyncState | None:
+        answer = await self._run(redis_scripts.CANCEL, inference_id, outcome.to_json(), outcome.reason)
         if answer is None:
             return None
         end = AsyncOutcome.from_json(answer[1], None).state
@@ -165,9 +165,14 @@ class RedisQueue(Queue):
     async def _run(self, script: str, *arguments: object) -> Any:
         """Run a script. Raises QueueUnavailable."""
         now = "" if self._clock is None else self._clock()
+        task = asyncio.current_task()
+        num_cancelled = 0 if task is None else task.cancelling()
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                return await self._client.eval(redis_scripts.PRELUDE + script, 1, PREFIX, now, *arguments)
+                answer = await self._client.eval(redis_scripts.PRELUDE + script, 1, PREFIX, now, *arguments)
+            if task is not None and task.cancelling() > num_cancelled:
+                raise asyncio.CancelledError  # the client calls wait_for: Python 3.11's can lose a cancellation
+            return answer
         except (RedisError, OSError) as exc:  # TimeoutError is an OSError
             if isinstance(exc, ReadOnlyError):  # a failover: the address may now be the new primary's
                 await self._client.connection_pool.disconnect(inuse_connections=False)

@@ -97,8 +97,8 @@ class SqliteQueue(Queue):
         values = (num_uncounted, wake_at, now, delay_s, reason, now, claim.request.inference_id, claim.token)
         return await self._database.run(lambda db: db.execute(sql, values).rowcount == 1)
 
-    async def cancel(self, inference_id: str) -> AsyncState | None:
-        return await self._database.run(partial(self._cancel, inference_id), is_durable=True)
+    async def cancel(self, inference_id: str, outcome: AsyncOutcome = CANCELLED) -> AsyncState | None:
+        return await self._database.run(partial(self._cancel, inference_id, outcome), is_durable=True)
 
     async def size_bytes(self) -> int:
         return await self._database.run(used_bytes)
@@ -262,13 +262,13 @@ class SqliteQueue(Queue):
         db.execute("DELETE FROM reserved WHERE location IN (?, ?)", claim.request.locations)
         return True
 
-    def _cancel(self, inference_id: str, db: sqlite3.Connection) -> AsyncState | None:
+    def _cancel(self, inference_id: str, outcome: AsyncOutcome, db: sqlite3.Connection) -> AsyncState | None:
         row = db.execute("SELECT seq, state, outcome FROM requests WHERE inference_id = ?", (inference_id,)).fetchone()
         if row is None:
             return None
         seq, state, settled = row
         if settled is None:
-            _settle(db, seq, CANCELLED, self._clock())
+            _settle(db, seq, outcome, self._clock())
             db.execute("UPDATE requests SET token = NULL, wake_at = NULL WHERE seq = ?", (seq,))
             return AsyncState.CANCELLED
         end = AsyncOutcome.from_json(settled, None).state

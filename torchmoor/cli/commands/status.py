@@ -34,7 +34,7 @@ def status(as_json: bool) -> None:
       torchmoor status --json | jq -r '.fleets[].runtime'
     """
     fleets = running_fleets()
-    found = [{**asdict(fleet), "instances": _states(fleet)} for fleet in fleets]
+    found = [{**asdict(fleet), **_ask(fleet)} for fleet in fleets]
     if as_json:
         click.echo(json.dumps({"fleets": found}))
     else:
@@ -44,13 +44,18 @@ def status(as_json: bool) -> None:
         raise click.exceptions.Exit(ExitStatus.UNREACHABLE)
 
 
-def _states(fleet: FleetRecord) -> dict[str, str] | None:
-    """Return the state of each instance; None if the admin plane does not answer or wants another token."""
+def _ask(fleet: FleetRecord) -> dict[str, Any]:
+    """Return the endpoints, also those that were created later, and the state of each instance.
+
+    The states are None if the admin plane does not answer or wants another token.
+    """
     try:
-        rows = AdminClient(fleet.admin, find_admin_token(None)).get("/instances")["instances"]
+        answer = AdminClient(fleet.admin, find_admin_token(None)).get("/instances")
+        states = {row["name"]: row["state"] for row in answer["instances"]}
     except AdminError:
-        return None
-    return {row["name"]: row["state"] for row in rows}
+        return {"instances": None}
+    served = answer.get("endpoints", ())  # fleets of earlier versions do not name them
+    return {"endpoints": list(dict.fromkeys((*fleet.endpoints, *served))), "instances": states}
 
 
 def _describe(fleets: list[dict[str, Any]]) -> Iterator[str]:

@@ -1,8 +1,11 @@
 """What only a queue on a server can meet: it goes away, loses an answer, has no memory, never says a word."""
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,8 @@ from tests.unit.torchmoor.async_inference.conftest import make_redis
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, request, result
 from tests.waiting import wait_until
 from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.queues.redis_queue import RedisQueue
+from torchmoor.config.asynchronous import AsyncQueueSettings
 from torchmoor.errors import QueueUnavailable
 
 pytestmark = pytest.mark.redis
@@ -103,3 +108,23 @@ def test_a_server_that_never_answers_costs_one_time_out() -> None:
 
         with pytest.raises(QueueUnavailable, match="does not answer"):
             store.do(queue.submit(request("r1")))
+
+
+def test_a_cancellation_that_the_client_loses_is_not_lost() -> None:
+    """It waits for what it has sent with wait_for, which on Python 3.11 returns a result that comes meanwhile."""
+
+    class Client:
+        async def eval(self, *arguments: object) -> int:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+            return 0
+
+    async def scene() -> None:
+        client: Any = Client()
+        task = asyncio.create_task(RedisQueue(client, AsyncQueueSettings()).forget())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scene())

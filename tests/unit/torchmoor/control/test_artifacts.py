@@ -124,6 +124,12 @@ def test_properties_in_a_packed_folder_name_the_checkpoint(
 def test_what_is_no_model_says_so(fetch: Fetch, put: Put, store: str) -> None:
     put("notes", README_dot_md=b"")
 
+    with pytest.raises(ObjectError, match=r"there is no s3://.*/artifacts/gone\.tar\.gz"):
+        fetch(LMI, ModelDataUrl=f"{store}/gone.tar.gz")
+    with pytest.raises(ObjectError, match=r"there is no bucket no-such-bucket$"):
+        fetch(LMI, ModelDataUrl="s3://no-such-bucket/x.tar.gz")
+    with pytest.raises(ObjectError, match=r"there is no bucket no-such-bucket$"):
+        fetch(**uncompressed("s3://no-such-bucket/x"))
     with pytest.raises(ObjectError, match=r"there is no object below .*/artifacts/empty/"):
         fetch(**uncompressed(f"{store}/empty"))
     with pytest.raises(ConfigError, match=r"has no model that can be served, but README\.md"):

@@ -1,13 +1,21 @@
-"""What an update keeps of the configuration before."""
+"""What an update keeps of the configuration before; asynchronous requests that an endpoint leaves; counts."""
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from torchmoor.control.endpoints import retain_properties
-from torchmoor.control.resources import EndpointResource
+from tests.unit.torchmoor.async_inference.rig import until
+from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.control import ControlSettings
+from torchmoor.control.endpoints import DELETED, NOT_ASYNC, Endpoints, retain_properties
+from torchmoor.control.names import Names
+from torchmoor.control.resources import EndpointResource, Resource, Resources
+from torchmoor.errors import RequestInvalid
+from torchmoor.proxy.instances.registry import Registry
 
 
 def make_resource(*variants: str, **given: Any) -> EndpointResource:
@@ -53,3 +61,131 @@ def test_an_update_retains_what_it_asks_for(values: dict[str, Any], weight: floa
     kept, added = new.config["ProductionVariants"]
     assert (new.weight_of(kept), new.count_of(kept)) == (weight, count)
     assert (new.weight_of(added), new.count_of(added)) == (1.0, 1)
+
+
+VARIANT = {"VariantName": "v", "ModelName": "m", "InitialInstanceCount": 1}
+ASYNC = {
+    "ProductionVariants": [VARIANT],
+    "AsyncInferenceConfig": {"OutputConfig": {"S3OutputPath": "s3://bucket/out"}},
+}
+
+
+class Nothing:
+    """Deployments and scalable targets that have nothing to do."""
+
+    def check_room(self, num_instances: int) -> None:
+        pass
+
+    def is_scaled(self, name: str, variant: str) -> bool:
+        return False
+
+    def forget(self, name: str) -> None:
+        pass
+
+    async def start(self, name: str, resource: EndpointResource) -> None:
+        pass
+
+    async def stop(self, name: str) -> None:
+        pass
+
+    async def apply(self, name: str) -> None:
+        pass
+
+    async def resize(self, name: str, counts: dict[str, int]) -> None:
+        pass
+
+    def set_weights(self, name: str, weights: dict[str, float]) -> None:
+        pass
+
+
+class AsyncQueueOfTest:
+    """Notes which requests are to be ended, and ends them when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, str]] = []
+        self.may_end = asyncio.Event()
+
+    async def end_requests(self, name: str, settings: AsyncEndpointSettings, reason: str) -> None:
+        self.asked.append((name, settings.output_path, reason))
+        await self.may_end.wait()
+
+
+def make_endpoints(folder: Path) -> tuple[Endpoints, Resources, AsyncQueueOfTest]:
+    resources, nothing, queue = Resources(folder, 1 << 20), Nothing(), AsyncQueueOfTest()
+    unused: Any = nothing
+    endpoints = Endpoints(
+        ControlSettings(), resources, Names("us-east-1", "000000000000"), Registry(()), unused, unused
+    )
+    endpoints.asynchronous = queue
+    return endpoints, resources, queue
+
+
+def test_a_deletion_ends_with_the_last_asynchronous_request(tmp_path: Path) -> None:
+    """If the proxy is stopped before, the next one continues."""
+
+    async def scene() -> None:
+        endpoints, resources, queue = make_endpoints(tmp_path)
+        async with endpoints:
+            resource = EndpointResource("c", ASYNC, {}, serial=1, created=0.0, modified=0.0, status="InService")
+            await resources.add(resources.endpoints, "q", resource, "arn", ())
+            await endpoints.operations()["DeleteEndpoint"]({"EndpointName": "q"})
+            await until(lambda: bool(queue.asked), "requests are to end")
+            assert resources.endpoints["q"].status == "Deleting"
+
+        endpoints, resources, later = make_endpoints(tmp_path)
+        async with endpoints:
+            await until(lambda: bool(later.asked), "the next run continues")
+            assert queue.asked == later.asked == [("q", "s3://bucket/out", DELETED)]
+            assert resources.endpoints["q"].status == "Deleting"
+            later.may_end.set()
+            await until(lambda: not resources.endpoints, "the endpoint is gone")
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("keeps_async", [False, True])
+def test_an_update_without_asynchronous_inference_ends_the_requests(tmp_path: Path, keeps_async: bool) -> None:
+    """Before it is recorded: after a kill, a restart serves the earlier configuration with its requests."""
+
+    async def scene() -> None:
+        endpoints, resources, queue = make_endpoints(tmp_path)
+        async with endpoints:
+            resource = EndpointResource("c", ASYNC, {}, serial=1, created=0.0, modified=0.0, status="InService")
+            resources.endpoints["q"], resources.models["m"] = resource, Resource({}, 0.0)
+            resources.configs["new"] = Resource(ASYNC if keeps_async else {"ProductionVariants": [VARIANT]}, 0.0)
+            values = {"EndpointName": "q", "EndpointConfigName": "new"}
+            await endpoints.operations()["UpdateEndpoint"](values)
+            if not keeps_async:
+                await until(lambda: bool(queue.asked), "requests are to end")
+                assert (resources.endpoints["q"].config_name, resources.endpoints["q"].status) == ("c", "Updating")
+                queue.may_end.set()
+            await until(lambda: resources.endpoints["q"].config_name == "new", "the update is recorded")
+            assert queue.asked == ([] if keeps_async else [("q", "s3://bucket/out", NOT_ASYNC)])
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("has_async", "count", "is_refused"), [(False, 0, True), (False, 2, False), (True, 0, False)])
+def test_only_an_asynchronous_endpoint_may_have_no_instance(
+    tmp_path: Path, has_async: bool, count: int, is_refused: bool
+) -> None:
+    """Another one would answer 503 without end."""
+    config = ASYNC if has_async else {"ProductionVariants": [VARIANT]}
+
+    async def scene() -> None:
+        endpoints, resources, _ = make_endpoints(tmp_path)
+        async with endpoints:
+            resource = EndpointResource("c", config, {}, serial=1, created=0.0, modified=0.0, status="InService")
+            resources.endpoints["q"] = resource
+            desired = [{"VariantName": "v", "DesiredInstanceCount": count}]
+            values = {"EndpointName": "q", "DesiredWeightsAndCapacities": desired}
+            asked = endpoints.operations()["UpdateEndpointWeightsAndCapacities"](values)
+            if is_refused:
+                with pytest.raises(RequestInvalid, match="DesiredInstanceCount of variant v must be 1 or more"):
+                    await asked
+            else:
+                await asked
+                await until(lambda: resource.counts == {"v": count}, "the variant has its count")
+            assert resource.status == "InService"
+
+    asyncio.run(scene())

@@ -83,6 +83,19 @@ def test_deep_values_are_refused(depth: int) -> None:
     assert refused(b'{"NameContains":' + b"[" * depth + b"]" * depth + b"}")
 
 
+@pytest.mark.parametrize("time", [b"1e30", b"-1e30", b"1e400", b'"0001-01-01T00:00:00+14:00"'])
+def test_a_time_that_no_date_can_be_is_refused(time: bytes) -> None:
+    """It was a fault of the control plane, with a traceback."""
+    assert "ListModels" in refused(b'{"CreationTimeAfter":' + time + b"}")
+
+
+def test_a_time_in_cbor_that_no_date_can_be_is_refused() -> None:
+    body = b"\xa1\x71CreationTimeAfter\xc1" + cbor.write(1e30)
+
+    with pytest.raises(RequestInvalid, match="not valid CBOR"):
+        protocol.read_input(service_model("sagemaker").operation_model("ListModels"), body, is_cbor=True)
+
+
 def test_bodies_are_read_one_at_a_time_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 of 1 MB at once held all other requests up."""
     threads: list[int] = []

@@ -58,7 +58,7 @@ ADMIN = Group(
         post(
             "/models/{name}/{action}",
             "actOnModel",
-            "Load, unload, pin, unpin or prewarm a model.",
+            "Pin, unpin, prewarm or unload a model.",
             is_body_required=False,
             answers=answer(schemas.MODEL_ACTION),
         ),

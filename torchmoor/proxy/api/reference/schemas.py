@@ -255,7 +255,9 @@ HEALTH = record(("ok", "endpoints_without_instance"), ok=FLAG, endpoints_without
 LIVENESS = record(("ok",), ok=FLAG)
 READINESS = record(("ok", "waits_for_dns"), ok=FLAG, waits_for_dns=_TEXT_LIST)
 INSTANCES = record(
-    ("instances",), instances={"type": "array", "items": record(("name", "state"), name=TEXT, state=TEXT)}
+    ("endpoints", "instances"),
+    endpoints=_TEXT_LIST,
+    instances={"type": "array", "items": record(("name", "state"), name=TEXT, state=TEXT)},
 )
 PLACED_MODELS = record(("models", "instances"), models=_OBJECTS, instances=_OBJECTS)
 SESSIONS = record(("sessions", "next", "instances"), sessions=_OBJECTS, next=_or_null(TEXT), instances=_OBJECTS)

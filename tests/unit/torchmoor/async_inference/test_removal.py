@@ -1,0 +1,209 @@
+"""A removed endpoint's requests: each ends with one object, and a later endpoint of the same name runs none of them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.proxy.fake_instance import Gate, Received, Wire
+from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, play, until
+from tests.unit.torchmoor.async_inference.stores import Store
+from torchmoor.async_inference.objects.directory_store import DirectoryStore
+from torchmoor.async_inference.objects.object_store import NO_METADATA, ObjectMetadata, ObjectUnavailable
+from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.queues.queue_url import open_queue
+from torchmoor.async_inference.request import AsyncOutcome, AsyncState
+from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference
+from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncQueueSettings
+from torchmoor.errors import QueueUnavailable, UnknownEndpoint
+
+SETTINGS = AsyncEndpointSettings()
+GONE = "The endpoint was deleted."
+
+
+class StoreRig(Rig):
+    """A rig on any kind of queue."""
+
+    def __init__(self, folder: Path, store: Store) -> None:
+        super().__init__(folder, QUICK.replace(output_root=(folder / "results").as_uri()))
+        self.url = store.url
+
+    def make_queue(self) -> Queue:
+        return open_queue(self.url, AsyncQueueSettings())
+
+    async def start_without(self) -> tuple[AsyncInference, AsyncEndpointContext]:
+        """A running service without the endpoint, as after a restart that no longer has it."""
+        service = self.make_service()
+        endpoint = service.endpoints.pop("llava")
+        return await self._stack.enter_async_context(service), endpoint
+
+
+@pytest.fixture
+def rig(tmp_path: Path, store: Store) -> StoreRig:
+    return StoreRig(tmp_path / "rig", store)
+
+
+async def states(service: AsyncInference, *ids: str) -> list[tuple[AsyncState, str]]:
+    records = [await service.queue.get(each) for each in ids]
+    return [(each.state, each.reason) for each in records if each is not None]
+
+
+def test_what_runs_may_end_and_what_waits_is_cancelled(rig: StoreRig) -> None:
+    """A later endpoint of the name finds an empty queue."""
+    gate = Gate()
+
+    async def behave(received: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer(body=b"answer")
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave, rig.places.num_free = behave, 1
+            service = await rig.start()
+            endpoint = service.endpoints["llava"]
+            for name in ("one", "two", "three", "four"):
+                await service.submit(rig.request(name))
+            await until(gate.reached.is_set, "the instance has one")
+
+            service.remove("llava", 60.0)
+            ending = asyncio.create_task(service.end_requests("llava", SETTINGS, GONE))
+            await asyncio.sleep(0)
+            gate.open()
+            await ending
+
+            cancelled = (AsyncState.CANCELLED, GONE)
+            found = await states(service, "one", "two", "three", "four")
+            assert found == [(AsyncState.COMPLETED, ""), cancelled, cancelled, cancelled]
+            reason = GONE.encode()
+            failures = {f"{name}-error.out": reason for name in ("two", "three", "four")}
+            assert rig.results() == {"one.out": b"answer", **failures}
+            assert len(rig.listener.notices) == 4
+            service.add(endpoint)
+            await service.submit(rig.request("five"))
+            assert (await rig.until_ended(service, "five")).state is AsyncState.COMPLETED
+            assert [each.headers["x-amzn-sagemaker-inference-id"] for each in rig.instance.received] == ["one", "five"]
+
+    play(scene())
+
+
+def test_what_runs_for_too_long_is_cancelled(rig: StoreRig) -> None:
+    """And the worker does not wait for the instance."""
+    gate = Gate()
+
+    async def behave(received: Received, wire: Wire) -> None:
+        gate.reached.set()
+        await wire.until_closed()
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = behave
+            service = await rig.start()
+            await service.submit(rig.request("one"))
+            await until(gate.reached.is_set, "the instance has it")
+
+            service.remove("llava", 0.0)
+            await service.end_requests("llava", SETTINGS, GONE)
+
+            assert await states(service, "one") == [(AsyncState.CANCELLED, GONE)]
+            assert rig.results() == {"one-error.out": GONE.encode()}
+
+    play(scene())
+
+
+def test_a_restart_ends_what_a_killed_process_has_left(rig: StoreRig) -> None:
+    """Under its lease, waiting, or decided; a decided result is published, not cancelled."""
+
+    async def leave() -> None:
+        queue = rig.make_queue()
+        for name in ("decided", "leased", "waiting"):
+            await queue.submit(rig.request(name))
+        first, second = await queue.claim("llava", 3600.0), await queue.claim("llava", 3600.0)
+        assert first is not None
+        assert second is not None
+        assert await queue.decide(first, AsyncOutcome(state=AsyncState.COMPLETED, body=b"answer"))
+        assert await queue.extend(first, 0.0)
+        await queue.close()
+
+    async def scene() -> None:
+        async with rig:
+            await leave()
+            service, _ = await rig.start_without()
+
+            await service.end_requests("llava", SETTINGS, GONE)
+
+            assert await states(service, "decided", "leased", "waiting") == [
+                (AsyncState.COMPLETED, ""),
+                (AsyncState.CANCELLED, GONE),
+                (AsyncState.CANCELLED, GONE),
+            ]
+            failures = dict.fromkeys(("leased-error.out", "waiting-error.out"), GONE.encode())
+            assert rig.results() == {"decided.out": b"answer", **failures}
+            assert rig.instance.received == []
+
+    play(scene())
+
+
+def test_a_store_or_queue_that_is_down_is_waited_for(rig: StoreRig) -> None:
+    """Stopped meanwhile, the next process continues."""
+    asked: list[str] = []
+
+    class Down(DirectoryStore):
+        async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
+            asked.append(url)
+            raise ObjectUnavailable("down")
+
+    async def scene() -> None:
+        async with rig:
+            rig.places.instances = []
+            first, _ = await rig.start_without()
+            await first.queue.submit(rig.request("one"))
+            first.store = Down(rig.objects)
+            backlog, num_refused = first.queue.backlog, 0
+
+            async def refuse(*args: Any) -> Any:
+                nonlocal num_refused
+                if num_refused < 2:
+                    num_refused += 1
+                    raise QueueUnavailable("not now")
+                return await backlog(*args)
+
+            first.queue.backlog = refuse
+            ending = asyncio.create_task(first.end_requests("llava", SETTINGS, GONE))
+            await until(lambda: len(asked) > 1 and num_refused == 2, "the store was asked again")
+            ending.cancel()
+            await asyncio.wait([ending])
+            assert (await states(first, "one"))[0][0] is AsyncState.DECIDED
+            await first.store.close()
+
+            second, _ = await rig.start_without()
+            await second.end_requests("llava", SETTINGS, GONE)
+            assert await states(second, "one") == [(AsyncState.CANCELLED, GONE)]
+            assert rig.results() == {"one-error.out": GONE.encode()}
+
+    play(scene())
+
+
+def test_an_endpoint_that_accepts_requests_keeps_them(rig: StoreRig) -> None:
+    """It may be another one of the same name, or an update's. One that is gone accepts none."""
+
+    async def scene() -> None:
+        async with rig:
+            rig.places.instances = []
+            service = await rig.start()
+            endpoint = service.endpoints["llava"]
+            await service.submit(rig.request("one"))
+            service.remove("llava", 0.0)
+            with pytest.raises(UnknownEndpoint, match="Endpoint llava of account"):
+                await service.submit(rig.request("two"))
+            with pytest.raises(UnknownEndpoint):
+                service.locate("llava", "two", filename="", extension="")
+            service.add(endpoint)
+
+            await service.end_requests("llava", SETTINGS, GONE)
+
+            assert [state for state, _ in await states(service, "one")] == [AsyncState.WAITING]
+
+    play(scene())
