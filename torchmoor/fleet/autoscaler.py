@@ -24,7 +24,7 @@ from time import monotonic
 from torchmoor.async_inference.request import Backlog
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.errors import LaunchError, TorchmoorError
+from torchmoor.errors import START_RETRY_S, LaunchError, TorchmoorError
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaling import Scaling, decide, explain
@@ -66,6 +66,11 @@ class ScaledInstance:
     phase: Phase = Phase.RUNNING
     stays_until: float | None = None
 
+    @property
+    def is_starting(self) -> bool:
+        """Return whether its first start has not ended."""
+        return self.task is not None and not self.task.done()
+
 
 class ScaledVariant:
     """One variant's instances. launches: MaxCapacity of them, in the order of their start, or more if more run."""
@@ -84,6 +89,7 @@ class ScaledVariant:
         self.pending: Backlog | None = None  # as last read from the queue
         self.backoff_s = 0.0
         self.starts_after = 0.0
+        self.has_failed = False  # a start, since all instances were last needed
 
     def in_phase(self, phase: Phase) -> list[ScaledInstance]:
         """Return the members in a phase, oldest first."""
@@ -181,8 +187,10 @@ class Autoscaler:
                 continue
             before = group.scaling.desired
             now = self._clock()
-            group.scaling = decide(group.settings, group.scaling, backlog=backlog, now=now)
-            why = explain(group.settings, group.scaling, backlog=backlog, now=now)
+            until = self._awaited_until(group, now)
+            group.scaling = decide(group.settings, group.scaling, backlog=backlog, now=now, awaited_until=until)
+            group.has_failed &= group.scaling.low_since is not None
+            why = explain(group.settings, group.scaling, backlog=backlog, now=now, is_awaited=until is not None)
             variant.scale = ScalingDecision(group.scaling.desired, backlog, why)
             if group.scaling.desired != before:
                 self.on_decided(variant, before)
@@ -208,6 +216,21 @@ class Autoscaler:
         num_sent = load.metrics.num_sent
         was_busy, group.num_sent = num_sent != group.num_sent, num_sent
         return max(waiting + outstanding, int(was_busy))
+
+    def _awaited_until(self, group: ScaledVariant, now: float) -> float | None:
+        """Return when the last client that was told to wait for a start comes back; None if no instance starts.
+
+        A start after a failed one does not count: otherwise, instances that cannot start would be tried forever.
+        """
+        starting = [member for member in group.in_phase(Phase.RUNNING) if member.is_starting]
+        if not starting or group.has_failed:
+            return None
+        until = now + START_RETRY_S
+        if (last_s := group.variant.last_start_s) is not None:  # see unavailable.none_started_in_time
+            found = [self._registry.find(member.name) for member in starting]
+            times = [each.started_at for each in found if each is not None and each.started_at is not None]
+            until = max((until, *(at + last_s + 1 for at in times)))
+        return until + LOOK_S
 
     # Acting
 
@@ -246,6 +269,7 @@ class Autoscaler:
             logger.error("instance failed instance=%s error=%s", launch.name, error)
             self._report(f"{launch.name} could not be started; the next try is in {group.backoff_s:.0f} s: {error}")
             group.starts_after = self._clock() + group.backoff_s
+            group.has_failed = True
             self._stop(group, group.members[launch.name])
             return
         group.backoff_s = 0.0

@@ -411,22 +411,85 @@ def test_the_first_instances_must_come_up() -> None:
     run(scenario())
 
 
-def test_one_that_is_being_started_or_is_down_goes_at_once() -> None:
+def test_one_that_is_down_goes_at_once() -> None:
     """It has nothing to end."""
 
     async def scenario() -> None:
         async with making() as world:
-            world.clients.num_waiting = 10
-            await world.look()
-            await world.look()
-            assert world.running == ["llava-0", "llava-1"]
-            await world.be_ready("llava-0")
+            await world.grow(2)
             world.registry.set_state("llava-0", InstanceState.DOWN)
-            world.clients.num_waiting = 0
             await world.look()
             await world.look(after_s=10)
 
-            assert [world.phase(name) for name in ("llava-0", "llava-1")] == [Phase.STOPPING, Phase.STOPPING]
+            assert [world.phase(name) for name in ("llava-0", "llava-1")] == [Phase.STOPPING, Phase.DRAINING]
+
+    run(scenario())
+
+
+def test_an_instance_that_starts_is_not_stopped_and_then_stays_for_a_cooldown() -> None:
+    """Its client got a 503 with Retry-After, so nothing waits while it starts; the client comes back to it."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            world.clients.num_waiting = 1
+            assert await world.look() == ["llava-0"]
+            world.clients.num_waiting = 0
+            for _ in range(3):
+                assert await world.look(after_s=100) == ["llava-0"]
+            assert world.variant.scale is not None
+            assert world.variant.scale.why == "an instance is being started, for which clients may wait"
+
+            await world.be_ready("llava-0")
+
+            assert await world.look() == ["llava-0"]
+            assert await world.look(after_s=9) == ["llava-0"]
+            assert await world.look(after_s=1) == []
+
+    run(scenario())
+
+
+def test_an_instance_stays_until_clients_come_back() -> None:
+    """Retry-After is what the last start took, also where this one is quick."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            world.variant.last_start_s = 100.0
+            world.clients.num_waiting = 1
+            await world.look()
+            world.instance("llava-0").started_at = world.now
+            world.clients.num_waiting = 0
+            await world.look()
+            await world.be_ready("llava-0")
+
+            assert await world.look(after_s=0) == ["llava-0"]
+            assert await world.look(after_s=99) == ["llava-0"]
+            assert await world.look(after_s=3) == []
+
+    run(scenario())
+
+
+def test_starts_that_fail_end_with_the_cooldown_if_nothing_waits() -> None:
+    """Nobody waits for a model that cannot be loaded; a client who comes back has it tried again."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=1) as world:
+            world.clients.num_waiting = 1
+            await world.look()
+            world.clients.num_waiting = 0
+            await world.look(after_s=100)
+            for after_s in (1, 2):
+                world.firsts["llava-0"].set_exception(LaunchError("llava-0 cannot load its model"))
+                await settle()
+                await world.be_gone("llava-0")
+                assert await world.look(after_s=0) == []
+                assert await world.look(after_s=after_s) == ["llava-0"]
+
+            assert await world.look(after_s=7) == []
+            await world.be_gone("llava-0")
+            world.clients.num_waiting = 1
+            assert await world.look() == ["llava-0"]
+            world.clients.num_waiting = 0
+            assert await world.look(after_s=100) == ["llava-0"]
 
     run(scenario())
 
