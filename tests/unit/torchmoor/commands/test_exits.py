@@ -91,6 +91,16 @@ def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
         assert process.stderr.read() == ""
 
 
+def test_an_output_that_cannot_be_written_is_told() -> None:
+    """Of a full disk: one sentence, without a stack trace."""
+    with run_admin() as url, open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "torchmoor", "instances", "--admin-url", url]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60)
+
+    assert ended.returncode == 1
+    assert ended.stderr == "Error: the output cannot be written: No space left on device\n"
+
+
 def test_ctrl_c_is_no_failure_to_explain() -> None:
     """130, and no stack trace."""
     with run_admin() as url, watching(url) as process:
