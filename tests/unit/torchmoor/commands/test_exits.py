@@ -208,6 +208,17 @@ def test_an_action_says_where_the_model_is(tier: str | None, place: str) -> None
     assert (result.exit_code, result.stdout) == (0, f"a: m {place}\n")
 
 
+@pytest.mark.parametrize("status", [404, 405])
+def test_a_port_that_is_not_the_runtimes_is_told(status: int) -> None:
+    """Such as the admin plane's, whose errors boto3 cannot read."""
+    with run_admin(status, {"error": "Not found."}) as url:
+        result = CliRunner().invoke(main, ["ask", "Hello", "--url", url])
+
+    assert result.exit_code == 1
+    assert f"status {status}" in result.stderr
+    assert "is this the runtime's address and port?" in result.stderr
+
+
 def test_a_file_of_keys_counts_more_than_the_environment(tmp_path: Path) -> None:
     """Who names the file of one fleet does not mean to show it the token of another."""
     keys = tmp_path / "keys.txt"
