@@ -61,6 +61,13 @@ class Zero:
         self.begin()
         self._call(self.stage.registry.set_state, "a", InstanceState.READY)
 
+    def drain(self) -> None:
+        """An operator drains the instance."""
+        self._call(self.stage.registry.drain, "a")
+
+    def resume(self) -> None:
+        self._call(self.stage.registry.resume, "a")
+
     def took(self, seconds: float) -> None:
         """How long the last start took."""
         self.stage.registry.get_endpoint("llava").variants[0].last_start_s = seconds
@@ -275,7 +282,7 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
     """A session's turn is held for its own variant, by the name of an instance that is not there; what names none is
     held by weight; and while one variant has an instance, what names none goes there."""
     variants = (
-        VariantSettings(name="blue", model="llava", scaling=LONG, weight=0),
+        VariantSettings(name="blue", model="llava", scaling=ScalingSettings(max_hold_s=20, max_capacity=2), weight=0),
         VariantSettings(name="green", model="llava", scaling=LONG),
     )
     stage = make_stage(variants=variants, names=("a",), homes={"a": "blue"})
@@ -300,6 +307,26 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
     assert green.num_waiting == 1
     sock.close()
     stage.until(lambda: green.num_waiting == 0, "forgotten")
+
+
+def test_a_drain_that_leaves_no_room_for_another_instance_is_answered_at_once(
+    make_stage: Callable[..., Stage],
+) -> None:
+    """Nothing will be started, so nothing is worth a wait; unless the autoscaler drains, which resumes."""
+    zero = Zero(make_stage)
+    zero.come()
+    zero.drain()
+
+    code, seconds, message = refused(send_raw(zero.stage, b"{}"))
+
+    assert (code, seconds) == (503, "5")
+    assert message.startswith("No instance of the endpoint is ready")
+    assert (zero.wakes, zero.get("/ping")) == (0, 503)
+    zero.stage.instance("a").is_resumable = True
+    sock = send(zero.stage, b"1")
+    assert zero.wakes == 1
+    zero.resume()
+    assert status(sock) == 200
 
 
 def test_health_at_zero(make_stage: Callable[..., Stage]) -> None:

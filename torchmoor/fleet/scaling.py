@@ -6,7 +6,7 @@
                            needed in that time. A margin prevents oscillation near the target.
     step                   scales from zero as soon as there is a backlog (HasBacklogWithoutCapacity); a starting
                            instance counts as capacity
-    after a scale-out      no scale-in while an added instance starts, because clients may have been told to come back.
+    after a scale-out      no scale-in while an added instance starts, because clients may have got a Retry-After for it.
                            From when it is ready, the scale-in cool-down and that of the policy that added it must pass.
 
 A scale-out is never delayed. Starting instances count, so that one backlog adds instances once. A scale-out also ends a
@@ -44,7 +44,7 @@ def decide(
 ) -> Scaling:
     """Return the state after a look at the backlog. now: monotonic seconds.
 
-    awaited_until: while an added instance starts, when the last client that was told to come back does so.
+    awaited_until: while an added instance starts, when the last client that got a Retry-After comes back.
     """
     wanted, cooldown_s = _want_more(settings, state.desired, backlog)
     wanted = min(wanted, settings.max_capacity)

@@ -112,7 +112,7 @@ class Dispatcher:
         ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
         if session is not None and holder is None and self.chooser.is_bound(session):
             raise self._count(unavailable.session_not_ready())
-        is_held = holder is None and not excluded and self._scaling is not None and self._is_at_zero
+        is_held = holder is None and not excluded and self._is_at_zero and self.variant.may_start
         if not ready and holder is None and not is_held:
             raise self._count(unavailable.none_ready())
         if not is_held and (self._late_binding is None or (holder is None and excluded.issuperset(ready))):
@@ -150,6 +150,8 @@ class Dispatcher:
         """Return the answer to a request that has waited too long."""
         if self._scaling is None or not self._is_at_zero:
             return self._count(unavailable.none_free_in_time())
+        if not self.variant.may_start:
+            return self._count(unavailable.none_ready())
         return self._count(unavailable.none_started_in_time(self.variant))
 
     def _count(self, error: ServiceUnavailable) -> ServiceUnavailable:

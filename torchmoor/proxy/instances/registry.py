@@ -65,6 +65,15 @@ class Variant:
                 is_cached=multi_model.is_cached,
             )
 
+    @property
+    def may_start(self) -> bool:
+        """Return whether an instance is started, or resumed, for a request: operators' drains leave room for one."""
+        scaling = self.settings.scaling
+        if scaling is None:
+            return False
+        drained = (each.state is InstanceState.DRAINING and not each.is_resumable for each in self.pool.members)
+        return sum(drained) < scaling.max_capacity
+
     def __repr__(self) -> str:
         return f"<Variant {self.endpoint}/{self.name} {self.pool!r}>"
 
@@ -106,7 +115,7 @@ class Endpoint:
     def can_serve(self) -> bool:
         """Return True if a new request can be served, perhaps by an instance that is started for it."""
         return self.has_ready_instance() or any(
-            variant.settings.scaling is not None and variant.settings.scaling.min_capacity == 0
+            variant.settings.scaling is not None and variant.settings.scaling.min_capacity == 0 and variant.may_start
             for variant in self.variants
         )
 

@@ -122,6 +122,7 @@ class ChildProxy:
             instance = Instance(**facts)
             self.registry.add(instance)
         instance.batches_sequences = message["batches_sequences"]
+        instance.is_resumable = message["is_resumable"]
         self.registry.variant_of(instance).last_start_s = message["last_start_s"]
         self.registry.set_state(instance.name, state)
 
