@@ -16,6 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.fake_instance import Received, Wire, answering
 from tests.proxy.test_late_binding import Held, received, send, status, waiting
 from tests.waiting import wait_until
 from torchmoor.cli.waiting_notice import EndpointWatch
@@ -24,6 +25,7 @@ from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
+from torchmoor.proxy.dispatch.dispatcher import PROBE_S
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 LONG = ScalingSettings(max_hold_s=20)
@@ -60,6 +62,9 @@ class Zero:
         """The instance is ready."""
         self.begin()
         self._call(self.stage.registry.set_state, "a", InstanceState.READY)
+
+    def set_state(self, state: InstanceState) -> None:
+        self._call(self.stage.registry.set_state, "a", state)
 
     def drain(self) -> None:
         """An operator drains the instance."""
@@ -327,6 +332,70 @@ def test_a_drain_that_leaves_no_room_for_another_instance_is_answered_at_once(
     assert zero.wakes == 1
     zero.resume()
     assert status(sock) == 200
+
+
+async def reset(request: Received, wire: Wire) -> None:
+    wire.reset()
+
+
+def test_a_request_that_is_lost_with_the_only_instance_waits_for_its_replacement(
+    make_stage: Callable[..., Stage],
+) -> None:
+    """For the hold, from when a probe finds that the instance is gone. The replacement has the same name."""
+    zero = Zero(make_stage)
+    zero.come()
+    zero.stage.a.behave = reset
+    sock = send(zero.stage, b"1")
+    zero.stage.until(lambda: zero.wakes == 1 and not zero.stage.proxy.health.is_probing, "lost and held")
+
+    zero.stage.a.behave = answering()
+    zero.set_state(InstanceState.DOWN)
+    zero.stage.pass_time(LONG.max_hold_s / 2)
+    assert waiting(zero.stage) == 1
+    zero.come()
+
+    assert status(sock) == 200
+    metrics = zero.stage.proxy.data.dispatchers.all()[0].metrics
+    assert metrics.retries == 1
+
+
+def test_a_request_that_an_instance_refuses_to_receive_waits_for_its_replacement(
+    make_stage: Callable[..., Stage],
+) -> None:
+    """The process is gone, so its port refuses connections."""
+    zero = Zero(make_stage)
+    zero.come()
+    zero.stage.run(zero.stage.a.stop())
+    sock = send(zero.stage, b"1")
+    zero.stage.until(lambda: zero.wakes == 1, "refused and held")
+    assert zero.stage.instance("a").state is InstanceState.DOWN
+
+    zero.stage.run(zero.stage.a.start())
+    zero.set_state(InstanceState.READY)
+
+    assert status(sock) == 200
+
+
+def test_a_request_that_is_lost_by_an_instance_that_stays_is_answered_soon(make_stage: Callable[..., Stage]) -> None:
+    """The hold is for instances that are gone; a turn that no replacement could continue does not wait at all."""
+    zero = Zero(make_stage)
+    zero.come()
+    zero.stage.a.behave = reset
+    sock = send(zero.stage, b"1")
+    zero.stage.until(lambda: zero.wakes == 1, "lost and held")
+
+    zero.stage.pass_time(PROBE_S)
+
+    answer = read_answer(sock)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"The instance that was to answer is gone." in answer
+    turn = zero.stage.socket()
+    zero.stage.close_later(turn)
+    turn.sendall(
+        b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nX-Amzn-SageMaker-Session-Id: %b\r\n"
+        b"Content-Length: 2\r\n\r\n{}" % make_session_id("a").encode()
+    )
+    assert b"The instance that was to answer is gone." in read_answer(turn)
 
 
 def test_health_at_zero(make_stage: Callable[..., Stage]) -> None:

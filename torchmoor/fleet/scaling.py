@@ -6,7 +6,7 @@
                            needed in that time. A margin prevents oscillation near the target.
     step                   scales from zero as soon as there is a backlog (HasBacklogWithoutCapacity); a starting
                            instance counts as capacity
-    after a scale-out      no scale-in while an added instance starts, because clients may have got a Retry-After for it.
+    after a scale-out      no scale-in while an added instance starts, because clients may have got a Retry-After.
                            From when it is ready, the scale-in cool-down and that of the policy that added it must pass.
 
 A scale-out is never delayed. Starting instances count, so that one backlog adds instances once. A scale-out also ends a
