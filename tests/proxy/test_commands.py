@@ -139,11 +139,14 @@ def test_drain_waits_for_what_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_unknown_instance_is_told(stage: Stage) -> None:
-    """With where to look."""
-    result = invoke(stage, "drain", "nobody")
+    """With where to look; the others are left as they are."""
+    for command, state in (("drain", InstanceState.READY), ("undrain", InstanceState.DRAINING)):
+        result = invoke(stage, command, "a", "nobody")
 
-    assert result.exit_code == 1
-    assert "There is no instance 'nobody'" in result.stderr  # prose: allow
+        assert result.exit_code == 1
+        assert "There is no instance 'nobody'" in result.stderr  # prose: allow
+        assert stage.instance("a").state is state
+        invoke(stage, "drain", "a")
 
 
 def test_the_admin_planes_token_comes_from_the_environment_or_a_file(

@@ -16,6 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.fake_instance import Received, Wire, answering
 from tests.proxy.test_late_binding import Held, received, send, status, waiting
 from tests.waiting import wait_until
 from torchmoor.cli.waiting_notice import EndpointWatch
@@ -24,6 +25,7 @@ from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
+from torchmoor.proxy.dispatch.dispatcher import PROBE_S
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 LONG = ScalingSettings(max_hold_s=20)
@@ -60,6 +62,16 @@ class Zero:
         """The instance is ready."""
         self.begin()
         self._call(self.stage.registry.set_state, "a", InstanceState.READY)
+
+    def set_state(self, state: InstanceState) -> None:
+        self._call(self.stage.registry.set_state, "a", state)
+
+    def drain(self) -> None:
+        """An operator drains the instance."""
+        self._call(self.stage.registry.drain, "a")
+
+    def resume(self) -> None:
+        self._call(self.stage.registry.resume, "a")
 
     def took(self, seconds: float) -> None:
         """How long the last start took."""
@@ -275,7 +287,7 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
     """A session's turn is held for its own variant, by the name of an instance that is not there; what names none is
     held by weight; and while one variant has an instance, what names none goes there."""
     variants = (
-        VariantSettings(name="blue", model="llava", scaling=LONG, weight=0),
+        VariantSettings(name="blue", model="llava", scaling=ScalingSettings(max_hold_s=20, max_capacity=2), weight=0),
         VariantSettings(name="green", model="llava", scaling=LONG),
     )
     stage = make_stage(variants=variants, names=("a",), homes={"a": "blue"})
@@ -300,6 +312,90 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
     assert green.num_waiting == 1
     sock.close()
     stage.until(lambda: green.num_waiting == 0, "forgotten")
+
+
+def test_a_drain_that_leaves_no_room_for_another_instance_is_answered_at_once(
+    make_stage: Callable[..., Stage],
+) -> None:
+    """Nothing will be started, so nothing is worth a wait; unless the autoscaler drains, which resumes."""
+    zero = Zero(make_stage)
+    zero.come()
+    zero.drain()
+
+    code, seconds, message = refused(send_raw(zero.stage, b"{}"))
+
+    assert (code, seconds) == (503, "5")
+    assert message.startswith("No instance of the endpoint is ready")
+    assert (zero.wakes, zero.get("/ping")) == (0, 503)
+    zero.stage.instance("a").is_resumable = True
+    sock = send(zero.stage, b"1")
+    assert zero.wakes == 1
+    zero.resume()
+    assert status(sock) == 200
+
+
+async def reset(request: Received, wire: Wire) -> None:
+    wire.reset()
+
+
+def test_a_request_that_is_lost_with_the_only_instance_waits_for_its_replacement(
+    make_stage: Callable[..., Stage],
+) -> None:
+    """For the hold, from when a probe finds that the instance is gone. The replacement has the same name."""
+    zero = Zero(make_stage)
+    zero.come()
+    zero.stage.a.behave = reset
+    sock = send(zero.stage, b"1")
+    zero.stage.until(lambda: zero.wakes == 1 and not zero.stage.proxy.health.is_probing, "lost and held")
+
+    zero.stage.a.behave = answering()
+    zero.set_state(InstanceState.DOWN)
+    zero.stage.pass_time(LONG.max_hold_s / 2)
+    assert waiting(zero.stage) == 1
+    zero.come()
+
+    assert status(sock) == 200
+    metrics = zero.stage.proxy.data.dispatchers.all()[0].metrics
+    assert metrics.retries == 1
+
+
+def test_a_request_that_an_instance_refuses_to_receive_waits_for_its_replacement(
+    make_stage: Callable[..., Stage],
+) -> None:
+    """The process is gone, so its port refuses connections."""
+    zero = Zero(make_stage)
+    zero.come()
+    zero.stage.run(zero.stage.a.stop())
+    sock = send(zero.stage, b"1")
+    zero.stage.until(lambda: zero.wakes == 1, "refused and held")
+    assert zero.stage.instance("a").state is InstanceState.DOWN
+
+    zero.stage.run(zero.stage.a.start())
+    zero.set_state(InstanceState.READY)
+
+    assert status(sock) == 200
+
+
+def test_a_request_that_is_lost_by_an_instance_that_stays_is_answered_soon(make_stage: Callable[..., Stage]) -> None:
+    """The hold is for instances that are gone; a turn that no replacement could continue does not wait at all."""
+    zero = Zero(make_stage)
+    zero.come()
+    zero.stage.a.behave = reset
+    sock = send(zero.stage, b"1")
+    zero.stage.until(lambda: zero.wakes == 1, "lost and held")
+
+    zero.stage.pass_time(PROBE_S)
+
+    answer = read_answer(sock)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"The instance that was to answer is gone." in answer
+    turn = zero.stage.socket()
+    zero.stage.close_later(turn)
+    turn.sendall(
+        b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nX-Amzn-SageMaker-Session-Id: %b\r\n"
+        b"Content-Length: 2\r\n\r\n{}" % make_session_id("a").encode()
+    )
+    assert b"The instance that was to answer is gone." in read_answer(turn)
 
 
 def test_health_at_zero(make_stage: Callable[..., Stage]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ class ExitStatus(IntEnum):
     BROKEN_PIPE = 141  # the status of a program that SIGPIPE ends
 
 
+# Of a write to a disk that is full, or fails.
+UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+
+
 @contextmanager
 def reported_by_exit_status() -> Iterator[None]:
     """Turn our errors into one message and a status. Ctrl-C and a closed output end a command quietly."""
@@ -43,6 +48,11 @@ def reported_by_exit_status() -> Iterator[None]:
     except BrokenPipeError:
         _forget_output()
         raise click.exceptions.Exit(ExitStatus.BROKEN_PIPE) from None
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        _forget_output()
+        raise click.ClickException(f"the output cannot be written: {error.strerror}") from error
     except (KeyboardInterrupt, click.Abort):
         click.echo(err=True)  # the terminal has shown ^C
         raise click.exceptions.Exit(ExitStatus.INTERRUPTED) from None

@@ -40,9 +40,11 @@ def readable_errors(hint: str = "") -> Iterator[None]:
 
 
 def explain(response: Mapping[str, Any]) -> str:
-    """Return the model's message if the model refused, otherwise the endpoint's."""
+    """Return the model's message if the model refused, otherwise the endpoint's; the status if there is none."""
     message: str = response["Error"].get("Message", "")
-    return own_words(response.get("OriginalMessage", "")) or message
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    without_reason = f"the endpoint answers with status {status} and no reason: is this the runtime's address and port?"
+    return own_words(response.get("OriginalMessage", "")) or message or without_reason
 
 
 def own_words(text: str) -> str | None:

@@ -22,9 +22,10 @@ from torchmoor.control.downloads import DownloadState
 from torchmoor.control.models import NOT_FOR_MANY, START_TIMEOUT, primary_container
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
-from torchmoor.fleet.autoscaler import Autoscaler, ScaledVariant
+from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.folders import remove_folder
 from torchmoor.fleet.launcher import Launcher
+from torchmoor.fleet.scaled_variant import ScaledVariant
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.api.describe import describe_starting
 from torchmoor.proxy.instances.instance import Instance

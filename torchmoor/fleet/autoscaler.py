@@ -1,10 +1,6 @@
 """Autoscaler that starts, drains and stops this host's instances as the variants' scaling policies require.
 
-Each round (look) counts the backlog, decides (fleet/scaling.py) and starts, drains or stops instances accordingly:
-
-    RUNNING     starting, or serving
-    DRAINING    gets no new requests and finishes its own; may be resumed until it is idle
-    STOPPING    receives nothing; its processes are being stopped
+Each round (look) counts the backlog, decides (fleet/scaling.py) and starts, drains or stops instances accordingly.
 
 The backlog is all requests that wait or run: asynchronous ones, and real-time ones that wait for an instance or are
 outstanding at one. Requests that begin and end between two looks count as one. With a journal, any instance can serve a
@@ -15,18 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import Enum
 from time import monotonic
 
-from torchmoor.async_inference.request import Backlog
 from torchmoor.config.routing import ALL_TRAFFIC
-from torchmoor.config.scaling import ScalingSettings
-from torchmoor.errors import LaunchError, TorchmoorError
+from torchmoor.errors import START_RETRY_S, LaunchError, TorchmoorError
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.fleet.launcher import Launcher
+from torchmoor.fleet.scaled_variant import Phase, ScaledInstance, ScaledVariant
 from torchmoor.fleet.scaling import Scaling, decide, explain
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
@@ -44,50 +37,6 @@ PENDING_TIMEOUT_S = 1.0  # so that a slow queue does not delay real-time request
 SESSIONS_TIMEOUT_S = 2.0
 SESSIONS_INTERVAL_S = 5.0  # between queries to an instance that has sessions
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0  # after a failed start
-
-
-class Phase(Enum):
-    """Phase of a scaled instance; see the module."""
-
-    RUNNING = "running"
-    DRAINING = "draining"
-    STOPPING = "stopping"
-
-
-@dataclass(slots=True, eq=False)
-class ScaledInstance:
-    """An instance that the autoscaler started.
-
-    stays_until: it has sessions, which are counted again after this time.
-    """
-
-    name: str
-    task: asyncio.Task[None] | None  # None: it was started before it was scaled
-    phase: Phase = Phase.RUNNING
-    stays_until: float | None = None
-
-
-class ScaledVariant:
-    """One variant's instances. launches: MaxCapacity of them, in the order of their start, or more if more run."""
-
-    def __init__(
-        self, variant: Variant, settings: ScalingSettings, launches: Sequence[Launch], running: Iterable[str] = ()
-    ) -> None:
-        """running: names of instances that run already."""
-        assert len(launches) >= settings.max_capacity
-        self.variant = variant
-        self.settings = settings
-        self.launches = {launch.name: launch for launch in launches}
-        self.members = {name: ScaledInstance(name, None) for name in running}
-        self.scaling = Scaling(settings.initial_count)
-        self.num_sent = 0
-        self.pending: Backlog | None = None  # as last read from the queue
-        self.backoff_s = 0.0
-        self.starts_after = 0.0
-
-    def in_phase(self, phase: Phase) -> list[ScaledInstance]:
-        """Return the members in a phase, oldest first."""
-        return [member for member in self.members.values() if member.phase is phase]
 
 
 class Autoscaler:
@@ -179,15 +128,19 @@ class Autoscaler:
             backlog = await self._count(group, traffic[variant], has_queue=is_first)
             if group not in self._groups:  # removed meanwhile
                 continue
+            self._note_withdrawn(group)
             before = group.scaling.desired
             now = self._clock()
-            group.scaling = decide(group.settings, group.scaling, backlog=backlog, now=now)
-            why = explain(group.settings, group.scaling, backlog=backlog, now=now)
+            until = self._awaited_until(group, now)
+            group.scaling = decide(group.settings, group.scaling, backlog=backlog, now=now, awaited_until=until)
+            group.has_failed &= group.scaling.low_since is not None
+            why = explain(group.settings, group.scaling, backlog=backlog, now=now, is_awaited=until is not None)
+            why += _explain_withdrawn(group)
             variant.scale = ScalingDecision(group.scaling.desired, backlog, why)
             if group.scaling.desired != before:
                 self.on_decided(variant, before)
                 self._report(f"{_name(variant)}: from {before} to {group.scaling.desired} instances, backlog {backlog}")
-            await self._act(group)
+            await self._act(group, backlog)
 
     async def _count(self, group: ScaledVariant, load: VariantTraffic, *, has_queue: bool) -> int:
         """Return the backlog. has_queue: the endpoint's asynchronous requests count for this variant.
@@ -209,14 +162,32 @@ class Autoscaler:
         was_busy, group.num_sent = num_sent != group.num_sent, num_sent
         return max(waiting + outstanding, int(was_busy))
 
+    def _awaited_until(self, group: ScaledVariant, now: float) -> float | None:
+        """Return when the last client that got a Retry-After for a start comes back; None if no instance starts.
+
+        A start after a failed one does not count: otherwise, instances that cannot start would be tried forever.
+        """
+        starting = [member for member in group.in_phase(Phase.RUNNING) if member.is_starting]
+        if not starting or group.has_failed:
+            return None
+        until = now + START_RETRY_S
+        if (last_s := group.variant.last_start_s) is not None:  # see unavailable.none_started_in_time
+            found = [self._registry.find(member.name) for member in starting]
+            times = [each.started_at for each in found if each is not None and each.started_at is not None]
+            until = max((until, *(at + last_s + 1 for at in times)))
+        return until + LOOK_S
+
     # Acting
 
-    async def _act(self, group: ScaledVariant) -> None:
+    async def _act(self, group: ScaledVariant, backlog: int) -> None:
         """Start, resume or drain instances until as many run as desired."""
         await self._check_draining(group)
         running = group.in_phase(Phase.RUNNING)
         missing = group.scaling.desired - len(running)
         if missing > 0:
+            if not backlog:  # only requests, or MinCapacity, need a replacement of a withdrawn instance
+                num_withdrawn = len(group.in_phase(Phase.WITHDRAWN))
+                missing = max(0, missing - num_withdrawn, group.settings.min_capacity - len(running))
             for member in group.in_phase(Phase.DRAINING)[:missing]:
                 self._resume(member)
                 missing -= 1
@@ -246,6 +217,7 @@ class Autoscaler:
             logger.error("instance failed instance=%s error=%s", launch.name, error)
             self._report(f"{launch.name} could not be started; the next try is in {group.backoff_s:.0f} s: {error}")
             group.starts_after = self._clock() + group.backoff_s
+            group.has_failed = True
             self._stop(group, group.members[launch.name])
             return
         group.backoff_s = 0.0
@@ -264,19 +236,35 @@ class Autoscaler:
             elif group not in self._groups:  # removed meanwhile
                 return
             else:
+                instance.is_resumable = True
                 self._registry.drain(member.name)
                 member.phase = Phase.DRAINING
                 self._report(f"{member.name} draining")
             number -= 1
 
+    def _note_withdrawn(self, group: ScaledVariant) -> None:
+        """Note what operators have drained and resumed. An instance that is resumed stays for another cool-down."""
+        desired, most = group.scaling.desired, group.settings.max_capacity
+        for member in group.in_phase(Phase.RUNNING):
+            if self._registry.is_drained(member.name):
+                member.phase, member.withdrawn_from = Phase.WITHDRAWN, desired
+        for member in group.in_phase(Phase.WITHDRAWN):
+            if not self._registry.is_drained(member.name):
+                member.phase = Phase.RUNNING
+                if len(group.in_phase(Phase.RUNNING)) > group.scaling.desired:
+                    group.scaling = Scaling(min(group.scaling.desired + 1, most))
+
     async def _check_draining(self, group: ScaledVariant) -> None:
         """Stop the idle ones. An instance that an operator has resumed stays for another cool-down."""
+        for member in group.in_phase(Phase.WITHDRAWN):
+            if group.scaling.desired < max(1, member.withdrawn_from):
+                await self._stop_if_idle(group, member)
         for member in group.in_phase(Phase.DRAINING):
             instance = self._registry.find(member.name)
             if instance is None or instance.state is InstanceState.DOWN:
                 self._stop(group, member)
             elif not self._registry.is_drained(member.name):
-                member.phase = Phase.RUNNING
+                member.phase, instance.is_resumable = Phase.RUNNING, False
                 # The desired count excluded this instance, unless a scale-out has just raised it.
                 group.scaling = Scaling(min(group.scaling.desired + 1, group.settings.max_capacity))
             elif self._proxy.is_idle(instance) and not self._is_wanted(group):
@@ -288,12 +276,24 @@ class Autoscaler:
                 elif self._proxy.is_idle(instance):
                     self._stop(group, member)
 
+    async def _stop_if_idle(self, group: ScaledVariant, member: ScaledInstance) -> None:
+        instance = self._registry.find(member.name)
+        if instance is not None and instance.state is not InstanceState.DOWN:
+            if not self._proxy.is_idle(instance) or await self._must_stay(member, instance):
+                return
+            if group not in self._groups:  # removed meanwhile
+                return
+        self._stop(group, member)
+
     def _is_wanted(self, group: ScaledVariant) -> bool:
         """Return whether a draining instance will be resumed instead of stopped."""
         return group.scaling.desired > len(group.in_phase(Phase.RUNNING))
 
     def _resume(self, member: ScaledInstance) -> None:
         member.phase = Phase.RUNNING
+        instance = self._registry.find(member.name)
+        assert instance is not None  # _check_draining has stopped it otherwise
+        instance.is_resumable = False
         self._registry.resume(member.name)
         self._report(f"{member.name} serves again")
 
@@ -336,6 +336,15 @@ class Autoscaler:
 def read_open_sessions(answer: OperationAnswer) -> int | None:
     """Read the number of open sessions: 0 if the handler is not ours, None if the instance failed."""
     return None if answer.status >= 500 else parse_status(answer.content()).open_sessions or 0
+
+
+def _explain_withdrawn(group: ScaledVariant) -> str:
+    """Return the end of the explanation if operators have drained instances."""
+    names = ", ".join(sorted(member.name for member in group.in_phase(Phase.WITHDRAWN)))
+    if not names:
+        return ""
+    full = ", and MaxCapacity is reached" if len(group.members) >= len(group.launches) else ""
+    return f"; drained by an operator: {names}{full}"
 
 
 def _name(variant: Variant) -> str:

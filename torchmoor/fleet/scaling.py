@@ -6,7 +6,8 @@
                            needed in that time. A margin prevents oscillation near the target.
     step                   scales from zero as soon as there is a backlog (HasBacklogWithoutCapacity); a starting
                            instance counts as capacity
-    after a scale-out      no scale-in before the cool-down of the policy that added an instance has passed
+    after a scale-out      no scale-in while an added instance starts, because clients may have got a Retry-After.
+                           From when it is ready, the scale-in cool-down and that of the policy that added it must pass.
 
 A scale-out is never delayed. Starting instances count, so that one backlog adds instances once. A scale-out also ends a
 running scale-in cool-down.
@@ -28,21 +29,30 @@ class Scaling:
     """Desired number of instances, and the state for the next decision.
 
     low_since: time since which fewer would have sufficed; most_needed: the most needed since then.
-    stays_until: earliest time of a scale-in.
+    stays_until: earliest time of a scale-in. cooldown_s: of the last scale-out.
     """
 
     desired: int
     low_since: float | None = None
     most_needed: int = 0
     stays_until: float = -math.inf
+    cooldown_s: float = 0.0
 
 
-def decide(settings: ScalingSettings, state: Scaling, *, backlog: int, now: float) -> Scaling:
-    """Return the state after a look at the backlog. now: monotonic seconds."""
+def decide(
+    settings: ScalingSettings, state: Scaling, *, backlog: int, now: float, awaited_until: float | None = None
+) -> Scaling:
+    """Return the state after a look at the backlog. now: monotonic seconds.
+
+    awaited_until: while an added instance starts, when the last client that got a Retry-After comes back.
+    """
     wanted, cooldown_s = _want_more(settings, state.desired, backlog)
     wanted = min(wanted, settings.max_capacity)
     if wanted > state.desired:
-        return Scaling(wanted, stays_until=now + cooldown_s)
+        return Scaling(wanted, stays_until=now + cooldown_s, cooldown_s=cooldown_s)
+    if awaited_until is not None:
+        stays_until = max(state.stays_until, now + state.cooldown_s, awaited_until)
+        return replace(state, low_since=None, most_needed=0, stays_until=stays_until)
     needed = _need(settings, state.desired, backlog)
     if needed >= state.desired or settings.tracking is None:
         return replace(state, low_since=None, most_needed=0)
@@ -56,8 +66,8 @@ def decide(settings: ScalingSettings, state: Scaling, *, backlog: int, now: floa
     return Scaling(most_needed, low_since=now if is_still_low else None, most_needed=needed if is_still_low else 0)
 
 
-def explain(settings: ScalingSettings, state: Scaling, *, backlog: int, now: float) -> str:
-    """Explain the desired number to operators, in one clause."""
+def explain(settings: ScalingSettings, state: Scaling, *, backlog: int, now: float, is_awaited: bool = False) -> str:
+    """Explain the desired number to operators, in one clause. is_awaited: an added instance starts."""
     tracking, wanted = settings.tracking, state.desired
     if wanted == 0:
         return "nothing waits"
@@ -71,6 +81,8 @@ def explain(settings: ScalingSettings, state: Scaling, *, backlog: int, now: flo
         return (
             f"{state.most_needed} would do for a backlog of {backlog}; fewer in {max(0.0, left_s):.0f} s if it stays so"
         )
+    if is_awaited and asked < wanted:
+        return "an instance is being started, for which clients may wait"
     if wanted == settings.min_capacity and asked < wanted:
         return f"MinCapacity is {wanted}"
     return f"a backlog of {backlog}, at a target of {tracking.target:g} an instance"

@@ -25,12 +25,13 @@ MARK = b'"instance"'  # the first key of our handlers' status
 class WorkerProbe:
     """Probes one instance's worker."""
 
-    __slots__ = ("instance", "_timeout", "_knows", "_num_tries")
+    __slots__ = ("instance", "_timeout", "_knows", "_is_silent", "_num_tries")
 
     def __init__(self, instance: Instance, timeout_s: float) -> None:
         self.instance = instance
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._knows = False  # the handler has answered the operation before
+        self._is_silent = False
         self._num_tries = 0
 
     async def answers(self, client: aiohttp.ClientSession) -> bool:
@@ -54,9 +55,11 @@ class WorkerProbe:
                 raise
             is_answered = False
         if is_answered:
-            self._knows = True
+            self._knows, self._is_silent = True, False
         elif self._knows:  # also if TorchServe refuses: its queue fills up when the worker hangs
-            logger.info("worker does not answer instance=%s", instance.name)
+            level = logging.INFO if self._is_silent else logging.WARNING
+            logger.log(level, "worker does not answer instance=%s", instance.name)
+            self._is_silent = True
         return is_answered or not self._knows
 
 

@@ -11,9 +11,10 @@ from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import archive_name
-from torchmoor.fleet.autoscaler import Autoscaler, ScaledVariant
+from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.data_plane_view import DataPlaneView
 from torchmoor.fleet.launcher import Launcher
+from torchmoor.fleet.scaled_variant import ScaledVariant
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.registry import Registry, name_stem
 

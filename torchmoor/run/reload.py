@@ -62,7 +62,7 @@ class Reloader:
         old_proxy = self._configuration.proxy.replace(credentials=new.proxy.credentials)
         changed = [name for name, value in old_proxy if value != getattr(new.proxy, name)]
         if changed:
-            what = ", ".join("Endpoints" if name == "endpoints" else name for name in changed)
+            what = ", ".join("Endpoints or Autoscaling" if name == "endpoints" else name for name in changed)
             raise ConfigError(f"a change of {what} needs a restart; instances, keys and the certificate do not")
 
     def _apply(self, new: Configuration) -> None:

@@ -100,6 +100,34 @@ def test_instance_that_goes_down_loses_its_idle_connections() -> None:
     assert not registry.get_endpoint("llava").has_ready_instance()
 
 
+def test_an_instance_that_goes_down_or_comes_back_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """At the default level, also if it comes back as another process; starts, drains and removals are not."""
+    registry = Registry([ENDPOINT])
+    registry.add(make_instance())
+    registry.set_state("a", InstanceState.READY)
+    registry.drain("a")
+    registry.resume("a")
+    assert caplog.text == ""
+
+    registry.set_state("a", InstanceState.DOWN)
+    registry.add(make_instance())
+    registry.set_state("a", InstanceState.READY)
+    registry.set_state("a", InstanceState.DOWN)
+    registry.set_state("a", InstanceState.READY)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "instance state instance=a from=ready to=down",
+        "instance state instance=a from=starting to=ready",
+        "instance state instance=a from=ready to=down",
+        "instance state instance=a from=down to=ready",
+    ]
+    registry.set_state("a", InstanceState.DOWN)
+    registry.dismiss("a")
+    registry.add(make_instance())
+    registry.set_state("a", InstanceState.READY)
+    assert len(caplog.records) == 5
+
+
 def test_replay_budget_is_bounded_in_total() -> None:
     """What does not fit is not kept."""
     budget = ReplayBudget(max_body_bytes=10, max_total_bytes=15)

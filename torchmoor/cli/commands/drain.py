@@ -80,6 +80,9 @@ def _move(
     timeout_s: float,
     as_json: bool,
 ) -> None:
+    known = {row["name"] for row in admin.get("/instances")["instances"]}
+    if unknown := [name for name in names if name not in known]:
+        raise AdminError(f"There is no instance {unknown[0]!r}; see torchmoor instances. Nothing was changed.")
     rows = {name: admin.post(f"/instances/{quote(name, safe='')}/{action}") for name in dict.fromkeys(names)}
     deadline, last = monotonic() + timeout_s, ""
     while wait and not all(is_done(row) for row in rows.values()):

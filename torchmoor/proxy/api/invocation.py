@@ -171,7 +171,7 @@ class Invocation:
         self._waiter.resume(self._place() if error is None else self.fail(error))
 
     def on_wait_over(self) -> Reply:
-        return self.fail(self.assignment.dispatcher.wait_over())
+        return self.fail(self.assignment.dispatcher.wait_over(self.assignment))
 
     def on_body_too_large(self) -> Reply:
         return self.fail(BodyTooLarge(self.max_body_bytes, is_form=self._is_limited_by_form))
@@ -326,7 +326,9 @@ class Invocation:
         was_sent = loss is Loss.RESET
         is_safe = not was_sent or (assignment.is_repeatable and assignment.num_repeats < MAX_REPEATS)
         assignment.num_repeats += was_sent
-        if can_replay and is_safe and assignment.try_reassign(self._resume, is_counted=was_sent):
+        may_go = can_replay and is_safe
+        was_lost = assignment.is_repeatable  # otherwise a replacement cannot answer it
+        if may_go and assignment.try_reassign(self._resume, is_counted=was_sent, was_lost=was_lost):
             return self._place()
         return self.fail(unavailable.instance_lost())
 

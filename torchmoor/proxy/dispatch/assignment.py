@@ -67,10 +67,10 @@ class Assignment:
     """A DispatchRequest (see dispatch_request.py), with its leases and its place in the queue.
 
     expected: what the strategy expects of the chosen instance's answer. has_failed: the chosen instance has failed the
-    request. ticket: its place in the queue while it waits. waited_s: seconds until an instance was free.
-    num_retries: choices after the first. num_repeats: those after an instance that had perhaps begun the request; at
-    most MAX_REPEATS, because the request may be what ends the instances. num_body_bytes: of the request's body, as far
-    as known, times body_weight.
+    request. was_lost: see DispatchRequest. ticket: its place in the queue while it waits. waited_s: seconds until an
+    instance was free. num_retries: choices after the first. num_repeats: those after an instance that had perhaps begun
+    the request; at most MAX_REPEATS, because the request may be what ends the instances. num_body_bytes: of the
+    request's body, as far as known, times body_weight.
 
     A plain class without slots: attributes that most requests never change are not set.
     """
@@ -80,7 +80,7 @@ class Assignment:
     strategy_request: StrategyRequest = FIRST_ATTEMPT
     choice: Choice | None = None
     expected: object = None
-    has_failed = False
+    has_failed = was_lost = False
     waited_s = 0.0
     num_retries = num_repeats = 0
     _resume: Resume | None = None
@@ -113,6 +113,9 @@ class Assignment:
     def exclude(self, instances: frozenset[str]) -> None:
         """Never send the request to these instances."""
         self.strategy_request = replace(self.strategy_request, excluded=self.strategy_request.excluded | instances)
+
+    def exclude_only(self, instances: frozenset[str]) -> None:
+        self.strategy_request = replace(self.strategy_request, excluded=instances)
 
     def look_at(self, prefix: bytes, prefix_id: bytes) -> None:
         """Give the strategy the body's beginning, and the client's id for it."""
@@ -155,12 +158,14 @@ class Assignment:
         while self.dispatcher.successor is not None:
             self.dispatcher = self.dispatcher.successor
 
-    def try_reassign(self, resume: Resume, *, is_counted: bool) -> bool:
+    def try_reassign(self, resume: Resume, *, is_counted: bool, was_lost: bool = False) -> bool:
         """Lease another instance instead of the chosen one, or wait for it. False if there is none: nothing changes.
 
         is_counted: the retry counts against the budget, because the chosen instance may have worked on the request.
+        was_lost: wait for the chosen instance's replacement, too, where instances are started on demand.
         """
         assert self.choice is not None
+        self.was_lost = was_lost
         retries = self.dispatcher.retries
         if is_counted and not retries.try_take(self.metrics.invocations):
             self.metrics.retries_refused += 1

@@ -15,6 +15,7 @@ class DispatchRequest(Protocol):
 
     complete_at: when the request was whole, or its streamed answer was cut; its wait counts from then. target_model:
     None if the endpoint serves one model. num_body_bytes: of the body, times body_weight, which is above 1 for a form.
+    was_lost: it was sent to an instance that is gone, and may be sent to that one's replacement, of the same name.
     """
 
     head: Request
@@ -25,6 +26,11 @@ class DispatchRequest(Protocol):
     body_weight: int
     target_model: str | None
     strategy_request: StrategyRequest
+    was_lost: bool
+
+    def exclude_only(self, instances: frozenset[str]) -> None:
+        """Allow all instances but these."""
+        ...
 
     def go(self, choice: Choice) -> None:
         """End the wait and take this instance."""

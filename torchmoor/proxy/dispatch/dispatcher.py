@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
+from time import monotonic
 
 from torchmoor.config.health import RecoverySettings
 from torchmoor.config.routing import LateBindingSettings
@@ -25,6 +26,8 @@ from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry, Variant
 from torchmoor.proxy.routing.waiting import Ticket, WaitingBytes, WaitingQueue
+
+PROBE_S = 3.0  # in which the health check finds that an instance is gone which has lost a request
 
 
 class Dispatcher:
@@ -96,7 +99,11 @@ class Dispatcher:
 
     @property
     def _is_at_zero(self) -> bool:
-        return not any(instance.state is InstanceState.READY for instance in self.variant.pool.members)
+        return not self._names_up()
+
+    def _names_up(self) -> frozenset[str]:
+        """Return the instances that are up, also those that recover from failures."""
+        return frozenset(each.name for each in self.variant.pool.members if each.state is InstanceState.READY)
 
     def wait(self, request: DispatchRequest) -> Ticket[DispatchRequest]:
         """Return a place in the queue.
@@ -112,17 +119,23 @@ class Dispatcher:
         ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
         if session is not None and holder is None and self.chooser.is_bound(session):
             raise self._count(unavailable.session_not_ready())
-        is_held = holder is None and not excluded and self._scaling is not None and self._is_at_zero
+        is_held = holder is None and self._may_hold(request)
         if not ready and holder is None and not is_held:
             raise self._count(unavailable.none_ready())
         if not is_held and (self._late_binding is None or (holder is None and excluded.issuperset(ready))):
             raise self._count(unavailable.all_busy())
+        deadline = request.complete_at + self.max_wait_s
+        if is_held:
+            up = self._names_up()
+            request.exclude_only(excluded & up)
+            if up:  # or seems so
+                deadline = monotonic() + PROBE_S
         if self.queue is None:
             assert self._scaling is not None
             self.queue = WaitingQueue(max_waiting=self._scaling.max_held, total=self._waiting_bytes)
         ticket: Ticket[DispatchRequest] = Ticket(
             request,
-            deadline=request.complete_at + self.max_wait_s,
+            deadline=deadline,
             num_bytes=request.num_body_bytes // request.body_weight,
             principal=_caller_of(request.head),
             home=None if holder is None else holder.name,
@@ -132,6 +145,17 @@ class Dispatcher:
         if is_held:
             self._on_held()
         return ticket
+
+    def _may_hold(self, request: DispatchRequest) -> bool:
+        """Return whether a request that no instance can take waits for one to be started.
+
+        A request that was lost with its instance waits for the replacement. Until a probe finds that the instance is
+        gone, it still seems ready.
+        """
+        excluded = request.strategy_request.excluded
+        if excluded and not request.was_lost:
+            return False
+        return self.variant.may_start and self._names_up() <= excluded
 
     def _most_body_bytes(self, holder: Instance | None) -> int | None:
         """Return the longest body that a session's instance, or any instance, can hold; None without an instance."""
@@ -146,10 +170,14 @@ class Dispatcher:
         limit = self._most_body_bytes(holder)
         return None if limit is None else limit // request.body_weight
 
-    def wait_over(self) -> ServiceUnavailable:
+    def wait_over(self, request: DispatchRequest) -> ServiceUnavailable:
         """Return the answer to a request that has waited too long."""
+        if request.strategy_request.excluded and self._may_hold(request):
+            return self._count(unavailable.instance_lost())
         if self._scaling is None or not self._is_at_zero:
             return self._count(unavailable.none_free_in_time())
+        if not self.variant.may_start:
+            return self._count(unavailable.none_ready())
         return self._count(unavailable.none_started_in_time(self.variant))
 
     def _count(self, error: ServiceUnavailable) -> ServiceUnavailable:
@@ -203,6 +231,12 @@ class Dispatcher:
         if self.queue is not None:
             for ticket in self.queue.take_turns(instance.name):
                 ticket.owner.route_again()
+            for ticket in self.queue.take_those(lambda ticket: _was_lost_at(ticket.owner, instance)):
+                ticket.owner.route_again()
+
+
+def _was_lost_at(request: DispatchRequest, instance: Instance) -> bool:
+    return request.was_lost and instance.name in request.strategy_request.excluded
 
 
 def _caller_of(request: Request) -> bytes:

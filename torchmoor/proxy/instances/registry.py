@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
 from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance, UnknownVariant
 from torchmoor.proxy.instances.dns_source import DnsSource
-from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.routing.model_placement import ModelPlacement
 from torchmoor.proxy.routing.pool import Pool
 from torchmoor.proxy.routing.reported_status import ReportedStatus
@@ -65,6 +65,15 @@ class Variant:
                 is_cached=multi_model.is_cached,
             )
 
+    @property
+    def may_start(self) -> bool:
+        """Return whether an instance is started, or resumed, for a request: operators' drains leave room for one."""
+        scaling = self.settings.scaling
+        if scaling is None:
+            return False
+        drained = (each.state is InstanceState.DRAINING and not each.is_resumable for each in self.pool.members)
+        return sum(drained) < scaling.max_capacity
+
     def __repr__(self) -> str:
         return f"<Variant {self.endpoint}/{self.name} {self.pool!r}>"
 
@@ -106,7 +115,7 @@ class Endpoint:
     def can_serve(self) -> bool:
         """Return True if a new request can be served, perhaps by an instance that is started for it."""
         return self.has_ready_instance() or any(
-            variant.settings.scaling is not None and variant.settings.scaling.min_capacity == 0
+            variant.settings.scaling is not None and variant.settings.scaling.min_capacity == 0 and variant.may_start
             for variant in self.variants
         )
 
@@ -141,7 +150,10 @@ class Registry:
     instance that leaves (torchmoor.fleet.draining) gets no new work either.
     """
 
-    def __init__(self, endpoints: Iterable[EndpointSettings]) -> None:
+    def __init__(self, endpoints: Iterable[EndpointSettings], *, is_copy: bool = False) -> None:
+        """is_copy: of a registry in another process, which logs the instances that go down."""
+        self._is_copy = is_copy
+        self._down: set[str] = set()  # names of instances that went down and have not come back
         self._endpoints: dict[str, Endpoint] = {}  # served
         self._generations: dict[tuple[str, int], Endpoint] = {}
         self._watchers: list[EndpointWatcher] = []
@@ -249,8 +261,11 @@ class Registry:
         variant = endpoint.find_variant(instance.variant)
         if variant is None:
             raise UnknownVariant(instance.variant, endpoint.name)
+        was_down = instance.name in self._down
         if instance.name in self._instances:
             self.remove(instance.name)
+        if was_down:
+            self._down.add(instance.name)
         self._instances[instance.name] = instance
         self._leaving.discard(instance.name)
         instance.state = self._with_drain(instance, instance.state)
@@ -267,6 +282,7 @@ class Registry:
         self._generations[instance.endpoint, instance.generation].instances.remove(instance)
         self.variant_of(instance).pool.remove(instance)
         self._leaving.discard(name)
+        self._down.discard(name)
         instance.close_idle()
         self._notify(instance)
         logger.info("instance removed instance=%s endpoint=%s", name, instance.endpoint)
@@ -282,12 +298,25 @@ class Registry:
         state = self._with_drain(instance, state)
         if instance.state is state:
             return
-        logger.info("instance state instance=%s from=%s to=%s", name, instance.state.value, state.value)
+        self._log_change(instance, state)
         instance.state = state
         if state is InstanceState.DOWN:
             instance.take_status(ReportedStatus())
             instance.close_idle()
         self.refresh(instance)
+
+    def _log_change(self, instance: Instance, state: InstanceState) -> None:
+        """Log a change of state: as a warning, if an instance that served goes down or has come back."""
+        name, before = instance.name, instance.state
+        is_notable = False
+        if before is InstanceState.READY and state is InstanceState.DOWN:
+            self._down.add(name)
+            is_notable = True
+        elif state in SERVING and name in self._down:
+            self._down.discard(name)
+            is_notable = True
+        level = logging.WARNING if is_notable and not self._is_copy else logging.INFO
+        logger.log(level, "instance state instance=%s from=%s to=%s", name, before.value, state.value)
 
     def drain(self, name: str) -> None:
         """Send an instance no new work, even after its restart. Raises UnknownInstance."""

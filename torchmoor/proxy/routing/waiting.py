@@ -141,7 +141,12 @@ class WaitingQueue(Generic[T]):
 
     def take_all(self) -> list[Ticket[T]]:
         """Remove and return all tickets."""
-        tickets = [ticket for line in (*self._turns.values(), self._others) for ticket in line]
+        return self.take_those(lambda ticket: True)
+
+    def take_those(self, is_taken: Callable[[Ticket[T]], bool]) -> list[Ticket[T]]:
+        """Remove and return some tickets."""
+        lines = (*self._turns.values(), self._others)
+        tickets = [ticket for line in lines for ticket in line if is_taken(ticket)]
         for ticket in tickets:
             self.remove(ticket)
         return tickets

@@ -40,7 +40,7 @@ class ChildProxy:
     def __init__(self, assignment: ChildAssignment, link: Link) -> None:
         self._assignment = assignment
         self._link = link
-        self.registry = Registry(assignment.settings.endpoints)
+        self.registry = Registry(assignment.settings.endpoints, is_copy=True)
         # Only one child works on asynchronous requests, so that their number at an instance is counted in one place.
         self._plane = DataPlane(
             assignment.settings, self.registry, self._suspect, has_async_workers=assignment.index == 0
@@ -122,6 +122,7 @@ class ChildProxy:
             instance = Instance(**facts)
             self.registry.add(instance)
         instance.batches_sequences = message["batches_sequences"]
+        instance.is_resumable = message["is_resumable"]
         self.registry.variant_of(instance).last_start_s = message["last_start_s"]
         self.registry.set_state(instance.name, state)
 

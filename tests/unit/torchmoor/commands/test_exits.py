@@ -91,6 +91,16 @@ def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
         assert process.stderr.read() == ""
 
 
+def test_an_output_that_cannot_be_written_is_told() -> None:
+    """Of a full disk: one sentence, without a stack trace."""
+    with run_admin() as url, open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "torchmoor", "instances", "--admin-url", url]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60)
+
+    assert ended.returncode == 1
+    assert ended.stderr == "Error: the output cannot be written: No space left on device\n"
+
+
 def test_ctrl_c_is_no_failure_to_explain() -> None:
     """130, and no stack trace."""
     with run_admin() as url, watching(url) as process:
@@ -196,6 +206,17 @@ def test_an_action_says_where_the_model_is(tier: str | None, place: str) -> None
         result = CliRunner().invoke(main, ["models", "unload", "m", "--admin-url", url])
 
     assert (result.exit_code, result.stdout) == (0, f"a: m {place}\n")
+
+
+@pytest.mark.parametrize("status", [404, 405])
+def test_a_port_that_is_not_the_runtimes_is_told(status: int) -> None:
+    """Such as the admin plane's, whose errors boto3 cannot read."""
+    with run_admin(status, {"error": "Not found."}) as url:
+        result = CliRunner().invoke(main, ["ask", "Hello", "--url", url])
+
+    assert result.exit_code == 1
+    assert f"status {status}" in result.stderr
+    assert "is this the runtime's address and port?" in result.stderr
 
 
 def test_a_file_of_keys_counts_more_than_the_environment(tmp_path: Path) -> None:

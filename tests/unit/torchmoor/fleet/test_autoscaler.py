@@ -17,7 +17,8 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.errors import LaunchError, QueueUnavailable
 from torchmoor.fleet import autoscaler as autoscaler_module
-from torchmoor.fleet.autoscaler import Autoscaler, Phase, ScaledVariant, read_open_sessions
+from torchmoor.fleet.autoscaler import Autoscaler, read_open_sessions
+from torchmoor.fleet.scaled_variant import Phase, ScaledVariant
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
@@ -50,7 +51,7 @@ class World:
     def __init__(self, *, max_capacity: int = 3, initial_count: int = 0, are_journaled: bool = True) -> None:
         scaling = ScalingSettings(max_capacity=max_capacity, initial_count=initial_count, tracking=QUICK, step=STEP)
         self.registry = Registry(
-            [EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))],
+            [EndpointSettings(name="llava", variants=(VariantSettings(model="llava", scaling=scaling),))],
         )
         self.variant = self.registry.get_endpoint("llava").variants[0]
         self.clients = Clients(self.variant)
@@ -372,6 +373,74 @@ def test_an_operator_who_resumes_an_instance_keeps_it() -> None:
     run(scenario())
 
 
+def test_an_instance_that_an_operator_drains_is_replaced_when_requests_come() -> None:
+    """Up to MaxCapacity. When it is resumed, both stay for a cool-down."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=2) as world:
+            await world.grow(1)
+            world.registry.drain("llava-0")
+            assert await world.look() == []
+            assert world.variant.may_start
+            world.clients.num_waiting = 1
+
+            assert await world.look() == ["llava-1"]
+            assert world.variant.scale is not None
+            assert world.variant.scale.why.endswith("; drained by an operator: llava-0")
+
+            world.clients.num_waiting = 0
+            await world.be_ready("llava-1")
+            world.registry.resume("llava-0")
+            assert await world.look() == ["llava-0", "llava-1"]
+            assert await world.look(after_s=9) == ["llava-0", "llava-1"]
+
+    run(scenario())
+
+
+def test_a_drained_instance_that_leaves_no_room_is_named_and_stopped_by_a_scale_in() -> None:
+    """Until then nothing can be started; then a request starts it again. It is never resumed against the operator."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=1) as world:
+            (instance,) = await world.grow(1)
+            world.registry.drain("llava-0")
+            lease = instance.lease()
+            world.clients.num_waiting = 1
+            assert await world.look() == []
+            assert not world.variant.may_start
+            assert world.variant.scale is not None
+            assert world.variant.scale.why.endswith("; drained by an operator: llava-0, and MaxCapacity is reached")
+
+            lease.release()
+            world.clients.num_waiting = 0
+            await world.look()
+            await world.look(after_s=9)
+            assert world.phase("llava-0") is Phase.WITHDRAWN
+            await world.look()
+            assert world.phase("llava-0") is Phase.STOPPING
+            await world.be_gone("llava-0")
+            world.clients.num_waiting = 1
+            assert await world.look() == ["llava-0"]
+
+    run(scenario())
+
+
+def test_what_the_autoscaler_drains_may_be_resumed() -> None:
+    """So requests wait for it, unlike for one that an operator drains."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=1) as world:
+            (instance,) = await world.grow(1)
+            await world.look()
+            await world.look(after_s=10)
+            assert (world.phase("llava-0"), world.variant.may_start) == (Phase.DRAINING, True)
+            world.clients.num_waiting = 1
+            assert await world.look() == ["llava-0"]
+            assert not instance.is_resumable
+
+    run(scenario())
+
+
 def test_a_start_that_fails_is_tried_again_later_each_time() -> None:
     """The waiting requests are not forgotten, and a broken model does not start processes without end."""
 
@@ -411,22 +480,85 @@ def test_the_first_instances_must_come_up() -> None:
     run(scenario())
 
 
-def test_one_that_is_being_started_or_is_down_goes_at_once() -> None:
+def test_one_that_is_down_goes_at_once() -> None:
     """It has nothing to end."""
 
     async def scenario() -> None:
         async with making() as world:
-            world.clients.num_waiting = 10
-            await world.look()
-            await world.look()
-            assert world.running == ["llava-0", "llava-1"]
-            await world.be_ready("llava-0")
+            await world.grow(2)
             world.registry.set_state("llava-0", InstanceState.DOWN)
-            world.clients.num_waiting = 0
             await world.look()
             await world.look(after_s=10)
 
-            assert [world.phase(name) for name in ("llava-0", "llava-1")] == [Phase.STOPPING, Phase.STOPPING]
+            assert [world.phase(name) for name in ("llava-0", "llava-1")] == [Phase.STOPPING, Phase.DRAINING]
+
+    run(scenario())
+
+
+def test_an_instance_that_starts_is_not_stopped_and_then_stays_for_a_cooldown() -> None:
+    """Its client got a 503 with Retry-After, so nothing waits while it starts; the client comes back to it."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            world.clients.num_waiting = 1
+            assert await world.look() == ["llava-0"]
+            world.clients.num_waiting = 0
+            for _ in range(3):
+                assert await world.look(after_s=100) == ["llava-0"]
+            assert world.variant.scale is not None
+            assert world.variant.scale.why == "an instance is being started, for which clients may wait"
+
+            await world.be_ready("llava-0")
+
+            assert await world.look() == ["llava-0"]
+            assert await world.look(after_s=9) == ["llava-0"]
+            assert await world.look(after_s=1) == []
+
+    run(scenario())
+
+
+def test_an_instance_stays_until_clients_come_back() -> None:
+    """Retry-After is what the last start took, also where this one is quick."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            world.variant.last_start_s = 100.0
+            world.clients.num_waiting = 1
+            await world.look()
+            world.instance("llava-0").started_at = world.now
+            world.clients.num_waiting = 0
+            await world.look()
+            await world.be_ready("llava-0")
+
+            assert await world.look(after_s=0) == ["llava-0"]
+            assert await world.look(after_s=99) == ["llava-0"]
+            assert await world.look(after_s=3) == []
+
+    run(scenario())
+
+
+def test_starts_that_fail_end_with_the_cooldown_if_nothing_waits() -> None:
+    """No client waits for it then; one who comes back has it tried again."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=1) as world:
+            world.clients.num_waiting = 1
+            await world.look()
+            world.clients.num_waiting = 0
+            await world.look(after_s=100)
+            for after_s in (1, 2):
+                world.firsts["llava-0"].set_exception(LaunchError("llava-0 cannot load its model"))
+                await settle()
+                await world.be_gone("llava-0")
+                assert await world.look(after_s=0) == []
+                assert await world.look(after_s=after_s) == ["llava-0"]
+
+            assert await world.look(after_s=7) == []
+            await world.be_gone("llava-0")
+            world.clients.num_waiting = 1
+            assert await world.look() == ["llava-0"]
+            world.clients.num_waiting = 0
+            assert await world.look(after_s=100) == ["llava-0"]
 
     run(scenario())
 

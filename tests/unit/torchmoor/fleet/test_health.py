@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from aiohttp import ClientSession
+
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.fleet.health import HealthChecker
+from torchmoor.fleet.worker_probe import WorkerProbe
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
@@ -24,6 +28,29 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read()  # until the prober gives up
     writer.close()
+
+
+def test_a_worker_that_hangs_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    """At the default level; each further probe that finds it so is not."""
+
+    async def run() -> None:
+        async def tell_status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            body = b'{"instance": "a"}' if is_well else b"{}"
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(tell_status, "127.0.0.1", 0)
+        instance = Instance(name="a", endpoint="e", model="m", port=server.sockets[0].getsockname()[1])
+        probe = WorkerProbe(instance, 60)
+        async with server, ClientSession() as client:
+            for is_well in (True, False, False, True, False):
+                assert await probe.answers(client) is is_well
+
+    asyncio.run(run())
+
+    assert [record.getMessage() for record in caplog.records] == ["worker does not answer instance=a"] * 2
 
 
 def test_silent_instances_keep_nobody_from_being_asked() -> None:

@@ -110,6 +110,25 @@ def test_what_was_added_stays_for_the_cooldown_of_its_policy() -> None:
     assert variant.look(0, after_s=1) == 0
 
 
+def test_both_cooldowns_begin_when_an_added_instance_is_ready() -> None:
+    """While it starts there is no scale-in; a larger backlog still adds instances."""
+    settings = ScalingSettings(
+        max_capacity=2, tracking=TargetTracking(scale_in_cooldown_s=5), step=StepScaling(cooldown_s=20)
+    )
+    state = decide(settings, Scaling(0), backlog=1, now=0)
+    state = decide(settings, state, backlog=0, now=100, awaited_until=106)
+    assert decide(settings, state, backlog=6, now=100, awaited_until=106).desired == 2
+
+    state = decide(settings, state, backlog=0, now=101)
+    assert decide(settings, state, backlog=0, now=119).desired == 1
+    assert decide(settings, state, backlog=0, now=120).desired == 0
+
+    told = decide(settings, Scaling(1), backlog=0, now=100, awaited_until=150)
+    told = decide(settings, told, backlog=0, now=101)
+    assert decide(settings, told, backlog=0, now=149).desired == 1
+    assert decide(settings, told, backlog=0, now=150).desired == 0
+
+
 def test_scale_in_can_be_switched_off() -> None:
     """DisableScaleIn, or no target tracking at all: instances are added and stay."""
     for tracking in (None, TargetTracking(can_scale_in=False, scale_in_cooldown_s=0)):

@@ -1,0 +1,33 @@
+"""What a reload of the configuration refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from torchmoor.config.file import parse
+from torchmoor.config.settings import Configuration
+from torchmoor.run.reload import Reloader
+
+
+def make_configuration(most: int) -> Configuration:
+    variants = [{"VariantName": "v", "ModelName": "llava", "InitialInstanceCount": 0}]
+    config = {"EndpointConfigName": "llava", "ProductionVariants": variants}
+    content: dict[str, Any] = {
+        "Endpoints": [{"EndpointName": "llava", "EndpointConfig": config}],
+        "Autoscaling": [{"ResourceId": "endpoint/llava/variant/v", "MinCapacity": 0, "MaxCapacity": most}],
+    }
+    return parse(content)
+
+
+def test_a_change_of_autoscaling_is_refused_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    """The settings of both groups become those of the endpoints, so the error names both."""
+    proxy = Mock()
+    reloader = Reloader(make_configuration(1), lambda: make_configuration(2), Mock(), proxy, Mock(), Mock())
+
+    reloader.reload()
+
+    assert "a change of Endpoints or Autoscaling needs a restart" in caplog.text
+    assert proxy.mock_calls == []

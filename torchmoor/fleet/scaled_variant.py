@@ -1,0 +1,78 @@
+"""The instances of one variant that the autoscaler starts and stops, and their phases.
+
+The phases are:
+
+    RUNNING     starting, or serving
+    WITHDRAWN   drained by an operator: serves nothing, so that another may be started in its place, up to MaxCapacity;
+                stopped by the next scale-in
+    DRAINING    gets no new requests and finishes its own; may be resumed until it is idle
+    STOPPING    receives nothing; its processes are being stopped
+
+The autoscaler is torchmoor.fleet.autoscaler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from torchmoor.async_inference.request import Backlog
+from torchmoor.config.scaling import ScalingSettings
+from torchmoor.fleet.scaling import Scaling
+from torchmoor.fleet.torchserve import Launch
+from torchmoor.proxy.instances.registry import Variant
+
+
+class Phase(Enum):
+    """Phase of a scaled instance; see the module."""
+
+    RUNNING = "running"
+    WITHDRAWN = "withdrawn"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, eq=False)
+class ScaledInstance:
+    """An instance that the autoscaler started.
+
+    stays_until: it has sessions, which are counted again after this time. withdrawn_from: the desired number when an
+    operator drained it.
+    """
+
+    name: str
+    task: asyncio.Task[None] | None  # None: it was started before it was scaled
+    phase: Phase = Phase.RUNNING
+    stays_until: float | None = None
+    withdrawn_from: int = 0
+
+    @property
+    def is_starting(self) -> bool:
+        """Return whether its first start has not ended."""
+        return self.task is not None and not self.task.done()
+
+
+class ScaledVariant:
+    """One variant's instances. launches: MaxCapacity of them, in the order of their start, or more if more run."""
+
+    def __init__(
+        self, variant: Variant, settings: ScalingSettings, launches: Sequence[Launch], running: Iterable[str] = ()
+    ) -> None:
+        """running: names of instances that run already."""
+        assert len(launches) >= settings.max_capacity
+        self.variant = variant
+        self.settings = settings
+        self.launches = {launch.name: launch for launch in launches}
+        self.members = {name: ScaledInstance(name, None) for name in running}
+        self.scaling = Scaling(settings.initial_count)
+        self.num_sent = 0
+        self.pending: Backlog | None = None  # as last read from the queue
+        self.backoff_s = 0.0
+        self.starts_after = 0.0
+        self.has_failed = False  # a start, since all instances were last needed
+
+    def in_phase(self, phase: Phase) -> list[ScaledInstance]:
+        """Return the members in a phase, oldest first."""
+        return [member for member in self.members.values() if member.phase is phase]
