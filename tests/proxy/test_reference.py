@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -255,12 +257,14 @@ def test_the_document_names_the_actions_that_a_model_has() -> None:
 
 
 def test_each_resource_of_openais_api_is_in_the_document() -> None:
-    """What the handler reads by its table of paths, and what the proxy reads itself."""
+    """What the handler reads by its `match`, and what the proxy reads itself."""
     source = (Path(__file__).parents[2] / "handlers/chat/dialects/resources.py").read_text()
+    cases = [node.pattern for node in ast.walk(ast.parse(source)) if isinstance(node, ast.match_case)]
     read = {
-        (method.lower(), f"/v1/{path}".replace("{_ID}", "{}"))
-        for method, form in re.findall(r'has\(f?"([A-Z]+) ([^"]+)"\)', source)
-        for path in alternatives(form)
+        (method.lower(), "/v1/" + "/".join(parts))
+        for case in cases
+        for method, *parts in forms(case)
+        if method in ("GET", "POST", "DELETE")  # others are of the proxy's queue
     }
     asked = {("post", f"/v1/{path.decode()}") for path in (*COMPLETIONS, *TASKS, *TOKENS)}
 
@@ -268,10 +272,18 @@ def test_each_resource_of_openais_api_is_in_the_document() -> None:
     assert read | asked <= documented(*DATA_PLANE)
 
 
-def alternatives(form: str) -> list[str]:
-    """Return the paths of a form with an optional group."""
-    found = re.fullmatch(r"(.*)\((?:\?:)?(.*)\)\?", form)
-    return [form] if found is None else [found[1], *(found[1] + end for end in found[2].split("|"))]
+def forms(pattern: ast.pattern) -> list[tuple[str, ...]]:
+    """Return each sequence of words that a pattern matches, with {} for any word."""
+    match pattern:
+        case ast.MatchOr(patterns=patterns):
+            return [form for each in patterns for form in forms(each)]
+        case ast.MatchSequence(patterns=patterns):
+            return [tuple(word for part in parts for word in part) for parts in product(*map(forms, patterns))]
+        case ast.MatchValue(value=ast.Constant(value=str(word))):
+            return [(word,)]
+        case ast.MatchClass():
+            return [("{}",)]
+    return [("",)]
 
 
 @pytest.mark.parametrize(

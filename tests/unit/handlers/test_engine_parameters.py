@@ -60,6 +60,7 @@ def test_a_parameter_that_the_engine_lacks_is_refused_by_name(values: dict[str, 
         can_resume=True,
         has_grammars=True,
         has_equal_images=True,
+        image_side=None,
         refused=frozenset(values),
     )
 
