@@ -122,6 +122,8 @@ def test_loaded_model_serves_while_it_is_loaded_again(container: Container) -> N
         again = pool.submit(container.load, NAME, "/opt/ml/models/other/model")
         gate.wait_reached()
         invoked = container.call("POST", f"/models/{NAME}/invoke", {})
+        assert container.load()[0] == 409
+        assert container.call("DELETE", f"/models/{NAME}")[0] == 409
         gate.open()
         assert again.result()[0] == 409
 

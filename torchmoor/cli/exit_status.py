@@ -52,7 +52,7 @@ def reported_by_exit_status() -> Iterator[None]:
         if error.errno not in UNWRITABLE:
             raise
         _forget_output()
-        raise click.ClickException(f"the output cannot be written: {error.strerror}") from error
+        raise click.ClickException(f"{error.filename or 'the output'} cannot be written: {error.strerror}") from error
     except (KeyboardInterrupt, click.Abort):
         click.echo(err=True)  # the terminal has shown ^C
         raise click.exceptions.Exit(ExitStatus.INTERRUPTED) from None

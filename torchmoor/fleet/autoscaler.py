@@ -249,6 +249,7 @@ class Autoscaler:
             if self._registry.is_drained(member.name):
                 member.phase, member.withdrawn_from = Phase.WITHDRAWN, desired
         for member in group.in_phase(Phase.WITHDRAWN):
+            member.withdrawn_from = max(member.withdrawn_from, desired)
             if not self._registry.is_drained(member.name):
                 member.phase = Phase.RUNNING
                 if len(group.in_phase(Phase.RUNNING)) > group.scaling.desired:
@@ -281,7 +282,9 @@ class Autoscaler:
         if instance is not None and instance.state is not InstanceState.DOWN:
             if not self._proxy.is_idle(instance) or await self._must_stay(member, instance):
                 return
-            if group not in self._groups:  # removed meanwhile
+            if group not in self._groups or not self._registry.is_drained(member.name):  # removed or resumed meanwhile
+                return
+            if not self._proxy.is_idle(instance):
                 return
         self._stop(group, member)
 

@@ -38,8 +38,8 @@ class Phase(Enum):
 class ScaledInstance:
     """An instance that the autoscaler started.
 
-    stays_until: it has sessions, which are counted again after this time. withdrawn_from: the desired number when an
-    operator drained it.
+    stays_until: it has sessions, which are counted again after this time. withdrawn_from: the highest desired number
+    since an operator drained it.
     """
 
     name: str

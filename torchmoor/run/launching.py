@@ -15,6 +15,7 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ArchiveContents, archive_name, built_in
 from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.torchserve import TorchServeSettings
+from torchmoor.wire.session_ids import parse_session_keys
 
 SESSION_KEYS = "TORCHMOOR_SESSION_KEYS"
 JOURNAL_URL = "TORCHMOOR_HANDLER_JOURNAL_URL"
@@ -68,11 +69,18 @@ def find_session_keys(run_dir: Path, *, is_kept: bool) -> str:
     path = run_dir / SESSION_KEYS_FILE
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError), open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(new)
-        return path.read_text().strip() or new
-    except OSError as error:
-        raise ConfigError(f"cannot keep the session keys in {path}: {error.strerror or error}") from error
+        if not path.exists():
+            with tempfile.NamedTemporaryFile("w", prefix=".", dir=run_dir) as file:  # only its owner may read it
+                file.write(new)
+                file.flush()
+                with suppress(FileExistsError):
+                    os.link(file.name, path)  # completely or not at all
+        kept = path.read_text().strip()
+        parse_session_keys(kept)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the session keys in {path} cannot be used: {reason}") from error
+    return kept
 
 
 def make_supervision_settings(

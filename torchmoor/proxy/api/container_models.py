@@ -41,11 +41,15 @@ _NAME = re.compile(r"[A-Za-z0-9._~-]{1,256}", re.ASCII)
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model by its url. instance: the one that has it or is loading it."""
+    """A model by its url.
+
+    instance: the one that has it or is loading it. is_ready: it takes requests. is_busy: it is loaded or unloaded now.
+    """
 
     url: str
     instance: str
     is_ready: bool = False
+    is_busy: bool = True
 
 
 class ContainerModelsApi:
@@ -119,8 +123,8 @@ class ContainerModelsApi:
         """Start to load a model. Raises ApiError."""
         name, url = _read_load(body)
         known = self._models.get(name)
-        if known is not None and not known.is_ready:
-            raise ModelBusy(f"Model {name} is being loaded or unloaded already.")
+        if known is not None and known.is_busy:
+            raise _busy(name)
         if known is None and len(self._models) >= self._settings.max_models:
             raise TooManyModels(f"{self._settings.max_models} models are loaded; unload some first.")
         # The instance of a loaded model answers 409, or loads the model again if it has lost it.
@@ -148,13 +152,15 @@ class ContainerModelsApi:
         """Load a model. known: the model of this name that is loaded; requests for it go on meanwhile."""
         model = LoadedModel(url, instance.name)
         current = self._models[name] = known or model
+        current.is_busy = True
 
         def on_done(answer: OperationAnswer | None) -> None:
+            current.is_busy = False
             if self._models.get(name) is not current:  # the instance has lost its memory meanwhile
                 answer = None
             elif answer is not None and (answer.status == 200 or (answer.status == 409 and known is None)):
                 self._models[name] = model
-                model.is_ready = True
+                model.is_ready, model.is_busy = True, False
             elif known is None or (answer is not None and answer.status == NO_ROOM):
                 del self._models[name]
             if answer is not None and answer.status == NO_ROOM:
@@ -169,6 +175,7 @@ class ContainerModelsApi:
         body: dict[str, object] = {operations.ACTION: operations.LOAD, operations.MODEL: name, operations.URL: url}
 
         def undo() -> None:
+            current.is_busy = False
             if known is None:
                 del self._models[name]
 
@@ -177,11 +184,14 @@ class ContainerModelsApi:
     def _unload(self, order: DeferredReply, name: str) -> None:
         """Start to unload a model. Raises ApiError."""
         model = self._get(name)
+        if model.is_busy:
+            raise _busy(name)
         instance = self._dispatchers.registry.find(model.instance)
         assert instance is not None  # a lost instance's models are forgotten
-        model.is_ready = False
+        model.is_ready, model.is_busy = False, True
 
         def on_done(answer: OperationAnswer | None) -> None:
+            model.is_busy = False
             if answer is None or answer.status not in (200, 404):
                 model.is_ready = True
                 _answer(order, answer, _row(name, model))
@@ -191,7 +201,7 @@ class ContainerModelsApi:
             order.end(json_reply(200, _row(name, model)))  # 404: the instance has evicted it already
 
         def undo() -> None:
-            model.is_ready = True
+            model.is_ready, model.is_busy = True, False
 
         self._start(instance, {operations.ACTION: operations.UNLOAD, operations.MODEL: name}, on_done, undo)
 
@@ -254,6 +264,10 @@ def _answer(order: DeferredReply, answer: OperationAnswer | None, row: dict[str,
     else:
         code = answer.code.encode("latin-1")
         order.end(Reply(answer.status, (JSON, (ERROR_CODE, code)), answer.body))
+
+
+def _busy(name: str) -> ModelBusy:
+    return ModelBusy(f"Model {name} is being loaded or unloaded already.")
 
 
 def _row(name: str, model: LoadedModel) -> dict[str, str]:

@@ -159,7 +159,7 @@ class Assignment:
             self.dispatcher = self.dispatcher.successor
 
     def try_reassign(self, resume: Resume, *, is_counted: bool, was_lost: bool = False) -> bool:
-        """Lease another instance instead of the chosen one, or wait for it. False if there is none: nothing changes.
+        """Lease another instance instead of the chosen one, or wait for it. Return False if there is none.
 
         is_counted: the retry counts against the budget, because the chosen instance may have worked on the request.
         was_lost: wait for the chosen instance's replacement, too, where instances are started on demand.

@@ -397,6 +397,56 @@ def test_an_instance_that_an_operator_drains_is_replaced_when_requests_come() ->
     run(scenario())
 
 
+def test_a_drained_instance_is_stopped_when_the_variant_shrinks_to_its_minimum() -> None:
+    """The desired number has risen and fallen since the drain, and cannot fall below MinCapacity."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=2) as world:
+            await world.grow(1)
+            world.group.settings = world.group.settings.replace(min_capacity=1, initial_count=1)
+            world.registry.drain("llava-0")
+            await world.look()
+            assert await world.look() == ["llava-1"]
+            await world.be_ready("llava-1")
+            world.clients.num_waiting = 10
+            await world.look()
+            assert await world.look() == ["llava-1"]  # MaxCapacity is reached
+            assert world.phase("llava-0") is Phase.WITHDRAWN
+
+            world.clients.num_waiting = 0
+            for _ in range(3):
+                await world.look(after_s=11)
+
+            assert world.phase("llava-0") is Phase.STOPPING
+            assert world.running == ["llava-1"]
+
+    run(scenario())
+
+
+def test_a_drained_instance_that_is_resumed_while_its_sessions_are_counted_stays() -> None:
+    """The operator's resume comes while the autoscaler waits for the instance's answer."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=1, are_journaled=False) as world:
+            await world.grow(1)
+            world.registry.drain("llava-0")
+            await world.look()
+            ask = world.ask
+
+            async def resume_meanwhile(*arguments: Any, **named: Any) -> OperationAnswer | None:
+                world.registry.resume("llava-0")
+                return await ask(*arguments, **named)
+
+            world.ask = resume_meanwhile  # type: ignore[method-assign]
+            await world.look(after_s=11)
+            await world.look(after_s=11)
+
+            assert await world.look() == ["llava-0"]
+            assert world.instance("llava-0").is_ready
+
+    run(scenario())
+
+
 def test_a_drained_instance_that_leaves_no_room_is_named_and_stopped_by_a_scale_in() -> None:
     """Until then nothing can be started; then a request starts it again. It is never resumed against the operator."""
 

@@ -159,6 +159,9 @@ def test_keys_of_an_operators_own_journal_are_kept(
 
     assert environments["llava-0"][up.SESSION_KEYS] == first
     assert (tmp_path / "run" / "session-keys").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "run" / "session-keys").write_text("")
+    with pytest.raises(ConfigError, match=r"session keys in .*session-keys cannot be used"):
+        serve(journaled)
     _, reported = serve(journaled.replace(launch=options.launch.replace(run_dir="")))
     assert any("sessions end with this fleet" in line for line in reported)
     assert environments["llava-0"][up.SESSION_KEYS] != first
