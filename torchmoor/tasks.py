@@ -29,8 +29,8 @@ class BackgroundTasks:
         task.add_done_callback(self._tasks.discard)
 
     async def finish(self) -> None:
-        """Wait until all have ended. Their errors are dropped."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Wait until all have ended, and leave them running if the wait is cancelled. Their errors are dropped."""
+        await asyncio.gather(*map(asyncio.shield, self._tasks), return_exceptions=True)
 
     async def cancel(self) -> None:
         """Cancel all, and wait until they have ended. Their errors are dropped."""

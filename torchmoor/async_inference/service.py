@@ -45,6 +45,7 @@ from torchmoor.errors import (
 )
 from torchmoor.metrics.backlog import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
+from torchmoor.tasks import BackgroundTasks
 
 logger = logging.getLogger(__name__)
 
@@ -111,14 +112,14 @@ class AsyncInference:
         self._parts = parts
         self._wall = wall
         self._client = InstanceClient(connect_timeout_s=connect_timeout_s)
-        self._submitting: set[asyncio.Task[None]] = set()
+        self._submitting = BackgroundTasks(settings.max_submitting)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> AsyncInference:
         async with AsyncExitStack() as stack:
             self.queue = self._parts.queue()
             stack.push_async_callback(self.queue.close)
-            stack.push_async_callback(self._finish_submitting)
+            stack.push_async_callback(self._submitting.finish)  # the queue bounds each in time
             self.store = self._parts.store()
             stack.push_async_callback(self.store.close)
             self._check_locations()
@@ -161,7 +162,7 @@ class AsyncInference:
         if name in self.endpoints or self._notifier is None:
             return
         draining = [task for task, worker in self._draining.items() if worker.endpoint == name]
-        await asyncio.gather(*map(asyncio.shield, (*draining, *self._submitting)), return_exceptions=True)
+        await asyncio.gather(*map(asyncio.shield, draining), self._submitting.finish(), return_exceptions=True)
         metrics = AsyncMetrics(name, {"": InvocationMetrics(name, "")}, lambda: 0)  # counts that no page shows
         capacity = NoCapacity()
         endpoint = AsyncEndpointContext(settings, metrics, capacity, root=self.settings.output_root)
@@ -184,10 +185,6 @@ class AsyncInference:
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
-
-    async def _finish_submitting(self) -> None:
-        """Wait for the running submits, each of which the queue bounds in time."""
-        await asyncio.gather(*self._submitting, return_exceptions=True)
 
     def _start_worker(self, endpoint: AsyncEndpointContext) -> None:
         """Start the worker of an endpoint whose requests run in this process."""
@@ -292,7 +289,7 @@ class AsyncInference:
         share: CallerShare | None = None,
     ) -> bool:
         """Submit in the background; on_done is called once, unless the proxy stops. Returns False at max_submitting."""
-        if len(self._submitting) >= self.settings.max_submitting:
+        if self._submitting.is_full:
             return False
 
         async def run() -> None:
@@ -304,9 +301,7 @@ class AsyncInference:
                 logger.exception("submit failed inference_id=%s", request.inference_id)
                 on_done(InternalFailure(f"The proxy failed to queue the request {request.inference_id}."))
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._submitting.add(task)
-        task.add_done_callback(self._submitting.discard)
+        self._submitting.start(run())
         return True
 
     async def cancel(self, inference_id: str) -> AsyncState | None:

@@ -8,7 +8,6 @@ request first, which is refused; and every request of a page of another origin i
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from torchmoor.proxy.api.replies import Handler, runtime_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.field_names import AWS_REQUEST_ID
 from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.tasks import BackgroundTasks
 
 PATH = b"/"
 TARGET = b"x-amz-target"
@@ -67,7 +67,7 @@ class ControlApi:
         self._is_guarded = is_guarded
         self._settings = dispatchers.settings.control
         self._host = dispatchers.settings.listen.host
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = BackgroundTasks(self._settings.max_requests)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
         is_known = method == b"POST" and (path == PATH or path.startswith(b"/service/"))
@@ -84,17 +84,13 @@ class ControlApi:
             if not target:
                 return refuse_unknown(request, request_id)
             self._check_source(request)
-            if len(self._running) >= self._settings.max_requests:
+            if self._running.is_full:
                 raise ServiceUnavailable("Too many requests for the control plane are running. Try again later.")
         except ApiError as error:
             return runtime_error(error, request_id)
 
         def begin(deferred: DeferredReply, body: bytes) -> None:
-            task = asyncio.get_running_loop().create_task(
-                self._run(ControlRequest(target, body, is_cbor), request_id, deferred)
-            )
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running.start(self._run(ControlRequest(target, body, is_cbor), request_id, deferred))
 
         max_body_bytes = self._settings.max_body_bytes
         return ControlReply(
