@@ -72,7 +72,7 @@ class ManyService:
             if cast(AnsweringModel, model).holds(place.session_id):
                 return name
         raise ResponseUnknown(
-            "No model in memory has this id: what a model stores ends when the model leaves memory.",
+            "No model in memory has this id: it has expired or was deleted, or its model has left memory.",
             api_code="not_found",
         )
 

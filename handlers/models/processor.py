@@ -36,8 +36,8 @@ def scaled_side(image_processor: Any) -> int | None:
 
     For processors that give every image the same size.
     """
-    if not image_processor.do_resize:
+    if not getattr(image_processor, "do_resize", False):
         return None
-    sizes = (image_processor.size, getattr(image_processor, "crop_size", None) or {})
+    sizes = (image_processor.size or {}, getattr(image_processor, "crop_size", None) or {})
     keys = ("shortest_edge", "longest_edge", "height", "width")
     return max((size.get(key) or 0 for size in sizes for key in keys), default=0) or None

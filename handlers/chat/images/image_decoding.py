@@ -22,8 +22,9 @@ ORIENTATION = ExifTags.Base.Orientation
 
 # Memory per pixel, measured: an image is decoded (4), converted to RGB (8), and scaled by the preprocessor (14).
 DECODED_BYTES_PER_PIXEL = 4
-WEBP_BYTES_PER_PIXEL = 8  # its decoder keeps copies of its own
 RGB_BYTES_PER_PIXEL = 10  # for the conversion and the preprocessor
+WEBP_BYTES_PER_PIXEL = 18  # its decoder keeps copies of its own
+COEFFICIENT_BYTES = 2  # of each band of each pixel, which the decoder of a progressive JPEG keeps at full size
 
 # Pillow's own for thumbnails: an image is reduced by whole factors, without a filter, to no less than twice the size
 # that is wanted. The preprocessor scales the rest with its filter.
@@ -52,8 +53,9 @@ def decoded(
         with _opened(io.BytesIO(data)) as opened:
             _check_pixels(opened, settings.max_pixels)
             _check_shape(opened, settings)
+            coefficients = _coefficient_bytes(opened)
             factor = _reduce(opened, side)
-            held.enter_context(budget.lease(_work_bytes(opened, factor), check))
+            held.enter_context(budget.lease(_work_bytes(opened, factor) + coefficients, check))
             image = _to_rgb(opened, factor)
         del opened  # WebP's decoder keeps pixels
         held.callback(image.close)  # before the share is returned, although the caller still has the image
@@ -71,10 +73,11 @@ def scale_down(file: BinaryIO, settings: IntakeSettings, budget: DecodingBudget,
         num_pixels = min(settings.scaled_pixels, settings.max_pixels, int(settings.max_bytes / PNG_BYTES_PER_PIXEL))
         ratio = math.sqrt(num_pixels / (image.width * image.height))
         size = (max(int(image.width * ratio), 1), max(int(image.height * ratio), 1))
+        coefficients = _coefficient_bytes(image)
         if ratio < 1:
             image.draft(None, size)  # only JPEG's decoder can scale
         _check_pixels(image, settings.large_pixels)
-        with budget.lease(image.width * image.height * _scaling_bytes_per_pixel(image), check):
+        with budget.lease(image.width * image.height * _scaling_bytes_per_pixel(image) + coefficients, check):
             return _scaled(image, size if ratio < 1 else image.size)
 
 
@@ -103,9 +106,19 @@ def _reduce(image: Image.Image, side: int | None) -> int:
 
 def _work_bytes(image: Image.Image, factor: int) -> int:
     """Return the memory that it takes to decode the image and to preprocess what is left of it."""
-    decoded = WEBP_BYTES_PER_PIXEL if image.format == "WEBP" else DECODED_BYTES_PER_PIXEL
     width, height = _reduced(image.size, factor)
-    return image.width * image.height * decoded + width * height * RGB_BYTES_PER_PIXEL
+    num_pixels, num_reduced = image.width * image.height, width * height
+    if image.format == "WEBP":  # its decoder frees its copies before the preprocessor begins
+        return num_pixels * WEBP_BYTES_PER_PIXEL
+    is_copied = image.format == "TIFF" and factor > 1  # Pillow turns it upright as a second copy
+    return num_pixels * DECODED_BYTES_PER_PIXEL * (1 + is_copied) + num_reduced * RGB_BYTES_PER_PIXEL
+
+
+def _coefficient_bytes(image: Image.Image) -> int:
+    """Return the memory of a progressive JPEG's coefficients. Call before `draft`, which does not make them fewer."""
+    if image.format != "JPEG" or not image.info.get("progressive"):
+        return 0
+    return image.width * image.height * len(image.getbands()) * COEFFICIENT_BYTES
 
 
 def _reduced(size: tuple[int, int], factor: int) -> tuple[int, int]:
@@ -114,7 +127,7 @@ def _reduced(size: tuple[int, int], factor: int) -> tuple[int, int]:
 
 def _scaling_bytes_per_pixel(image: Image.Image) -> int:
     if image.format == "WEBP":
-        return WEBP_BYTES_PER_PIXEL + RGB_BYTES_PER_PIXEL
+        return WEBP_BYTES_PER_PIXEL
     return 8 if image.has_transparency_data else 4
 
 

@@ -776,6 +776,11 @@ def test_a_reduced_photo_takes_less_memory() -> None:
 
     assert reduced(encoded(photo), 50, decoding_bytes=pixels * 5).size == (150, 100)
     assert reduced(encoded(photo, "JPEG"), 50, decoding_bytes=pixels // 4).size == (150, 100)
+    for form, options, needed in (("JPEG", {"progressive": True}, 6), ("WEBP", {}, 18), ("TIFF", {}, 8)):
+        data = encoded(photo, form, **options)  # decoders that keep copies of all pixels, or their coefficients
+        with pytest.raises(ImageTooLarge, match="bytes of memory"):
+            reduced(data, 50, decoding_bytes=pixels * needed - 1)
+        assert reduced(data, 50, decoding_bytes=pixels * (needed + 1)).size == (150, 100)
     with pytest.raises(ImageTooLarge, match="1200 x 800 pixels"):  # of the photo as it was sent
         reduced(encoded(photo, "JPEG"), 50, max_pixels=pixels - 1)
 
