@@ -23,7 +23,7 @@ ORIENTATION = ExifTags.Base.Orientation
 # Memory per pixel, measured: an image is decoded (4), converted to RGB (8), and scaled by the preprocessor (14).
 DECODED_BYTES_PER_PIXEL = 4
 RGB_BYTES_PER_PIXEL = 10  # for the conversion and the preprocessor
-WEBP_BYTES_PER_PIXEL = 18  # its decoder keeps copies of its own
+DECODER_BYTES_PER_PIXEL = {"WEBP": 18, "TIFF": 8}  # of decoders that keep copies, a TIFF's if it is turned upright
 COEFFICIENT_BYTES = 2  # of each band of each pixel, which the decoder of a progressive JPEG keeps at full size
 
 # Pillow's own for thumbnails: an image is reduced by whole factors, without a filter, to no less than twice the size
@@ -55,7 +55,9 @@ def decoded(
             _check_shape(opened, settings)
             coefficients = _coefficient_bytes(opened)
             factor = _reduce(opened, side)
-            held.enter_context(budget.lease(_work_bytes(opened, factor) + coefficients, check))
+            width, height = _reduced(opened.size, factor)
+            num_bytes = opened.width * opened.height * DECODED_BYTES_PER_PIXEL + width * height * RGB_BYTES_PER_PIXEL
+            held.enter_context(budget.lease(max(num_bytes, _decoder_bytes(opened) + coefficients), check))
             image = _to_rgb(opened, factor)
         del opened  # WebP's decoder keeps pixels
         held.callback(image.close)  # before the share is returned, although the caller still has the image
@@ -77,7 +79,8 @@ def scale_down(file: BinaryIO, settings: IntakeSettings, budget: DecodingBudget,
         if ratio < 1:
             image.draft(None, size)  # only JPEG's decoder can scale
         _check_pixels(image, settings.large_pixels)
-        with budget.lease(image.width * image.height * _scaling_bytes_per_pixel(image) + coefficients, check):
+        num_bytes = image.width * image.height * DECODED_BYTES_PER_PIXEL * (2 if image.has_transparency_data else 1)
+        with budget.lease(max(num_bytes, _decoder_bytes(image) + coefficients), check):
             return _scaled(image, size if ratio < 1 else image.size)
 
 
@@ -104,18 +107,13 @@ def _reduce(image: Image.Image, side: int | None) -> int:
     return max(min(image.size) // least, 1)
 
 
-def _work_bytes(image: Image.Image, factor: int) -> int:
-    """Return the memory that it takes to decode the image and to preprocess what is left of it."""
-    width, height = _reduced(image.size, factor)
-    num_pixels, num_reduced = image.width * image.height, width * height
-    if image.format == "WEBP":  # its decoder frees its copies before the preprocessor begins
-        return num_pixels * WEBP_BYTES_PER_PIXEL
-    is_copied = image.format == "TIFF" and factor > 1  # Pillow turns it upright as a second copy
-    return num_pixels * DECODED_BYTES_PER_PIXEL * (1 + is_copied) + num_reduced * RGB_BYTES_PER_PIXEL
+def _decoder_bytes(image: Image.Image) -> int:
+    """Return the most memory that it takes to decode the image, without a progressive JPEG's coefficients."""
+    return image.width * image.height * DECODER_BYTES_PER_PIXEL.get(image.format or "", DECODED_BYTES_PER_PIXEL)
 
 
 def _coefficient_bytes(image: Image.Image) -> int:
-    """Return the memory of a progressive JPEG's coefficients. Call before `draft`, which does not make them fewer."""
+    """Return the memory of a progressive JPEG's coefficients. Call it before `draft`, which leaves their number."""
     if image.format != "JPEG" or not image.info.get("progressive"):
         return 0
     return image.width * image.height * len(image.getbands()) * COEFFICIENT_BYTES
@@ -123,12 +121,6 @@ def _coefficient_bytes(image: Image.Image) -> int:
 
 def _reduced(size: tuple[int, int], factor: int) -> tuple[int, int]:
     return math.ceil(size[0] / factor), math.ceil(size[1] / factor)
-
-
-def _scaling_bytes_per_pixel(image: Image.Image) -> int:
-    if image.format == "WEBP":
-        return WEBP_BYTES_PER_PIXEL
-    return 8 if image.has_transparency_data else 4
 
 
 @contextmanager

@@ -7,7 +7,9 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image as Pillow
@@ -22,6 +24,8 @@ from tests.unit.handlers.conftest import FakeClock
 from tests.waiting import wait_until
 
 MB = 1_000_000
+ROTATED = Pillow.Exif()
+ROTATED[0x0112] = 6  # turn 90 degrees clockwise
 
 
 def go_on() -> None:
@@ -196,11 +200,12 @@ def memory(field):
     return int(line.split()[1]) * 1024
 
 data, num_threads, decoding_bytes = Path(sys.argv[1]).read_bytes(), int(sys.argv[2]), int(sys.argv[3])
+side = int(sys.argv[5]) or None
 loader = ImageLoader(IntakeSettings(decoding_bytes=decoding_bytes, decoding_timeout_s=600))
 keys = []
 
 def use(data):
-    with loader.decoded(data, lambda: None) as picture:
+    with loader.decoded(data, lambda: None, side) as picture:
         keys.append(content_key("", picture))
 
 bound_freed_memory()
@@ -218,12 +223,17 @@ print(json.dumps([len(keys), memory("VmHWM") - before, memory("VmRSS") - before]
 """
 
 
-def measure(folder: Path, side: int, num_threads: int, decoding_bytes: int) -> tuple[int, int]:
-    """Return by how many bytes a process grows at most, and afterwards, when threads decode a PNG with transparency."""
-    large, small = folder / "large.png", folder / "small.png"
-    large.write_bytes(png(side))
+def measure(
+    folder: Path, data: bytes, num_threads: int, decoding_bytes: int, side: int | None = None
+) -> tuple[int, int]:
+    """Return by how many bytes a process grows at most, and afterwards, when threads decode an image.
+
+    side: to which a model scales it.
+    """
+    large, small = folder / "large", folder / "small.png"
+    large.write_bytes(data)
     small.write_bytes(png(10))
-    arguments = [str(large), str(num_threads), str(decoding_bytes), str(small)]
+    arguments = [str(large), str(num_threads), str(decoding_bytes), str(small), str(side or 0)]
     run = subprocess.run(
         [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True, timeout=300
     )
@@ -235,7 +245,7 @@ def measure(folder: Path, side: int, num_threads: int, decoding_bytes: int) -> t
 @pytest.mark.slow
 def test_one_large_picture_takes_twice_its_pixels(tmp_path: Path) -> None:
     """A PNG of 100 KB with 25 million pixels takes 10 bytes per pixel while it is decoded, and nothing afterwards."""
-    peak, rest = measure(tmp_path, 5000, num_threads=1, decoding_bytes=400 * MB)
+    peak, rest = measure(tmp_path, png(5000), num_threads=1, decoding_bytes=400 * MB)
 
     assert peak < 250 * MB
     assert rest < 25 * MB
@@ -244,7 +254,39 @@ def test_one_large_picture_takes_twice_its_pixels(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_eight_pictures_at_once_take_no_more_than_the_account(tmp_path: Path) -> None:
     """Eight pictures of 9 million pixels take turns within an account for two, and their memory returns."""
-    peak, rest = measure(tmp_path, 3000, num_threads=8, decoding_bytes=260 * MB)
+    peak, rest = measure(tmp_path, png(3000), num_threads=8, decoding_bytes=260 * MB)
 
     assert peak < 260 * MB
     assert rest < 25 * MB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "options", "mode", "bytes_per_pixel"),
+    [
+        ("JPEG", {"progressive": True, "subsampling": 0}, "RGB", 6),
+        ("JPEG", {"progressive": True}, "CMYK", 8),
+        ("JPEG", {}, "RGB", 1),
+        ("WEBP", {}, "RGB", 18),
+        ("WEBP", {"lossless": True}, "RGBA", 18),
+        ("TIFF", {"exif": ROTATED}, "RGB", 8),
+        ("PNG", {}, "RGBA", 4),
+    ],
+)
+def test_a_reduced_picture_takes_no_more_than_its_share(
+    form: str, options: dict[str, Any], mode: str, bytes_per_pixel: int, tmp_path: Path
+) -> None:
+    """Some decoders keep every pixel, or its coefficients, however small the result is."""
+    pixels = np.random.default_rng(0).integers(0, 256, (250, 250, 3), dtype=np.uint8)
+    photo = Pillow.fromarray(pixels).resize((4000, 4000), Pillow.Resampling.BICUBIC).convert(mode)
+    encoded = io.BytesIO()
+    photo.save(encoded, form, **options)
+    account = 4000 * 4000 * bytes_per_pixel + 20 * MB
+
+    peak, rest = measure(tmp_path, encoded.getvalue(), num_threads=1, decoding_bytes=account, side=100)
+
+    assert peak < account + 20 * MB
+    assert rest < 25 * MB
+    loader = ImageLoader(IntakeSettings(decoding_bytes=max(peak - 25 * MB, 1)))
+    with pytest.raises(ImageTooLarge), loader.decoded(encoded.getvalue(), go_on, 100):
+        pass
