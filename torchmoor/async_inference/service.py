@@ -167,7 +167,8 @@ class AsyncInference:
         capacity = NoCapacity()
         endpoint = AsyncEndpointContext(settings, metrics, capacity, root=self.settings.output_root)
         worker = self._make_worker(endpoint, capacity, self._notifier)
-        await Removal(worker, self.queue, AsyncOutcome(state=AsyncState.CANCELLED, reason=reason)).run()
+        outcome = AsyncOutcome(state=AsyncState.CANCELLED, reason=reason)
+        await Removal(worker, self.queue, outcome).run()
 
     async def _stop_workers(self) -> None:
         self._notifier = None

@@ -1,13 +1,15 @@
 """The end of the requests that an endpoint leaves in the queue when it is removed.
 
 They are decided as cancelled and then published like all others, so each has one object, and nothing is left that a
-later endpoint of the same name would run.
+later endpoint of the same name would run. Requests that arrive meanwhile are of another proxy that shares the queue and
+serves an endpoint of this name: they stay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 from torchmoor.async_inference.queues.queue import Queue
@@ -52,6 +54,7 @@ class Removal:
         self._worker = worker
         self._queue = queue
         self._outcome = outcome
+        self._newest_at: float | None = None  # by the queue's clock: the last request that the endpoint has left
         self._faults = FaultLog(logger, worker.endpoint)
 
     async def run(self) -> None:
@@ -68,13 +71,21 @@ class Removal:
     async def _has_more(self) -> bool:
         """Cancel all undecided requests. Returns whether any request has not ended."""
         try:
+            if self._newest_at is None:
+                newest = await self._queue.list(self._worker.endpoint, limit=1, is_newest_first=True)
+                self._newest_at = newest[0].request.received_at if newest else -math.inf
             for state in (AsyncState.RUNNING, AsyncState.WAITING):  # another worker may return one from the first
-                while records := await self._queue.list(self._worker.endpoint, state, limit=MAX_AT_ONCE):
-                    ids = [record.request.inference_id for record in records]
+                while ids := await self._list(state):
                     await asyncio.gather(*(self._queue.cancel(each, self._outcome) for each in ids))
                     self._worker.wake()
-            backlog = await self._queue.backlog(self._worker.endpoint)
+            states = (AsyncState.RUNNING, AsyncState.WAITING, AsyncState.DECIDED)
+            return any([await self._list(state) for state in states])
         except QueueUnavailable as error:
             self._faults.add("requests of a removed endpoint not ended yet", error)
             return True
-        return bool(backlog.waiting or backlog.running or backlog.decided)
+
+    async def _list(self, state: AsyncState) -> list[str]:
+        """Return ids of the first requests in a state, without those that have arrived since the removal began."""
+        assert self._newest_at is not None
+        records = await self._queue.list(self._worker.endpoint, state, limit=MAX_AT_ONCE)
+        return [each.request.inference_id for each in records if each.request.received_at <= self._newest_at]

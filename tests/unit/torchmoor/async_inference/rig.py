@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.proxy.fake_instance import FakeInstance
+from tests.proxy.fake_instance import Behaviour, FakeInstance, Gate, Received, Wire
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.notifier import NotificationTopics, Notifier
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
@@ -214,6 +214,16 @@ class Rig:
 
         await until(is_there, f"{inference_id} is {state.value}")
         return found[0]
+
+
+def never_answering(gate: Gate) -> Behaviour:
+    """Return a behaviour that answers nothing until its client leaves. gate: is reached by each request."""
+
+    async def behave(received: Received, wire: Wire) -> None:
+        gate.reached.set()
+        await wire.until_closed()
+
+    return behave
 
 
 async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.proxy.fake_instance import Gate, Received, Wire
-from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, play, until
+from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, never_answering, play, until
 from tests.unit.torchmoor.async_inference.stores import Store
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import NO_METADATA, ObjectMetadata, ObjectUnavailable
@@ -93,13 +93,9 @@ def test_what_runs_for_too_long_is_cancelled(rig: StoreRig) -> None:
     """And the worker does not wait for the instance."""
     gate = Gate()
 
-    async def behave(received: Received, wire: Wire) -> None:
-        gate.reached.set()
-        await wire.until_closed()
-
     async def scene() -> None:
         async with rig:
-            rig.instance.behave = behave
+            rig.instance.behave = never_answering(gate)
             service = await rig.start()
             await service.submit(rig.request("one"))
             await until(gate.reached.is_set, "the instance has it")
@@ -161,16 +157,16 @@ def test_a_store_or_queue_that_is_down_is_waited_for(rig: StoreRig) -> None:
             first, _ = await rig.start_without()
             await first.queue.submit(rig.request("one"))
             first.store = Down(rig.objects)
-            backlog, num_refused = first.queue.backlog, 0
+            list_requests, num_refused = first.queue.list, 0
 
-            async def refuse(*args: Any) -> Any:
+            async def refuse(*args: Any, **named: Any) -> Any:
                 nonlocal num_refused
                 if num_refused < 2:
                     num_refused += 1
                     raise QueueUnavailable("not now")
-                return await backlog(*args)
+                return await list_requests(*args, **named)
 
-            first.queue.backlog = refuse
+            first.queue.list = refuse
             ending = asyncio.create_task(first.end_requests("llava", SETTINGS, GONE))
             await until(lambda: len(asked) > 1 and num_refused == 2, "the store was asked again")
             ending.cancel()
@@ -182,6 +178,29 @@ def test_a_store_or_queue_that_is_down_is_waited_for(rig: StoreRig) -> None:
             await second.end_requests("llava", SETTINGS, GONE)
             assert await states(second, "one") == [(AsyncState.CANCELLED, GONE)]
             assert rig.results() == {"one-error.out": GONE.encode()}
+
+    play(scene())
+
+
+def test_requests_of_another_proxy_stay(rig: StoreRig) -> None:
+    """They arrive during the removal, for an endpoint of the same name of a proxy that shares the queue."""
+
+    async def scene() -> None:
+        async with rig:
+            rig.places.instances = []
+            service, _ = await rig.start_without()
+            await service.queue.submit(rig.request("one"))
+            cancel = service.queue.cancel
+
+            async def submit_meanwhile(*args: Any) -> Any:
+                await service.queue.submit(rig.request("two"))
+                return await cancel(*args)
+
+            service.queue.cancel = submit_meanwhile
+
+            await service.end_requests("llava", SETTINGS, GONE)
+
+            assert await states(service, "one", "two") == [(AsyncState.CANCELLED, GONE), (AsyncState.WAITING, "")]
 
     play(scene())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
-from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, pass_time, play, until
+from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, never_answering, pass_time, play, until
 from torchmoor.async_inference.request import AsyncState, Claim
 from torchmoor.errors import ConfigError
 
@@ -357,13 +357,9 @@ def test_cancelled_request_stops_at_the_instance(rig: Rig) -> None:
     """A cancel ends a running request soon, tells the instance, and leaves a failure object, never a result."""
     gate = Gate()
 
-    async def behave(received: Received, wire: Wire) -> None:
-        gate.reached.set()
-        await wire.until_closed()
-
     async def scene() -> None:
         async with rig:
-            rig.instance.behave = behave
+            rig.instance.behave = never_answering(gate)
             service = await rig.start(lease_s=60.0)
             await service.submit(rig.request("one"))
             await until(gate.reached.is_set, "the instance has it")
