@@ -31,7 +31,7 @@ JAVA_FLAGS = (
     *("-XX:+UseSerialGC", "-XX:NewRatio=7", "-XX:TieredStopAtLevel=1"),
     *("-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
 )
-WORKER_DIED = "Backend worker process died."  # a traceback follows
+DEATH_MESSAGE = "Backend worker process died."  # a traceback follows
 SUPPRESSED_WARNINGS = ("--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow")  # Java 24+
 
 # TorchServe's own line when it cannot read or unpack an archive, and the next one. It then serves without a model.
@@ -222,7 +222,7 @@ def find_load_failure(spec: InstanceSpec) -> str | None:
     for worker, text in _worker_lines(log):
         if _LOAD_FAILURE.match(text):
             return text.partition("exception ")[2] or text
-        if text == WORKER_DIED:
+        if text == DEATH_MESSAGE:
             dead.add(worker)
         elif worker in dead and _EXCEPTION.fullmatch(text):
             return text

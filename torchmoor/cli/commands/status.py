@@ -54,8 +54,7 @@ def _ask(fleet: FleetRecord) -> dict[str, Any]:
         states = {row["name"]: row["state"] for row in answer["instances"]}
     except AdminError:
         return {"instances": None}
-    served = answer.get("endpoints", ())  # fleets of earlier versions do not name them
-    return {"endpoints": list(dict.fromkeys((*fleet.endpoints, *served))), "instances": states}
+    return {"endpoints": list(dict.fromkeys((*fleet.endpoints, *answer["endpoints"]))), "instances": states}
 
 
 def _describe(fleets: list[dict[str, Any]]) -> Iterator[str]:

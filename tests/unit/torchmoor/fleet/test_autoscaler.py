@@ -64,6 +64,7 @@ class World:
         self.ended: list[str] = []
         self.sessions: dict[str, int | None] = {}  # open ones, by instance; None: it does not answer
         self.asked: list[str] = []
+        self.on_asked: Callable[[], None] = lambda: None  # called before an instance answers
         self.pending: Callable[[], Awaitable[Backlog]] | None = None
         self.operations = self
         self.async_inference = SimpleNamespace(queue=SimpleNamespace(backlog=self._find_pending))
@@ -110,6 +111,7 @@ class World:
         self, instance: Instance, operation: str, body: Mapping[str, object], *, timeout_s: float
     ) -> OperationAnswer | None:
         self.asked.append(instance.name)
+        self.on_asked()
         number = self.sessions.get(instance.name, 0)
         return None if number is None else OperationAnswer(200, "", json.dumps({"sessions": {"open": number}}).encode())
 
@@ -431,13 +433,7 @@ def test_a_drained_instance_that_is_resumed_while_its_sessions_are_counted_stays
             await world.grow(1)
             world.registry.drain("llava-0")
             await world.look()
-            ask = world.ask
-
-            async def resume_meanwhile(*arguments: Any, **named: Any) -> OperationAnswer | None:
-                world.registry.resume("llava-0")
-                return await ask(*arguments, **named)
-
-            world.ask = resume_meanwhile  # type: ignore[method-assign]
+            world.on_asked = lambda: world.registry.resume("llava-0")
             await world.look(after_s=11)
             await world.look(after_s=11)
 
