@@ -28,7 +28,7 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.gpus import usable_gpus
 from torchmoor.run.launching import SESSION_KEYS
-from torchmoor.run.up import has_started, stop_on_signals
+from torchmoor.run.stopping import has_started, stop_on_signals
 from torchmoor.wire.operations import IN_FLIGHT, NUM_IN_FLIGHT
 
 logger = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS
 from torchmoor.run.proxy_settings import complete
-from torchmoor.run.up import has_started, stop_on_signals
+from torchmoor.run.stopping import has_started, stop_on_signals
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from torchmoor.run.launching import (
 from torchmoor.run.proxy_settings import complete
 from torchmoor.run.reload import Reloader
 from torchmoor.run.static_instances import make_registry
-from torchmoor.run.up import has_started
+from torchmoor.run.stopping import has_started
 
 Given = Mapping[str, Mapping[str, Any]]  # groups of options, each with its keys and values
 

@@ -23,10 +23,11 @@ from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.run import up
 from torchmoor.run.checkpoints import MODEL_PATH, Checkpoint
 from torchmoor.run.gpus import DEVICE_FRACTION, find_gpus, share_gpus, usable_gpus
-from torchmoor.run.up import equip, plan, run
+from torchmoor.run.host_plan import ALLOWED_HOSTS, equip, plan_instances
+from torchmoor.run.launching import SESSION_KEYS
+from torchmoor.run.up import run
 
 DEADLINE_S = 60.0
 
@@ -61,8 +62,8 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
 
     monkeypatch.setattr(launcher_module, "prepare", stub)
     monkeypatch.setattr(HealthChecker, "ask", ask)
-    monkeypatch.setattr(up, "usable_gpus", lambda environ, launch: [])
-    monkeypatch.delenv(up.SESSION_KEYS, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv(SESSION_KEYS, raising=False)
     return given
 
 
@@ -154,17 +155,17 @@ def test_keys_of_an_operators_own_journal_are_kept(
     journaled = options.replace(journal=(tmp_path / "journal").as_uri())
 
     serve(journaled)
-    first = environments["llava-0"][up.SESSION_KEYS]
+    first = environments["llava-0"][SESSION_KEYS]
     serve(journaled)
 
-    assert environments["llava-0"][up.SESSION_KEYS] == first
+    assert environments["llava-0"][SESSION_KEYS] == first
     assert (tmp_path / "run" / "session-keys").stat().st_mode & 0o777 == 0o600
     (tmp_path / "run" / "session-keys").write_text("")
     with pytest.raises(ConfigError, match=r"session keys in .*session-keys cannot be used"):
         serve(journaled)
     _, reported = serve(journaled.replace(launch=options.launch.replace(run_dir="")))
     assert any("sessions end with this fleet" in line for line in reported)
-    assert environments["llava-0"][up.SESSION_KEYS] != first
+    assert environments["llava-0"][SESSION_KEYS] != first
 
 
 def test_a_journal_that_does_not_answer_is_reported_at_the_start(
@@ -189,7 +190,7 @@ def test_all_instances_sign_with_one_secret_that_is_new_each_time(
     keys = []
     for _ in range(2):
         serve(options)
-        keys += [environment[up.SESSION_KEYS] for environment in environments.values()]
+        keys += [environment[SESSION_KEYS] for environment in environments.values()]
         for path in tmp_path.glob("*.pids"):
             path.unlink()
 
@@ -205,30 +206,30 @@ def test_keys_of_the_environment_are_used(
     options: UpSettings, environments: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several hosts behind one name need one secret."""
-    monkeypatch.setenv(up.SESSION_KEYS, "k7:" + "ab" * 32)
+    monkeypatch.setenv(SESSION_KEYS, "k7:" + "ab" * 32)
 
     serve(options)
 
-    assert {"k7:" + "ab" * 32} == {environment[up.SESSION_KEYS] for environment in environments.values()}
+    assert {"k7:" + "ab" * 32} == {environment[SESSION_KEYS] for environment in environments.values()}
 
 
 def test_allowed_image_hosts_reach_the_handlers(options: UpSettings, environments: dict[str, dict[str, str]]) -> None:
     """--allow-image-host may be given several times."""
     serve(options.replace(allowed_image_hosts=("127.0.0.1", "10.0.0.0/8")))
 
-    assert environments["llava-0"][up.ALLOWED_HOSTS] == "127.0.0.1,10.0.0.0/8"
+    assert environments["llava-0"][ALLOWED_HOSTS] == "127.0.0.1,10.0.0.0/8"
 
 
 def test_instances_are_spread_over_the_gpus() -> None:
     """One instance a GPU while there are enough, then in turn; none where there is no GPU."""
-    assert [launch.gpu for launch in plan(["llava"], 3, ["0", "1"])] == ["0", "1", "0"]
-    assert [launch.gpu for launch in plan(["llava"], 2, [])] == [None, None]
-    assert [launch.name for launch in plan(["llava"], 2, [])] == ["llava-0", "llava-1"]
+    assert [launch.gpu for launch in plan_instances(["llava"], 3, ["0", "1"])] == ["0", "1", "0"]
+    assert [launch.gpu for launch in plan_instances(["llava"], 2, [])] == [None, None]
+    assert [launch.name for launch in plan_instances(["llava"], 2, [])] == ["llava-0", "llava-1"]
 
 
 def test_every_endpoint_has_its_own_instances() -> None:
     """Each instance serves one archive; the endpoints' instances share the GPUs in turn."""
-    launches = plan(["llava", "llm"], 2, ["0", "1", "2"])
+    launches = plan_instances(["llava", "llm"], 2, ["0", "1", "2"])
 
     assert [launch.name for launch in launches] == ["llava-0", "llava-1", "llm-0", "llm-1"]
     assert [launch.archive for launch in launches] == ["llava.mar", "llava.mar", "llm.mar", "llm.mar"]
@@ -238,12 +239,12 @@ def test_every_endpoint_has_its_own_instances() -> None:
 
 def test_instances_that_share_a_gpu_share_its_memory() -> None:
     """Each of them would otherwise take what one alone may take; an operator's own word counts."""
-    three_on_two = plan(["llava", "llm", "other"], 1, ["0", "1"])
+    three_on_two = plan_instances(["llava", "llm", "other"], 1, ["0", "1"])
 
     assert share_gpus(three_on_two, {}) == {DEVICE_FRACTION: "0.425"}
     assert share_gpus(three_on_two, {DEVICE_FRACTION: "0.3"}) == {}
-    assert share_gpus(plan(["llava"], 2, ["0", "1"]), {}) == {}
-    assert share_gpus(plan(["llava"], 2, []), {}) == {}
+    assert share_gpus(plan_instances(["llava"], 2, ["0", "1"]), {}) == {}
+    assert share_gpus(plan_instances(["llava"], 2, []), {}) == {}
 
 
 def test_it_serves_several_endpoints(
@@ -278,7 +279,7 @@ def test_each_model_has_its_own_place(
 
 def test_a_model_needs_no_model_store(tmp_path: Path) -> None:
     """Its archive has its name and the chat handler, but no weights."""
-    [launch] = equip(plan(["mine"], 1, []), LaunchSettings(), [Checkpoint("mine", "/models/mine")])
+    [launch] = equip(plan_instances(["mine"], 1, []), LaunchSettings(), [Checkpoint("mine", "/models/mine")])
 
     assert launch.contents is not None
     assert "chat_entry.py" in launch.contents.names()
@@ -291,7 +292,9 @@ def test_the_demo_model_and_many_models_are_built_in(tmp_path: Path, monkeypatch
     (tmp_path / "model_store").mkdir()
 
     def contents(settings: LaunchSettings) -> list[bool]:
-        return [launch.contents is not None for launch in equip(plan(["llava", "many", "x"], 1, []), settings, [])]
+        return [
+            launch.contents is not None for launch in equip(plan_instances(["llava", "many", "x"], 1, []), settings, [])
+        ]
 
     assert contents(LaunchSettings()) == [True, True, False]
     assert contents(LaunchSettings(model_store=str(tmp_path))) == [False, False, False]

@@ -1,0 +1,137 @@
+"""What `torchmoor up` starts: its endpoints, its proxy's settings, and its instances with their environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.settings import ProxySettings
+from torchmoor.config.up import UpSettings
+from torchmoor.fleet.adapters import adapter_environment, adapter_settings
+from torchmoor.fleet.archives import archive_name, chat_handler
+from torchmoor.fleet.launcher import SupervisionSettings
+from torchmoor.fleet.many import MANY, many_environment, many_settings
+from torchmoor.fleet.supervisor import JOURNAL_FOLDER
+from torchmoor.fleet.torchserve import Launch
+from torchmoor.run.async_folder import AsyncFolder
+from torchmoor.run.checkpoints import Checkpoint, check_environment, endpoint_names, find_checkpoints
+from torchmoor.run.gpus import share_gpus, usable_gpus
+from torchmoor.run.launching import (
+    JOURNAL_URL,
+    SESSION_KEYS,
+    find_archive,
+    find_model_store,
+    find_session_keys,
+    make_supervision_settings,
+)
+from torchmoor.run.proxy_settings import complete
+
+ALLOWED_HOSTS = "TORCHMOOR_HANDLER_INTAKE_ALLOWED_HOSTS"
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """What `torchmoor up` starts in a run directory, all of it derived from its options.
+
+    endpoints: their names. journal: its URL, or "off". environment: the variables that all instances share.
+    """
+
+    endpoints: Sequence[str]
+    settings: ProxySettings
+    supervision: SupervisionSettings
+    journal: str
+    gpus: Sequence[str]
+    launches: Sequence[Launch]
+    environment: Mapping[str, str]
+
+
+def plan_host(options: UpSettings, run_dir: Path, async_folder: AsyncFolder, *, is_open: bool) -> HostPlan:
+    """Return what to start. Raises ConfigError, LaunchError.
+
+    is_open: whether an address other than loopback may go without credentials.
+    """
+    environ = os.environ
+    check_environment(options, environ)
+    many = many_environment(options.endpoints, options.models, environ)
+    checkpoints = find_checkpoints(options)
+    names = endpoint_names(options, checkpoints)
+    adapters = adapter_environment(names, options.adapters)
+    launch = options.launch.replace(model_store=str(find_model_store(options.launch)))
+    supervision = make_supervision_settings(
+        launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
+    )
+    endpoints = _endpoints(options, names, {**environ, **adapters})
+    keys = find_session_keys(run_dir, is_kept=outlives_fleet(options) and bool(options.launch.run_dir))
+    settings = ProxySettings(
+        endpoints=endpoints,
+        async_inference=async_folder.inference,
+        objects=async_folder.objects,
+        listen=options.listen,
+        access=options.access,
+        observe=options.observe,
+        chat_page=options.chat_page,
+        control=options.control,
+        sessions=SessionIdSettings.parse(keys, are_journaled=options.journal != "off"),
+    )
+    settings = complete(settings, environ, is_open=is_open)
+    journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
+    gpus = usable_gpus(environ, launch)
+    launches = equip(plan_instances(names, options.most_instances, gpus), options.launch, checkpoints)
+    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **adapters, **share_gpus(launches, environ)}
+    if options.allowed_image_hosts:
+        environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
+    return HostPlan(names, settings, supervision, journal, gpus, launches, environment)
+
+
+def outlives_fleet(options: UpSettings) -> bool:
+    """Return whether the journal of the sessions is still there after the fleet has stopped."""
+    return options.journal not in (None, "off")
+
+
+def _endpoints(options: UpSettings, names: Sequence[str], environ: Mapping[str, str]) -> tuple[EndpointSettings, ...]:
+    """Return the settings of the endpoints. environ: of their instances."""
+    asynchronous = AsyncEndpointSettings(output_path=options.async_output, failure_path=options.async_failure)
+    scaling = options.variant_scaling()
+    return tuple(
+        EndpointSettings(
+            name=name,
+            variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=scaling),),
+            late_binding=options.late_binding if options.is_late_binding else None,
+            multi_model=many_settings(os.environ) if name == MANY else adapter_settings(environ),
+            async_inference=None if name == MANY else asynchronous,
+        )
+        for name in names
+    )
+
+
+def plan_instances(endpoints: Sequence[str], num_instances: int, gpus: Sequence[str]) -> list[Launch]:
+    """Return each endpoint's instances, spread over the GPUs if there are any."""
+    wanted = [(endpoint, i) for endpoint in endpoints for i in range(num_instances)]
+    return [
+        Launch(f"{endpoint.lower()}-{i}", endpoint, archive_name(endpoint), gpus[number % len(gpus)] if gpus else None)
+        for number, (endpoint, i) in enumerate(wanted)
+    ]
+
+
+def equip(launches: Sequence[Launch], settings: LaunchSettings, checkpoints: Sequence[Checkpoint]) -> list[Launch]:
+    """Return the instances with the contents of archives that no model store has, and with their checkpoints.
+
+    Raises LaunchError.
+    """
+    places = {checkpoint.name: checkpoint for checkpoint in checkpoints}
+    equipped = []
+    for launch in launches:
+        found = places.get(launch.endpoint)
+        if found is None:
+            contents = find_archive(settings, launch.endpoint)
+            equipped.append(dataclasses.replace(launch, contents=contents))
+        else:
+            equipped.append(dataclasses.replace(launch, contents=chat_handler(), environment=found.environment))
+    return equipped
