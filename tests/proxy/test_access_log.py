@@ -72,6 +72,18 @@ def test_line_says_where_a_request_went_and_how_long_it_took(stage: Stage, path:
     assert make_session_id("a") not in text
 
 
+def test_requests_that_the_proxy_answers_have_the_clients_id(stage: Stage, path: Path) -> None:
+    """By it an operator finds the request that a client reports. A client of HTTP may send one of any length."""
+    client = stage.client()
+    with pytest.raises(ClientError, match="not found"):
+        client.invoke_endpoint(EndpointName="elsewhere", Body=b"{}", InferenceId="order-8")
+    stage.http().request("POST", "/endpoints/llava/invocations", b"{}", {"X-Amzn-SageMaker-Inference-Id": "n" * 100})
+
+    unknown, too_long = lines(path, 2)
+    assert (unknown["status"], unknown["inference_id"]) == (400, "order-8")
+    assert (too_long["status"], too_long["inference_id"]) == (400, "n" * 64)
+
+
 def test_number_that_cannot_be_read_harms_no_record(stage: Stage, path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Python refuses to read a number this long as an integer."""
     stage.a.behave = stage.b.behave = answering(headers={"X-Torchmoor-Context-Tokens": "9" * 5000})

@@ -127,6 +127,26 @@ def test_a_stream_goes_on_where_it_was_cut(three: Stage, session: str | None, th
     assert counts(three) == (1, 0)
 
 
+def test_pieces_that_arrive_together_are_one_part(three: Stage) -> None:
+    """An instance sends several at once when it has fallen behind, or when several streams share a step."""
+
+    async def say_all_at_once(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain; charset=utf-8", {headers.CONTINUABLE: "the start"})
+        await wire.chunk(marked(0) + marked(1) + marked(2))
+        await wire.chunk(marked(3))
+        await wire.chunk(b"")
+
+    take_turns(three, say_all_at_once)
+    answer = three.client().invoke_endpoint_with_response_stream(
+        EndpointName="llava", ContentType="application/json", Body=BODY
+    )
+
+    parts = [event["PayloadPart"]["Bytes"].decode() for event in answer["Body"]]
+
+    assert "".join(parts) == "".join(WORDS)
+    assert parts[0].startswith("".join(WORDS[:3]))
+
+
 @pytest.mark.parametrize("garbage", [b"no mark\n", b"fffffff \n", b"2000000! \nx", b"x" * 70_000])
 def test_an_instance_that_breaks_the_form_of_its_pieces_is_lost(three: Stage, garbage: bytes) -> None:
     """Another one goes on at once, not when the broken one ends or falls silent."""

@@ -97,7 +97,9 @@ class InvocationMetrics:
         REQUESTS, "OverheadLatency", "Time that a request spent in the proxy, without the model's time."
     )
     queue_latency: Histogram = _histogram(
-        REQUESTS, "QueueLatency", "Time from a request's head until an instance was free, of requests that had to wait."
+        REQUESTS,
+        "QueueLatency",
+        "Time from a request's last byte until an instance was free, of requests that had to wait.",
     )
     first_chunk_latency: Histogram = _histogram(
         REQUESTS, "FirstChunkLatency", "Time from a request's head to the first byte of a streamed answer's body."

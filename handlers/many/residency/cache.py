@@ -32,8 +32,6 @@ from handlers.many.residency.memory_budget import MemoryBudget
 from handlers.many.residency.ticket import ModelTicket
 from handlers.many_settings import ManySettings
 
-# Events since the worker started. hits: requests whose model was on the device; evictions: from memory.
-
 
 class ModelCache:
     """on_release: called at the end of each lease, from any thread and without the lock; calls `give_back`.

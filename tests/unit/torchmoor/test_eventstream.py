@@ -9,7 +9,7 @@ from botocore.eventstream import EventStreamBuffer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder
+from torchmoor.proxy.api.stream_encoders import PartEncoder, TextPartEncoder
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.eventstream import encode_frame, encode_headers, exception, payload_part
 from torchmoor.wire.marked_text import MAX_HELD_BYTES

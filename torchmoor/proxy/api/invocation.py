@@ -10,7 +10,7 @@ from time import monotonic
 
 from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ValidationError, invocation_timed_out
 from torchmoor.proxy.api.dialect import Explain
-from torchmoor.proxy.api.observation import Observation, complete_record
+from torchmoor.proxy.api.observation import Observation
 from torchmoor.proxy.api.operation import Operation, timeout_line
 from torchmoor.proxy.api.stream_continuer import find_continuer
 from torchmoor.proxy.api.validation import check_form
@@ -21,7 +21,7 @@ from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.dispatch.observer import TRACEPARENT
-from torchmoor.proxy.dispatch.record import RequestRecord, begin_record, record_place
+from torchmoor.proxy.dispatch.record import RequestRecord, begin_record, complete_record, record_place
 from torchmoor.proxy.dispatch.request_sessions import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.sequences import SEQUENCE_FIELDS
 from torchmoor.proxy.http.answer import Answer, Loss
@@ -357,13 +357,13 @@ class Invocation:
 
     def _record(self, outcome: Outcome, now: float) -> None:
         """Record the invocation as a decision and for the observer; most do not need it."""
-        record = self._begin_record(outcome, now)
+        record = self._make_record(outcome, now)
         if self._dispatchers.decisions.note(record, now) or self._observation is not None:
-            self._complete_record(record)
+            self._add_details(record)
         if self._observation is not None:
             self._observation.end(record)
 
-    def _begin_record(self, outcome: Outcome, now: float) -> RequestRecord:
+    def _make_record(self, outcome: Outcome, now: float) -> RequestRecord:
         assignment, operation = self.assignment, self._dialect.operation_name
         record = begin_record(self.request, self.request_id, outcome, now)
         record_place(record, assignment.dispatcher.variant, operation, assignment.choice, assignment.session)
@@ -382,7 +382,7 @@ class Invocation:
             record.error_type = "MidStreamError"
         return record
 
-    def _complete_record(self, record: RequestRecord) -> None:
+    def _add_details(self, record: RequestRecord) -> None:
         waiter, assignment, num_tokens = self._waiter, self.assignment, None
         if waiter is not None:
             record.status = record.status or waiter.status_replied or None

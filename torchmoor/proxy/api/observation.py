@@ -7,17 +7,9 @@ import logging
 from torchmoor.proxy.dispatch.observer import Observer
 from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.answer import Answer, WatchedAnswer
-from torchmoor.proxy.http.field_names import ERROR_CODE, INFERENCE_ID, NEW_SESSION_ID, SESSION_ID, TARGET_MODEL
-from torchmoor.proxy.http.message import AnswerHead, Request
-from torchmoor.proxy.instances.registry import Variant
-from torchmoor.wire.receipt import GENERATED_TOKENS, NUMBER_FIELDS, read_number
-from torchmoor.wire.session_hash import session_hash
+from torchmoor.proxy.http.message import Request
 
 logger = logging.getLogger(__name__)
-
-_RECEIPT = {name.encode(): field for name, field in NUMBER_FIELDS.items()}
-_GENERATED_TOKENS = NUMBER_FIELDS[GENERATED_TOKENS]
-_MAX_CODE = 64  # characters of a handler's error code
 
 
 class Observation:
@@ -52,51 +44,3 @@ class Observation:
             self._observer.on_end(record, self._trace)
         except Exception:
             logger.exception("request not recorded request_id=%s", record.request_id)
-
-
-def complete_record(
-    record: RequestRecord,
-    request: Request,
-    variant: Variant,
-    head: AnswerHead | None,
-    *,
-    opens_session: bool = False,
-    num_tokens: int | None = None,
-) -> None:
-    """Add the names and numbers that only logs and traces need. Failures are logged.
-
-    head: of the instance's last answer. num_tokens: those that the client got of a stream that was continued.
-    """
-    try:
-        record.model = variant.settings.model
-        inference_id, target_model = request.find(INFERENCE_ID), request.find(TARGET_MODEL)
-        if inference_id is not None:
-            record.inference_id = inference_id.decode("latin-1")
-        if target_model is not None:
-            record.target_model = target_model.decode("latin-1")
-        if head is not None:
-            _read_answer(record, head, opens_session=opens_session)
-        if num_tokens is not None:
-            record.receipt = {**record.receipt, _GENERATED_TOKENS: num_tokens}
-    except Exception:
-        logger.exception("request not recorded request_id=%s", record.request_id)
-
-
-def _read_answer(record: RequestRecord, head: AnswerHead, *, opens_session: bool) -> None:
-    opened = (head.find(NEW_SESSION_ID) or head.find(SESSION_ID)) if opens_session else None
-    if opened:
-        record.session = session_hash(opened.partition(b";")[0].strip())
-    if head.status >= 400:
-        record.status_refused = head.status
-        code = head.find(ERROR_CODE)  # some dialects send it to the client
-        if code:
-            record.model_error = code.decode("latin-1")[:_MAX_CODE]
-            record.error_type = record.error_type or record.model_error
-    if _RECEIPT.keys().isdisjoint(head.layout.places):
-        return
-    numbers = {
-        field: read_number(value.decode("latin-1"))
-        for name, field in _RECEIPT.items()
-        if (value := head.find(name)) is not None
-    }
-    record.receipt = {field: number for field, number in numbers.items() if number is not None}

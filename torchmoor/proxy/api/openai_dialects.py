@@ -18,7 +18,7 @@ from torchmoor.errors import (
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
 from torchmoor.proxy.api.replies import json_reply, retry_after
-from torchmoor.proxy.api.streaming import EventPassEncoder
+from torchmoor.proxy.api.stream_encoders import EventPassEncoder
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import (

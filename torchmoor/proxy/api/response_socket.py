@@ -16,7 +16,7 @@ from typing import Any
 from torchmoor.config.websocket import WebSocketSettings
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.affinity_keys import FIELDS, has_header
-from torchmoor.proxy.api.event_messages import EventMessages, error_message
+from torchmoor.proxy.api.socket_messages import SocketMessages, error_message
 from torchmoor.proxy.api.validation import make_note
 from torchmoor.proxy.http.byte_budget import ByteBudget
 from torchmoor.proxy.http.call import Call, MessageRequest, Upgrade
@@ -61,7 +61,7 @@ class _Asked:
     num_bytes: int
     named: Unstored | None
     status: int = 0
-    events: EventMessages = field(default_factory=EventMessages)
+    events: SocketMessages = field(default_factory=SocketMessages)
 
 
 class ResponseSockets:

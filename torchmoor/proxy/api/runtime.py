@@ -26,7 +26,7 @@ from torchmoor.proxy.api.describe import describe_endpoint
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.operation import Operation, stream_deadlines, whole_deadlines
 from torchmoor.proxy.api.replies import LOOKING, Handler, message_of, runtime_error, unknown_operation
-from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
+from torchmoor.proxy.api.stream_encoders import PartEncoder, TextPartEncoder, TextPassEncoder
 from torchmoor.proxy.api.validation import ENDPOINT_NAME, NOT_THERE, not_there
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http import eventstream

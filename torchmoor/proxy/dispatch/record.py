@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,16 +10,23 @@ from typing import Any
 
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.http.call import Outcome
-from torchmoor.proxy.http.field_names import ERROR_CODE
-from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.http.field_names import ERROR_CODE, INFERENCE_ID, NEW_SESSION_ID, SESSION_ID, TARGET_MODEL
+from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Variant
+from torchmoor.wire.receipt import GENERATED_TOKENS, NUMBER_FIELDS, read_number
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import SessionId
+
+logger = logging.getLogger(__name__)
 
 MAX_PATH = 256  # bytes of a request's path
 _RESOURCES = ("responses", "conversations", "files")  # of OpenAI's API
 _NAMES = {"compact", "input_tokens", "input_items", "cancel", "items", "content"}  # all other parts are ids
 _ERROR_KIND = b"x-amzn-errortype"
+_RECEIPT = {name.encode(): field for name, field in NUMBER_FIELDS.items()}
+_GENERATED_TOKENS = NUMBER_FIELDS[GENERATED_TOKENS]
+_MAX_CODE = 64  # characters of a handler's error code
+_MAX_ID = 64  # bytes of a client's id, which a refused request may exceed
 _WORDS = {outcome: outcome.value for outcome in Outcome}
 
 
@@ -29,14 +37,14 @@ class RequestRecord:
     outcome: a value of torchmoor.proxy.http.call.Outcome. status: the client's. status_refused: the instance's own, if
     it refused the request. num_bytes_in: of the request's body; num_bytes_out: of the whole answer as sent.
     Times are in seconds from the end of the request's head: total_s to the end, first_byte_s to the answer's body,
-    answered_s to the head of the instance's answer, waited_s until an instance was free. upstream_s runs from sending
-    the request on to the end. session: the hash of the session's id. principal: the caller's name as instances see it.
-    error_type: what the client received; model_error: the handler's own code. receipt: the numbers of
-    wire/receipt.py in the answer's head. is_sampled: whether its trace is exported.
+    answered_s to the head of the instance's answer. waited_s runs from the request's last byte until an instance was
+    free, upstream_s from sending the request on to the end. session: the hash of the session's id. principal: the
+    caller's name as instances see it. error_type: what the client received; model_error: the handler's own code.
+    receipt: the numbers of wire/receipt.py in the answer's head. is_sampled: whether its trace is exported.
 
     A plain class without slots: attributes that most requests do not need are not set, which halves its cost.
-    `complete_record` of torchmoor.proxy.api.observation sets the byte counts, ids, names and numbers of an answer, only
-    of records that are kept or observed; num_bytes_out and first_byte_s need an observer.
+    `complete_record` sets the byte counts, ids, names and numbers of an answer, only of records that are kept or
+    observed; num_bytes_out and first_byte_s need an observer.
     """
 
     endpoint: str | None = None
@@ -109,12 +117,63 @@ def record_place(
         record.session = session_hash(session.text)
 
 
+def complete_record(
+    record: RequestRecord,
+    request: Request,
+    variant: Variant,
+    head: AnswerHead | None,
+    *,
+    opens_session: bool = False,
+    num_tokens: int | None = None,
+) -> None:
+    """Add the names and numbers that only logs and traces need. Failures are logged.
+
+    head: of the instance's last answer. num_tokens: those that the client got of a stream that was continued.
+    """
+    try:
+        record.model = variant.settings.model
+        inference_id, target_model = request.find(INFERENCE_ID), request.find(TARGET_MODEL)
+        if inference_id is not None:
+            record.inference_id = inference_id.decode("latin-1")
+        if target_model is not None:
+            record.target_model = target_model.decode("latin-1")
+        if head is not None:
+            _read_answer(record, head, opens_session=opens_session)
+        if num_tokens is not None:
+            record.receipt = {**record.receipt, _GENERATED_TOKENS: num_tokens}
+    except Exception:
+        logger.exception("request not recorded request_id=%s", record.request_id)
+
+
+def _read_answer(record: RequestRecord, head: AnswerHead, *, opens_session: bool) -> None:
+    opened = (head.find(NEW_SESSION_ID) or head.find(SESSION_ID)) if opens_session else None
+    if opened:
+        record.session = session_hash(opened.partition(b";")[0].strip())
+    if head.status >= 400:
+        record.status_refused = head.status
+        code = head.find(ERROR_CODE)  # some dialects send it to the client
+        if code:
+            record.model_error = code.decode("latin-1")[:_MAX_CODE]
+            record.error_type = record.error_type or record.model_error
+    if _RECEIPT.keys().isdisjoint(head.layout.places):
+        return
+    numbers = {
+        field: read_number(value.decode("latin-1"))
+        for name, field in _RECEIPT.items()
+        if (value := head.find(name)) is not None
+    }
+    record.receipt = {field: number for field, number in numbers.items() if number is not None}
+
+
 def record_reply(request: Request, request_id: bytes, reply: Reply, now: float) -> RequestRecord:
     """Record a request that the proxy answers itself. now: monotonic seconds."""
     record = begin_record(request, request_id, Outcome.ANSWERED, now)
     fields = dict(reply.headers)
     kind = fields.get(_ERROR_KIND) or fields.get(ERROR_CODE)
     record.status = reply.status
+    inference_id = request.find(INFERENCE_ID)
+    if inference_id is not None:
+        record.inference_id = inference_id[:_MAX_ID].decode("latin-1")
     record.error_type = None if kind is None else kind.decode("latin-1")
     record.num_bytes_in = request.content_length or 0
     record.num_bytes_out = len(reply.render(keep_alive=True))

@@ -10,14 +10,13 @@ import logging
 from time import monotonic
 
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.observation import complete_record
 from torchmoor.proxy.api.operation import Operation
 from torchmoor.proxy.api.runtime import DROPPED_FIELDS, answer_lines
 from torchmoor.proxy.dispatch.assignment import marking_line
 from torchmoor.proxy.dispatch.callers import CallerLease, Callers
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.observer import Observer
-from torchmoor.proxy.dispatch.record import begin_record, record_place
+from torchmoor.proxy.dispatch.record import begin_record, complete_record, record_place
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import Outcome, Target
 from torchmoor.proxy.http.exchange import Exchange

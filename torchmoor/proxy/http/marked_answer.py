@@ -89,9 +89,9 @@ class MarkedAnswer:
             self.is_ended = is_whole and kind is PieceKind.END
             if self.is_ended and note.isdigit():
                 self.num_tokens = int(note[:MAX_DIGITS])
-            if data:
-                passed.append(self._pass_on(data))
-        return b"".join(passed)
+            passed.append(data)
+        together = b"".join(passed)
+        return self._pass_on(together) if together else b""
 
     def _join(self, part: bytes, kind: PieceKind, *, is_whole: bool) -> bytes:
         """Keep a part of a piece; return the bytes to send on: none until the piece is whole or is not kept."""

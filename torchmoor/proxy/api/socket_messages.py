@@ -17,7 +17,7 @@ def error_message(status: int, error: dict[str, Any]) -> bytes:
     return json.dumps({"type": "error", "status": status, "error": error}).encode()
 
 
-class EventMessages:
+class SocketMessages:
     """Reads one answer.
 
     last: the response of its last event, None before the end. num_bytes: of that event. is_failed: the answer is an

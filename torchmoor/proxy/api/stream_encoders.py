@@ -18,7 +18,7 @@ def stream_error(message: str, error_code: str) -> bytes:
 class PartEncoder:
     """Encodes each piece as a PayloadPart; a ModelStreamError reports a failure or time-out of the instance.
 
-    A part is as long as the piece that arrived from the instance. Nothing splits or joins pieces.
+    A part has what arrived from the instance at once: one piece of the answer, or several that waited together.
     """
 
     __slots__ = ()
