@@ -76,7 +76,7 @@ SUBJECTS = {
         (f"{UNIT}/async_inference/test_https_store.py",),
     ),
     "pictures": Subject(
-        ("handlers/chat/images/addresses.py", "handlers/chat/images/loader.py"),
+        ("handlers/chat/images/addresses.py", "handlers/chat/images/http.py"),
         (f"{HANDLERS}/test_image_addresses.py", f"{HANDLERS}/test_chat_intake.py"),
     ),
     "http": Subject(

@@ -1,124 +1,32 @@
-"""The loader of images: reads references and checks which addresses may be fetched.
+"""The loader of images: reads every kind of reference.
 
-A reference is raw bytes, a data URL, base64 text, or an address: http(s), or s3:// in an allowed bucket. An http
-host is resolved once and each of its addresses is checked; the connection goes to a checked address, also after a
-redirect. The limits on pixels are in image_decoding.py.
+A reference is raw bytes, a data URL, base64 text, or an address: http(s), which http.py fetches, or s3:// in an allowed
+bucket, which s3.py fetches. The limits on pixels are in image_decoding.py.
 """
 
 import base64
 import binascii
-import contextlib
-import ipaddress
-import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote_to_bytes, urljoin, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
 
-import requests
 from PIL import Image
-from requests.adapters import HTTPAdapter
-from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import HTTPError
 
 from handlers.chat.images import image_decoding
 from handlers.chat.images.addresses import DATA, HTTP, S3, SCHEMES, find_scheme
 from handlers.chat.images.decoding_budget import DecodingBudget
+from handlers.chat.images.http import HttpImages, Resolver, resolve
 from handlers.chat.messages import ImageReference, KeptImage
-from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, Overloaded
+from handlers.errors import ImageTooLarge, ImageUrlForbidden, NotAnImage
 from handlers.reply import PendingReply
 from handlers.requests import refuse_other_media
 from handlers.settings import IntakeSettings
-from torchmoor.wire.public_addresses import destination, is_public
 
 if TYPE_CHECKING:
     from handlers.chat.images.s3 import S3Images
-
-Resolver = Callable[[str, int], list[str]]
-
-
-def resolve(host: str, port: int) -> list[str]:
-    """Resolve a host name. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
-class _Deadline:
-    """Cuts the connections of one fetch when its time is over.
-
-    A socket's time-out starts again with every byte, so a slow sender could keep a fetch open for hours.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []
-        self._timer = threading.Timer(seconds, self.cut)
-        self._timer.daemon = True
-        self.is_over = False
-
-    def __enter__(self) -> "_Deadline":
-        self._timer.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._timer.cancel()
-        with self._lock:
-            for sock in self._sockets:
-                sock.close()
-            self._sockets.clear()
-
-    def watch(self, sock: socket.socket) -> None:
-        """Close this socket at the deadline.
-
-        Keeps a duplicate, because TLS detaches the original; a shutdown ends both.
-        """
-        with self._lock:
-            self._sockets.append(sock.dup())
-            is_late = self.is_over
-        if is_late:
-            self.cut()
-
-    def cut(self) -> None:
-        """End the fetch now. Any thread."""
-        with self._lock:
-            self.is_over = True
-            for sock in self._sockets:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-
-
-class _PinnedAdapter(HTTPAdapter):
-    """Verifies TLS against the host name, although the URL contains the checked address."""
-
-    def __init__(self, host: str, deadline: _Deadline) -> None:
-        self._host = host
-        self._deadline = deadline
-        super().__init__(max_retries=0)
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs)
-        self.poolmanager.pool_classes_by_scheme = {"http": self._http_pool, "https": self._https_pool}
-
-    def _http_pool(self, *args: Any, **kwargs: Any) -> HTTPConnectionPool:
-        return self._watched(HTTPConnectionPool(*args, **kwargs))
-
-    def _https_pool(self, *args: Any, **kwargs: Any) -> HTTPConnectionPool:
-        names = {"server_hostname": self._host, "assert_hostname": self._host}
-        return self._watched(HTTPSConnectionPool(*args, **{**kwargs, **names}))
-
-    def _watched(self, pool: HTTPConnectionPool) -> HTTPConnectionPool:
-        deadline = self._deadline
-
-        class Connection(pool.ConnectionCls):  # type: ignore[name-defined,misc]
-            def _new_conn(self) -> socket.socket:
-                sock: socket.socket = super()._new_conn()
-                deadline.watch(sock)
-                return sock
-
-        pool.ConnectionCls = Connection
-        return pool
 
 
 class ImageLoader:
@@ -128,12 +36,7 @@ class ImageLoader:
         self, settings: IntakeSettings, resolver: Resolver = resolve, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._settings = settings
-        self._resolver = resolver
-        self._clock = clock
-        self._allowed_names = {host.lower() for host in settings.allowed_hosts if not _is_network(host)}
-        self._allowed_networks = [
-            ipaddress.ip_network(host, strict=False) for host in settings.allowed_hosts if _is_network(host)
-        ]
+        self._http = HttpImages(settings, resolver, clock)
         self._lock = threading.Lock()
         self._s3: S3Images | None = None
         self.decoding = DecodingBudget(settings.decoding_bytes, settings.decoding_timeout_s)
@@ -149,7 +52,7 @@ class ImageLoader:
         if scheme == DATA:
             return self._within_limit(_decode_data_url(text, self._settings.max_bytes))
         if scheme in HTTP:
-            return self._fetch(text, reply)
+            return self._http.read(text, reply)
         if scheme == S3:
             return self._fetch_from_s3(text, reply)
         if scheme:
@@ -181,120 +84,6 @@ class ImageLoader:
                 "this worker reads no images from S3; an operator can allow buckets with handler.intake.allowed_buckets"
             )
         return s3.read(url, reply)
-
-    def _fetch(self, url: str, reply: PendingReply) -> bytes:
-        if not self._settings.allow_urls:
-            raise ImageUrlForbidden("this worker does not fetch images; send the image itself")
-        with _Deadline(self._find_time(reply)) as deadline:
-            reply.on_cancel(lambda reason: deadline.cut())
-            for _ in range(self._settings.max_redirects + 1):
-                answer = self._fetch_once(url, deadline)
-                if isinstance(answer, bytes):
-                    return answer
-                try:
-                    url = urljoin(url, answer)
-                except ValueError as exc:
-                    raise ImageUnreachable("the image's address redirects to an invalid URL") from exc
-        raise ImageUnreachable(f"the image's address redirects more than {self._settings.max_redirects} times")
-
-    def _find_time(self, reply: PendingReply) -> float:
-        """Return how many seconds a fetch may take.
-
-        Raises Overloaded if the request has waited too long for a thread.
-        """
-        left_s = reply.fetches_end_at - self._clock()
-        if left_s <= 0:
-            raise Overloaded("too many images are being fetched; try again later")
-        return min(left_s, self._settings.total_timeout_s)
-
-    def _fetch_once(self, url: str, deadline: _Deadline) -> bytes | str:
-        """Return the body, or the address of a redirect."""
-        target, host, port = self.check(url)
-        timeout = (self._settings.connect_timeout_s, self._settings.read_timeout_s)
-        default_port = 443 if url.lower().startswith("https") else 80
-        name = f"[{host}]" if ":" in host else host
-        headers = {"Host": name if port == default_port else f"{name}:{port}", "Accept": "image/*"}
-        try:
-            with requests.Session() as session:
-                session.trust_env = False  # a proxy from the environment would resolve the name again
-                session.mount("http://", _PinnedAdapter(host, deadline))
-                session.mount("https://", _PinnedAdapter(host, deadline))
-                with session.get(
-                    target, headers=headers, timeout=timeout, stream=True, allow_redirects=False
-                ) as response:
-                    if response.is_redirect:
-                        return response.headers["Location"]
-                    if response.status_code != 200:
-                        raise ImageUnreachable(f"the image's address answered with status {response.status_code}")
-                    return self._read_body(response, deadline)
-        except requests.exceptions.Timeout as exc:
-            raise ImageUnreachable("the image's address did not answer in time") from exc
-        except (requests.exceptions.RequestException, HTTPError, ValueError) as exc:  # ValueError: a broken Location
-            if deadline.is_over:
-                raise ImageUnreachable("the image did not arrive in time") from exc
-            raise ImageUnreachable(f"the image's address cannot be reached ({type(exc).__name__})") from exc
-
-    def _read_body(self, response: requests.Response, deadline: _Deadline) -> bytes:
-        limit = self._settings.max_bytes
-        declared = response.headers.get("Content-Length", "")
-        if declared.isdigit() and int(declared) > limit:
-            raise ImageTooLarge(f"the image has {declared} bytes, more than {limit}")
-        data = bytearray()
-        for piece in response.iter_content(65_536):
-            data += piece
-            if len(data) > limit:
-                raise ImageTooLarge(f"the image has more than {limit} bytes")
-        if deadline.is_over:  # a body without a declared length ends quietly when it is cut
-            raise ImageUnreachable("the image did not arrive in time")
-        return bytes(data)
-
-    def check(self, url: str) -> tuple[str, str, int]:
-        """Check a URL's host and addresses.
-
-        Return the URL with a checked address instead of the host, the host, and the port.
-        """
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError as exc:
-            raise ImageUrlForbidden("the image's address is not a valid URL") from exc
-        if parts.scheme.lower() not in HTTP or not host:
-            raise ImageUrlForbidden("an image address must be http or https and name a host")
-        if parts.username is not None or parts.password is not None:
-            raise ImageUrlForbidden("an image address must not carry a user name or password")
-        port = port or (443 if parts.scheme.lower() == "https" else 80)
-        try:
-            host = host if ":" in host else host.encode("idna").decode()
-            addresses = self._resolver(host, port)
-        except (OSError, UnicodeError) as exc:
-            raise ImageUnreachable(f"the host {host[:255]!r} of the image's address is not known") from exc
-        if not addresses:
-            raise ImageUnreachable(f"the host {host} of the image's address has no address")
-        for address in addresses:
-            if not self._may_fetch(host, address):
-                raise ImageUrlForbidden(
-                    f"the image's address leads to a private or local network ({host}); "
-                    "an operator can allow it with handler.intake.allowed_hosts"
-                )
-        literal = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
-        target = parts._replace(netloc=f"{literal}:{port}", fragment="").geturl()
-        return target, host, port
-
-    def _may_fetch(self, host: str, address: str) -> bool:
-        if host.lower() in self._allowed_names:
-            return True
-        ip = destination(ipaddress.ip_address(address.partition("%")[0]))
-        if any(ip.version == network.version and ip in network for network in self._allowed_networks):
-            return True
-        return is_public(ip)
-
-
-def _is_network(host: str) -> bool:
-    try:
-        ipaddress.ip_network(host, strict=False)
-    except ValueError:
-        return False
-    return True
 
 
 def _decode_base64(text: str) -> bytes:

@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageChops, ImageStat
 
+from handlers.chat.images.http import HttpImages, resolve
 from handlers.chat.images.image_decoding import FORMATS
-from handlers.chat.images.loader import ImageLoader, resolve
+from handlers.chat.images.loader import ImageLoader
 from handlers.errors import (
     BadImage,
     ImageTooLarge,
@@ -146,7 +147,7 @@ def no_resolver(host: str, port: int) -> list[str]:
 
 @pytest.mark.parametrize(("scheme", "port"), [("http", 80), ("https", 443), ("HTTPS", 443)])
 def test_an_address_without_a_port_has_its_schemes(scheme: str, port: int) -> None:
-    assert strict().check(f"{scheme}://93.184.215.14/x")[1:] == ("93.184.215.14", port)
+    assert HttpImages(IntakeSettings()).check(f"{scheme}://93.184.215.14/x")[1:] == ("93.184.215.14", port)
 
 
 def test_allowed_address_is_fetched(web: WebServer) -> None:
@@ -223,9 +224,9 @@ def test_one_private_address_among_public_ones_forbids_the_name(address: str) ->
 @pytest.mark.parametrize("address", ["93.184.215.14", "2606:2800:21f::1", "64:ff9b::5db8:d70e", "2002:5db8:d70e::"])
 def test_public_addresses_may_be_fetched(address: str) -> None:
     """Public addresses are allowed, through NAT64 and 6to4 too."""
-    loader = strict(lambda host, port: [address])
+    images = HttpImages(IntakeSettings(), lambda host, port: [address])
 
-    target, host, port = loader.check("https://example.com/a.png?q=1#part")
+    target, host, port = images.check("https://example.com/a.png?q=1#part")
 
     literal = f"[{address}]" if ":" in address else address
     assert (target, host, port) == (f"https://{literal}:443/a.png?q=1", "example.com", 443)
@@ -920,9 +921,9 @@ def test_any_reference_gives_a_picture_or_a_bad_image(reference: bytes | str) ->
 @given(rest=st.text(max_size=40), address=st.ip_addresses().map(str) | st.sampled_from(["not an address", ""]))
 def test_any_url_is_judged(rest: str, address: str) -> None:
     """The check raises no exception outside the BadImage family, and never accepts a private address."""
-    loader = strict(lambda host, port: [address] if "." in address or ":" in address else [])
+    images = HttpImages(IntakeSettings(), lambda host, port: [address] if "." in address or ":" in address else [])
     try:
-        target, *_ = loader.check("http://" + rest)
+        target, *_ = images.check("http://" + rest)
     except BadImage:
         return
     assert address in target
