@@ -43,7 +43,7 @@ class AsyncAdmin:
         query, endpoints = request.query, list(self._service.endpoints)
         endpoint = query.get("endpoint", endpoints[0] if len(endpoints) == 1 else "")
         if endpoint not in endpoints:
-            raise RequestRefused(400, f"Say which endpoint: ?endpoint= one of {', '.join(endpoints)}.")
+            raise RequestRefused(400, f"endpoint must be one of {', '.join(endpoints)}.")
         try:
             state = AsyncState(query["state"].upper()) if query.get("state") else None
         except ValueError:
