@@ -73,18 +73,16 @@ class DirectoryJournal(StoredJournal):
             raise EventTaken(f"event {number} of this session has been written already") from exc
 
     def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
-        folder = self._folder(session_id)
         events: list[Event] = []
         while max_events is None or len(events) < max_events:
             try:
-                data = files.read(folder / f"{start + len(events):08d}", self._settings.max_event_bytes)
-                events.append(self._codec.decode(data, session_id))
+                events.append(self._read_event(session_id, f"{start + len(events):08d}"))
             except FileNotFoundError:
                 if not self._root.is_dir():
                     raise
                 break
         try:
-            return [self._read_close(session_id)]
+            return [self._read_event(session_id, CLOSED)]
         except FileNotFoundError:  # checked last: nothing had been deleted before
             return events
 
@@ -142,7 +140,7 @@ class DirectoryJournal(StoredJournal):
             self._publish(folder / CLOSED, self._codec.encode(event, session_id), ANYONE)
         files.sync_folder(folder)
         self._clear(folder)
-        return self._read_close(session_id)
+        return self._read_event(session_id, CLOSED)
 
     def delete(self, session_id: str) -> None:
         folder = self._folder(session_id)
@@ -267,9 +265,9 @@ class DirectoryJournal(StoredJournal):
         expires_at = expiry(folder.name) if is_session_id(folder.name) else NEVER
         self._budget.add(owner, expires_at, num_bytes, num_sessions)
 
-    def _read_close(self, session_id: str) -> Event:
-        """Read the record of a closed session. Raises FileNotFoundError."""
-        data = files.read(self._folder(session_id) / CLOSED, self._settings.max_event_bytes)
+    def _read_event(self, session_id: str, name: str) -> Event:
+        """Read an event from its file. Raises FileNotFoundError."""
+        data = files.read(self._folder(session_id) / name, self._settings.max_event_bytes)
         return self._codec.decode(data, session_id)
 
     def _make_folder(self, session_id: str) -> Path:

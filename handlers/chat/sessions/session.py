@@ -63,6 +63,11 @@ class Session:
         purpose = (self.resource or {}).get("purpose")
         return purpose if isinstance(purpose, str) else ""
 
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a request uses or awaits the session, or an operator keeps it, so that it is not evicted."""
+        return self.turn is not None or bool(self.waiting) or self.num_holds > 0 or self.is_pinned
+
     def find_turn(self, number: int) -> Event | None:
         """Return the turn of this number; None without one, or while its response is in the background."""
         event = self.entries[number - 1] if 0 < number <= len(self.entries) else None

@@ -41,7 +41,7 @@ class SessionStore(SessionTable):
         with self._lock:
             self._raise_if_gone(session)
             session.used_at = self._wall()
-            self._idle.pop(session, None)
+            self._idle.remove(session)
             if session.turn is None:
                 session.turn = turn
                 session.cache.pin()
@@ -96,7 +96,7 @@ class SessionStore(SessionTable):
                     f"pinned sessions may hold {self.settings.max_pinned_fraction:.0%} of the KV cache; unpin one first"
                 )
             session.is_pinned = True
-            self._idle.pop(session, None)
+            self._idle.remove(session)
             if session.turn is None:
                 session.cache.pin()
 
@@ -150,9 +150,7 @@ class SessionStore(SessionTable):
             for session in self._sessions.values():
                 if session.turn is None and not session.is_pinned and session.cache.is_pinned:
                     raise RuntimeError(f"a cache is pinned that no turn uses: {session!r}")
-            busy = (each for each in self._idle if each.turn is not None or each.num_holds or each.is_pinned)
-            if next(busy, None) is not None or not all(self._sessions.get(each.id.text) is each for each in self._idle):
-                raise RuntimeError("a session may be evicted that is in use or not held")
+            self._idle.check_integrity(lambda session: self._sessions.get(session.id.text) is session)
             self._expiries.check_integrity(self._sessions.values())
             if self.num_chars != sum(session.num_chars for session in self._sessions.values()):
                 raise RuntimeError(f"the sessions' texts do not have {self.num_chars} characters")

@@ -1,4 +1,4 @@
-"""The table of the sessions that this worker holds: how they come, when they end, and which leaves first.
+"""The table of the sessions that this worker holds: how they come and when they end. eviction.py: which leaves first.
 
 The contract: a session ends only by close or expiry. With a journal the table is a cache: when it is full, or its
 sessions have too many texts, the idle session that was used least recently is evicted, and its next request adopts it
@@ -9,10 +9,10 @@ it is not pinned. When a session has ended and its last turn is over, it holds n
 import logging
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 
 from handlers.chat.images.store import ImageStore
+from handlers.chat.sessions.eviction import IdleSessions
 from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones
 from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
@@ -51,7 +51,7 @@ class SessionTable:
         self.is_durable = is_durable
         self._sessions: dict[str, Session] = {}
         self._expiries = ExpiryOrder()
-        self._idle: OrderedDict[Session, None] = OrderedDict()  # the least recently used one first
+        self._idle = IdleSessions()
         self._idle_ttl_s = 0 if is_durable else settings.idle_ttl_s
         self._ending: set[Session] = set()  # ended, while their last turn still runs
         self._tombstones = Tombstones(settings)
@@ -106,7 +106,7 @@ class SessionTable:
         return session
 
     def _make_room(self) -> None:
-        """End the expired sessions, or else evict the idle one that was used least recently. Raises Overloaded."""
+        """End the expired sessions, or else evict one. Raises Overloaded."""
         self.expire()
         if len(self._sessions) < self.settings.max_sessions:
             return
@@ -116,12 +116,12 @@ class SessionTable:
         raise self._full(message)
 
     def _evict(self) -> bool:
-        """With a journal, evict the idle session that was used least recently. Return False if there is none."""
-        oldest = next(iter(self._idle), None)
-        if not self.is_durable or oldest is None:
+        """With a journal, evict an idle session. Return False if there is none."""
+        victim = self._idle.first()
+        if not self.is_durable or victim is None:
             return False
-        self._forget(oldest)
-        self._release(oldest, keeps_features=True)
+        self._forget(victim)
+        self._release(victim, keeps_features=True)
         self.counters.add("sessions_evicted")
         return True
 
@@ -129,9 +129,9 @@ class SessionTable:
         """Return an error that says, without a journal, when the first session ends."""
         if self.is_durable:
             return Overloaded(message)
-        first = self._expiries.first() or 0
-        if self._idle:
-            first = min(first, self.expires_at(next(iter(self._idle)).id))
+        first, idle = self._expiries.first() or 0, self._idle.first()
+        if idle is not None:
+            first = min(first, self.expires_at(idle.id))
         wait_s = self.seconds_until(first)
         error = Overloaded(f"{message}: the first one expires in {wait_s} s")
         error.retry_after_s = wait_s
@@ -160,7 +160,7 @@ class SessionTable:
         with self._lock:
             session = self.get(text, caller)
             session.num_holds += 1
-            self._idle.pop(session, None)
+            self._idle.remove(session)
             return session
 
     def unhold(self, session: Session) -> None:
@@ -171,15 +171,13 @@ class SessionTable:
 
     def _note_use(self, session: Session) -> None:
         """Make the session the most recently used one of the idle ones, if it is idle."""
-        self._idle.pop(session, None)
-        is_busy = session.turn is not None or session.waiting or session.num_holds or session.is_pinned
-        if not is_busy and self._sessions.get(session.id.text) is session:
+        if not session.is_busy and self._sessions.get(session.id.text) is session:
             session.used_at = self._wall()
-            self._idle[session] = None
+            self._idle.add(session)
 
     def _forget(self, session: Session) -> bool:
         """Remove the session from the table. Return False if it is not there."""
-        self._idle.pop(session, None)
+        self._idle.remove(session)
         self._expiries.remove(session)
         is_held = self._sessions.pop(session.id.text, None) is not None
         self.num_chars -= session.num_chars if is_held else 0
@@ -238,8 +236,8 @@ class SessionTable:
         with self._lock:
             for session in self._expiries.remove_expired(now):
                 self._end(session, SessionExpired)
-            while self._idle_ttl_s and self._idle and self.expires_at((oldest := next(iter(self._idle))).id) <= now:
-                self._end(oldest, SessionExpired)
+            while self._idle_ttl_s and (idle := self._idle.first()) and self.expires_at(idle.id) <= now:
+                self._end(idle, SessionExpired)
             self._tombstones.forget_old(now)
 
     def lose(self, text: str, end: SessionLost) -> None:
