@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
+from tests.waiting import DEADLINE_S
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
 
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
@@ -420,6 +422,25 @@ def test_stopping_lets_running_exchanges_end(make_stage: Callable[..., Stage]) -
             gate.open()
 
             assert read_answer(busy).startswith(b"HTTP/1.1 200")
+
+
+def test_stopping_cuts_no_answer_that_is_written() -> None:
+    """A client that has not read its answers yet gets them whole."""
+    request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
+    with Stage(names=("a",)) as stage, stage.socket() as sock:
+        sock.sendall(request)
+        num_bytes = len(read_answer(sock))
+        sock.sendall(request * 500)
+        stage.until(lambda: any(c.is_write_paused for c in stage.proxy.data.server.connections), "answers unread")
+
+        stopping = asyncio.run_coroutine_threadsafe(stage.proxy.data.server.stop(grace_s=DEADLINE_S), stage.loop)
+        stage.until(lambda: stage.proxy.data.server.is_stopping, "the proxy stops")
+        answers = read_answer(sock, to_end=True)
+        sock.close()
+        stopping.result(DEADLINE_S)
+
+    assert answers
+    assert len(answers) % num_bytes == 0
 
 
 def test_stopping_ends_with_its_grace() -> None:

@@ -14,6 +14,7 @@ from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Gate, Received, Wire, answering, refusing
 from torchmoor.config.health import HealthSettings, RecoverySettings
 from torchmoor.config.limits import TimeoutSettings
+from torchmoor.config.routing import VariantSettings
 from torchmoor.fleet.worker_probe import MAX_TRIES
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -294,6 +295,29 @@ def test_a_loss_without_another_instance_costs_no_budget(make_stage: Callable[..
 
     retries = stage.proxy.data.dispatchers.all()[0].retries
     assert [retries.try_take(1) for _ in range(2)] == [True, False]
+
+
+def test_each_variant_has_its_own_budget(make_stage: Callable[..., Stage]) -> None:
+    """A turn that only its body names is counted with the variant drawn before, and its retry with its session's."""
+    stage = make_stage(
+        names=("a", "b", "c"),
+        homes={"a": "drawn", "b": "home", "c": "home"},
+        variants=(VariantSettings(name="drawn", model="llava"), VariantSettings(name="home", model="llava", weight=0)),
+        are_journaled=True,
+        recovery=RecoverySettings(retry_burst=4, max_failures=99),
+    )
+    session = make_session_id("b")
+    for _ in range(40):
+        assert read_answer(invoke(stage, session=session)).startswith(b"HTTP/1.1 200")
+    stage.b.behave = dying
+    assert read_answer(invoke(stage, session=session)).startswith(b"HTTP/1.1 200")
+
+    connection = stage.http()
+    connection.request("POST", "/endpoints/llava/invocations", json.dumps({"session_id": session}))
+    assert connection.getresponse().status == 200
+
+    drawn, home = stage.proxy.data.dispatchers.all()
+    assert (drawn.metrics.invocations, drawn.metrics.retries, home.metrics.retries) == (1, 1, 1)
 
 
 def test_refused_connections_cost_no_budget(make_stage: Callable[..., Stage]) -> None:

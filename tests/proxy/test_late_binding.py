@@ -38,6 +38,10 @@ class Held:
         self._stage.run(release())
 
 
+async def dying(request: Received, wire: Wire) -> None:
+    wire.reset()
+
+
 def send(stage: Stage, body: bytes, *, session: str | None = None, more: str = "") -> socket.socket:
     """Send a request and return once the proxy has it: at an instance, or waiting."""
     before = taken(stage)
@@ -185,6 +189,22 @@ def test_wait_ends_with_its_deadline(make_stage: Callable[..., Stage], session: 
     held.let_go(b"1")
     stage.until(lambda: stage.outstanding() == 0, "the first answered")
     assert received(stage.a) == [b"1"]
+
+
+def test_wait_after_a_failure_is_no_answer_of_that_instance(make_stage: Callable[..., Stage]) -> None:
+    """Its failure still counts when the request finds no other instance in time."""
+    stage = late(make_stage)
+    held = Held(stage, stage.b)
+    stage.a.behave = dying
+    send(stage, b"other", session=make_session_id("b"))
+    sock = send(stage, b"1")
+    stage.until(lambda: waiting(stage) == 1, "the request waits for b")
+
+    stage.pass_time(21)
+
+    assert status(sock) == 503
+    assert stage.instance("a").breaker.num_failures == 1
+    held.let_go(b"other")
 
 
 def test_model_timeout_counts_the_wait_as_well(make_stage: Callable[..., Stage]) -> None:

@@ -357,6 +357,21 @@ def test_admin_plane_pins_where_a_model_is_held(fleet: Fleet) -> None:
     assert [row["code"] for row in json.loads(body)["instances"]] == ["ModelUnknown"] * 2
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "", 200), ("GET", "/ready", 200), ("POST", "/infer", 200)]
+    + [(method, path, 404) for method in ("HEAD", "PUT", "PATCH", "DELETE", "OPTIONS") for path in ("", "/ready")]
+    + [("POST", "", 404), ("GET", "/infer", 404), ("PUT", "/infer", 404)],
+)
+def test_open_inference_has_get_and_post(fleet: Fleet, method: str, path: str, status: int) -> None:
+    """Another method is not taken for a question, and HEAD would get a body."""
+    connection = fleet.stage.http()
+    connection.request(method, f"/v2/models/m0.tar.gz{path}", b"{}" if method == "POST" else None)
+
+    assert connection.getresponse().status == status
+    assert fleet.num_loads == (status == 200)
+
+
 def test_admin_plane_prewarms_where_requests_would_go(fleet: Fleet) -> None:
     """So that the next request finds the model there."""
     status, body = admin(fleet.stage, "POST", "/models/m15.tar.gz/prewarm")

@@ -13,7 +13,7 @@ from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.proxy.instances.instance import InstanceState
-from torchmoor.wire.response_ids import response_id
+from torchmoor.wire.response_ids import conversation_id, response_id
 
 BASES = ("/v1", "/endpoints/llava/openai/v1")
 BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'
@@ -308,6 +308,35 @@ def test_response_goes_where_its_session_is(stage: Stage, base: str, instance: s
         assert seen.headers["x-torchmoor-resource"] == f"{method} {path}"
         assert seen.body == (b"" if body is None else json.dumps(body).encode())
     assert len(getattr(stage, instance).received) == len(requests)
+
+
+@pytest.mark.parametrize("before", ["", "x", "xx"])  # so that the limit cuts each byte of a character
+@pytest.mark.parametrize("instance", ["a", "b"])
+def test_conversation_may_be_an_object(stage: Stage, instance: str, before: str) -> None:
+    """As OpenAI's client sends it: without escapes, and with the question behind it."""
+    behave(stage, answering(body=b"{}"))
+    place = {"id": conversation_id(make_session_id(instance))}
+    body = json.dumps({"conversation": place, "input": before + "\u8272" * 400}, ensure_ascii=False)
+
+    connection = stage.http()
+    connection.request("POST", "/v1/responses", body.encode())
+
+    assert connection.getresponse().getheader("x-torchmoor-instance") == instance
+
+
+def test_head_of_a_resource_is_refused(stage: Stage) -> None:
+    """An instance gets each request as a POST, so its answer has a body, which would begin the client's next answer."""
+    path = f"/v1/responses/{response_id(make_session_id('a'), 3)}"
+    with stage.socket() as sock:
+        sock.sendall(f"HEAD {path} HTTP/1.1\r\nHost: x\r\n\r\nGET /ping HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        answers = b""
+        while answers.count(b"\r\n\r\n") < 2:
+            answers += sock.recv(65536)
+
+    head, _, rest = answers.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 404")
+    assert rest.startswith(b"HTTP/1.1 200")
+    assert not stage.a.received + stage.b.received
 
 
 @pytest.mark.parametrize("base", BASES)

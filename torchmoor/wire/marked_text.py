@@ -37,5 +37,5 @@ class MarkedText:
         try:
             error = json.loads(held[1:])["error"]
             return b"", f"{error['code']}: {error['message']}"
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return held, None

@@ -81,6 +81,13 @@ def test_what_is_held_back_is_bounded() -> None:
     assert len(text_of(data)) == 1 + 3 * (MAX_HELD_BYTES // 2)
 
 
+def test_what_is_nested_deeply_behind_the_mark_is_text() -> None:
+    """It is not the error of a handler, and the reader does not fail."""
+    encoder, text = TextPartEncoder(), b"\x1e" + b"[" * 50_000
+
+    assert text_of(encoder.encode(text) + encoder.finish()) == text
+
+
 def test_a_stream_that_breaks_off_ends_with_its_reason() -> None:
     """The message names the code, since botocore drops ErrorCode."""
     for loss, code in ((Loss.RESET, "StreamBroken"), (Loss.TIMEOUT, "ModelInvocationTimeExceeded")):

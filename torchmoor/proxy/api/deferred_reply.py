@@ -37,7 +37,7 @@ class DeferredReply:
         """
         self.max_body_bytes = max_body_bytes
         self.deadlines = Deadlines(timeout_s, timeout_s)
-        self.wait_ends_at = request.received_at + timeout_s
+        self.wait_ends_at = 0.0  # set when the operation begins
         self._dispatchers = dispatchers
         self._request = request
         self._request_id = request_id
@@ -53,6 +53,7 @@ class DeferredReply:
     def route(self, body: bytes, waiter: Waiter) -> NextStep:
         """Verify the body and begin the operation."""
         self.source = waiter.source
+        self.wait_ends_at = waiter.complete_at + self.deadlines.total_s
         try:
             if self._request.body_check is not None:
                 self._request.body_check.verify(body)

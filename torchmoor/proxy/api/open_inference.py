@@ -82,7 +82,7 @@ class OpenInferenceApi:
     def _ask(self, request: Request, request_id: bytes, operation: Operation) -> Invocation:
         """Make the call for a request about a model. Raises ApiError."""
         found = _find_model(request)
-        if found is None or (request.method == b"POST") is not (found["verb"] == "infer"):
+        if found is None or request.method != (b"POST" if found["verb"] == "infer" else b"GET"):
             raise unknown_operation(request)
         return begin_invocation(operation, request, request_id, model=found["name"])
 

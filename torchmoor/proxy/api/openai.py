@@ -101,7 +101,7 @@ class OpenAIApi:
             if operation in TASKS and request.method == b"POST":
                 return self._ask_model(request, request_id, TASKS[operation])
             resource = operation.partition(b"/")[0]
-            if endpoints and resource in OPENING:
+            if endpoints and resource in OPENING and request.method != b"HEAD":  # the instance would send a body
                 return self._open_resource(request, request_id, DIALECTS[resource])
             raise unknown_operation(request)
         except ApiError as error:

@@ -95,7 +95,8 @@ def _read_filename(line: bytes) -> bytes:
 def _read_text(value: bytes) -> str:
     """Return a text, or the `id` of an object; empty for any other value."""
     try:
-        content = _JSON.raw_decode(value.decode())[0]
+        # The end of a value that is not a text may cut a character of the fields behind it.
+        content = _JSON.raw_decode(value.decode("utf-8", "replace"))[0]
     except (ValueError, RecursionError):
         return ""
     if isinstance(content, dict):

@@ -167,7 +167,7 @@ class Assignment:
         assert self.choice is not None
         self.was_lost = was_lost
         retries = self.dispatcher.retries
-        if is_counted and not retries.try_take(self.metrics.invocations):
+        if is_counted and not retries.try_take(self.dispatcher.metrics.invocations):
             self.metrics.retries_refused += 1
             return False
         self._follow()
@@ -176,6 +176,7 @@ class Assignment:
         choice = self.dispatcher.chooser.choose(self)
         if choice is not None:
             self._count_retry()
+            self.has_failed = False
             if self.session is None:
                 choice = self.dispatcher.chooser.choice_of(choice.instance, RETRY)
             self._take(choice)
@@ -209,7 +210,6 @@ class Assignment:
         return True
 
     def _count_retry(self) -> None:
-        self.has_failed = False
         self.num_retries += 1
         self.metrics.retries += 1
 
@@ -355,6 +355,7 @@ class Assignment:
         resume = self._resume
         assert resume is not None
         self.ticket = self._resume = None
+        self.has_failed = False
         self.waited_s = monotonic() - self.complete_at
         self.metrics.queue_latency.observe(self.waited_s)
         self._take(choice)

@@ -24,6 +24,6 @@ class Choice:
         self.instance = instance
         self.reason = reason
         self.tally = tally
-        self.request_line = b" HTTP/1.1\r\nhost: %b:%d\r\n" % (instance.host.encode(), instance.port)
+        self.request_line = b" HTTP/1.1\r\nhost: %b\r\n" % instance.authority().encode()
         self.answer_lines = _ANSWER_LINES % (instance.name.encode(), reason.encode())
         self.runtime_lines = _VARIANT_LINE % (variant, self.answer_lines)

@@ -61,7 +61,10 @@ class IdOperations:
             return
         self._waiting[key] = ids[MAX_IDS:]
         body = json.dumps({self._key: ids[:MAX_IDS]}).encode()
-        head = (
-            b"POST %b HTTP/1.1\r\nhost: %b:%d\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
-        ) % (path, instance.host.encode(), instance.port, self._operation_line, len(body))
+        head = (b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n") % (
+            path,
+            instance.authority().encode(),
+            self._operation_line,
+            len(body),
+        )
         self._subrequests.send(instance, head + body, lambda: self._send_next(instance, path))

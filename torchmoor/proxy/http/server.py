@@ -301,10 +301,13 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write_eof()
 
     def stop(self) -> None:
-        """Close, unless a request is being answered."""
+        """Close, unless a request is being answered; what was written is still sent, within LINGER_S."""
         self.begin_awaited()
         if self.exchange is None:
-            self.transport.abort()
+            if not self.transport.get_write_buffer_size():
+                self.transport.abort()
+            elif not self._is_lingering:
+                self._linger()
 
     def expire(self) -> None:
         exchange = self.exchange

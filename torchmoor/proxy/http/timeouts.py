@@ -50,7 +50,9 @@ class Sweeper:
         """Expire the things whose deadline has passed."""
         now = self._clock()
         for thing in [thing for thing in self._watched if thing.deadline < now]:
-            thing.expire()
+            # The end of an earlier one may have moved this one's deadline, or ended it.
+            if thing.deadline < now and thing in self._watched:
+                thing.expire()
 
     def _tick(self) -> None:
         self.start()

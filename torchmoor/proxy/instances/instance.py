@@ -163,8 +163,12 @@ class Instance(InstanceFacts):
 
     def url(self, port: int | None = None) -> str:
         """Return the beginning of a URL at its inference port, or at another port."""
+        return f"http://{self.authority(port)}"
+
+    def authority(self, port: int | None = None) -> str:
+        """Return its host with a port, as a URL and a Host field have them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port if port is None else port}"
+        return f"{host}:{self.port if port is None else port}"
 
     @property
     def load(self) -> int:

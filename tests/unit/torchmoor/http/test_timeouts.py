@@ -1,0 +1,47 @@
+"""Deadlines that one sweep finds passed: each thing expires unless an earlier one's end has changed that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from torchmoor.proxy.http.timeouts import Sweeper
+
+LATER = 100.0
+
+
+class Thing:
+    """Expires at 1.0. It then has other things do something, and moves its own deadline."""
+
+    def __init__(self) -> None:
+        self.deadline = 1.0
+        self.num_expired = 0
+        self.others: list[Thing] = []
+        self.change: Callable[[Thing], None] = lambda other: None
+
+    def expire(self) -> None:
+        self.num_expired += 1
+        self.deadline = LATER
+        for other in self.others:
+            self.change(other)
+
+
+def move(other: Thing) -> None:
+    """As a request that waited is sent when another one's end frees an instance."""
+    other.deadline = LATER
+
+
+@pytest.mark.parametrize("is_moved", [True, False], ids=["moved", "forgotten"])
+def test_a_sweep_asks_each_thing_again_before_it_expires(is_moved: bool) -> None:
+    """Whichever of the two comes first, the other one is spared."""
+    sweeper = Sweeper(1.0, clock=lambda: 2.0)
+    first, second = Thing(), Thing()
+    for thing, other in ((first, second), (second, first)):
+        thing.others = [other]
+        thing.change = move if is_moved else sweeper.forget
+        sweeper.watch(thing)
+
+    sweeper.sweep()
+
+    assert first.num_expired + second.num_expired == 1

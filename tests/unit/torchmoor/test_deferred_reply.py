@@ -1,0 +1,41 @@
+"""Replies that wait for an operation: the time that they have."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torchmoor.errors import ValidationError
+from torchmoor.proxy.api.deferred_reply import DeferredReply
+from torchmoor.proxy.api.replies import runtime_error
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.http.call import WAIT, Waiter
+from torchmoor.proxy.http.head import Layout
+from torchmoor.proxy.http.message import Request, RequestLine
+
+TIMEOUT_S, BODY_S = 30.0, 50.0
+
+
+class SlowUpload:
+    """A waiter whose request's body took longer than the operation may take."""
+
+    complete_at = BODY_S
+    source = ""
+
+
+def test_the_time_of_an_operation_begins_with_it() -> None:
+    """It would have none left after a body that arrives slowly: the client got an error, and the operation ran."""
+    line = RequestLine(b"POST", b"/endpoints/llava/async-invocations", b"", is_http10=False)
+    reply = DeferredReply(
+        cast(Dispatchers, None),
+        Request(line, [], Layout([]), received_at=0.0),
+        b"1",
+        lambda deferred, body: None,
+        runtime_error,
+        too_large=ValidationError("too long"),
+        max_body_bytes=1,
+        timeout_s=TIMEOUT_S,
+    )
+
+    assert reply.route(b"", cast(Waiter, cast(Any, SlowUpload()))) is WAIT
+
+    assert reply.wait_ends_at == BODY_S + TIMEOUT_S
