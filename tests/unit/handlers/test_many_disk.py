@@ -257,6 +257,36 @@ def test_a_folder_that_somebody_deleted_is_unpacked_again(directory: Place) -> N
     downloader.disk.check_integrity()
 
 
+def test_a_folder_that_somebody_deleted_gives_way_to_another(directory: Place) -> None:
+    """As a program that cleans up may do: no load fails for it, and its bytes no longer count."""
+    directory.put("a.tar.gz", model())
+    directory.put("b.tar.gz", model())
+    downloader = directory.downloader(disk_bytes=1500)
+    downloader.fetch("a.tar.gz", LoadProgress()).release()
+    shutil.rmtree(next(directory.home.iterdir()))
+
+    lease = downloader.fetch("b.tar.gz", LoadProgress())
+
+    assert (lease.folder / "config.json").is_file()
+    downloader.disk.check_integrity()
+
+
+def test_a_folder_that_somebody_deleted_does_not_stand_in_for_a_source_that_is_down(directory: Place) -> None:
+    """The error is the source's, which a client may wait for, and not one of the model."""
+    directory.put("a.tar.gz", model())
+    downloader = directory.downloader()
+    downloader.fetch("a.tar.gz", LoadProgress()).release()
+    shutil.rmtree(next(directory.home.iterdir()))
+
+    def find(name: str) -> SourceModel:
+        raise SourceUnavailable("it is down")
+
+    with pytest.raises(SourceUnavailable):
+        Downloader(downloader.disk, find, directory.settings).fetch("a.tar.gz", LoadProgress())
+
+    downloader.disk.check_integrity()
+
+
 def test_a_broken_archive_leaves_nothing_and_says_its_version(place: Place) -> None:
     """The error contains the version, so that it is remembered until the archive is replaced."""
     place.put("m.tar.gz", model()[:-20])
