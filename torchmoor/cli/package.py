@@ -25,7 +25,7 @@ from torchmoor.run.checkpoints import is_endpoint_name, suggest_name
 WEIGHTS = (".safetensors",)
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
 FOREIGN = (".h5", ".msgpack", ".onnx", ".tflite", ".gguf", ".ot", ".mlmodel")  # the same weights for other programs
-JUNK = (".md", ".png", ".jpg", ".gif", ".lock", ".log", ".orig", ".tmp", ".part", ".ipynb", ".pyc", ".tar.gz", ".mar")
+JUNK = (".md", ".png", ".jpg", ".gif", ".lock", ".log", ".orig", ".tmp", ".part", ".ipynb", ".pyc")
 JUNK_FOLDERS = ("__pycache__", "runs", "logs", "onnx", "openvino", "coreml")
 TRAINING = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "scaler.pt")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
@@ -142,7 +142,7 @@ def _is_own(path: Path, root: Path) -> bool:
 
 
 def _is_junk(name: str) -> bool:
-    return name.startswith(".") or name in TRAINING or name.lower().endswith((*JUNK, *FOREIGN))
+    return name.startswith(".") or name in TRAINING or name.lower().endswith((*JUNK, *FOREIGN, *SUFFIXES))
 
 
 def find_problems(folder: Path, files: Sequence[str], left_out: Sequence[str], *, allow_pickle: bool) -> list[str]:

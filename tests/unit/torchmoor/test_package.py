@@ -114,6 +114,16 @@ def test_the_same_files_give_the_same_bytes(checkpoint: Path, tmp_path: Path, na
     assert first == second
 
 
+@pytest.mark.parametrize("name", ["minilm.tar.gz", "minilm.tgz", "minilm.mar"])
+def test_an_archive_in_the_directory_is_no_part_of_the_next_one(checkpoint: Path, name: str) -> None:
+    """The default output of a command that runs in the directory lies there."""
+    first = package(checkpoint, checkpoint / name).path.read_bytes()
+
+    second = package(checkpoint, checkpoint / name).path.read_bytes()
+
+    assert first == second
+
+
 def test_a_mar_is_a_zip_of_the_same_files(checkpoint: Path, tmp_path: Path) -> None:
     """TorchServe's container for the same content."""
     made = package(checkpoint, tmp_path / "m.mar")
