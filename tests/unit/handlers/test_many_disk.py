@@ -170,6 +170,15 @@ def test_a_plain_folder_is_used_where_it_is(directory: Place) -> None:
     assert downloader.disk.budget.used_bytes == 0
 
 
+def test_a_link_to_nothing_is_no_file_of_a_folder(directory: Place) -> None:
+    """Nor is a file that goes while the folder is read; the model is there all the same."""
+    directory.put("m/config.json", b"{}")
+    version = directory.find("m").version
+    (Path(directory.settings.source) / "m" / "old.json").symlink_to("nowhere")
+
+    assert directory.find("m").version == version
+
+
 def test_the_least_recently_used_folder_goes_first_and_a_leased_one_never(place: Place) -> None:
     """The budget counts unpacked folders; if all are in use, a load is refused for lack of space."""
     for name in "abcd":
