@@ -178,9 +178,10 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Non
 
     Raises TarError for any other member, and for a path that leads out of the target.
     """
-    path = target / member.name.removeprefix("./")
-    if member.name.startswith("/") or ".." in Path(member.name).parts or not (member.isfile() or member.isdir()):
+    name = member.name.removeprefix("./")
+    if name.startswith("/") or ".." in Path(name).parts or not (member.isfile() or member.isdir()):
         raise tarfile.ExtractError(f"{member.name} is not a regular file or folder")
+    path = target / name
     if member.isdir():
         path.mkdir(parents=True, exist_ok=True)
         return
