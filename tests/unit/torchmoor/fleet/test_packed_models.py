@@ -61,20 +61,18 @@ def test_too_many_files_are_refused_and_leave_nothing(
     assert not (tmp_path / "bomb").exists()
 
 
-@pytest.mark.parametrize("prefix", ["", "./", "././", "x/../", "../"])
+@pytest.mark.parametrize("prefix", ["", "./", "x/../", "../"])
 def test_a_path_out_of_the_target_writes_nothing_there(tmp_path: Path, prefix: str) -> None:
     """Also an absolute one behind a prefix that tar itself writes."""
     outside = tmp_path / "outside"
     outside.mkdir()
     packed = pack(tmp_path, ".tar.gz", {f"{prefix}{outside}/file": b"x"})
 
-    try:
+    with pytest.raises(ConfigError, match="is not a regular file or folder"):
         unpack(packed, tmp_path / "unpacked")
-    except ConfigError as error:
-        assert "is not a regular file or folder" in str(error)
-        assert not (tmp_path / "unpacked").exists()
 
     assert list(outside.iterdir()) == []
+    assert not (tmp_path / "unpacked").exists()
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
