@@ -169,7 +169,8 @@ class CloudWatch:
         compare = _COMPARISONS.get(alarm.get("ComparisonOperator", ""))
         if compare is None or not {"EvaluationPeriods", "Period", "Threshold"} <= alarm.keys():
             raise RequestInvalid(
-                "An alarm needs EvaluationPeriods, Period, Threshold, and a ComparisonOperator without anomaly detection."
+                "An alarm needs EvaluationPeriods, Period, Threshold, and a ComparisonOperator without anomaly "
+                "detection."
             )
         name = _check_statistic(alarm.get("Statistic") or alarm.get("ExtendedStatistic") or "Average")
         now, number = time.time(), alarm["EvaluationPeriods"]
