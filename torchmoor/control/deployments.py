@@ -368,9 +368,7 @@ async def _until_idle(instances: Sequence[Instance], timeout_s: float) -> None:
     """Wait until no request runs at the instances, or the time is over."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + timeout_s
-    while loop.time() < ends_at:
-        if not any(instance.outstanding for instance in instances):
-            return
+    while loop.time() < ends_at and any(instance.outstanding for instance in instances):
         await asyncio.sleep(POLL_S)
 
 

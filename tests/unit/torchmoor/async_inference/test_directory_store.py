@@ -17,7 +17,6 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, read_all, repeat
-from torchmoor.async_inference.objects import directory_store
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
@@ -247,14 +246,15 @@ def test_a_file_that_opens_after_its_reader_was_cancelled_is_closed(
     """A file system may answer late. The thread that opens a file cannot be stopped."""
     (tmp_path / "input").write_bytes(b"x")
     has_begun, may_open = threading.Event(), threading.Event()
-    open_file = directory_store._open_file
+    open_now = os.open
 
-    def open_late(*arguments: Any) -> Any:
-        has_begun.set()
-        assert may_open.wait(60)
-        return open_file(*arguments)
+    def open_late(path: Any, *arguments: Any, **more: Any) -> int:
+        if Path(path) == tmp_path / "input":
+            has_begun.set()
+            assert may_open.wait(60)
+        return open_now(path, *arguments, **more)
 
-    monkeypatch.setattr(directory_store, "_open_file", open_late)
+    monkeypatch.setattr(os, "open", open_late)
 
     async def cancel(store: DirectoryStore) -> None:
         opening = asyncio.create_task(store.open(f"file://{tmp_path}/input"))
