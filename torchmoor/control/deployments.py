@@ -196,8 +196,7 @@ class Deployments:
 
     async def _stop_scaling(self, deployment: Deployment, variant: str) -> None:
         """Take a variant's running instances back from the autoscaler; drains by operators stay."""
-        group = deployment.scaled.pop(variant, None)
-        if group is None:
+        if (group := deployment.scaled.pop(variant, None)) is None:
             return
         running = await self.autoscaler.remove(group)
         group.variant.settings = group.variant.settings.replace(scaling=None)
@@ -368,7 +367,9 @@ async def _until_idle(instances: Sequence[Instance], timeout_s: float) -> None:
     """Wait until no request runs at the instances, or the time is over."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + timeout_s
-    while loop.time() < ends_at and any(instance.outstanding for instance in instances):
+    while loop.time() < ends_at:
+        if not any(instance.outstanding for instance in instances):
+            return
         await asyncio.sleep(POLL_S)
 
 
