@@ -170,8 +170,11 @@ def find_problems(folder: Path, files: Sequence[str], left_out: Sequence[str], *
         missing = sorted(named - set(files))
         if missing:
             problems.append(f"{INDEX} names files that are not there: {', '.join(missing[:5])}")
+    unreadable = [name for name in files if not os.access(folder / name, os.R_OK)]
+    if unreadable:
+        problems.append(f"this user may not read {', '.join(unreadable[:5])}")
     for name in weights:
-        if not _is_whole(folder / name):
+        if name not in unreadable and not _is_whole(folder / name):
             problems.append(f"{name} is cut off or not a safetensors file (a Git LFS pointer?): download it again")
     if not any(name in files for name in (*TOKENIZERS, *PROCESSORS)):
         problems.append("there is neither a tokenizer (tokenizer.json) nor an image processor: save it there, too")

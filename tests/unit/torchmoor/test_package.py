@@ -163,6 +163,17 @@ def test_a_cut_off_weights_file_is_noticed(checkpoint: Path, tmp_path: Path) -> 
         package(checkpoint, tmp_path / "m.tar.gz")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_may_not_be_read_is_named(checkpoint: Path, tmp_path: Path, name: str) -> None:
+    """The error is not about the archive, which could be written."""
+    (checkpoint / name).chmod(0)
+    if os.access(checkpoint / name, os.R_OK):
+        pytest.skip("root may read everything")
+
+    with pytest.raises(TorchmoorError, match=f"cannot be packaged: this user may not read {name}"):
+        package(checkpoint, tmp_path / "m.tar.gz")
+
+
 def test_a_missing_shard_is_named(checkpoint: Path, tmp_path: Path) -> None:
     """The index says which files there must be."""
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model.safetensors"}}
