@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
@@ -17,10 +18,17 @@ PATH = "/async-requests"
 def read_result(admin: AdminClient, inference_id: str) -> Iterator[bytes]:
     """Yield a request's result in pieces. Raises AdminError."""
     with admin.open("GET", path_of(inference_id) + "/result") as answer:
-        while piece := answer.read(PIECE_BYTES):
+        while piece := _read_piece(answer):
             yield piece
         if answer.length:  # http.client does not raise if a body is read in pieces
             raise AdminError(f"the result broke off, {answer.length} bytes before its end; fetch it again")
+
+
+def _read_piece(answer: HTTPResponse) -> bytes:
+    try:
+        return answer.read(PIECE_BYTES)
+    except (OSError, HTTPException) as error:
+        raise AdminError(f"the result broke off ({error}); fetch it again") from error
 
 
 def path_of(inference_id: str) -> str:

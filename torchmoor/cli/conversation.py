@@ -172,3 +172,5 @@ def image_reference(image: str) -> str:
         return runtime.image_reference(image)
     except OSError as error:
         raise ChatError(f"cannot read {image}: {error.strerror}") from error
+    except (RuntimeError, ValueError) as error:  # of a path: no such user's home, a null character
+        raise ChatError(f"cannot read {image}: {error}") from error

@@ -25,7 +25,7 @@ from torchmoor.run.checkpoints import is_endpoint_name, suggest_name
 WEIGHTS = (".safetensors",)
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
 FOREIGN = (".h5", ".msgpack", ".onnx", ".tflite", ".gguf", ".ot", ".mlmodel")  # the same weights for other programs
-JUNK = (".md", ".png", ".jpg", ".gif", ".lock", ".log", ".orig", ".tmp", ".part", ".ipynb", ".pyc", ".tar.gz", ".mar")
+JUNK = (".md", ".png", ".jpg", ".gif", ".lock", ".log", ".orig", ".tmp", ".part", ".ipynb", ".pyc")
 JUNK_FOLDERS = ("__pycache__", "runs", "logs", "onnx", "openvino", "coreml")
 TRAINING = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "scaler.pt")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
@@ -142,7 +142,7 @@ def _is_own(path: Path, root: Path) -> bool:
 
 
 def _is_junk(name: str) -> bool:
-    return name.startswith(".") or name in TRAINING or name.lower().endswith((*JUNK, *FOREIGN))
+    return name.startswith(".") or name in TRAINING or name.lower().endswith((*JUNK, *FOREIGN, *SUFFIXES))
 
 
 def find_problems(folder: Path, files: Sequence[str], left_out: Sequence[str], *, allow_pickle: bool) -> list[str]:
@@ -170,8 +170,11 @@ def find_problems(folder: Path, files: Sequence[str], left_out: Sequence[str], *
         missing = sorted(named - set(files))
         if missing:
             problems.append(f"{INDEX} names files that are not there: {', '.join(missing[:5])}")
+    unreadable = [name for name in files if not os.access(folder / name, os.R_OK)]
+    if unreadable:
+        problems.append(f"this user may not read {', '.join(unreadable[:5])}")
     for name in weights:
-        if not _is_whole(folder / name):
+        if name not in unreadable and not _is_whole(folder / name):
             problems.append(f"{name} is cut off or not a safetensors file (a Git LFS pointer?): download it again")
     if not any(name in files for name in (*TOKENIZERS, *PROCESSORS)):
         problems.append("there is neither a tokenizer (tokenizer.json) nor an image processor: save it there, too")

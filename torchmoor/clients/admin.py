@@ -99,7 +99,7 @@ def _refusal(error: HTTPError) -> AdminError:
     try:
         body = json.loads(error.read())
         message = _explain(body)
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, OSError, HTTPException):
         message = f"the admin plane answers with status {error.code}; does it belong to this version?"
     return AdminRefused(message) if error.code == 403 else AdminError(message)
 

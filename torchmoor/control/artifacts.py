@@ -30,6 +30,7 @@ from torchmoor.fleet.archives import (
 )
 from torchmoor.fleet.many import CACHE, MANY, SOURCE
 from torchmoor.fleet.packed_models import (
+    BROKEN,
     FORMS,
     MAX_MANIFEST_BYTES,
     PROPERTIES,
@@ -239,7 +240,7 @@ def _name_in(archive: Path) -> str:
         raise LaunchError(
             f"{archive.name} has no handler, because it is a model for an endpoint of many models: use Mode MultiModel"
         ) from None
-    except (OSError, zipfile.BadZipFile) as error:
+    except BROKEN as error:
         raise LaunchError(f"{archive.name} cannot be read: {error}") from error
 
 

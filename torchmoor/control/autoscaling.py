@@ -54,9 +54,10 @@ class ScalableTargets:
         }
 
     async def apply(self, endpoint: str) -> None:
-        """Scale the variants of an endpoint that has just been deployed. Raises TorchmoorError."""
+        """Scale the variants of an endpoint that has just been deployed, unless it is gone. Raises TorchmoorError."""
         async with self._applying:
-            for variant in self._resources.endpoints[endpoint].config["ProductionVariants"]:
+            found = self._resources.endpoints.get(endpoint)
+            for variant in () if found is None else found.config["ProductionVariants"]:
                 await self._apply(endpoint, variant["VariantName"])
 
     def forget(self, endpoint: str) -> None:
@@ -186,6 +187,7 @@ class ScalableTargets:
     ) -> None:
         """Keep or drop a target or policy, and scale its variant by the result; nothing changes if that is refused."""
         async with self._applying:
+            self._find_variant(resource_of(endpoint, variant))  # the endpoint may have been deleted meanwhile
             if value is not None:
                 self._resources.check_room(value.values)
             before = kept.pop(key, None)
@@ -202,8 +204,8 @@ class ScalableTargets:
 
     async def _apply(self, endpoint: str, variant: str) -> None:
         """Let the autoscaler decide about a variant that is deployed, or stop it."""
-        settings = self._read(endpoint, variant)
-        if self._resources.endpoints[endpoint].status == "InService":
+        settings, found = self._read(endpoint, variant), self._resources.endpoints.get(endpoint)
+        if found is not None and found.status == "InService":
             await self._deployments.scale(endpoint, variant, settings)
 
     def _read(self, endpoint: str, variant: str) -> ScalingSettings | None:

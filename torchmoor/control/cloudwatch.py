@@ -22,6 +22,7 @@ from torchmoor.errors import LimitExceeded, RequestInvalid
 
 NAMESPACE, OF_INSTANCES = "AWS/SageMaker", "/aws/sagemaker/Endpoints"
 PAGE_SIZE = 500
+MAX_EVALUATED_S = 604_800  # by an alarm, as at AWS
 _STATISTIC = re.compile(r"SampleCount|Sum|Average|Minimum|Maximum|p(\d{1,2}(\.\d{1,2})?|100)")
 _COMPARISONS = {
     "GreaterThanOrEqualToThreshold": lambda value, threshold: value >= threshold,
@@ -165,13 +166,16 @@ class CloudWatch:
 
     def _read_alarm(self, alarm: Mapping[str, Any]) -> str:
         """Return an alarm's state by its last periods. Raises RequestInvalid."""
-        compare = _COMPARISONS.get(alarm["ComparisonOperator"])
-        if compare is None or "Threshold" not in alarm or "Period" not in alarm:
+        compare = _COMPARISONS.get(alarm.get("ComparisonOperator", ""))
+        if compare is None or not {"EvaluationPeriods", "Period", "Threshold"} <= alarm.keys():
             raise RequestInvalid(
-                "An alarm needs Period, Threshold, and a ComparisonOperator without anomaly detection."
+                "An alarm needs EvaluationPeriods, Period, Threshold, and a ComparisonOperator without anomaly "
+                "detection."
             )
         name = _check_statistic(alarm.get("Statistic") or alarm.get("ExtendedStatistic") or "Average")
         now, number = time.time(), alarm["EvaluationPeriods"]
+        if number * alarm["Period"] > MAX_EVALUATED_S:
+            raise RequestInvalid(f"EvaluationPeriods times Period must be at most {MAX_EVALUATED_S} seconds.")
         window = {"StartTime": now - number * alarm["Period"], "EndTime": now + 1}
         found = self._read(alarm, window, alarm["Period"])
         breaching = sum(compare(each.statistic(name), alarm["Threshold"]) for each in found.values())

@@ -25,7 +25,7 @@ from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.folders import remove_folder
 from torchmoor.fleet.launcher import Launcher
-from torchmoor.fleet.scaled_variant import ScaledVariant
+from torchmoor.fleet.scaled_variant import Phase, ScaledVariant
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.api.describe import describe_starting
 from torchmoor.proxy.instances.instance import Instance
@@ -195,9 +195,8 @@ class Deployments:
         self.autoscaler.add(group)
 
     async def _stop_scaling(self, deployment: Deployment, variant: str) -> None:
-        """Take a variant's running instances back from the autoscaler."""
-        group = deployment.scaled.pop(variant, None)
-        if group is None:
+        """Take a variant's running instances back from the autoscaler; drains by operators stay."""
+        if (group := deployment.scaled.pop(variant, None)) is None:
             return
         running = await self.autoscaler.remove(group)
         group.variant.settings = group.variant.settings.replace(scaling=None)
@@ -205,7 +204,8 @@ class Deployments:
             if name not in running:
                 deployment.launches.pop(name, None)
                 self._running.pop(name, None)
-            elif self._registry.find(name) is not None and self._registry.is_drained(name):
+            elif group.members[name].phase is Phase.DRAINING and (instance := self._registry.find(name)) is not None:
+                instance.is_resumable = False
                 self._registry.resume(name)
 
     async def resize(self, name: str, counts: Mapping[str, int]) -> None:

@@ -28,6 +28,9 @@ class ListedResource:
 
 def list_page(rows: Iterable[ListedResource], values: Mapping[str, Any], member: str) -> dict[str, Any]:
     """Return the page that a request asks for, under its member's name. Raises RequestInvalid."""
+    size = values.get("MaxResults", PAGE_SIZE)
+    if size < 1:
+        raise RequestInvalid(f"MaxResults must be 1 or more, not {size}.")
     order = values.get("SortBy", "CreationTime")
     is_descending = values.get("SortOrder", "Descending") == "Descending"
 
@@ -42,7 +45,6 @@ def list_page(rows: Iterable[ListedResource], values: Mapping[str, Any], member:
             chosen = [row for row in chosen if (place(row) < last if is_descending else place(row) > last)]
         except TypeError:
             raise _bad_token() from None
-    size = values.get("MaxResults", PAGE_SIZE)
     page: dict[str, Any] = {member: [row.summary for row in chosen[:size]]}
     if len(chosen) > size:
         page["NextToken"] = base64.urlsafe_b64encode(json.dumps(place(chosen[size - 1])).encode()).decode()

@@ -34,10 +34,13 @@ Accepts = Callable[[LogEvent], bool]
 
 
 class LogReader:
-    """Reads the events of a file in order. offset: after those that were read. end: of those that will be read."""
+    """Reads the events of a file in order. offset: after those that were read. end: of those that will be read.
+
+    An offset beyond the file's end is one of an earlier file of this name: then the file is read from its beginning.
+    """
 
     def __init__(self, path: Path, offset: int = 0, end: int | None = None) -> None:
-        self.offset = offset
+        self.offset = offset if offset <= _size_of(path) else 0
         self.is_at_end = False
         self._path = path
         self._end = end
@@ -75,7 +78,8 @@ class LogReader:
 def read_forward(path: Path, offset: int, size: int, accepts: Accepts) -> tuple[list[LogEvent], int]:
     """Return up to `size` events from an offset, and where the next answer begins."""
     reader, found = LogReader(path, offset), list[LogEvent]()
-    while len(found) < size and not reader.is_at_end and reader.offset - offset < MAX_READ_BYTES:
+    begin = reader.offset
+    while len(found) < size and not reader.is_at_end and reader.offset - begin < MAX_READ_BYTES:
         found += filter(accepts, reader.read())
     return found[:size], found[size - 1].end if len(found) >= size else reader.offset
 
@@ -84,7 +88,7 @@ def read_backward(
     path: Path, end: int | None, size: int, accepts: Accepts, max_bytes: int = MAX_READ_BYTES
 ) -> tuple[list[LogEvent], int, int]:
     """Return up to `size` events before an offset, or before the file's end; where they begin, and where they end."""
-    file_bytes = path.stat().st_size if path.is_file() else 0
+    file_bytes = _size_of(path)
     end = file_bytes if end is None else min(end, file_bytes)
     begin = max(0, end - max_bytes)
     reader, found, num_found = LogReader(path, begin, end), deque[LogEvent](maxlen=size), 0
@@ -132,6 +136,13 @@ def merge(
     if are_known and not order:
         return found, None
     return found, {name: events[0].offset if events else readers[name].offset for name, events in pending.items()}
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _find_time_before(file: BinaryIO, offset: int) -> int:

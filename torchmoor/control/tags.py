@@ -38,7 +38,8 @@ class Tags:
     def _list(self, values: Values) -> Values:
         tags = self._resources.tags.get(self._check(values["ResourceArn"]), {})
         rows = [ListedResource(tag["Key"], 0.0, summary=tag) for tag in _listed(tags)]
-        return list_page(rows, {**values, "SortBy": "Name", "SortOrder": "Ascending"}, "Tags")
+        order = {"SortBy": "Name", "SortOrder": "Ascending"}
+        return list_page(rows, {"MaxResults": MAX_TAGS, **values, **order}, "Tags")
 
     async def _delete(self, values: Values) -> Values:
         tags = self._resources.tags.get(self._check(values["ResourceArn"]), {})

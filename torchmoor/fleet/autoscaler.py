@@ -182,6 +182,8 @@ class Autoscaler:
     async def _act(self, group: ScaledVariant, backlog: int) -> None:
         """Start, resume or drain instances until as many run as desired."""
         await self._check_draining(group)
+        if group not in self._groups:  # removed meanwhile
+            return
         running = group.in_phase(Phase.RUNNING)
         missing = group.scaling.desired - len(running)
         if missing > 0:
@@ -260,6 +262,8 @@ class Autoscaler:
         for member in group.in_phase(Phase.WITHDRAWN):
             if group.scaling.desired < max(1, member.withdrawn_from):
                 await self._stop_if_idle(group, member)
+                if group not in self._groups:  # removed meanwhile
+                    return
         for member in group.in_phase(Phase.DRAINING):
             instance = self._registry.find(member.name)
             if instance is None or instance.state is InstanceState.DOWN:

@@ -8,6 +8,7 @@ Weights are never copied: an archive is unpacked once for all instances, and a d
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import shutil
 import tarfile
@@ -31,7 +32,10 @@ MAX_RATIO = 200  # of unpacked to packed bytes, above SMALL_BYTES: weights hardl
 SMALL_BYTES = 1 << 30
 MAX_MANIFEST_BYTES = 1 << 20
 # Errors of zipfile and tarfile about a file that is truncated, damaged, encrypted or packed in an unknown way.
-BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, RuntimeError, ValueError)
+BROKEN = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError),
+    *(EOFError, OSError, RuntimeError, ValueError),
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 FORMS = (
@@ -174,9 +178,10 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Non
 
     Raises TarError for any other member, and for a path that leads out of the target.
     """
-    path = target / member.name.removeprefix("./")
-    if member.name.startswith("/") or ".." in Path(member.name).parts or not (member.isfile() or member.isdir()):
+    name = member.name.removeprefix("./")
+    if name.startswith("/") or ".." in Path(name).parts or not (member.isfile() or member.isdir()):
         raise tarfile.ExtractError(f"{member.name} is not a regular file or folder")
+    path = target / name
     if member.isdir():
         path.mkdir(parents=True, exist_ok=True)
         return

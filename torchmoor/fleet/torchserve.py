@@ -189,17 +189,17 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
     }
     path = os.pathsep.join([str(java_home / "bin"), str(settings.python.parent), os.environ.get("PATH", "")])
     own = {
+        "OMP_NUM_THREADS": str(settings.num_threads),
+        "TS_REQUEST_SEQUENCE_ID": headers.SEQUENCE_ID,
+        "TS_REQUEST_SEQUENCE_START": headers.SEQUENCE_START,
+        "TS_REQUEST_SEQUENCE_END": headers.SEQUENCE_END,
+        **spec.environment,
         "JAVA_HOME": str(java_home),
         "PATH": path,
         "TMPDIR": str(spec.temporary),
         "TEMP": str(spec.temporary),
         "LOG_LOCATION": str(spec.logs),
         "METRICS_LOCATION": str(spec.logs),
-        "OMP_NUM_THREADS": str(settings.num_threads),
-        "TS_REQUEST_SEQUENCE_ID": headers.SEQUENCE_ID,
-        "TS_REQUEST_SEQUENCE_START": headers.SEQUENCE_START,
-        "TS_REQUEST_SEQUENCE_END": headers.SEQUENCE_END,
-        **spec.environment,
         "TORCHMOOR_INSTANCE": spec.name,
     }
     if spec.gpu is not None:

@@ -57,7 +57,8 @@ class AsyncFolder:
 
     async def __aexit__(self, *error: object) -> None:
         """Keep the folder if it holds requests or results; else remove it, and its parent if that is empty."""
-        if self._results.exists() or any(self._inputs.iterdir()) or self._has_requests():
+        has_inputs = self._inputs.is_dir() and any(self._inputs.iterdir())
+        if self._results.exists() or has_inputs or self._has_requests():
             self._report(f"asynchronous requests and results stay in {self.path}")
             return
         shutil.rmtree(self.path, ignore_errors=True)

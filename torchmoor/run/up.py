@@ -45,9 +45,12 @@ async def run(
         async with AsyncExitStack() as stack:
             launcher = Launcher(plan.supervision, registry, plan.environment, report)
             await stack.enter_async_context(launcher)
-            await launcher.lock()  # before all else that uses the directory
+            stopping = stop_on_signals(launcher)
+            if not await has_started(launcher.lock(), stopping):  # before all else that uses the directory
+                return
             await stack.enter_async_context(async_folder)
-            await _report_on_sessions(options, plan, report)
+            if not await has_started(_report_on_sessions(options, plan, report), stopping):
+                return
             control = _control_plane(plan, registry, launcher, run_dir)
             # Stops before the launcher: running requests are answered before their instances end.
             answer = (control or describing_plane(plan.settings, registry, run_dir)).answer
@@ -56,7 +59,6 @@ async def run(
                 await stack.enter_async_context(control.running(proxy.data, report))
             fleet = HostFleet(plan.settings, registry, launcher, proxy.data, plan.launches, report)
             await stack.enter_async_context(fleet)
-            stopping = stop_on_signals(launcher)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
             if await has_started(fleet.start(), stopping):
                 _report_addresses(plan, proxy, report)

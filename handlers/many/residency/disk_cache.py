@@ -21,11 +21,12 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO
+from uuid import uuid4
 
 from handlers.errors import OutOfDisk, SettingsError
 from handlers.many.model import DiskLease
@@ -90,18 +91,23 @@ class DiskCache:
         """Lease one version of a model; None if it is not here."""
         with self._lock:
             entry = self._unpacked.get((self._source, name, version))
-            if entry is not None and not (entry.home / MARKER).is_file():  # deleted by another program
-                del self._unpacked[entry.key]
-                self.budget.used_bytes -= entry.num_bytes
-                shutil.rmtree(entry.home, ignore_errors=True)
-                entry = None
-            return None if entry is None else self._lease(entry)
+            return self._lease(entry) if entry is not None and self._is_there(entry) else None
 
     def find_latest(self, name: str) -> DiskLease | None:
         """Lease the version of a model that was used last; None if there is none."""
         with self._lock:
             ours = [each for each in self._unpacked.values() if (each.source, each.name) == (self._source, name)]
-            return self._lease(ours[-1]) if ours else None
+            there = [each for each in ours if self._is_there(each)]
+            return self._lease(there[-1]) if there else None
+
+    def _is_there(self, entry: _Unpacked) -> bool:
+        """Return False, and forget the folder, if another program has deleted it."""
+        if (entry.home / MARKER).is_file():
+            return True
+        del self._unpacked[entry.key]
+        self.budget.used_bytes -= entry.num_bytes
+        shutil.rmtree(entry.home, ignore_errors=True)
+        return False
 
     def _lease(self, entry: _Unpacked, *, is_new: bool = False) -> DiskLease:
         os.utime(entry.home / MARKER)  # keeps the order for the next worker; raises if it was deleted
@@ -157,9 +163,10 @@ class DiskCache:
                     if not is_full:
                         what = f"the disk of {self._home} has only {free} bytes left"
                     raise OutOfDisk(f"there is no room on disk for {num_bytes} bytes more of this model: {what}")
+                gone = self._home / f"{PARTIAL}{uuid4().hex}"  # a rename needs no space on a full disk
+                with suppress(FileNotFoundError):  # another program has deleted it
+                    victim.home.rename(gone)
                 del self._unpacked[victim.key]
-                gone = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self._home))
-                victim.home.rename(gone / "old")
             shutil.rmtree(gone, ignore_errors=True)
             with self._lock:
                 self.budget.used_bytes -= victim.num_bytes

@@ -145,7 +145,7 @@ class LoaderThreads:
 
 
 def _weights_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in WEIGHTS)
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in WEIGHTS and path.is_file())
 
 
 def _named(entry: ModelEntry, error: HandlerError) -> HandlerError:

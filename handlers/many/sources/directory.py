@@ -60,7 +60,10 @@ def _walk(folder: Path, max_files: int) -> list[SourceFile]:
         for name in names:
             if not name.startswith("."):
                 path = Path(base, name)
-                status = path.stat()
+                try:
+                    status = path.stat()
+                except FileNotFoundError:  # a link to nothing, or a file that was removed since it was listed
+                    continue
                 files.append(SourceFile(str(path.relative_to(folder)), status.st_size, _tag(status)))
         check_number_of_files(len(files), max_files)
     return files

@@ -170,6 +170,15 @@ def test_a_plain_folder_is_used_where_it_is(directory: Place) -> None:
     assert downloader.disk.budget.used_bytes == 0
 
 
+def test_a_link_to_nothing_is_no_file_of_a_folder(directory: Place) -> None:
+    """Nor is a file that goes while the folder is read; the model is there all the same."""
+    directory.put("m/config.json", b"{}")
+    version = directory.find("m").version
+    (Path(directory.settings.source) / "m" / "old.json").symlink_to("nowhere")
+
+    assert directory.find("m").version == version
+
+
 def test_the_least_recently_used_folder_goes_first_and_a_leased_one_never(place: Place) -> None:
     """The budget counts unpacked folders; if all are in use, a load is refused for lack of space."""
     for name in "abcd":
@@ -254,6 +263,36 @@ def test_a_folder_that_somebody_deleted_is_unpacked_again(directory: Place) -> N
     lease = downloader.fetch("a.tar.gz", LoadProgress())
 
     assert (lease.folder / "model.safetensors").exists()
+    downloader.disk.check_integrity()
+
+
+def test_a_folder_that_somebody_deleted_gives_way_to_another(directory: Place) -> None:
+    """As a program that cleans up may do: no load fails for it, and its bytes no longer count."""
+    directory.put("a.tar.gz", model())
+    directory.put("b.tar.gz", model())
+    downloader = directory.downloader(disk_bytes=1500)
+    downloader.fetch("a.tar.gz", LoadProgress()).release()
+    shutil.rmtree(next(directory.home.iterdir()))
+
+    lease = downloader.fetch("b.tar.gz", LoadProgress())
+
+    assert (lease.folder / "config.json").is_file()
+    downloader.disk.check_integrity()
+
+
+def test_a_folder_that_somebody_deleted_does_not_stand_in_for_a_source_that_is_down(directory: Place) -> None:
+    """The error is the source's, which a client may wait for, and not one of the model."""
+    directory.put("a.tar.gz", model())
+    downloader = directory.downloader()
+    downloader.fetch("a.tar.gz", LoadProgress()).release()
+    shutil.rmtree(next(directory.home.iterdir()))
+
+    def find(name: str) -> SourceModel:
+        raise SourceUnavailable("it is down")
+
+    with pytest.raises(SourceUnavailable):
+        Downloader(downloader.disk, find, directory.settings).fetch("a.tar.gz", LoadProgress())
+
     downloader.disk.check_integrity()
 
 

@@ -339,6 +339,18 @@ def test_a_slow_load_answers_its_requests_and_goes_on(root: Path, start: Open) -
     lease.release()
 
 
+def test_a_link_to_nothing_among_the_weights_is_no_weight(root: Path, start: Open) -> None:
+    """Its bytes are not counted, and the model is loaded."""
+    (root / "m").mkdir()
+    (root / "m" / "config.json").write_text("{}")
+    (root / "m" / "model.safetensors").write_text("weights")
+    (root / "m" / "old.safetensors").symlink_to("nowhere")
+    lease = ask(start(), "m")
+
+    assert text_of(lease) == "weights"
+    lease.release()
+
+
 def test_an_operator_loads_pins_and_unloads(root: Path, start: Open, tmp_path: Path) -> None:
     """Each of the container's operations has its own error."""
     for name in ("a", "b"):

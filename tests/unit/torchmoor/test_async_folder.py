@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -67,3 +68,12 @@ def test_results_and_inputs_are_kept(tmp_path: Path) -> None:
 
     assert use(tmp_path / "async", put)
     assert (tmp_path / "async/inputs/mine").exists()
+
+
+def test_folder_that_was_deleted_meanwhile_ends_quietly(tmp_path: Path) -> None:
+    """By its user, or by a program that cleans /tmp."""
+
+    async def delete(folder: AsyncFolder) -> None:
+        shutil.rmtree(folder.path)
+
+    assert use(tmp_path / "run dir" / "async", delete) == []

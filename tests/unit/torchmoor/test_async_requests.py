@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 
@@ -13,14 +17,30 @@ from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
 
 
+class WatchedClient(AdminClient):
+    """Says when it has the beginning of an answer."""
+
+    has_answer = threading.Event()
+
+    def open(self, *arguments: Any, **more: Any) -> HTTPResponse:
+        answer = super().open(*arguments, **more)
+        self.has_answer.set()
+        return answer
+
+
 class BreaksOff(BaseHTTPRequestHandler):
-    """Promises more of a result than it sends."""
+    """Promises more of an answer than it sends. /async-requests/reset resets the connection, /failed has an error."""
 
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(500 if self.path == "/failed" else 200)
         self.send_header("Content-Length", "100")
         self.end_headers()
         self.wfile.write(b"x" * 60)
+        if self.path.endswith("/reset/result"):
+            assert WatchedClient.has_answer.wait(60)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.rfile.close()
+            self.connection.close()
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -45,6 +65,18 @@ def test_a_result_that_breaks_off_is_no_result(admin_url: str) -> None:
     assert next(pieces) == b"x" * 60
     with pytest.raises(AdminError, match="40 bytes before its end"):
         next(pieces)
+
+
+def test_a_connection_that_is_reset_ends_the_result(admin_url: str) -> None:
+    """The error is that of the connection, neither a traceback nor that of the file that is written."""
+    with pytest.raises(AdminError, match=r"the result broke off \(.*reset.*\); fetch it again"):
+        list(read_result(WatchedClient(admin_url), "reset"))
+
+
+def test_an_error_that_breaks_off_is_an_error(admin_url: str) -> None:
+    """Its status is known."""
+    with pytest.raises(AdminError, match="answers with status 500"):
+        AdminClient(admin_url).open("GET", "/failed")
 
 
 def test_a_terminal_obeys_no_reason_of_a_failure() -> None:

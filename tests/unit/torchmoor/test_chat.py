@@ -334,6 +334,13 @@ def test_a_directory_is_no_image(tmp_path: Path) -> None:
         image_reference(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["~no-such-user/a.png", "a\0.png"])
+def test_a_name_that_no_file_can_have_is_a_readable_error(name: str) -> None:
+    """A typing error must not end a conversation."""
+    with pytest.raises(ChatError, match="cannot read"):
+        image_reference(name)
+
+
 def test_a_conversation_needs_no_picture(runtime: Runtime) -> None:
     """An endpoint of a text model takes none."""
     command = ["chat", "--endpoint", "llm", "--url", runtime.url, "--ask", "hello"]

@@ -117,6 +117,25 @@ def test_filter_log_events_merges_streams_and_reads_a_part(logs: EndpointLogs, m
     assert num_answers > 1
 
 
+@pytest.mark.parametrize("operation", ["GetLogEvents", "FilterLogEvents"])
+def test_a_log_that_was_replaced_is_read_from_its_beginning(tmp_path: Path, operation: str) -> None:
+    """As by a restart of the instance, or when TorchServe rolls it over: no event of the new file is lost."""
+    registry = Registry((EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),)),))
+    registry.add(Instance(name="a", endpoint="llava", model="llava", port=9000))
+    path = tmp_path / "a" / INSTANCE_LOG
+    path.parent.mkdir(parents=True)
+    path.write_text(line(1, "old") + line(2, "old"))
+    logs = EndpointLogs(registry, tmp_path)
+    values: dict[str, Any] = {**STREAM, "startFromHead": True} if operation == "GetLogEvents" else {**GROUP, "limit": 1}
+    first = call(logs, operation, **values)
+    token = first.get("nextForwardToken") or first["nextToken"]
+    path.write_text(f"{START.isoformat()},000 new\n")
+
+    assert [each["message"] for each in call(logs, operation, **values, nextToken=token)["events"]] == [
+        f"{START.isoformat()},000 new"
+    ]
+
+
 def test_a_line_longer_than_a_piece_is_read_in_parts(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"x" * (log_files.PIECE_BYTES + 10) + b"\nnext\nhalf a li")

@@ -114,6 +114,16 @@ def test_the_same_files_give_the_same_bytes(checkpoint: Path, tmp_path: Path, na
     assert first == second
 
 
+@pytest.mark.parametrize("name", ["minilm.tar.gz", "minilm.tgz", "minilm.mar"])
+def test_an_archive_in_the_directory_is_no_part_of_the_next_one(checkpoint: Path, name: str) -> None:
+    """The default output of a command that runs in the directory lies there."""
+    first = package(checkpoint, checkpoint / name).path.read_bytes()
+
+    second = package(checkpoint, checkpoint / name).path.read_bytes()
+
+    assert first == second
+
+
 def test_a_mar_is_a_zip_of_the_same_files(checkpoint: Path, tmp_path: Path) -> None:
     """TorchServe's container for the same content."""
     made = package(checkpoint, tmp_path / "m.mar")
@@ -150,6 +160,17 @@ def test_a_cut_off_weights_file_is_noticed(checkpoint: Path, tmp_path: Path) -> 
     (checkpoint / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
 
     with pytest.raises(TorchmoorError, match="cut off"):
+        package(checkpoint, tmp_path / "m.tar.gz")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_may_not_be_read_is_named(checkpoint: Path, tmp_path: Path, name: str) -> None:
+    """The error is not about the archive, which could be written."""
+    (checkpoint / name).chmod(0)
+    if os.access(checkpoint / name, os.R_OK):
+        pytest.skip("root may read everything")
+
+    with pytest.raises(TorchmoorError, match=f"cannot be packaged: this user may not read {name}"):
         package(checkpoint, tmp_path / "m.tar.gz")
 
 

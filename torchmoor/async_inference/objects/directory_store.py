@@ -7,11 +7,13 @@ links are resolved: both paths must be below a configured directory. Metadata is
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import stat
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +66,12 @@ class DirectoryStore(ObjectStore):
         return _parse(url, self._settings.output_directories, "written")
 
     async def open(self, url: str) -> Download:
-        file = await self._threads.run(_open_file, self._input(url), self._settings.max_input_bytes)
+        opening = self._threads.submit(_open_file, self._input(url), self._settings.max_input_bytes)
+        try:
+            file = await asyncio.wrap_future(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_opened)
+            raise
         return Download(file.size, NO_METADATA, self._read(file), lambda: self._threads.submit(file.close))
 
     async def _read(self, file: _OpenFile) -> AsyncIterator[bytes]:
@@ -216,6 +223,12 @@ def _open_file(location: _Location, max_bytes: int) -> _OpenFile:
     except BaseException:
         os.close(fd)
         raise
+
+
+def _close_opened(opening: Future[_OpenFile]) -> None:
+    """Close a file that was opened after its caller was cancelled."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 class _FileWriter:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import boto3
+from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
 from urllib3.exceptions import HTTPError
@@ -84,7 +85,7 @@ def translated(url: str) -> Iterator[None]:
         raise ObjectDenied(f"{url}: there are no AWS credentials on this machine") from exc
     except ParamValidationError as exc:
         raise LocationRefused(f"{url} is no valid bucket and key") from exc  # prose: allow
-    except (BotoCoreError, HTTPError, OSError) as exc:
+    except (BotoCoreError, Boto3Error, HTTPError, OSError) as exc:
         raise ObjectUnavailable(f"{url}: the store cannot be reached ({type(exc).__name__})") from exc
 
 

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -237,3 +238,34 @@ def test_directories_must_be_absolute() -> None:
     """A relative one would depend on where the proxy was started."""
     with pytest.raises(ConfigError, match="output_directories"):
         ObjectSettings(output_directories=("results",))
+
+
+def test_a_file_that_opens_after_its_reader_was_cancelled_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may answer late. The thread that opens a file cannot be stopped."""
+    (tmp_path / "input").write_bytes(b"x")
+    has_begun, may_open = threading.Event(), threading.Event()
+    open_now = os.open
+
+    def open_late(path: Any, *arguments: Any, **more: Any) -> int:
+        if Path(path) == tmp_path / "input":
+            has_begun.set()
+            assert may_open.wait(60)
+        return open_now(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", open_late)
+
+    async def cancel(store: DirectoryStore) -> None:
+        opening = asyncio.create_task(store.open(f"file://{tmp_path}/input"))
+        assert await asyncio.to_thread(has_begun.wait, 60)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        may_open.set()
+
+    run(tmp_path, cancel)
+
+    assert not [
+        each for each in Path("/proc/self/fd").iterdir() if each.exists() and each.resolve() == tmp_path / "input"
+    ]

@@ -10,19 +10,20 @@ import threading
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.servers import BUCKET, LossyProxy, S3Server
-from torchmoor.async_inference.objects.object_store import ObjectError
+from torchmoor.async_inference.objects.object_store import ObjectError, ObjectUnavailable
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.control.artifacts import Artifacts, ServedModel
 from torchmoor.control.downloads import DownloadEnded, DownloadState, ModelStore, StoredFile
 from torchmoor.control.images import default_variables, find_container
-from torchmoor.errors import ConfigError, RequestInvalid
+from torchmoor.errors import ConfigError, LaunchError, RequestInvalid
 from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
@@ -229,6 +230,53 @@ def test_a_long_manifest_costs_no_memory(fetch: Fetch, tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 16 << 20
+
+
+def test_a_damaged_manifest_names_its_archive(fetch: Fetch, tmp_path: Path) -> None:
+    """Not only a damaged directory of the zip."""
+    path = tmp_path / "damaged.mar"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
+        bundle.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": {"modelName": "m", "handler": "h.py"}}))
+    damaged = bytearray(path.read_bytes())
+    damaged[55:70] = b"\xff" * 15
+    path.write_bytes(damaged)
+
+    with pytest.raises(LaunchError, match=r"damaged\.mar cannot be read"):
+        fetch(ModelDataUrl=f"file://{path}")
+
+
+class _BreaksOff(BaseHTTPRequestHandler):
+    """A store that ends every object before its last byte."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "100")
+        self.send_header("ETag", '"tag"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(b"x" * 60)
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_download_that_breaks_off_each_time_names_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint's FailureReason has the reason, and not only the log."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _BreaksOff) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        objects = ObjectSettings(s3_endpoint_url=f"http://127.0.0.1:{server.server_port}", s3_region="us-east-1")
+        files = [StoredFile("s3://bucket/a.bin", "a.bin", 100)]
+        try:
+            with pytest.raises(ObjectUnavailable, match=r"s3://bucket/a\.bin: the store cannot be reached"):
+                ModelStore(ControlSettings(), objects).download(files, tmp_path, DownloadState())
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("name", ["model.mar", "model.tar.gz", "config.json"])

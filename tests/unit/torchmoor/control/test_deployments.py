@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from torchmoor.config.control import ControlSettings
+from torchmoor.config.scaling import ScalingSettings, TargetTracking
+from torchmoor.control.artifacts import ServedModel
 from torchmoor.control.deployments import Deployments
 from torchmoor.control.downloads import DownloadEnded, DownloadState
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import RequestInvalid
+from torchmoor.fleet.autoscaler import Autoscaler
+from torchmoor.fleet.torchserve import Launch
+from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
 RESOURCE = EndpointResource(
@@ -87,6 +94,73 @@ def test_changes_happen_one_at_a_time(deployments: Deployments, store: Store) ->
 
     assert [type(each) for each in outcomes] == [RequestInvalid] * 3
     assert (store.num_asked, store.most_running) == (3, 1)
+
+
+class Host:
+    """Artifacts, a launcher whose instances are ready at once, and a data plane without requests."""
+
+    def __init__(self) -> None:
+        self.registry = Registry(())
+        self.now = 0.0
+        self.operations = self.async_inference = None
+
+    def fetch(self, container: Any, name: str, folder: Path, download: Any) -> ServedModel:
+        return ServedModel(archive="m.mar")
+
+    def check(self, launches: Any) -> None:
+        """Allow every archive."""
+
+    def begin(self, launch: Launch) -> asyncio.Future[None]:
+        place = {"endpoint": launch.endpoint, "variant": launch.variant, "generation": launch.generation}
+        self.registry.add(Instance(name=launch.name, model=launch.model, port=1, **place))
+        self.registry.set_state(launch.name, InstanceState.READY)
+        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        first.set_result(None)
+        return first
+
+    def is_idle(self, instance: Instance) -> bool:
+        return True
+
+    async def refresh(self) -> None:
+        """Do nothing: there is one process."""
+
+    def traffic(self) -> list[Any]:
+        return [
+            SimpleNamespace(variant=variant, num_waiting=0, metrics=SimpleNamespace(num_sent=0))
+            for endpoint in self.registry.endpoints()
+            for variant in endpoint.variants
+        ]
+
+
+def test_a_changed_policy_ends_no_drain_of_an_operator(tmp_path: Path) -> None:
+    """It resumes only what the autoscaler itself has drained."""
+    host: Any = Host()
+    registry = host.registry
+    deployments = Deployments(ControlSettings(), registry, host, host, (), tmp_path)
+    deployments.autoscaler = Autoscaler(
+        [], registry, host, host, lambda line: None, are_journaled=True, clock=lambda: host.now
+    )
+    tracking = TargetTracking(scale_in_cooldown_s=10)
+
+    async def change() -> list[tuple[str, InstanceState]]:
+        await deployments.start("e", replace(RESOURCE, counts={"v": 3}))
+        settings = ScalingSettings(min_capacity=2, max_capacity=3, initial_count=3, tracking=tracking)
+        await deployments.scale("e", "v", settings)
+        await deployments.autoscaler.look()
+        host.now += 20
+        await deployments.autoscaler.look()
+        assert registry.is_drained("e-1-2")  # by the autoscaler, the newest first
+        registry.drain("e-1-0")
+        await deployments.scale("e", "v", settings)
+        await deployments.scale("e", "v", None)
+        return [(each.name, each.state) for each in registry.instances()]
+
+    assert asyncio.run(change()) == [
+        ("e-1-0", InstanceState.DRAINING),
+        ("e-1-1", InstanceState.READY),
+        ("e-1-2", InstanceState.READY),
+    ]
+    assert not any(each.is_resumable for each in registry.instances())
 
 
 def test_an_endpoint_that_is_gone_is_not_resized(deployments: Deployments) -> None:

@@ -49,3 +49,10 @@ def test_rows_are_chosen_and_ordered_across_pages(values: dict[str, Any], expect
 def test_a_token_of_elsewhere_is_refused(token: str) -> None:
     with pytest.raises(RequestInvalid, match="NextToken is not valid"):
         list_page(ROWS, {"NextToken": token}, "Rows")
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_page_without_rows_is_refused(size: int) -> None:
+    """Not every service's model has a minimum."""
+    with pytest.raises(RequestInvalid, match=f"MaxResults must be 1 or more, not {size}"):
+        list_page(ROWS, {"MaxResults": size}, "Rows")

@@ -66,7 +66,7 @@ class World:
         self.asked: list[str] = []
         self.on_asked: Callable[[], None] = lambda: None  # called before an instance answers
         self.pending: Callable[[], Awaitable[Backlog]] | None = None
-        self.operations = self
+        self.operations: Any = self
         self.async_inference = SimpleNamespace(queue=SimpleNamespace(backlog=self._find_pending))
         self.autoscaler = Autoscaler(
             [self.group],
@@ -439,6 +439,35 @@ def test_a_drained_instance_that_is_resumed_while_its_sessions_are_counted_stays
 
             assert await world.look() == ["llava-0"]
             assert world.instance("llava-0").is_ready
+
+    run(scenario())
+
+
+def test_a_variant_that_is_removed_while_sessions_are_counted_starts_nothing() -> None:
+    """Nothing would stop such an instance: the caller of `remove` does not know it."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=4, are_journaled=False) as world:
+            await world.grow(3)
+            world.registry.drain("llava-0")
+            world.registry.drain("llava-1")
+            await world.look()
+            world.clients.num_waiting = 8
+            is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+            async def ask(*_: object, **__: object) -> OperationAnswer:
+                is_asked.set()
+                await may_answer.wait()
+                return OperationAnswer(200, "", b"{}")
+
+            world.operations = SimpleNamespace(ask=ask)
+            looking = asyncio.create_task(world.look(after_s=10))  # two suffice now, and one of them is drained
+            await is_asked.wait()
+            assert await world.autoscaler.remove(world.group) == ["llava-0", "llava-1", "llava-2"]
+            may_answer.set()
+            await looking
+
+            assert sorted(world.firsts) == ["llava-0", "llava-1", "llava-2"]
 
     run(scenario())
 

@@ -61,6 +61,36 @@ def test_too_many_files_are_refused_and_leave_nothing(
     assert not (tmp_path / "bomb").exists()
 
 
+@pytest.mark.parametrize("prefix", ["", "./", "x/../", "../"])
+def test_a_path_out_of_the_target_writes_nothing_there(tmp_path: Path, prefix: str) -> None:
+    """Also an absolute one behind a prefix that tar itself writes."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    packed = pack(tmp_path, ".tar.gz", {f"{prefix}{outside}/file": b"x"})
+
+    with pytest.raises(ConfigError, match="is not a regular file or folder"):
+        unpack(packed, tmp_path / "unpacked")
+
+    assert list(outside.iterdir()) == []
+    assert not (tmp_path / "unpacked").exists()
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_archive_is_named_and_leaves_nothing(tmp_path: Path, compression: int) -> None:
+    """Each decompressor has errors of its own."""
+    packed = tmp_path / "model.mar"
+    with zipfile.ZipFile(packed, "w", compression) as bundle:
+        bundle.writestr("data", bytes(range(256)) * 16)
+    damaged = bytearray(packed.read_bytes())
+    damaged[60:90] = bytes(each ^ 0xFF for each in damaged[60:90])
+    packed.write_bytes(damaged)
+
+    with pytest.raises(ConfigError, match=r"model\.mar cannot be unpacked"):
+        unpack(packed, tmp_path / "unpacked")
+
+    assert not (tmp_path / "unpacked").exists()
+
+
 def test_a_manifest_is_read_up_to_its_limit(tmp_path: Path) -> None:
     """Neither a sparse file nor deep nesting costs memory."""
     manifest = tmp_path / Path(MANIFEST).name

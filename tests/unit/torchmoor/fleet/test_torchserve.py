@@ -96,14 +96,16 @@ def test_the_flags_of_a_new_java_are_for_our_own_java_only(tmp_path: Path) -> No
 
 def test_each_instance_has_folders_of_its_own(tmp_path: Path, settings: TorchServeSettings) -> None:
     """Sockets, pid file, logs and working directory of two instances must never meet."""
-    specs = [make_spec(tmp_path / name) for name in ("a", "b")]
+    names = ("TMPDIR", "TEMP", "LOG_LOCATION", "METRICS_LOCATION")
+    given = dict.fromkeys(names, "/tmp")  # of the model, as CreateModel's Environment may have them
+    specs = [make_spec(tmp_path / name, **given) for name in ("a", "b")]
 
     for spec in specs:
         prepare(spec, settings)
 
     for spec in specs:
         variables = environment(spec, settings)
-        for name in ("TMPDIR", "TEMP", "LOG_LOCATION", "METRICS_LOCATION"):
+        for name in names:
             assert Path(variables[name]).is_dir()
             assert Path(variables[name]).is_relative_to(spec.folder)
         assert list((spec.folder / "work").iterdir()) == [], "the working directory is first on the class path"

@@ -1,6 +1,7 @@
 """`torchmoor up` without a JVM: what it refuses, what it says, and how it ends."""
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.health import HealthChecker
+from torchmoor.fleet.supervisor import LOCK_FILE
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.run.checkpoints import MODEL_PATH, Checkpoint
@@ -104,6 +106,35 @@ def test_it_announces_once_and_a_signal_ends_it_without_a_trace(
     assert len(pids) == 6
     wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_fleet_that_waits_for_an_earlier_one(tmp_path: Path, number: signal.Signals) -> None:
+    """Before anything has started, too, a signal is a regular end."""
+    lock = tmp_path / LOCK_FILE
+    with lock.open("wb") as earlier:
+        fcntl.flock(earlier, fcntl.LOCK_EX)
+        command = [
+            sys.executable,
+            "-m",
+            "torchmoor",
+            "up",
+            "--port",
+            "0",
+            "--admin-port",
+            "0",
+            "--run-dir",
+            str(tmp_path),
+        ]
+        waiting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert waiting.stderr is not None
+        assert "waiting for the earlier fleet" in waiting.stderr.readline()
+
+        waiting.send_signal(number)
+
+        assert waiting.communicate(timeout=DEADLINE_S) == (None, "")
+        assert waiting.returncode == 0
+        assert list(tmp_path.iterdir()) == [lock]
 
 
 def test_a_refused_fleet_leaves_no_directory(

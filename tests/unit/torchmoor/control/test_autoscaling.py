@@ -1,0 +1,67 @@
+"""Scalable targets of endpoints that are deleted while a request waits."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchmoor.config.autoscaling import DIMENSION, NAMESPACE
+from torchmoor.config.control import ControlSettings
+from torchmoor.control.autoscaling import ScalableTargets
+from torchmoor.control.names import Names
+from torchmoor.control.resources import EndpointResource, Resources
+from torchmoor.errors import RequestInvalid
+
+
+class SlowDeployments:
+    """Deployments whose autoscaler takes its time to give instances back."""
+
+    def __init__(self) -> None:
+        self.is_scaling, self.may_scale = asyncio.Event(), asyncio.Event()
+
+    def count_of(self, endpoint: str, variant: str) -> int:
+        return 1
+
+    async def scale(self, endpoint: str, variant: str, settings: Any) -> None:
+        self.is_scaling.set()
+        await self.may_scale.wait()
+
+
+def register(endpoint: str) -> dict[str, Any]:
+    return {
+        "ServiceNamespace": NAMESPACE,
+        "ScalableDimension": DIMENSION,
+        "ResourceId": f"endpoint/{endpoint}/variant/v",
+        "MinCapacity": 1,
+        "MaxCapacity": 2,
+    }
+
+
+def test_a_target_of_an_endpoint_that_is_deleted_meanwhile_is_refused(tmp_path: Path) -> None:
+    """It waited for the change of another endpoint."""
+
+    async def scenario() -> Resources:
+        resources, deployments = Resources(tmp_path, 1 << 20), SlowDeployments()
+        for name in ("first", "second"):
+            config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
+            resources.endpoints[name] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
+        unused: Any = deployments
+        targets = ScalableTargets(ControlSettings(), resources, Names("us-east-1", "123456789012"), unused)
+        call: Any = targets.operations()["RegisterScalableTarget"]
+        first = asyncio.create_task(call(register("first")))
+        await deployments.is_scaling.wait()
+        second, applying = asyncio.create_task(call(register("second"))), asyncio.create_task(targets.apply("second"))
+        await asyncio.sleep(0)  # both wait now
+        del resources.endpoints["second"]
+        targets.forget("second")
+        deployments.may_scale.set()
+        await first
+        with pytest.raises(RequestInvalid, match="endpoint/second/variant/v is not a variant of a created endpoint"):
+            await second
+        await applying
+        return resources
+
+    assert list(asyncio.run(scenario()).targets) == ["endpoint/first/variant/v"]
