@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import httptools
 
 from tests.fuzz.llhttp import CUT, Requests
@@ -65,8 +63,12 @@ def compare(data: bytes, listener: Listener) -> None:
     if not num:
         return
     oracle = Requests()
-    with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
+    try:
         oracle.parser.feed_data(data)
+    except httptools.HttpParserUpgrade:  # for llhttp, the body and what follows are another protocol's
+        num = min(num, oracle.num_complete - 1)
+    except httptools.HttpParserError:
+        pass
 
     assert oracle.num_complete >= num, (oracle.num_complete, num)
     heads = [(method, _path_of(url), fields) for method, url, fields in oracle.heads[:num]]

@@ -580,7 +580,6 @@ def test_other_paths_are_not_upgraded(stage: Stage, path: str, status: int, open
     "handshake",
     [
         HANDSHAKE.replace(b"Version: 13", b"Version: 8"),
-        HANDSHAKE.replace(b"websocket\r\n", b"h2c\r\n"),
         HANDSHAKE.replace(b"AAAAAAAA", b""),
         HANDSHAKE.replace(b"GET", b"POST"),
         HANDSHAKE.replace(b"\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n{}"),

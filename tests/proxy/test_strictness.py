@@ -40,6 +40,19 @@ def shared() -> object:
         running.check_clean()
 
 
+def test_an_offer_of_http_2_is_ignored(shared: Stage) -> None:
+    """Java's client makes it with each request, and nothing of it reaches an instance."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n"
+    with shared.socket() as sock:
+        for _ in range(2):
+            sock.sendall(HEAD + offer + b"Content-Length: 2\r\n\r\n{}")
+            answer = read_answer(sock)
+            assert answer.startswith(b"HTTP/1.1 200 "), answer
+    seen = (shared.a.received + shared.b.received)[-1]
+    assert seen.body == b"{}"
+    assert not {"upgrade", "http2-settings", "connection"} & seen.headers.keys()
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [

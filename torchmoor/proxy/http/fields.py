@@ -37,7 +37,10 @@ _NOT_KEPT = frozenset(
 
 
 class FieldKind(Enum):
-    """The meaning of a field for a connection; only PLAIN fields are sent on."""
+    """The meaning of a field for a connection; only PLAIN fields are sent on.
+
+    UPGRADE: to a WebSocket. A server may ignore all others: Java's client offers h2c with each of its requests.
+    """
 
     PLAIN = 0
     HOST = 1
@@ -177,6 +180,8 @@ def _judge(role: FieldRole, value: bytes) -> tuple[FieldRole, bytes]:
         raise BadMessage(501, "The only transfer coding is chunked.")
     if kind is FieldKind.EXPECT and value.lower() != b"100-continue":
         raise BadMessage(417, "The only expectation is 100-continue.")
+    if kind is FieldKind.UPGRADE and b"websocket" not in value.lower():
+        return FieldRole(role.name, FieldKind.HOP_BY_HOP), value
     if kind is FieldKind.CONNECTION:
         options = frozenset(option.strip().lower() for option in value.split(b",")) - {b"", b"keep-alive"}
         if options:
