@@ -142,7 +142,7 @@ async def _run_in(
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
         if await has_started(fleet.start(), stopping):
             report(f"runtime API: {proxy.runtime_url} with {', '.join(names) or 'no endpoint yet'}")
-            if settings.chat_page.is_on:
+            if settings.chat_page.is_on and set(names) != {MANY}:  # the page does not support many models
                 report(f"to chat in a browser: {proxy.runtime_url}{PAGE.decode()}")
             report(f"dashboard: {proxy.admin_url}")
             announce(describe(names, runtime_url=proxy.runtime_url, admin_url=proxy.admin_url, run_dir=run_dir))
