@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
 from handlers.errors import SettingsError
@@ -20,13 +20,18 @@ from handlers.models.plain import PlainModel
 from handlers.models.processor import Processor
 from handlers.models.skeleton import build_skeleton
 from handlers.models.text import TextModel
+from handlers.models.tokenizer import TOKENIZER, load_tokenizer
 from handlers.models.transformers_check import TransformersCheck
 from handlers.models.weights_progress import reporting_weights
 
 logger = logging.getLogger(__name__)
 MAX_NAMED = 3  # weights that an error lists
 MAX_REASON_CHARS = 600
-TOKENIZER = "tokenizer.json"
+# Endings of architectures that have another task than to generate text.
+OTHER_TASKS = (
+    *("ForSequenceClassification", "ForTokenClassification", "ForMaskedLM", "ForQuestionAnswering"),
+    "ForImageClassification",
+)
 
 # The vision families for which tests show the same answers as in transformers, and whether they cut images into
 # patches. Others fail on positions of several dimensions (Qwen2-VL), tokens that see ahead (Gemma 3, PaliGemma), marks
@@ -68,12 +73,20 @@ def load_model(
     except Exception as exc:  # the libraries raise errors of every kind; TorchServe expects one
         reason = " ".join(str(exc).split())[:MAX_REASON_CHARS].rstrip(".")
         hint = "" if (path / TOKENIZER).is_file() else f"; there is no {TOKENIZER} in it"
+        if any(path.glob("*.bin")) and not any(path.glob("*.safetensors")):
+            hint += "; pickled weights (.bin) are not read: save it again with save_pretrained"
         raise SettingsError(f"the checkpoint {path} cannot be used: {type(exc).__name__}: {reason}{hint}") from exc
 
 
 def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compiled: bool) -> TextModel:
     check_config(json.loads((path / "config.json").read_bytes()))
     config = AutoConfig.from_pretrained(path, local_files_only=True)
+    for name in config.architectures or ():
+        if name.endswith(OTHER_TASKS):
+            raise SettingsError(
+                f"a {name} does not generate text: put it into a directory of models, and serve that with torchmoor up "
+                "--endpoint many --models DIRECTORY (docs/many-models.md)"
+            )
     can_see = hasattr(config, "vision_config")
     if can_see and config.model_type not in SEEING:
         known = ", ".join(SEEING)
@@ -106,8 +119,7 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
         processor = Processor.load(path, image_token_id)
         loaded = LlavaModel(model, processor, has_patches=SEEING[config.model_type])
     else:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        loaded = make_text_model(model, tokenizer, transformers_check)
+        loaded = make_text_model(model, load_tokenizer(path), transformers_check)
     if not loaded.is_packed:
         if is_compiled:
             raise SettingsError(f"handler.model.compile must be off for models of type {config.model_type}")

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoImageProcessor, AutoTokenizer
+from transformers import AutoImageProcessor
+
+from handlers.models.tokenizer import load_tokenizer
 
 OLD_TEMPLATE = "chat_template.json"
 
@@ -23,7 +25,7 @@ class Processor:
 
     @classmethod
     def load(cls, path: Path, image_token_id: int) -> "Processor":
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = load_tokenizer(path)
         images = AutoImageProcessor.from_pretrained(path, local_files_only=True)
         template = tokenizer.chat_template
         if template is None and (path / OLD_TEMPLATE).is_file():

@@ -43,6 +43,11 @@ class TransformersCheck:
                 f"models of type {model.config.model_type} are not supported: their own forward pass in transformers "
                 f"fails ({type(exc).__name__}: {str(exc)[:300]})"
             ) from exc
+        if not self._expected.isfinite().all():
+            raise SettingsError(
+                "the model's logits are not finite: its weights are damaged, or the range of "
+                f"{str(model.dtype).removeprefix('torch.')} is too small for it (handler.model.dtype)"
+            )
 
     def _measure_rounding(self, model: Any) -> float:
         """Return the tolerance: by how much transformers' logits change if it reads the prompts in several steps."""

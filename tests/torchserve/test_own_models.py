@@ -31,7 +31,7 @@ SHORT = 80  # tokens
 
 @pytest.fixture(scope="module")
 def own(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Run an archive, a checkpoint with a serving.properties of its own, and one in S3."""
+    """Run a renamed archive, a checkpoint with a serving.properties of its own, and one in S3."""
     folder = tmp_path_factory.mktemp("own-models")
     mine = folder / "my-llava"
     shutil.copytree(DEMO, mine)
@@ -44,7 +44,8 @@ def own(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     client.close()
     (folder / "store").mkdir()
     command = [str(Path(sys.executable).with_name("torchmoor")), "package", str(DEMO)]
-    subprocess.run([*command, "-o", str(folder / "store" / "packaged.mar")], check=True, timeout=60)
+    subprocess.run([*command, "-o", str(folder / "store" / "demo.mar")], check=True, timeout=60)
+    (folder / "store" / "demo.mar").rename(folder / "store" / "packaged.mar")
     with run_fleet(
         *(str(mine), "--name", "my-llava", f"s3://{BUCKET}/tiny", "--name", OLD),
         *("--model-store", str(folder / "store"), "--endpoint", "packaged"),

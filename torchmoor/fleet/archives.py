@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from torchmoor.errors import LaunchError
 
@@ -197,21 +197,38 @@ def find_fault(archive: Path, *, reads_all: bool = False) -> str:
     reads_all: compare all bytes of a file with its checksums.
     """
     try:
-        if archive.is_dir():
-            manifest = (archive / MANIFEST).read_bytes()
-        else:
+        model = _read_model(archive)
+        if reads_all and not archive.is_dir():
             with zipfile.ZipFile(archive) as packed:
-                manifest = packed.read(MANIFEST)
-                damaged = packed.testzip() if reads_all else None
+                damaged = packed.testzip()
             if damaged is not None:
                 return f"{damaged} is damaged"
-        return "" if json.loads(manifest)["model"]["handler"] else "its manifest names no handler"
+        return "" if model["handler"] else "its manifest names no handler"
     except zipfile.BadZipFile as error:
         return f"it is not a complete archive ({error})"
     except FileNotFoundError:
         return f"it has no {MANIFEST}"
     except Exception as error:  # zipfile, its decompressors and json raise errors of many kinds
         return f"it cannot be read ({type(error).__name__}: {error})"
+
+
+def find_requirements(archive: Path) -> str:
+    """Return the name of an archive's requirements file; "" if it has none or cannot be read."""
+    try:
+        return str(_read_model(archive).get("requirementsFile", ""))
+    except Exception:  # of many kinds; `find_fault` says what is damaged
+        return ""
+
+
+def _read_model(archive: Path) -> dict[str, Any]:
+    """Return what an archive's manifest says of its model. Raises errors of many kinds."""
+    if archive.is_dir():
+        manifest = (archive / MANIFEST).read_bytes()
+    else:
+        with zipfile.ZipFile(archive) as packed:
+            manifest = packed.read(MANIFEST)
+    model: dict[str, Any] = json.loads(manifest)["model"]
+    return model
 
 
 def has_handler(archive: Path) -> bool:

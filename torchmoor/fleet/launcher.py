@@ -22,7 +22,14 @@ from typing import BinaryIO
 from torchmoor.config.launcher import LaunchSettings, inflight_body_bytes
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
-from torchmoor.fleet.archives import find_fault, has_handler, has_other_handlers, takes_operations, write_archive
+from torchmoor.fleet.archives import (
+    find_fault,
+    find_requirements,
+    has_handler,
+    has_other_handlers,
+    takes_operations,
+    write_archive,
+)
 from torchmoor.fleet.folders import remove_folder
 from torchmoor.fleet.instance_end import describe_exit, has_met_taken_port, quote_lines, quote_log, read_end
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
@@ -276,7 +283,7 @@ class Launcher:
             if (status := self._processes[spec.name].returncode) is not None:
                 raise LaunchError(f"{spec.name} ended while starting: it {describe_exit(status)}; {quote_log(spec)}")
             if (failure := find_load_failure(spec)) is not None:
-                raise LaunchError(f"{spec.name} cannot load its model: {failure}")
+                raise LaunchError(f"{spec.name} cannot load its model: {failure}{self._advise(spec, failure)}")
             if now - began > spec.start_timeout_s:
                 raise LaunchError(f"{spec.name} was not ready after {spec.start_timeout_s:.0f} s; {quote_log(spec)}")
             if 0 < limits.progress_interval_s <= now - reported:
@@ -286,6 +293,17 @@ class Launcher:
         if (instance := self._registry.find(spec.name)) is not None:
             self._registry.refresh(instance)  # so that other processes learn it
         self._report(f"{spec.name} ready after {variant.last_start_s:.1f} s")
+
+    def _advise(self, spec: InstanceSpec, failure: str) -> str:
+        """Return what to do about a missing module, if the archive has requirements that are not installed."""
+        settings = self._settings.torchserve
+        if "ModuleNotFoundError" not in failure or spec.contents is not None:
+            return ""
+        properties = {**settings.properties, **spec.properties}
+        requirements = find_requirements((spec.store or settings.model_store) / spec.archive)
+        if not requirements or properties.get("install_py_dep_per_model") == "true":
+            return ""
+        return f"; install the archive's {requirements} into the environment of {settings.python}"
 
     async def _until_broken(self, spec: InstanceSpec) -> str:
         """Wait until the process has ended or was down for longer than down_timeout_s; return the reason."""

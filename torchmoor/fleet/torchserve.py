@@ -41,6 +41,13 @@ _ARCHIVE_FAILURE = re.compile(r" Failed to load model: \S+\n(?P<reason>[A-Za-z_]
 _WORKER_LINE = re.compile(r" (W-\d+-\S+) MODEL_LOG - (.*)")
 _LOAD_FAILURE = re.compile(r"Failed to load model |Load model \S+ (cpu|cuda) OOM")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
+# TorchServe tries to import its own handlers from the archive first; the next exception is the cause.
+_DEFAULT_HANDLER = re.compile(
+    r"ModuleNotFoundError: No module named '(image_classifier|image_segmenter|object_detector|text_classifier)'"
+)
+# TorchServe's line about a worker that ended while it loaded the model, for any reason.
+_ENDED_LOAD = re.compile(r" (W-\d+-\S+) \S+\.BatchAggregator - Load model failed: \S+, error: Worker died\.")
+_STARTUP_TIMEOUT = "Backend worker did not respond in given time"  # TorchServe has ended the worker itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +167,7 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
         "grpc_inference_port": grpc_inference,
         "grpc_management_port": grpc_management,
         "disable_token_authorization": "true",
-        "load_models": spec.archive,
+        "load_models": f"{spec.model}={spec.archive}",  # without a name, the one in the archive's manifest counts
         "number_of_gpu": 0 if spec.gpu is None else 1,
         "job_queue_size": settings.job_queue_size,
         "max_request_size": settings.max_body_bytes,
@@ -211,8 +218,8 @@ def find_load_failure(spec: InstanceSpec) -> str | None:
     """Find in the log why the worker could not load its model; TorchServe itself only retries.
 
     TorchServe logs a RuntimeError and a lack of memory in one line. After any other error, such as a missing module,
-    the worker dies with a traceback, whose first exception is the cause. Without a readable archive or room for its
-    files, TorchServe starts no worker.
+    the worker dies with a traceback, whose first exception is the cause. A worker that is killed or exits writes
+    nothing; its second end is a failure. Without a readable archive or room for its files, TorchServe starts no worker.
     """
     log = _read_log(spec)
     unread = _ARCHIVE_FAILURE.search(log)
@@ -224,8 +231,14 @@ def find_load_failure(spec: InstanceSpec) -> str | None:
             return text.partition("exception ")[2] or text
         if text == DEATH_MESSAGE:
             dead.add(worker)
-        elif worker in dead and _EXCEPTION.fullmatch(text):
+        elif worker in dead and _EXCEPTION.fullmatch(text) and not _DEFAULT_HANDLER.fullmatch(text):
             return text
+    ended = [match[1] for match in _ENDED_LOAD.finditer(log)]
+    if len(ended) > len(set(ended)) and _STARTUP_TIMEOUT not in log:
+        return (
+            "its worker ended twice while loading, without an error: it exited, or was killed, as happens if the host "
+            "has too little memory for the model"
+        )
     return None
 
 

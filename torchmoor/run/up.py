@@ -15,6 +15,7 @@ from torchmoor.control.plane import LaunchingPlane, describing_plane
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.services import check_store
 from torchmoor.fleet.launcher import Launcher
+from torchmoor.fleet.many import MANY
 from torchmoor.fleet.supervisor import ASYNC_FOLDER, CONTROL_FOLDER
 from torchmoor.proxy.api.chat_page.page import PAGE
 from torchmoor.proxy.instances.registry import Registry
@@ -101,7 +102,7 @@ def _control_plane(plan: HostPlan, registry: Registry, launcher: Launcher, run_d
 
 def _report_addresses(plan: HostPlan, proxy: Proxy, report: Callable[[str], None]) -> None:
     report(f"runtime API: {proxy.runtime_url} with {', '.join(plan.endpoints) or 'no endpoint yet'}")
-    if plan.settings.chat_page.is_on:
+    if plan.settings.chat_page.is_on and set(plan.endpoints) != {MANY}:  # the page does not support many models
         report(f"to chat in a browser: {proxy.runtime_url}{PAGE.decode()}")
     report(f"dashboard: {proxy.admin_url}")
 

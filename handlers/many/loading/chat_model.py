@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.service import ChatService
@@ -19,6 +18,7 @@ from handlers.errors import ModelBroken, OutOfMemory, Overloaded, SettingsError
 from handlers.many.loading.tensor_placement import Assembled, PlacedModel
 from handlers.models.loader import load_model, make_text_model
 from handlers.models.text import TextModel
+from handlers.models.tokenizer import load_tokenizer
 from handlers.models.transformers_check import TransformersCheck
 from handlers.reply import PendingReply
 from handlers.requests import Incoming
@@ -115,8 +115,7 @@ def _make_text_model(model: Any, folder: Path) -> TextModel:
     The weights are not packed, since packed ones would be private memory instead of page cache.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        return make_text_model(model, tokenizer, TransformersCheck(model))
+        return make_text_model(model, load_tokenizer(folder), TransformersCheck(model))
     except (SettingsError, torch.OutOfMemoryError):
         raise
     except Exception as exc:  # each of transformers' families fails in its own way

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoImageProcessor, AutoTokenizer
+from transformers import AutoImageProcessor
 
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
@@ -35,6 +35,7 @@ from handlers.many.tasks.token_classification import TokenClassification
 from handlers.many.tasks.triton import TritonTask, is_triton
 from handlers.models.declared_size import check_files
 from handlers.models.loader import choose_type
+from handlers.models.tokenizer import load_tokenizer
 from handlers.settings import HandlerSettings
 
 logger = logging.getLogger(__name__)
@@ -146,6 +147,7 @@ class CheckpointLoader:
         own = self._settings.tasks
         if task == ImageClassification.name:
             return ImageClassification(model, self._get_image_processor(folder), own, self.intake)
+        _check_reads_text(task, model)
         tokenizer = self._get_tokenizer(folder)
         if task in (Embeddings.name, TextClassification.name):
             own = own.model_copy(update={"max_inputs": own.max_texts})
@@ -161,20 +163,35 @@ class CheckpointLoader:
         """Share tokenizers: one takes longer to make than a model, and most variants of a model have the same."""
         kind = str(read_json(folder, CONFIG).get("model_type"))  # transformers chooses the class by it
         key = ("tokenizer", kind, digest(folder / name for name in _TOKENIZER_FILES))
-        return self.shared.get(key, lambda: SharedTokenizer(load_part(AutoTokenizer, folder)))
+        return self.shared.get(key, lambda: SharedTokenizer(_load_part("tokenizer", load_tokenizer, folder)))
 
     def _get_image_processor(self, folder: Path) -> Any:
         key = ("image processor", digest([folder / "preprocessor_config.json", folder / CONFIG]))
-        return self.shared.get(key, lambda: load_part(AutoImageProcessor, folder))
+        return self.shared.get(key, lambda: _load_part("image processor", _load_image_processor, folder))
 
 
-def load_part(auto: Any, folder: Path) -> Any:
+def _load_part(noun: str, load: Callable[[Path], Any], folder: Path) -> Any:
     """Load a checkpoint's tokenizer or image processor. Raises ModelBroken."""
     try:
-        return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return load(folder)
     except Exception as exc:  # a file may be missing or wrong in many ways
         text = " ".join(str(exc).split())[:300]
-        raise ModelBroken(f"the model's {auto.__name__.removeprefix('Auto')} cannot be made: {text}") from exc
+        raise ModelBroken(f"the model's {noun} cannot be made: {text}") from exc
+
+
+def _load_image_processor(folder: Path) -> Any:
+    return AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _check_reads_text(task: str, model: Any) -> None:
+    """Raise ModelBroken for a model that needs more than texts, such as CLIP."""
+    named = model.input_modalities
+    inputs = {named} if isinstance(named, str) else set(named)
+    if inputs != {"text"}:
+        raise ModelBroken(
+            f"its task is {task}, whose inputs are texts, and models of type {model.config.model_type} take "
+            f"{' and '.join(sorted(inputs))}"
+        )
 
 
 def choose_task(folder: Path, config: Mapping[str, Any], environ: Mapping[str, str]) -> str:

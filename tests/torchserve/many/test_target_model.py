@@ -35,6 +35,14 @@ def refusal(client: Any, model: str) -> tuple[str, str]:
     return error["Code"], error["Message"]
 
 
+def test_start_does_not_offer_the_chat_page(many: ManyFleet) -> None:
+    """The page does not support endpoints with many models, and lists none of them."""
+    log = (many.fleet.run_dir.parent / "up.log").read_text()
+
+    assert f"runtime API: {many.fleet.runtime} with many" in log
+    assert "in a browser" not in log
+
+
 def test_each_model_answers_and_stays_where_it_was_loaded(many: ManyFleet) -> None:
     """TargetModel of boto3 selects the model; each model is loaded once."""
     client = many.fleet.client()

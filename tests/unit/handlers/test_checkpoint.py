@@ -21,6 +21,7 @@ from handlers.models.loader import load_model
 from handlers.models.memory import check_fits, free_bytes, weight_bytes
 from handlers.settings import ModelSettings
 from tests.servers import S3Server, run_s3
+from tests.unit.handlers.tiny_checkpoints import PLAIN, save
 
 CPU = torch.device("cpu")
 BUCKET = "checkpoints"
@@ -341,10 +342,14 @@ def test_a_checkpoint_of_other_sizes_than_declared_is_refused(tmp_path: Path, ch
         load_model(folder, torch.device("cpu"), "auto")
 
 
-def test_a_checkpoint_without_tokenizer_says_so(tmp_path: Path, checkpoint: Path) -> None:
-    """The error names the missing file."""
-    folder = tmp_path / "mute"
-    shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("tokenizer*"))
+@pytest.mark.parametrize("family", ["llava", "gpt2"])
+def test_a_checkpoint_without_tokenizer_says_so(family: str, tmp_path: Path, checkpoint: Path) -> None:
+    """The error names the missing file. transformers makes up an empty tokenizer for some families, such as GPT-2."""
+    whole, folder = checkpoint, tmp_path / "mute"
+    if family != "llava":
+        whole = tmp_path / "whole"
+        save(PLAIN[family](), whole, checkpoint)
+    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("tokenizer*"))
 
     with pytest.raises(SettingsError, match=r"cannot be used: .*; there is no tokenizer\.json in it"):
         load_model(folder, torch.device("cpu"), "auto")

@@ -176,7 +176,28 @@ def test_pickled_weights_are_refused(tmp_path: Path, checkpoint: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     torch.save(own.state_dict(), tmp_path / "pytorch_model.bin")
 
-    with pytest.raises(SettingsError):
+    with pytest.raises(SettingsError, match=r"pickled weights \(\.bin\) are not read: save it again"):
+        load_model(tmp_path, CPU, "auto")
+
+
+@pytest.mark.parametrize("head", [hf.AutoModelForSequenceClassification, hf.AutoModelForMaskedLM])
+def test_models_with_other_tasks_are_refused(head: Any, tmp_path: Path) -> None:
+    """The error names the endpoint that serves them; the weights are not the reason."""
+    config = hf.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
+    head.from_config(config).save_pretrained(tmp_path)
+
+    with pytest.raises(SettingsError, match=r"does not generate text: .*--endpoint many"):
+        load_model(tmp_path, CPU, "auto")
+
+
+def test_weights_that_give_no_numbers_are_refused(tmp_path: Path, checkpoint: Path) -> None:
+    """They are damaged, or too large for the type; the family is not the reason."""
+    own = save(WORKING["llama"](), tmp_path, checkpoint)
+    with torch.no_grad():
+        own.get_output_embeddings().weight *= float("inf")
+    own.save_pretrained(tmp_path)
+
+    with pytest.raises(SettingsError, match="logits are not finite: its weights are damaged, or the range of float32"):
         load_model(tmp_path, CPU, "auto")
 
 

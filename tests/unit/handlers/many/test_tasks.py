@@ -22,11 +22,13 @@ from handlers.many_settings import ManySettings, TaskSettings
 from handlers.reply import PendingReply, WholeReply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, IntakeSettings, ModelSettings, PumpSettings
-from tests.unit.handlers.many.tiny import save_checkpoint
+from tests.unit.handlers.many.tiny import make_tokenizer, save_checkpoint
 from tests.waiting import wait_until
 
 TEXTS = ["the cat sat on the mat", "anna works at acme in paris.", "dog"]
 JSON = {"content-type": "application/json"}
+_TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+_IMAGE = {**_TEXT, "image_size": 32, "patch_size": 8}
 Load = Callable[..., AnsweringModel]
 
 
@@ -442,6 +444,46 @@ def test_the_task_is_the_one_that_the_folder_names(tmp_path: Path, load: Load) -
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertForJuggling"]}))
     with pytest.raises(ModelBroken, match=r"torchmoor\.json"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["BertForSequenceClassification", "MPNetModel", "GPT2LMHeadModel", "LlamaForCausalLM"]
+)
+def test_a_model_without_a_vocabulary_is_refused(architecture: str, tmp_path: Path, load: Load) -> None:
+    """transformers makes up an empty tokenizer for some families, with which any text is unknown."""
+    save_checkpoint(tmp_path, architecture)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 64}')
+
+    with pytest.raises(ModelBroken, match="tokenizer"):
+        load(tmp_path)
+
+
+def test_tokens_of_characters_need_no_vocabulary(tmp_path: Path, load: Load) -> None:
+    """CANINE's tokens are Unicode's code points."""
+    config = hf.CanineConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, num_hash_buckets=64
+    )
+    hf.CanineModel(config).save_pretrained(tmp_path)
+    hf.CanineTokenizer().save_pretrained(tmp_path)
+
+    assert len(ask(load(tmp_path), "cat")[0][0]) == 32
+
+
+@pytest.mark.parametrize(
+    ("config", "inputs"),
+    [
+        (hf.ViTConfig(**_IMAGE), "image"),
+        (hf.CLIPConfig(text_config=_TEXT, vision_config=_IMAGE, projection_dim=16), "image and text"),
+    ],
+)
+def test_a_task_of_texts_refuses_models_that_take_images(config: Any, inputs: str, tmp_path: Path, load: Load) -> None:
+    """Each request would fail with a status of 500."""
+    hf.AutoModel.from_config(config).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+
+    with pytest.raises(ModelBroken, match=f"feature-extraction, .* take {inputs}$"):
         load(tmp_path)
 
 

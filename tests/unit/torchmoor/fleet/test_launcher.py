@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,8 @@ class Host:
 
     tmp_path: Path
     crashes: bool = False  # the stub dies at once instead of running
+    log: str = ""  # what TorchServe's log has from the beginning
+    properties: Mapping[str, str] = field(default_factory=dict)  # lines of config.properties
     num_taken: int = 0  # starts from now on whose port another program takes before TorchServe does
     takers: list[socket.socket] = field(default_factory=list)
     reports: list[str] = field(default_factory=list)
@@ -54,6 +56,7 @@ class Host:
     def prepare(self, spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
         """As the real one, but the command is the stub."""
         prepare(spec, settings)
+        spec.log_file.write_text(self.log)
         self.ports[spec.name] = spec.ports
         report = self.report(spec.name)
         report.unlink(missing_ok=True)
@@ -81,7 +84,7 @@ class Host:
         store.mkdir(exist_ok=True)
         write_small_archive(store / "llava.mar")
         values = {"run_dir": self.run_dir, "kill_after_s": 2.0, "min_backoff_s": 0.05, **settings}
-        torchserve = TorchServeSettings(model_store=store)
+        torchserve = TorchServeSettings(model_store=store, properties=self.properties)
         health = asyncio.create_task(self._probe(registry))
         try:
             async with Launcher(
@@ -400,6 +403,39 @@ def test_an_instance_that_is_never_ready_is_given_up(host: Host) -> None:
     run(scenario())
 
     assert not host.run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("requirements", "installs", "remedy"),
+    [
+        ("needs.txt", "false", f"; install the archive's needs.txt into the environment of {sys.executable}"),
+        ("needs.txt", "true", ""),
+        ("", "false", ""),
+    ],
+)
+def test_a_missing_module_names_requirements_that_are_not_installed(
+    host: Host, requirements: str, installs: str, remedy: str
+) -> None:
+    """TorchServe installs an archive's requirements only if it is configured to."""
+    host.log = "".join(
+        f"2026-11-28T19:53:10,263 [INFO ] W-9000-needs_1.0-stdout MODEL_LOG - {line}\n"
+        for line in ("Backend worker process died.", "ModuleNotFoundError: No module named 'nonesuch'")
+    )
+    host.properties = {"install_py_dep_per_model": installs}
+    messages = []
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, registry):
+            registry.set_state = lambda name, state: None
+            write_small_archive(host.tmp_path / "store" / "needs.mar", requirementsFile=requirements)
+            try:
+                await launcher.start([Launch("needs-0", "llava", "needs.mar")])
+            except LaunchError as error:
+                messages.append(str(error))
+
+    run(scenario())
+
+    assert messages == [f"needs-0 cannot load its model: ModuleNotFoundError: No module named 'nonesuch'{remedy}"]
 
 
 def test_a_stop_in_the_middle_of_a_start_leaves_nothing(host: Host) -> None:

@@ -58,13 +58,14 @@ def test_every_address_is_loopback_and_has_a_port_of_its_own(tmp_path: Path, set
     assert values["disable_token_authorization"] == "true"
 
 
-def test_the_configuration_loads_the_archive_and_never_times_a_client_out(
+def test_the_configuration_loads_the_archive_under_its_name_and_never_times_a_client_out(
     tmp_path: Path, settings: TorchServeSettings
 ) -> None:
-    """clientTimeoutInMills makes TorchServe's streams hang, so it is never set."""
+    """The name of a renamed archive's manifest does not count. clientTimeoutInMills makes TorchServe's streams hang,
+    so it is never set."""
     values = parse(render_config(make_spec(tmp_path), settings))
 
-    assert values["load_models"] == "llava.mar"
+    assert values["load_models"] == "llava=llava.mar"
     assert {"max_request_size", "max_response_size", "job_queue_size"} <= values.keys()
     assert not [key for key in values if "timeout" in key.lower()]
 
@@ -187,6 +188,24 @@ W-9001-llava_1.0-stdout MODEL_LOG - Traceback (most recent call last):
 W-9001-llava_1.0-stdout MODEL_LOG - ModuleNotFoundError: No module named 'ts.torch_handler.handler'
 """.splitlines()
 
+DEFAULT_HANDLER = """\
+W-9001-llava_1.0-stdout MODEL_LOG - Backend worker process died.
+W-9001-llava_1.0-stdout MODEL_LOG - Traceback (most recent call last):
+W-9001-llava_1.0-stdout MODEL_LOG - ModuleNotFoundError: No module named 'image_classifier'
+W-9001-llava_1.0-stdout MODEL_LOG - 
+W-9001-llava_1.0-stdout MODEL_LOG - During handling of the above exception, another exception occurred:
+W-9001-llava_1.0-stdout MODEL_LOG - 
+W-9001-llava_1.0-stdout MODEL_LOG - Traceback (most recent call last):
+W-9001-llava_1.0-stdout MODEL_LOG - ModuleNotFoundError: No module named 'torchvision'
+""".splitlines()
+AGGREGATOR = "org.pytorch.serve.wlm.BatchAggregator - Load model failed: llava, error: Worker died."
+ENDED = f"W-9000-llava_1.0 {AGGREGATOR}"
+ENDED_TWICE = (
+    "its worker ended twice while loading, without an error: it exited, or was killed, as happens if the host has too "
+    "little memory for the model"
+)
+TIMED_OUT = "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker did not respond in given time"
+
 
 @pytest.mark.parametrize(
     ("lines", "reason"),
@@ -198,8 +217,16 @@ W-9001-llava_1.0-stdout MODEL_LOG - ModuleNotFoundError: No module named 'ts.tor
         (["W-9000-llava_1.0-stdout MODEL_LOG - Load model llava cuda OOM, exception CUDA: full"], "CUDA: full"),
         (["W-9000-llava_1.0-stdout MODEL_LOG - ValueError: one that the handler has caught and logged"], None),
         (["main org.pytorch.serve.util.ConfigManager - Your torchserve instance can access any URL"], None),
+        (DEFAULT_HANDLER, "ModuleNotFoundError: No module named 'torchvision'"),
+        (DEFAULT_HANDLER[:5], None),
+        ([ENDED, ENDED], ENDED_TWICE),
+        ([ENDED, *DEATH[:6], f"W-9001-llava_1.0 {AGGREGATOR}"], None),
+        ([TIMED_OUT, ENDED, TIMED_OUT, ENDED], None),
     ],
-    ids=["missing module", "half of a traceback", "without words", "RuntimeError", "memory", "caught", "sound"],
+    ids=[
+        *("missing module", "half of a traceback", "without words", "RuntimeError", "memory", "caught", "sound"),
+        *("TorchServe's handler", "half of its traceback", "killed twice", "two workers once", "too slow twice"),
+    ],
 )
 def test_why_a_model_cannot_be_loaded(tmp_path: Path, lines: list[str], reason: str | None) -> None:
     """The operator sees the first cause from the worker that died of it, instead of a time-out."""
