@@ -32,6 +32,10 @@ class EventTaken(Exception):
     """Raised if another instance has written an event of this number."""
 
 
+class EventsMissing(OSError):
+    """The store has lost events that it had confirmed."""
+
+
 class JournalClosed(Exception):
     """The session was closed, and its content deleted."""
 
@@ -92,7 +96,10 @@ class Journal(Protocol):
         ...
 
     def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
-        """Return the events from `start` on: none for an unknown session, only the "close" for a closed one."""
+        """Return the events from `start` on: none for an unknown session, only the "close" for a closed one.
+
+        May raise EventsMissing if fewer than `start` events are left.
+        """
         ...
 
     def put_image(self, session_id: str, data: bytes, owner: str) -> str:
