@@ -32,10 +32,6 @@ class EventTaken(Exception):
     """Raised if another instance has written an event of this number."""
 
 
-class EventsMissing(OSError):
-    """The store has lost events that it had confirmed."""
-
-
 class JournalClosed(Exception):
     """The session was closed, and its content deleted."""
 

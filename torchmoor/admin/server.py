@@ -9,6 +9,7 @@ import hmac
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -123,16 +124,13 @@ class AdminServer:
         def make() -> AdminConnection:
             return AdminConnection(connections, serve())
 
-        accept: Callable[[], asyncio.Protocol] = make
-        if self._tls is not None:
-            handshakes = Handshakes(
-                make,
-                self._tls,
-                lambda: len(handshakes) < connections.max_connections,
-                timeout_s=connections.header_timeout_s,
-            )
-            stack.push_async_callback(handshakes.stop)
-            accept = handshakes.accept
+        handshakes = Handshakes(
+            make,
+            lambda: len(handshakes) < connections.max_connections,
+            timeout_s=connections.header_timeout_s,
+        )
+        stack.push_async_callback(handshakes.stop)
+        accept = make if self._tls is None else partial(handshakes.accept, self._tls)
         server = await asyncio.get_running_loop().create_server(accept, self._host, self.port)
         stack.callback(server.close)
         port: int = server.sockets[0].getsockname()[1]

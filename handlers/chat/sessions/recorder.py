@@ -5,7 +5,6 @@ and its next turn reads the missing events, as for any session that another work
 block on the journal: call them on worker threads only, never on the engine's or TorchServe's.
 """
 
-import errno
 import json
 import logging
 import secrets
@@ -36,16 +35,8 @@ from handlers.errors import (
     TurnConflict,
 )
 from handlers.journal.event import DamagedRecord, Event, EventTooLarge
-from handlers.journal.journal import (
-    EventsMissing,
-    EventTaken,
-    Journal,
-    JournalClosed,
-    JournalFull,
-    Listed,
-    OwnerFull,
-    make_listed,
-)
+from handlers.journal.failures import explain_failure
+from handlers.journal.journal import EventTaken, Journal, JournalClosed, JournalFull, Listed, OwnerFull, make_listed
 from handlers.requests import Caller
 from torchmoor.wire.session_hash import session_hash
 
@@ -391,7 +382,7 @@ class SessionRecorder:
         except (OSError, ValueError) as exc:
             self._counters.add("journal_failures")
             logger.error("journal failed error=%s", exc)
-            raise JournalUnavailable(_explain(exc)) from exc
+            raise JournalUnavailable(explain_failure(exc)) from exc
 
     def _lose(self, session_id: str, reason: object) -> SessionLost:
         """End a session whose journal is damaged. Return the error for its requests."""
@@ -400,14 +391,6 @@ class SessionRecorder:
         error = SessionLost(SessionLost.damaged_text)
         self._store.lose(session_id, error)
         return error
-
-
-def _explain(error: Exception) -> str:
-    if isinstance(error, EventsMissing):
-        return "the session's journal has lost events; open a new session, or restore the journal's data"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the session's journal is full; try again later"
-    return "the session's journal cannot be reached; try again later"
 
 
 def _name(*parts: str) -> str:

@@ -14,7 +14,8 @@ from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
 from handlers.journal.event_codec import EventCodec
-from handlers.journal.journal import ANYONE, NO_KEYS, EventsMissing
+from handlers.journal.failures import EventsMissing
+from handlers.journal.journal import ANYONE, NO_KEYS
 from handlers.requests import Caller
 from handlers.settings import JournalSettings
 from tests.unit.handlers.journal_stores import CLOSE

@@ -13,9 +13,9 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
-from torchmoor.tasks import cancel_all
-
 logger = logging.getLogger(__name__)
+
+SHUTDOWN_TIMEOUT_S = 5.0  # for the client's end of a connection that is closed
 
 
 class Handshakes:
@@ -28,42 +28,38 @@ class Handshakes:
     def __init__(
         self,
         make: Callable[[], asyncio.Protocol],
-        tls: ssl.SSLContext,
         may_begin: Callable[[], bool],
         *,
         timeout_s: float,
-        shutdown_timeout_s: float | None = None,
     ) -> None:
         self._make = make
-        self._tls = tls
         self._may_begin = may_begin
         self._timeout_s = timeout_s
-        self._shutdown_timeout_s = shutdown_timeout_s
         self._running: dict[asyncio.BaseProtocol, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def accept(self) -> asyncio.Protocol:
+    def accept(self, tls: ssl.SSLContext) -> asyncio.Protocol:
         """Return the protocol of an accepted connection. For `create_server`."""
-        return _Accepted(self)
+        return _Accepted(self, tls)
 
-    def begin(self, accepted: socket.socket) -> None:
+    def begin(self, accepted: socket.socket, tls: ssl.SSLContext) -> None:
         """Begin a connection's handshake, or close the connection."""
         if self._may_begin():
             protocol = self._make()
-            self._running[protocol] = asyncio.create_task(self._run(protocol, accepted))
+            self._running[protocol] = asyncio.create_task(self._run(protocol, accepted, tls))
         else:
             accepted.close()
 
-    async def _run(self, protocol: asyncio.Protocol, accepted: socket.socket) -> None:
+    async def _run(self, protocol: asyncio.Protocol, accepted: socket.socket, tls: ssl.SSLContext) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
                 accepted,
-                ssl=self._tls,
+                ssl=tls,
                 ssl_handshake_timeout=self._timeout_s,
-                ssl_shutdown_timeout=self._shutdown_timeout_s,
+                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
             )
         except OSError as error:  # it failed, or did not end in time
             logger.debug("no TLS handshake error=%s", error)
@@ -76,12 +72,16 @@ class Handshakes:
 
     async def stop(self) -> None:
         """End all handshakes."""
-        await cancel_all(list(self._running.values()))
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Accepted(asyncio.Protocol):
-    def __init__(self, handshakes: Handshakes) -> None:
+    def __init__(self, handshakes: Handshakes, tls: ssl.SSLContext) -> None:
         self._handshakes = handshakes
+        self._tls = tls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Continue with a copy of the socket; this transport has not read anything yet."""
@@ -91,4 +91,4 @@ class _Accepted(asyncio.Protocol):
             copy = None
         cast(asyncio.Transport, transport).abort()
         if copy is not None:
-            self._handshakes.begin(copy)
+            self._handshakes.begin(copy, self._tls)
