@@ -92,7 +92,10 @@ class Journal(Protocol):
         ...
 
     def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
-        """Return the events from `start` on: none for an unknown session, only the "close" for a closed one."""
+        """Return the events from `start` on: none for an unknown session, only the "close" for a closed one.
+
+        May raise EventsMissing if fewer than `start` events are left.
+        """
         ...
 
     def put_image(self, session_id: str, data: bytes, owner: str) -> str:

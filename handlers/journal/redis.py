@@ -16,6 +16,7 @@ from typing import Any
 
 from handlers.journal.budget import JournalUsage
 from handlers.journal.event import DamagedRecord, Event, check_size, image_hash
+from handlers.journal.failures import EventsMissing
 from handlers.journal.journal import (
     ANYONE,
     EXPIRED_KEPT_S,
@@ -57,9 +58,10 @@ redis.call('EXPIREAT', KEYS[1], ARGV[3])
 redis.call('EXPIREAT', KEYS[3], ARGV[3])
 return 'written'
 """
-# KEYS: events, closed. ARGV: first, last, the most bytes of an event.
+# KEYS: events, closed. ARGV: first, last, the most bytes of an event. Nothing if events before the first are missing.
 _READ = """
 if redis.call('EXISTS', KEYS[2]) == 1 then return redis.call('GETRANGE', KEYS[2], 0, ARGV[3]) end
+if redis.call('LLEN', KEYS[1]) < tonumber(ARGV[1]) then return false end
 local events = redis.call('LRANGE', KEYS[1], ARGV[1], ARGV[2])
 for number, event in ipairs(events) do
   if #event > tonumber(ARGV[3]) then events[number] = #event end
@@ -152,8 +154,8 @@ class RedisJournal(StoredJournal):
         said = self._scripts.run(_APPEND, keys, number, data, _needed_until(session_id), check_owner(owner))
         if said == b"taken":
             raise EventTaken(f"event {number} of this session has been written already")
-        if said == b"gap" and expiry(session_id) > time.time():  # the keys of an expired session are gone
-            raise OSError(f"events before number {number} of this session are missing: the server has lost them")
+        if said == b"gap":
+            _check_expired(session_id, number)
         if _unless_closed(said) == b"written":
             num_bytes = len(data) if number else SESSION_BYTES + len(data)
             self._budget.add(owner, expiry(session_id), num_bytes, int(number == 0))
@@ -164,6 +166,9 @@ class RedisJournal(StoredJournal):
         last = -1 if max_events is None else start + max_events - 1
         max_bytes = self._settings.max_event_bytes
         found = self._scripts.run(_READ, _keys(session_id, "events", "closed"), start, last, max_bytes)
+        if found is None:
+            _check_expired(session_id, start)
+            return []
         if isinstance(found, bytes):
             return [self._codec.decode(found, session_id)]
         return [self._codec.decode(_within(data, max_bytes), session_id) for data in found]
@@ -331,6 +336,12 @@ def _within(found: Any, max_bytes: int) -> Any:
     if isinstance(found, int):
         check_size(found, max_bytes)
     return found
+
+
+def _check_expired(session_id: str, number: int) -> None:
+    """Raise EventsMissing unless the session has expired: its keys are gone then."""
+    if expiry(session_id) > time.time():
+        raise EventsMissing(f"events before number {number} of this session are missing: the server has lost them")
 
 
 def _unless_closed(said: Any) -> Any:

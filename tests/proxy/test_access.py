@@ -10,8 +10,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -25,7 +27,7 @@ from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import answering
 from tests.sagemaker_tokens import make_token
 from tests.tools import require
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.access import AccessKey, AccessSettings, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.proxy.access.gate import principal_of
@@ -528,6 +530,60 @@ def test_the_admin_plane_speaks_tls_with_a_certificate_of_its_own(
     assert stage.proxy.admin_url.startswith("https://")
     answer = requests.get(f"{stage.proxy.admin_url}/instances", headers=bearer, verify=certificate, timeout=60)
     assert answer.status_code == 200
+
+
+def test_connections_without_a_handshake_count(make_stage: MakeStage, certificates: list[tuple[Path, Path]]) -> None:
+    """They hold descriptors, so one more client is refused, until they have left."""
+    certificate, key = certificates[0]
+    limits = LimitSettings(max_connections=1)
+    stage = make_stage(listen=LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key)), limits=limits)
+    context = ssl.create_default_context(cafile=certificate)
+
+    def ping() -> bytes:
+        with context.wrap_socket(stage.socket(), server_hostname="127.0.0.1") as client:
+            client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+            return read_answer(client)
+
+    with stage.socket():
+        assert ping().startswith(b"HTTP/1.1 503")
+
+    wait_until(lambda: ping().startswith(b"HTTP/1.1 200"), "both are forgotten")
+
+
+def test_a_stop_does_not_wait_for_handshakes(certificates: list[tuple[Path, Path]]) -> None:
+    """A client that has sent nothing is disconnected at once."""
+    certificate, key = certificates[0]
+    context = ssl.create_default_context(cafile=certificate)
+    listen = LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key))
+    with Stage(names=("a",), listen=listen) as stage, stage.socket() as silent:
+        with context.wrap_socket(stage.socket(), server_hostname="127.0.0.1") as later:  # so both are accepted
+            later.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert read_answer(later).startswith(b"HTTP/1.1 200")
+        stage.loop.call_soon_threadsafe(stage.stopping.set)
+
+        assert silent.recv(1) == b""
+
+
+def test_handshakes_with_the_admin_plane_are_limited(
+    make_stage: MakeStage, certificates: list[tuple[Path, Path]]
+) -> None:
+    """One above limits.max_admin_connections is closed."""
+    certificate, key = map(str, certificates[0])
+    stage = make_stage(
+        listen=LISTEN.replace(admin_tls_certificate=certificate, admin_tls_key=key),
+        limits=LimitSettings(max_admin_connections=1),
+    )
+    port = urlsplit(stage.proxy.admin_url).port
+
+    with socket.create_connection(("127.0.0.1", port), timeout=60), pytest.raises(requests.ConnectionError):
+        requests.get(f"{stage.proxy.admin_url}/livez", verify=certificate, timeout=60)
+
+    def is_alive() -> bool:
+        with suppress(requests.ConnectionError):
+            return requests.get(f"{stage.proxy.admin_url}/livez", verify=certificate, timeout=60).status_code == 200
+        return False
+
+    wait_until(is_alive, "the first has left")
 
 
 def test_a_renewed_certificate_is_taken_without_a_restart(

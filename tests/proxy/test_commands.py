@@ -410,3 +410,25 @@ def test_status_lists_endpoints_that_were_created_later(
         found.append((fleet["endpoints"], fleet["instances"]))
         assert ("llava, later" in table) == (fleet["instances"] is not None)
     assert found == [(["llava", "later"], {"a": "ready", "b": "ready"}), (["llava"], None)]
+
+
+def test_status_takes_the_token_from_a_file(
+    make_stage: MakeStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As every command for the admin plane does."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    stage = make_stage(credentials=Credentials(admin_token="0123456789abcdef0123"))
+    keys = tmp_path / "keys.txt"
+    keys.write_text("admin 0123456789abcdef0123\n")
+    keys.chmod(0o600)
+    record = {"runtime": stage.proxy.runtime_url, "endpoints": ["llava"], "run_dir": str(tmp_path)}
+
+    with recorded(json.dumps({**record, "admin": stage.proxy.admin_url})):
+        without = CliRunner().invoke(main, ["status", "--json"])
+        by_option = CliRunner().invoke(main, ["status", "--json", "--keys", str(keys)])
+        monkeypatch.setenv("TORCHMOOR_KEYS_FILE", str(keys))
+        by_environment = CliRunner().invoke(main, ["status", "--json"])
+
+    found = [json.loads(result.stdout)["fleets"][0]["instances"] for result in (without, by_option, by_environment)]
+    ready = {"a": "ready", "b": "ready"}
+    assert found == [None, ready, ready]

@@ -104,12 +104,12 @@ class AdminConnections:
         self.header_timeout_s = limits.header_timeout_s
         self.idle_timeout_s = limits.keep_alive_timeout_s
         self.sweeper = Sweeper(SWEEP_INTERVAL_S, clock=clock)
-        self._max_connections = limits.max_admin_connections
+        self.max_connections = limits.max_admin_connections
         self.open: dict[asyncio.BaseTransport, AdminConnection] = {}
 
     def try_admit(self, connection: AdminConnection) -> bool:
         """Count a new connection, or refuse it if there are too many."""
-        if len(self.open) >= self._max_connections:
+        if len(self.open) >= self.max_connections:
             self.num_refused += 1
             return False
         self.open[connection.transport] = connection

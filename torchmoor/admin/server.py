@@ -9,6 +9,7 @@ import hmac
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -33,6 +34,7 @@ from torchmoor.proxy.access.web_pages import WebPageGuard
 from torchmoor.proxy.api.control_operation import AnswerControl
 from torchmoor.proxy.api.reference.admin_routes import ADMIN_PLANE
 from torchmoor.proxy.api.reference.document import make_document
+from torchmoor.proxy.http.handshakes import Handshakes
 from torchmoor.proxy.instances.registry import Registry
 
 HEALTH = "/healthz"
@@ -118,13 +120,18 @@ class AdminServer:
         assert serve is not None  # the runner is set up
         connections.sweeper.start()
         stack.callback(connections.sweeper.stop)
-        server = await asyncio.get_running_loop().create_server(
-            lambda: AdminConnection(connections, serve()),
-            self._host,
-            self.port,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else connections.header_timeout_s,
+
+        def make() -> AdminConnection:
+            return AdminConnection(connections, serve())
+
+        handshakes = Handshakes(
+            make,
+            lambda: len(handshakes) < connections.max_connections,
+            timeout_s=connections.header_timeout_s,
         )
+        stack.push_async_callback(handshakes.stop)
+        accept = make if self._tls is None else partial(handshakes.accept, self._tls)
+        server = await asyncio.get_running_loop().create_server(accept, self._host, self.port)
         stack.callback(server.close)
         port: int = server.sockets[0].getsockname()[1]
         return port

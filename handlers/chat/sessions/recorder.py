@@ -5,7 +5,6 @@ and its next turn reads the missing events, as for any session that another work
 block on the journal: call them on worker threads only, never on the engine's or TorchServe's.
 """
 
-import errno
 import json
 import logging
 import secrets
@@ -36,6 +35,7 @@ from handlers.errors import (
     TurnConflict,
 )
 from handlers.journal.event import DamagedRecord, Event, EventTooLarge
+from handlers.journal.failures import explain_failure
 from handlers.journal.journal import EventTaken, Journal, JournalClosed, JournalFull, Listed, OwnerFull, make_listed
 from handlers.requests import Caller
 from torchmoor.wire.session_hash import session_hash
@@ -382,8 +382,7 @@ class SessionRecorder:
         except (OSError, ValueError) as exc:
             self._counters.add("journal_failures")
             logger.error("journal failed error=%s", exc)
-            why = "is full" if getattr(exc, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else "cannot be reached"
-            raise JournalUnavailable(f"the session's journal {why}; try again later") from exc
+            raise JournalUnavailable(explain_failure(exc)) from exc
 
     def _lose(self, session_id: str, reason: object) -> SessionLost:
         """End a session whose journal is damaged. Return the error for its requests."""

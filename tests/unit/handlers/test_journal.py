@@ -14,6 +14,7 @@ from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
 from handlers.journal.event_codec import EventCodec
+from handlers.journal.failures import EventsMissing
 from handlers.journal.journal import ANYONE, NO_KEYS
 from handlers.requests import Caller
 from handlers.settings import JournalSettings
@@ -345,6 +346,26 @@ def test_a_turn_that_cannot_be_recorded_is_not_acknowledged(
     after = client.ask(sid, "what is it?", **SHORT).wait()
     assert after.status == 200
     assert [event.kind for event in journal.read(sid)] == ["open", "turn"]
+
+
+def test_a_session_whose_journal_has_lost_events_says_so(
+    make_client: Any, tmp_path: Path, red: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trying again does not help, unless an operator restores the data; then the session continues."""
+    journal = BrokenJournal(tmp_path / "journal", JournalSettings())
+    client = make_client(instance="llava-0", journal=journal)
+    sid = client.open(data_url(red))
+
+    def lose(*arguments: object) -> None:
+        raise EventsMissing("events before number 1 of this session are missing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "read", lose)
+        refused = client.ask(sid, "what is it?", **SHORT).wait()
+    assert (refused.status, refused.error) == (503, "JournalUnavailable")
+    assert b"has lost events; open a new session" in refused.body
+
+    assert client.ask(sid, "what is it?", **SHORT).wait().status == 200
 
 
 def test_an_opening_that_cannot_be_recorded_leaves_no_session(make_client: Any, tmp_path: Path, red: Any) -> None:

@@ -20,6 +20,7 @@ from handlers.journal import s3 as s3_journal
 from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
+from handlers.journal.failures import EventsMissing
 from handlers.journal.journal import ANYONE, EventTaken, Journal
 from handlers.journal.redis import RedisJournal
 from handlers.journal.redis_scripts import RedisScripts
@@ -233,8 +234,11 @@ def test_events_that_valkey_has_lost_are_missed(redis_server: RedisServer) -> No
     with redis_server.client() as client:
         client.ltrim(f"torchmoor:{{{sid}}}:events", 0, 1)
 
-    with pytest.raises(OSError, match="missing"):
+    with pytest.raises(EventsMissing, match="missing"):
         journal.append(sid, 3, Event(kind="turn"), ANYONE)
+    with pytest.raises(EventsMissing, match="missing"):  # so that no answer is computed that cannot be recorded
+        journal.read(sid, 3)
+    assert journal.read(sid, 2) == []
 
 
 @pytest.mark.redis

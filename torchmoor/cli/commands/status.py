@@ -6,12 +6,13 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 
 from torchmoor.cli.exit_status import ExitStatus
-from torchmoor.cli.options import find_admin_token, json_option
+from torchmoor.cli.options import admin_keys_option, find_admin_token, json_option
 from torchmoor.cli.running_fleets import FleetRecord, running_fleets
 from torchmoor.cli.tables import format_table, in_time, terminal_width
 from torchmoor.clients.admin import AdminClient
@@ -21,20 +22,21 @@ HEADS = ("PID", "UP", "RUNTIME", "ADMIN", "ENDPOINTS", "READY")
 
 
 @click.command()
+@admin_keys_option
 @json_option
-def status(as_json: bool) -> None:
+def status(keys_file: Path | None, as_json: bool) -> None:
     """List the fleets of `torchmoor up` that this user runs on this machine.
 
-    READY is the number of ready instances of all instances; `?` if the admin plane does not answer. The exit status is
-    3 if no fleet runs.
+    READY is the number of ready instances of all instances; `?` if the admin plane does not answer or requires another
+    token. The exit status is 3 if no fleet runs.
 
     \b
     Examples:
       torchmoor status
       torchmoor status --json | jq -r '.fleets[].runtime'
     """
-    fleets = running_fleets()
-    found = [{**asdict(fleet), **_ask(fleet)} for fleet in fleets]
+    token = find_admin_token(keys_file)
+    found = [{**asdict(fleet), **_ask(fleet, token)} for fleet in running_fleets()]
     if as_json:
         click.echo(json.dumps({"fleets": found}))
     else:
@@ -44,13 +46,13 @@ def status(as_json: bool) -> None:
         raise click.exceptions.Exit(ExitStatus.UNREACHABLE)
 
 
-def _ask(fleet: FleetRecord) -> dict[str, Any]:
+def _ask(fleet: FleetRecord, token: str) -> dict[str, Any]:
     """Return the endpoints, also those that were created later, and the state of each instance.
 
     The states are None if the admin plane does not answer or wants another token.
     """
     try:
-        answer = AdminClient(fleet.admin, find_admin_token(None)).get("/instances")
+        answer = AdminClient(fleet.admin, token).get("/instances")
         states = {row["name"]: row["state"] for row in answer["instances"]}
     except AdminError:
         return {"instances": None}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from functools import partial
 from time import monotonic
 from typing import cast
 
@@ -17,6 +18,7 @@ from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.fast_path import FastPath, RunningRequest
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.half_closed import HalfClosedProbe
+from torchmoor.proxy.http.handshakes import Handshakes
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import CONTINUE, Reply, Request
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
@@ -340,29 +342,27 @@ class HttpServer:
         self.connections: set[ClientConnection | WebSocketConnection] = set()
         self.sweeper = sweeper
         self._server: asyncio.Server | None = None
+        self._handshakes = Handshakes(
+            partial(ClientConnection, self),
+            lambda: not self.is_stopping and self.num_above_limit <= MAX_LINGERING_REFUSED,
+            timeout_s=means.limits.header_timeout_s,
+        )
         self._all_gone = asyncio.Event()
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None, *, is_shared: bool = False) -> int:
         """Listen, with TLS if there is a context for it; return the port. is_shared: among processes."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: ClientConnection(self),
-            host,
-            port,
-            backlog=1024,
-            reuse_port=is_shared,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else self.means.limits.header_timeout_s,
-            ssl_shutdown_timeout=None if tls is None else LINGER_S,
+        accept = partial(ClientConnection, self) if tls is None else partial(self._handshakes.accept, tls)
+        self._server = await asyncio.get_running_loop().create_server(
+            accept, host, port, backlog=1024, reuse_port=is_shared
         )
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self, *, grace_s: float) -> None:
         """Accept no more connections, let running exchanges end within grace_s, then break them."""
         self.is_stopping = True
         if self._server is not None:
             self._server.close()
+        await self._handshakes.stop()
         for connection in list(self.connections):
             connection.stop()
         if not self.connections:
@@ -376,14 +376,15 @@ class HttpServer:
 
     def try_admit(self, connection: ClientConnection) -> bool:
         """Count a new connection, or refuse it if there are too many."""
+        self._handshakes.forget(connection)
         self.connections.add(connection)
         self.sweeper.watch(connection)
-        return len(self.connections) <= self.means.max_connections
+        return self.num_above_limit <= 0
 
     @property
     def num_above_limit(self) -> int:
-        """Refused connections that are still open."""
-        return len(self.connections) - self.means.max_connections
+        """Open connections above the limit, which are refused; negative below it."""
+        return len(self.connections) + len(self._handshakes) - self.means.max_connections
 
     def replace(self, connection: ClientConnection, successor: WebSocketConnection) -> None:
         """Count a connection whose protocol has changed as its successor."""

@@ -101,13 +101,15 @@ def test_time_is_the_servers(server: RedisServer) -> None:
         assert not store.do(queue.extend(first, 1))
 
 
-def test_a_server_that_never_answers_costs_one_time_out() -> None:
+def test_a_server_that_never_answers_costs_one_time_out(caplog: pytest.LogCaptureFixture) -> None:
     """The caller gets an error after one time-out."""
     with run_silent_server() as port, Store(f"redis://127.0.0.1:{port}/0", lambda *_: pytest.fail("not used")) as store:
         queue = store.opened_by_url(timeout_s=0.2)
 
         with pytest.raises(QueueUnavailable, match="does not answer"):
             store.do(queue.submit(request("r1")))
+
+    assert "asynchronous queue unavailable error=TimeoutError" in caplog.text
 
 
 def test_a_cancellation_that_the_client_loses_is_not_lost() -> None:

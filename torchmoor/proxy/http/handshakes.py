@@ -1,0 +1,94 @@
+"""TLS handshakes of a listener, which count as connections.
+
+An asyncio server with TLS reports a connection only when its handshake has ended, so clients that send nothing could
+use up the descriptors. Here the server accepts a connection without TLS, and the handshake follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import cast
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_TIMEOUT_S = 5.0  # for the client's end of a connection that is closed
+
+
+class Handshakes:
+    """Makes each accepted connection one with TLS.
+
+    make: makes the connection's protocol. may_begin: returns False if there are too many connections; a new one is
+    closed then. A handshake counts until it has ended, or `forget` is called.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], asyncio.Protocol],
+        may_begin: Callable[[], bool],
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._make = make
+        self._may_begin = may_begin
+        self._timeout_s = timeout_s
+        self._running: dict[asyncio.BaseProtocol, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def accept(self, tls: ssl.SSLContext) -> asyncio.Protocol:
+        """Return the protocol of an accepted connection. For `create_server`."""
+        return _Accepted(self, tls)
+
+    def begin(self, accepted: socket.socket, tls: ssl.SSLContext) -> None:
+        """Begin a connection's handshake, or close the connection."""
+        if self._may_begin():
+            protocol = self._make()
+            self._running[protocol] = asyncio.create_task(self._run(protocol, accepted, tls))
+        else:
+            accepted.close()
+
+    async def _run(self, protocol: asyncio.Protocol, accepted: socket.socket, tls: ssl.SSLContext) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol,
+                accepted,
+                ssl=tls,
+                ssl_handshake_timeout=self._timeout_s,
+                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+            )
+        except OSError as error:  # it failed, or did not end in time
+            logger.debug("no TLS handshake error=%s", error)
+        finally:
+            self.forget(protocol)
+
+    def forget(self, protocol: asyncio.BaseProtocol) -> None:
+        """Stop counting a handshake."""
+        self._running.pop(protocol, None)
+
+    async def stop(self) -> None:
+        """End all handshakes."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Accepted(asyncio.Protocol):
+    def __init__(self, handshakes: Handshakes, tls: ssl.SSLContext) -> None:
+        self._handshakes = handshakes
+        self._tls = tls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Continue with a copy of the socket; this transport has not read anything yet."""
+        try:
+            copy = transport.get_extra_info("socket").dup()
+        except OSError:  # no free descriptor
+            copy = None
+        cast(asyncio.Transport, transport).abort()
+        if copy is not None:
+            self._handshakes.begin(copy, self._tls)
