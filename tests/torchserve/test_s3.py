@@ -7,7 +7,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
@@ -26,21 +27,32 @@ CHECKPOINTS = "checkpoints"
 
 
 @pytest.fixture(scope="module")
-def from_s3(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Run two instances with the environment of a TGI container on SageMaker and a journal in S3."""
-    folder = tmp_path_factory.mktemp("from-s3")
-    empty = folder / "models" / "tiny-llava"
-    empty.mkdir(parents=True)
-    (empty / "config.json").write_text("{}")
-    store = ("--model-store", str(folder / "store"))
-    build = [sys.executable, str(ROOT / "scripts" / "build_archives.py"), "--models-dir", str(empty.parent), *store]
-    subprocess.run(build, check=True, timeout=60)
+def filled_s3(s3_server: S3Server) -> S3Server:
+    """Upload the checkpoint."""
     client = s3_server.client()
     client.create_bucket(Bucket=CHECKPOINTS)
     for path in (ROOT / "models" / "tiny-llava").iterdir():
         if path.is_file():
             client.upload_file(str(path), CHECKPOINTS, f"models/tiny/{path.name}")
     client.close()
+    return s3_server
+
+
+@pytest.fixture(scope="module")
+def from_s3(filled_s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with run_from_s3(filled_s3, tmp_path_factory.mktemp("from-s3"), num_instances=1) as fleet:
+        yield fleet
+
+
+@contextmanager
+def run_from_s3(s3_server: S3Server, folder: Path, num_instances: int) -> Iterator[Fleet]:
+    """Run instances with the environment of a TGI container on SageMaker and a journal in S3."""
+    empty = folder / "models" / "tiny-llava"
+    empty.mkdir(parents=True)
+    (empty / "config.json").write_text("{}")
+    store = ("--model-store", str(folder / "store"))
+    build = [sys.executable, str(ROOT / "scripts" / "build_archives.py"), "--models-dir", str(empty.parent), *store]
+    subprocess.run(build, check=True, timeout=60)
     environment = {
         **s3_server.environment,
         JOURNAL_URL: f"s3://{BUCKET}/fleet",
@@ -53,10 +65,8 @@ def from_s3(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> It
         "TORCHMOOR_HANDLER_SESSION_MAX_SESSIONS": str(MAX_SESSIONS),
     }
     run_dir, log = folder / "run", folder / "up.log"
-    results = ("--async-output", f"s3://{BUCKET}/results")
-    with run_fleet(
-        *store, *results, "--endpoint", "llava", "--instances", "2", run_dir=run_dir, log=log, environment=environment
-    ) as fleet:
+    arguments = ("--async-output", f"s3://{BUCKET}/results", "--endpoint", "llava", "--instances", str(num_instances))
+    with run_fleet(*store, *arguments, run_dir=run_dir, log=log, environment=environment) as fleet:
         yield fleet
 
 
@@ -99,14 +109,15 @@ def test_forgotten_sessions_in_s3_can_be_asked_again(from_s3: Fleet) -> None:
 
 
 @pytest.mark.slow
-def test_sessions_in_s3_survive_their_instance(from_s3: Fleet, s3_server: S3Server) -> None:
+def test_sessions_in_s3_survive_their_instance(filled_s3: S3Server, tmp_path: Path) -> None:
     """After kill -9 of a JVM, sessions continue elsewhere with the environment's credentials."""
 
     def kept(session_id: str) -> list[str]:
-        found = s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix="fleet/").get("Contents", [])
+        found = filled_s3.client().list_objects_v2(Bucket=BUCKET, Prefix="fleet/").get("Contents", [])
         return sorted({item["Key"].split("/")[4] for item in found if f"/{session_id}/" in item["Key"]})
 
-    check_fleet(from_s3, kept, ["events", "owner", "pictures"], ["closed", "events", "owner"])
+    with run_from_s3(filled_s3, tmp_path, num_instances=2) as fleet:
+        check_fleet(fleet, kept, ["events", "owner", "pictures"], ["closed", "events", "owner"])
 
 
 def test_asynchronous_results_are_polled_in_s3(from_s3: Fleet, s3_server: S3Server) -> None:
