@@ -305,11 +305,10 @@ class ClientConnection(asyncio.Protocol):
     def stop(self) -> None:
         """Close, unless a request is being answered; what was written is still sent, within LINGER_S."""
         self.begin_awaited()
-        if self.exchange is None:
-            if not self.transport.get_write_buffer_size():
-                self.transport.abort()
-            elif not self._is_lingering:
-                self._linger()
+        if self.exchange is None and not self.transport.get_write_buffer_size():
+            self.transport.abort()
+        elif self.exchange is None and not self._is_lingering:
+            self._linger()
 
     def expire(self) -> None:
         exchange = self.exchange
