@@ -207,7 +207,7 @@ def test_a_second_fleet_in_the_same_directory_changes_nothing(fleet: Fleet, pict
         assert "waiting for the earlier fleet to end" in second.stderr.readline()
         second.send_signal(signal.SIGINT)
         second.communicate(timeout=DEADLINE_S)
-    assert second.returncode
+    assert second.returncode == 0
 
     answer = run(fleet, "ask", "And its shape?", "--session", session)
 
