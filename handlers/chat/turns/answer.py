@@ -7,6 +7,7 @@ the engine's thread, because a stop string ends the sequence.
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, cast
 
@@ -34,9 +35,9 @@ class TokenText(NamedTuple):
 class AnswerWriter:
     """Writes an answer in its dialect's form, as a stream or whole.
 
-    receipt: response headers with the answer's cost, sent with the first byte. reader: splits the answer into parts, if
-    it can have parts other than content. start: another worker needs it to continue the stream; None if that is
-    impossible. The form of an answer that clients follow is a `FollowedForm`.
+    receipt: response headers with the answer's cost, sent with the first byte. make_reader: makes what splits
+    the answer into parts; None if it cannot have parts other than content. start: another worker needs it to continue
+    the stream; None if that is impossible. The form of an answer that clients follow is a `FollowedForm`.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class AnswerWriter:
         reply: PendingReply,
         request: Ask | Generate,
         model: PromptFormat,
-        reader: AnswerReader | None,
+        make_reader: Callable[[], AnswerReader] | None,
     ) -> None:
         self.receipt: dict[str, str] = {}
         self.start: AnswerStart | None = None
@@ -56,7 +57,8 @@ class AnswerWriter:
         self._feed = None if queued is None else queued.feed
         self._has_stop = bool(request.parameters.stop)
         self._detokenizer = Detokenizer(model.tokenizer, request.parameters.stop)
-        self._reader = reader
+        self._make_reader = make_reader
+        self._reader = None if make_reader is None else make_reader()
         self._encoding = threading.Lock()  # one thread at a time takes tokens from `_added`, and writes them
         self._added: deque[tuple[TokenEvent, TokenText | None]] = deque()  # tokens and their text, if it is known
         self._last: tuple[TokenEvent, TokenText | None] | None = None
@@ -94,6 +96,11 @@ class AnswerWriter:
             self._reply.announce()
         elif self._feed is not None:
             self._feed.announce()
+
+    @property
+    def is_begun(self) -> bool:
+        """Return whether the client may have received a part of the answer, from this worker or from another."""
+        return self._is_begun or self._reply.is_streaming
 
     def begin_feed(self) -> None:
         """Let clients follow the answer from now on, if they may."""
@@ -140,7 +147,9 @@ class AnswerWriter:
 
         Raises TurnConflict if the client has received the start of another answer.
         """
-        shown = self._detokenizer.shown
+        shown = self._detokenizer.shown if self.is_begun else ""
+        if not self.is_begun and self._make_reader is not None:
+            self._reader = self._make_reader()  # the other one may have read an answer that was not sent
         if not text.startswith(shown):
             raise TurnConflict("another answer to this question has been recorded; send it again to get that answer")
         self.receipt[CACHE_TIER] = "answer"

@@ -75,10 +75,10 @@ class Generation:
         is_raw = isinstance(request, Generate) and request.prompt is not None
         self._style = AnswerStyle() if is_raw else parts.model.template.style
         has_tools = parameters.tools is not None
-        reader = None
+        make_reader = None
         if has_tools or self._style.thought:
-            reader = AnswerReader(self._style, has_tools=has_tools, name=_name(request, reply))
-        self._writer = AnswerWriter(reply, request, parts.model, reader)
+            make_reader = partial(AnswerReader, self._style, has_tools=has_tools, name=_name(request, reply))
+        self._writer = AnswerWriter(reply, request, parts.model, make_reader)
         self._session_id = request.session_id if isinstance(request, Ask) else ""
         self._is_marked = request.is_streaming and reply.may_mark
         self._lock = threading.Lock()
@@ -184,8 +184,7 @@ class Generation:
                 self._raise_if_stopped()
                 self._cancel = self._parts.engine.submit(self._cache, request)
         except AnsweredBefore as answered:
-            with self._reply.guarded():
-                self._repeat(answered)
+            self._repeat(answered)
         except OutOfMemory as error:
             if self._prompt is None:
                 self.fail(error)
@@ -344,7 +343,7 @@ class Generation:
             self._over("turns_finished")
             self._writer.end(summary.tokens[-1], summary)
         except AnsweredBefore as answered:
-            if self._reply.is_streaming:  # its tokens may differ from the stored answer
+            if self._writer.is_begun:  # the client's tokens may differ from the stored answer
                 self.fail(TurnConflict("this question has been answered already; send it again to get that answer"))
             else:
                 self._repeat(answered)
@@ -366,7 +365,8 @@ class Generation:
         """Send the stored answer to a retried request."""
         self._writer.receipt[TURN] = str(answered.number)
         self._over("turns_repeated")
-        self._writer.end_with(answered.text)
+        with self._reply.guarded():
+            self._writer.end_with(answered.text)
 
     def fail(self, error: HandlerError) -> None:
         if isinstance(error, ClientGone):

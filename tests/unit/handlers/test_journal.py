@@ -586,6 +586,31 @@ def test_a_rebuilt_session_knows_its_last_turns(two_workers: Any, red: Any) -> N
     assert second.answer(sid, "where?", headers=invocation("where?"), **SHORT) == said[1]
 
 
+@pytest.mark.parametrize("has_tools", [False, True])
+def test_a_retry_that_another_instance_answers_meanwhile_gets_the_recorded_answer(
+    make_client: Any, endless_llava: Any, journal: DirectoryJournal, red: Any, has_tools: bool
+) -> None:
+    """A sampled answer differs at each instance; the client gets the one that was recorded first, whole."""
+    first = make_client(instance="llava-0", journal=journal)
+    second = make_client(endless_llava, instance="llava-1", journal=journal)
+    sid = first.open(data_url(red))
+    body = {"messages": [{"role": "user", "content": "what is it?"}], "max_tokens": 12, "temperature": 50}
+    if has_tools:
+        body["tools"] = [{"type": "function", "function": {"name": "look"}}]
+    headers = {**invocation("a"), "x-amzn-sagemaker-session-id": sid}
+    hold = Hold(endless_llava)
+    asking = second.send(body, headers)
+    hold.wait()
+    recorded = first.call(body, headers)
+    hold.release()
+
+    answer = asking.wait()
+
+    assert (answer.status, recorded.status) == (200, 200)
+    assert answer.json["choices"][0]["message"] == recorded.json["choices"][0]["message"]
+    assert [event.kind for event in journal.read(sid)] == ["open", "turn"]
+
+
 def test_what_is_remembered_of_a_session_is_bounded(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
     """A request older than the setting remembers is treated as new."""
     client = make_client(instance="llava-0", journal=journal, journal_settings={"max_replays": 2})
