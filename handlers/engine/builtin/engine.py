@@ -90,6 +90,7 @@ class Engine:
             try:
                 future.set_result(function())
             except Exception as exc:
+                clear_frames(exc.__traceback__)  # they hold tensors, and the future makes a cycle of them
                 future.set_exception(exc)
 
         self._post(self._calls, run)
@@ -163,7 +164,13 @@ class Engine:
             return False
         self.num_steps += 1
         chosen = self._choose(batch, result, draw)
-        tops = self._find_top(batch, result, chosen)
+        try:
+            tops = self._find_top(batch, result, chosen)
+        except Exception as exc:
+            clear_frames(exc.__traceback__)
+            for sequence in [sequence for sequence, _, _ in chosen if sequence.params.top_n_tokens]:
+                self._fail(sequence, exc)
+            tops, chosen = {}, [each for each in chosen if not each[0].params.top_n_tokens]
         for sequence, token, logprob in chosen:
             try:
                 own, top = tops.get(sequence, (logprob, ()))

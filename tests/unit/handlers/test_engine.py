@@ -1,6 +1,8 @@
 """The engine with the tiny checkpoint: batches, shared memory, failures, cancellation, deadlines."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -370,6 +372,24 @@ def test_logits_that_are_not_numbers_fail_their_row_only(start_engine: EngineFac
     assert [type(g.wait().error) for g in others] == [InternalError, InternalError]
 
 
+def test_likeliest_tokens_without_memory_fail_only_those_that_ask(still_engine: EngineFactory, model: Any) -> None:
+    """Other rows of the step go on."""
+    engine = still_engine()
+    texts = prompts(2)
+    expected = Generation(engine, texts[0])
+    admit(engine, expected)
+    run_to_the_end(engine)
+    good, asking = Generation(engine, texts[0]), Generation(engine, texts[1], top_n_tokens=2)
+
+    admit(engine, good, asking)
+    with patch.object(torch.Tensor, "log_softmax", side_effect=torch.OutOfMemoryError("CUDA out of memory")):
+        run_to_the_end(engine)
+
+    assert isinstance(asking.error, OutOfMemory)
+    assert good.tokens == expected.tokens
+    check_is_at_rest(engine)
+
+
 def test_listener_that_raises_fails_its_own_sequence(start_engine: EngineFactory, model: Any) -> None:
     """An exception in on_event ends its own sequence with an error and does not reach the others."""
     engine = start_engine()
@@ -519,6 +539,26 @@ def test_image_that_does_not_fit_the_device_is_out_of_memory(start_engine: Engin
 
     with pytest.raises(OutOfMemory):
         start_engine().encode_image(torch.zeros(1, 3, 96, 96))
+
+
+def test_image_that_does_not_fit_the_device_leaves_no_memory_behind(start_engine: EngineFactory, model: Any) -> None:
+    """The tensors of a failed encoding are freed at once, not when Python looks for cycles."""
+    engine = start_engine()
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def no_memory(pixels: torch.Tensor) -> torch.Tensor:
+        half_done = torch.ones(4)
+        kept.append(weakref.ref(half_done))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.encode_image = no_memory
+    gc.disable()
+    try:
+        with pytest.raises(OutOfMemory):
+            engine.encode_image(torch.zeros(1, 3, 96, 96))
+        assert [tensor() for tensor in kept] == [None]
+    finally:
+        gc.enable()
 
 
 # Shared memory
