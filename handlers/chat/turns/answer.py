@@ -35,9 +35,9 @@ class TokenText(NamedTuple):
 class AnswerWriter:
     """Writes an answer in its dialect's form, as a stream or whole.
 
-    receipt: response headers with the answer's cost, sent with the first byte. make_reader: makes what splits
-    the answer into parts; None if it cannot have parts other than content. start: another worker needs it to continue
-    the stream; None if that is impossible. The form of an answer that clients follow is a `FollowedForm`.
+    receipt: response headers with the answer's cost, sent with the first byte. make_reader: makes what splits the
+    answer into parts; None if it cannot have parts other than content. start: another worker needs it to continue the
+    stream; None if that is impossible. The form of an answer that clients follow is a `FollowedForm`.
     """
 
     def __init__(
@@ -147,8 +147,9 @@ class AnswerWriter:
 
         Raises TurnConflict if the client has received the start of another answer.
         """
-        shown = self._detokenizer.shown if self.is_begun else ""
-        if not self.is_begun and self._make_reader is not None:
+        is_shown = self.is_begun or self._feed is not None
+        shown = self._detokenizer.shown if is_shown else ""
+        if not is_shown and self._make_reader is not None:
             self._reader = self._make_reader()  # the other one may have read an answer that was not sent
         if not text.startswith(shown):
             raise TurnConflict("another answer to this question has been recorded; send it again to get that answer")
