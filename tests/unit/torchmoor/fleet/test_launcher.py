@@ -18,7 +18,7 @@ import pytest
 from tests.archives import write_small_archive
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import wait_until
-from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.launcher import INSTANCE_LOG, LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
@@ -41,7 +41,6 @@ class Host:
 
     tmp_path: Path
     crashes: bool = False  # the stub dies at once instead of running
-    log: str = ""  # what TorchServe's log has from the beginning
     properties: Mapping[str, str] = field(default_factory=dict)  # lines of config.properties
     num_taken: int = 0  # starts from now on whose port another program takes before TorchServe does
     takers: list[socket.socket] = field(default_factory=list)
@@ -56,7 +55,6 @@ class Host:
     def prepare(self, spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
         """As the real one, but the command is the stub."""
         prepare(spec, settings)
-        spec.log_file.write_text(self.log)
         self.ports[spec.name] = spec.ports
         report = self.report(spec.name)
         report.unlink(missing_ok=True)
@@ -417,16 +415,17 @@ def test_a_missing_module_names_requirements_that_are_not_installed(
     host: Host, requirements: str, installs: str, remedy: str
 ) -> None:
     """TorchServe installs an archive's requirements only if it is configured to."""
-    host.log = "".join(
+    failure = "".join(
         f"2026-11-28T19:53:10,263 [INFO ] W-9000-needs_1.0-stdout MODEL_LOG - {line}\n"
         for line in ("Backend worker process died.", "ModuleNotFoundError: No module named 'nonesuch'")
     )
     host.properties = {"install_py_dep_per_model": installs}
+    log = host.run_dir / "needs-0" / INSTANCE_LOG
     messages = []
 
     async def scenario() -> None:
         async with host.launcher() as (launcher, registry):
-            registry.set_state = lambda name, state: None
+            registry.set_state = lambda name, state: log.write_text(failure)  # once all processes run
             write_small_archive(host.tmp_path / "store" / "needs.mar", requirementsFile=requirements)
             try:
                 await launcher.start([Launch("needs-0", "llava", "needs.mar")])
