@@ -176,9 +176,8 @@ class RedisQueue(Queue):
         except (RedisError, OSError) as exc:  # TimeoutError is an OSError
             if isinstance(exc, ReadOnlyError):  # a failover: the address may now be the new primary's
                 await self._client.connection_pool.disconnect(inuse_connections=False)
-            logger.error(
-                "asynchronous queue unavailable error=%s", str(exc) or type(exc).__name__
-            )  # a time-out has no text
+            reason = str(exc) or type(exc).__name__  # a time-out has no text
+            logger.error("asynchronous queue unavailable error=%s", reason)
             raise QueueUnavailable(
                 "The queue of asynchronous requests cannot be used now: its server does not answer as it should. "
                 "Try again."
