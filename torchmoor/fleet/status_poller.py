@@ -56,6 +56,7 @@ class StatusPoller:
         self._asked_at: dict[str, float] = {}
         self._reading_s: dict[str, float] = {}  # time to read an instance's last answer
         self._others: set[str] = set()  # instances that do not know the operation
+        self._misnamed: set[str] = set()  # instances that report another name than ours
         self._queries: dict[str, asyncio.Task[None]] = {}
         self._loop_task: asyncio.Task[None] | None = None
         registry.listen(self._on_change)
@@ -132,7 +133,19 @@ class StatusPoller:
         if has_none and answer.status < 500 and not is_always_polled:
             logger.info("instance has no status operation instance=%s", instance.name)
             self._others.add(instance.name)
+        if status.session_room is not None and status.instance not in (None, instance.name):
+            self._warn_of_name(instance.name, status.instance)
         return status
+
+    def _warn_of_name(self, name: str, reported: str | None) -> None:
+        """Warn once of an instance whose session ids contain another name than the proxy's."""
+        if name not in self._misnamed:
+            self._misnamed.add(name)
+            logger.warning(
+                "instance=%s reports the name %r, by which the proxy cannot find its sessions: "
+                "set TORCHMOOR_INSTANCE=%s in its environment, or change its name here",
+                *(name, reported, name),
+            )
 
     def _on_change(self, instance: Instance) -> None:
         """Forget what is known of an instance that is down or removed."""
@@ -140,6 +153,7 @@ class StatusPoller:
         is_known = self._registry.find(name) is instance
         if not is_known or not instance.is_ready:
             self._others.discard(name)
+            self._misnamed.discard(name)
             self._asked_at.pop(name, None)
             self._reading_s.pop(name, None)
         forget_lost(self._registry, instance)

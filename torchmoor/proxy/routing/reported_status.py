@@ -34,23 +34,26 @@ class ReportedStatus(NamedTuple):
     """A handler's status. Each field is None if it is not reported.
 
     session_room: sessions that the handler can still take. models: those of a handler with many models. can_see:
-    whether a handler of one model reads images.
+    whether a handler of one model reads images. instance: the handler's own name, which its session ids contain.
     """
 
     open_sessions: int | None = None
     session_room: int | None = None
     models: ModelReport | None = None
     can_see: bool | None = None
+    instance: str | None = None
 
 
 def parse_status(content: Mapping[str, object]) -> ReportedStatus:
     """Read a status; of an answer in another form, every field is None."""
     number, most = _find(content, "sessions", "open", int), _find(content, "sessions", "max", int)
+    instance = content.get("instance")
     return ReportedStatus(
         open_sessions=number,
         session_room=None if number is None or most is None else max(0, most - number),
         models=_parse_models(content),
         can_see=_find(content, "capabilities", "can_see", bool),
+        instance=instance if isinstance(instance, str) else None,
     )
 
 

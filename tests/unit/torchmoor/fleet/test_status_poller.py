@@ -179,6 +179,29 @@ def test_only_instances_that_need_it_are_asked() -> None:
     with_instances(told, work, settings=SETTINGS)
 
 
+def test_the_log_warns_once_of_an_instance_with_another_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Its session ids contain that name, so the proxy would send its sessions to other instances."""
+    told = Told(lambda: web.json_response({**STATUS, "instance": "local"}))
+
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "torchmoor.fleet.status_poller"]
+
+    async def work(registry: Registry, driver: Driver) -> None:
+        assert await driver.ask(100.0) == ["i0"]
+        assert await driver.ask(200.0) == ["i0"]
+        (warning,) = warnings()
+        assert "i0 reports the name 'local'" in warning
+        assert "TORCHMOOR_INSTANCE=i0" in warning
+        registry.set_state("i0", InstanceState.DOWN)
+        registry.set_state("i0", InstanceState.READY)
+        told.answer = lambda: web.json_response({**STATUS, "instance": "i0"})
+        assert await driver.ask(300.0) == ["i0"]
+        assert len(warnings()) == 1
+        assert room(registry) == 7
+
+    with_instances(told, work, settings=SETTINGS)
+
+
 def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
     """With many instances each is asked less often, the one whose turn is longest due first."""
     told = Told(lambda: web.json_response(STATUS))
