@@ -19,11 +19,8 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 
 from benchmarks.fleet import Fleet, Spent
 from benchmarks.report import ROOT
-from handlers.engine.builtin.engine import Engine
+from handlers.engine.builtin.chat_engine import make_engine
 from handlers.engine.builtin.kv_cache import SequenceCache
-from handlers.engine.builtin.pace import make_pace
-from handlers.engine.builtin.runner import ModelRunner
-from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import AnswerRequest, SamplingParams, TokenEvent
 from handlers.errors import TurnTimedOut
@@ -106,14 +103,11 @@ class Gaps:
 
 
 class TorchmoorEngine:
-    """The engine of handlers/engine in this process, as start.py builds it."""
+    """The engine of handlers/engine in this process, as a worker builds it."""
 
     def __init__(self, checkpoint: Path, dtype: str) -> None:
-        settings = EngineSettings()
-        runner = ModelRunner(load_model(checkpoint, CPU, dtype), KV_BYTES)
-        self._pool = runner.pool
-        scheduler = Scheduler(settings.max_rows, make_pace(settings, on_gpu=False))
-        self._engine = Engine(runner, scheduler, settings.num_threads)
+        self._engine = make_engine(load_model(checkpoint, CPU, dtype), KV_BYTES, EngineSettings())
+        self._pool = self._engine.runner.pool
         self._engine.start()
 
     def stop(self) -> None:

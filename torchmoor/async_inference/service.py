@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from torchmoor.async_inference.backoff import Backoff
-from torchmoor.async_inference.notifications.notifier import NotificationTopics, Notifier
+from torchmoor.async_inference.notifications.notifier import Notifier
 from torchmoor.async_inference.objects.locations import (
     ResultLocations,
     default_failure_path,
@@ -76,11 +76,7 @@ class AsyncEndpointContext:
         self.metrics = metrics
         self.output_path = settings.output_path or default_output_path(root, self.name)
         self.failure_path = settings.failure_path or default_failure_path(root or settings.output_path, self.name)
-        self.topics = NotificationTopics(
-            success_topic=settings.success_topic,
-            error_topic=settings.error_topic,
-            include_response_in=settings.include_response_in,
-        )
+        self.settings = settings
 
 
 class AsyncInference:
@@ -202,7 +198,7 @@ class AsyncInference:
             store=self.store,
             client=self._client,
             notifier=notifier,
-            topics=endpoint.topics,
+            endpoint=endpoint.settings,
             metrics=endpoint.metrics,
             output_path=endpoint.output_path,
             wall=self._wall,

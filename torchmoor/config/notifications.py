@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -13,7 +12,6 @@ from pydantic import Field, field_validator
 from torchmoor.config.group import Count, Positive, SettingsGroup, Texts
 from torchmoor.config.objects import check_networks
 
-TOPIC = re.compile(r"arn:aws[a-z\-]*:sns:([a-z0-9\-]*):[0-9]{12}:[a-zA-Z0-9_.-]+")
 _SECRET_BYTES = range(24, 65)  # what the Standard Webhooks specification allows
 
 

@@ -1,5 +1,6 @@
 """The built-in engine behind the interface of engine/contract.py."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -90,6 +91,13 @@ def make_builtin_engine(
     model: TextModel, kv_bytes: int, settings: EngineSettings, grammar: GrammarSettings
 ) -> BuiltinEngine:
     """Assemble an engine that ends the worker if its device is lost. Raises OutOfMemory."""
+    return BuiltinEngine(make_engine(model, kv_bytes, settings, on_device_lost=exit_worker), grammar)
+
+
+def make_engine(
+    model: TextModel, kv_bytes: int, settings: EngineSettings, on_device_lost: Callable[[], None] = lambda: None
+) -> Engine:
+    """Assemble what generates the answers, as the settings say. Raises OutOfMemory."""
     runner = ModelRunner(model, kv_bytes, settings.max_rows)
     scheduler = Scheduler(settings.max_rows, make_pace(settings, on_gpu=model.device.type != "cpu"))
-    return BuiltinEngine(Engine(runner, scheduler, settings.num_threads, on_device_lost=exit_worker), grammar)
+    return Engine(runner, scheduler, settings.num_threads, on_device_lost=on_device_lost)

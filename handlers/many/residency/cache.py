@@ -216,6 +216,11 @@ class ModelCache:
 
     # Observation
 
+    @property
+    def shortest_wait_s(self) -> float:
+        """Safe to sleep for this time between two ticks: a wait that begins meanwhile ends after the sleep."""
+        return min(self._settings.hold_s, self._settings.room_timeout_s)
+
     def next_deadline(self) -> float:
         """Return when `tick` must be called next; infinite if nothing waits."""
         deadlines = [ticket.until for entry in self.entries for ticket in entry.tickets]

@@ -252,9 +252,8 @@ class ModelRegistry:
         return answer
 
     def _watch_clock(self) -> None:
-        """Tick at each deadline. A request that arrives during the sleep has a later deadline than its end."""
-        longest = min(self._settings.hold_s, self._settings.room_timeout_s)
-        delay = longest
+        """Tick at each deadline."""
+        longest = delay = self._cache.shortest_wait_s
         while not self._stopping.wait(delay):
             try:
                 self._report(self._cache.tick)

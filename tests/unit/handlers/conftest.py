@@ -18,11 +18,8 @@ from handlers.chat.images.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.engine.builtin.chat_engine import BuiltinEngine
+from handlers.engine.builtin.chat_engine import BuiltinEngine, make_engine
 from handlers.engine.builtin.engine import Engine
-from handlers.engine.builtin.pace import make_pace
-from handlers.engine.builtin.runner import ModelRunner
-from handlers.engine.builtin.scheduler import Scheduler
 from handlers.errors import InternalError
 from handlers.journal.journal import Journal
 from handlers.many.adapters import AdapterStore, open_adapters
@@ -296,8 +293,7 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
     ) -> Client:
         groups["session"] = {"kv_bytes": 64 << 20, **groups.get("session", {})}
         settings = make_settings(**groups, journal=dict(journal_settings or {}))
-        scheduler = Scheduler(settings.engine.max_rows, make_pace(settings.engine, on_gpu=False))
-        engine = Engine(ModelRunner(model, settings.session.kv_bytes), scheduler, 1)
+        engine = make_engine(model, settings.session.kv_bytes, settings.engine)
         ids = SessionIdMinter({"k0": b"k" * 32}, instance)
         builtin = BuiltinEngine(engine, settings.grammar)
         adapters = open_adapters(settings, Path("/"), builtin)

@@ -11,7 +11,6 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 
 from torchmoor.async_inference.backoff import Backoff
@@ -19,30 +18,14 @@ from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.sns import Sns, region_of
 from torchmoor.async_inference.notifications.webhooks import WebhookSender
 from torchmoor.async_inference.objects.outbound import Resolve, resolve
-from torchmoor.config.notifications import TOPIC, NotificationSettings, Webhook
-from torchmoor.errors import ConfigError, NotDelivered
+from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.notifications import NotificationSettings, Webhook
+from torchmoor.errors import NotDelivered
 
 logger = logging.getLogger(__name__)
 
 SUCCESS = "SUCCESS_NOTIFICATION_TOPIC"
 ERROR = "ERROR_NOTIFICATION_TOPIC"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotificationTopics:
-    """One endpoint's SNS topics: the NotificationConfig of CreateEndpointConfig."""
-
-    success_topic: str = ""  # ARN; "": no topic
-    error_topic: str = ""
-    include_response_in: tuple[str, ...] = ()  # of SUCCESS and ERROR
-
-    def __post_init__(self) -> None:
-        for name, topic in (("SuccessTopic", self.success_topic), ("ErrorTopic", self.error_topic)):
-            if topic and not TOPIC.fullmatch(topic):
-                raise ConfigError(f"NotificationConfig.{name} must be arn:aws:sns:region:account:name, not {topic!r}")
-        for name in self.include_response_in:
-            if name not in (SUCCESS, ERROR):
-                raise ConfigError(f"NotificationConfig.IncludeInferenceResponseIn must have {SUCCESS} or {ERROR}")
 
 
 class Notifier:
@@ -64,10 +47,10 @@ class Notifier:
         self._webhooks = WebhookSender(settings, resolver)
         self._in_flight = asyncio.Semaphore(settings.max_in_flight)
 
-    async def notify(self, notification: Notification, topics: NotificationTopics) -> int:
-        """Deliver to the topic and to every webhook. Returns the number of failed deliveries, which are logged."""
-        topic = topics.success_topic if notification.outcome.succeeded else topics.error_topic
-        includes_response = (SUCCESS if notification.outcome.succeeded else ERROR) in topics.include_response_in
+    async def notify(self, notification: Notification, endpoint: AsyncEndpointSettings) -> int:
+        """Deliver to the endpoint's topic and to every webhook. Returns the number of failed deliveries; logs each."""
+        topic = endpoint.success_topic if notification.outcome.succeeded else endpoint.error_topic
+        includes_response = (SUCCESS if notification.outcome.succeeded else ERROR) in endpoint.include_response_in
         region = region_of(topic) or self._settings.aws_region
         text = json.dumps(notification.message(region, includes_response=includes_response))
         sends: list[Callable[[], Awaitable[None]]] = [partial(self._sns.publish, topic, text)] if topic else []

@@ -10,16 +10,15 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from torchmoor.async_inference.objects.threads import Threads
-from torchmoor.config.notifications import TOPIC, NotificationSettings
+from torchmoor.config.notifications import NotificationSettings
 from torchmoor.errors import NotDelivered
 
 RETRYABLE_CODES = {"Throttling", "ThrottlingException", "ThrottledException", "RequestTimeTooSkewed", "ExpiredToken"}
 
 
 def region_of(topic: str) -> str:
-    """Return the region in a topic's ARN, or "" if it is not an ARN."""
-    found = TOPIC.fullmatch(topic)
-    return found[1] if found else ""
+    """Return the region in a topic's ARN, or "" without a topic."""
+    return topic.split(":")[3] if topic else ""
 
 
 class Sns:

@@ -61,7 +61,7 @@ class Publication:
         context, outcome = self.context, self.outcome
         response = outcome.body if outcome.succeeded else outcome.reason.encode()
         notification = Notification(self.request, outcome, context.wall(), response)
-        self._metrics.async_notification_failures += await context.notifier.notify(notification, context.topics)
+        self._metrics.async_notification_failures += await context.notifier.notify(notification, context.endpoint)
 
     async def _try_write(self) -> ObjectError | None:
         """Write the object. Returns the error of an object that can never be written. Raises PublishLater."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Gate, Received, Wire
 from torchmoor.async_inference.notifications.notification import Notification
-from torchmoor.async_inference.notifications.notifier import NotificationTopics, Notifier
+from torchmoor.async_inference.notifications.notifier import Notifier
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
@@ -100,12 +100,10 @@ class Listener(Notifier):
 
     def __init__(self) -> None:
         self.notices: list[Notification] = []
-        self.topics: list[NotificationTopics] = []
         self.num_failed = 0
 
-    async def notify(self, notice: Notification, topics: NotificationTopics) -> int:
+    async def notify(self, notice: Notification, endpoint: AsyncEndpointSettings) -> int:
         self.notices.append(notice)
-        self.topics.append(topics)
         return self.num_failed
 
     async def close(self) -> None:

@@ -66,6 +66,7 @@ CONFIG = "Endpoints.0.EndpointConfig.AsyncInferenceConfig"
         (f"{CONFIG}.OutputConfig.S3OutputPath", "ftp://x", "S3OutputPath must match"),
         (f"{CONFIG}.OutputConfig.S3OutputPath", None, "async_inference.output_root"),
         (f"{CONFIG}.OutputConfig.NotificationConfig.SuccessTopic", "no-arn", "SuccessTopic must match"),
+        (f"{CONFIG}.OutputConfig.NotificationConfig.ErrorTopic", "arn:aws:sqs:eu-west-1:1:x", "ErrorTopic must match"),
         (f"{CONFIG}.OutputConfig.NotificationConfig.IncludeInferenceResponseIn", ["ODD"], "must be one of"),
         (f"{CONFIG}.ClientConfig.MaxConcurrentInvocationsPerInstance", 1001, "must be 1000 at most"),
         (f"{CONFIG}.Odd", {}, "Odd"),

@@ -23,8 +23,9 @@ from standardwebhooks import Webhook as Receiver
 from tests.servers import free_ports, wait_for_server
 from tests.unit.torchmoor.async_inference.rig import MovableLoop, pass_time
 from torchmoor.async_inference.notifications.notification import Notification
-from torchmoor.async_inference.notifications.notifier import ERROR, SUCCESS, NotificationTopics, Notifier
+from torchmoor.async_inference.notifications.notifier import ERROR, SUCCESS, Notifier
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState
+from torchmoor.config.asynchronous import AsyncEndpointSettings
 from torchmoor.config.notifications import NotificationSettings, Webhook
 from torchmoor.errors import ConfigError
 
@@ -129,16 +130,6 @@ def test_an_id_for_receivers_is_the_same_for_the_same_request_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "topics",
-    [{"success_topic": "done"}, {"error_topic": "arn:aws:sqs:eu-west-1:1:x"}, {"include_response_in": ("ALL",)}],
-)
-def test_topics_must_be_arns(topics: dict[str, Any]) -> None:
-    """As CreateEndpointConfig's pattern says."""
-    with pytest.raises(ConfigError, match="NotificationConfig"):
-        NotificationTopics(**topics)
-
-
-@pytest.mark.parametrize(
     "values",
     [
         {"url": "ftp://host/", "secret": SECRET},
@@ -219,7 +210,7 @@ def mailbox(moto: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureR
 
 def notify(
     notices: list[Notification],
-    topics: NotificationTopics,
+    endpoint: AsyncEndpointSettings,
     sleeps: list[float] | None = None,
     **settings: Any,
 ) -> list[int]:
@@ -232,7 +223,7 @@ def notify(
     async def body() -> list[int]:
         notifier = Notifier(NotificationSettings(**settings), sleep=sleep)
         try:
-            return [await notifier.notify(notice, topics) for notice in notices]
+            return [await notifier.notify(notice, endpoint) for notice in notices]
         finally:
             await notifier.close()
 
@@ -241,9 +232,11 @@ def notify(
 
 def test_topics_hear_of_successes_and_failures(mailbox: Mailbox) -> None:
     """Each topic of its own, with the answer where the endpoint says so."""
-    topics = NotificationTopics(success_topic=mailbox.topic, error_topic=mailbox.topic, include_response_in=(ERROR,))
+    endpoint = AsyncEndpointSettings(
+        success_topic=mailbox.topic, error_topic=mailbox.topic, include_response_in=(ERROR,)
+    )
 
-    assert notify([SUCCEEDED, FAILED], topics) == [0, 0]
+    assert notify([SUCCEEDED, FAILED], endpoint) == [0, 0]
 
     by_status = {message["invocationStatus"]: message for message in mailbox.receive()}
     assert by_status["Completed"] == SUCCEEDED.message("eu-west-1", includes_response=False)
@@ -253,9 +246,9 @@ def test_topics_hear_of_successes_and_failures(mailbox: Mailbox) -> None:
 
 def test_the_largest_answer_gets_through(mailbox: Mailbox) -> None:
     """SNS takes 256 KB, and base64 makes 171 of 128."""
-    topics = NotificationTopics(success_topic=mailbox.topic, include_response_in=(SUCCESS,))
+    endpoint = AsyncEndpointSettings(success_topic=mailbox.topic, include_response_in=(SUCCESS,))
 
-    assert notify([replace(SUCCEEDED, response=b"\xff" * 128 * 1024)], topics) == [0]
+    assert notify([replace(SUCCEEDED, response=b"\xff" * 128 * 1024)], endpoint) == [0]
 
     (message,) = mailbox.receive()
     assert base64.b64decode(message["responseBody"]["content"]) == b"\xff" * 128 * 1024
@@ -263,8 +256,8 @@ def test_the_largest_answer_gets_through(mailbox: Mailbox) -> None:
 
 def test_an_endpoint_without_topics_tells_nobody(mailbox: Mailbox) -> None:
     """And a topic for failures hears no success."""
-    assert notify([SUCCEEDED], NotificationTopics()) == [0]
-    assert notify([SUCCEEDED], NotificationTopics(error_topic=mailbox.topic)) == [0]
+    assert notify([SUCCEEDED], AsyncEndpointSettings()) == [0]
+    assert notify([SUCCEEDED], AsyncEndpointSettings(error_topic=mailbox.topic)) == [0]
     assert mailbox.receive() == []
 
 
@@ -272,7 +265,7 @@ def test_a_topic_that_is_not_there_is_not_tried_again(mailbox: Mailbox) -> None:
     """It will not be there in a second either."""
     sleeps: list[float] = []
 
-    assert notify([SUCCEEDED], NotificationTopics(success_topic=f"{mailbox.topic}-none"), sleeps) == [1]
+    assert notify([SUCCEEDED], AsyncEndpointSettings(success_topic=f"{mailbox.topic}-none"), sleeps) == [1]
     assert sleeps == []
 
 
@@ -282,7 +275,7 @@ def test_sns_that_is_down_is_tried_again(monkeypatch: pytest.MonkeyPatch, mailbo
     sleeps: list[float] = []
 
     assert notify(
-        [SUCCEEDED], NotificationTopics(success_topic=mailbox.topic), sleeps, max_attempts=5, max_delay_s=2.0
+        [SUCCEEDED], AsyncEndpointSettings(success_topic=mailbox.topic), sleeps, max_attempts=5, max_delay_s=2.0
     ) == [1]
 
     assert all(limit / 2 <= slept <= limit for slept, limit in zip(sleeps, (0.5, 1, 2, 2), strict=True))
@@ -338,7 +331,7 @@ def call_webhook(listener: Listener, notice: Notification = SUCCEEDED, **setting
             values = {"private_networks": LOOPBACK, "webhooks": (Webhook(url=url, secret=SECRET),), **settings}
             notifier = Notifier(NotificationSettings(**values), sleep=sleep)
             try:
-                return await notifier.notify(notice, NotificationTopics(include_response_in=(SUCCESS,)))
+                return await notifier.notify(notice, AsyncEndpointSettings(include_response_in=(SUCCESS,)))
             finally:
                 await notifier.close()
 
@@ -407,7 +400,7 @@ def test_a_webhook_inside_is_refused_unless_an_operator_allows_it() -> None:
     async def body() -> int:
         notifier = Notifier(NotificationSettings(webhooks=(webhook,)), resolver=resolve)
         try:
-            return await notifier.notify(SUCCEEDED, NotificationTopics())
+            return await notifier.notify(SUCCEEDED, AsyncEndpointSettings())
         finally:
             await notifier.close()
 
@@ -427,7 +420,7 @@ def test_each_destination_is_counted_by_itself(mailbox: Mailbox) -> None:
             hooks = tuple(Webhook(url=one, secret=SECRET) for one in (down, url))
             notifier = Notifier(NotificationSettings(webhooks=hooks, private_networks=LOOPBACK), sleep=sleep)
             try:
-                return await notifier.notify(SUCCEEDED, NotificationTopics(success_topic=mailbox.topic))
+                return await notifier.notify(SUCCEEDED, AsyncEndpointSettings(success_topic=mailbox.topic))
             finally:
                 await notifier.close()
 
