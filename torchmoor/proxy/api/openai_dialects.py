@@ -47,13 +47,13 @@ _STATUS_SHOWN_AS = {507: 503}
 
 
 def split_path(path: bytes) -> tuple[str | None, bytes]:
-    """Return the endpoint that a path names, if it names one, and the operation."""
+    """Return the endpoint that a path names, if it names one, and the rest, below /v1/."""
     if path in UNPREFIXED:
         return None, path[1:]
     if path.startswith(PREFIX):
         return None, path[len(PREFIX) :]
-    prefix, _, operation = path.partition(INFIX)
-    return prefix[len(b"/endpoints/") :].decode("latin-1"), operation
+    prefix, _, subpath = path.partition(INFIX)
+    return prefix[len(b"/endpoints/") :].decode("latin-1"), subpath
 
 
 class OpenAIDialect(ApiDialect):
