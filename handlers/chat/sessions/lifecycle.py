@@ -210,36 +210,24 @@ class SessionLifecycle:
             self._add_once(session, command, self._receiver.receive(session.scope, command.images, reply))
 
     def _add_once(self, session: Session, command: AddImages, received: Sequence[ReceivedImage]) -> None:
-        """Add received images unless this request has added them before."""
+        """Add received images unless this request has added them before. Raises TurnConflict, the session's end."""
+        images = digests(item.image for item in received)
+        event = Event(kind="images", images=images, invocation_id=command.invocation_id)
         with session.recording:
             try:
                 self._recorder.catch_up(session)
             except HandlerError:
                 self._receiver.release(received)
                 raise
-            if self._has_added(session, command.invocation_id, received):
+            if self._recorder.has_added(session, command.invocation_id, images):
                 self._receiver.release(received)
                 return
             try:
-                self._add(session, received, command.invocation_id)
+                self._record_with(session, event, received, self._recorder.record)
             except TurnConflict:  # perhaps by this same request, sent to another instance
                 self._recorder.catch_up(session)
-                if not self._has_added(session, command.invocation_id, received):
+                if not self._recorder.has_added(session, command.invocation_id, images):
                     raise
-
-    def _has_added(self, session: Session, invocation_id: str, received: Sequence[ReceivedImage]) -> bool:
-        return self._recorder.has_added(session, invocation_id, digests(item.image for item in received))
-
-    def _add(
-        self,
-        session: Session,
-        received: Sequence[ReceivedImage],
-        invocation_id: str,
-    ) -> None:
-        """Add images to the session and to its journal. Raises TurnConflict, the session's end, InvalidRequest."""
-        images = digests(item.image for item in received)
-        event = Event(kind="images", images=images, invocation_id=invocation_id)
-        self._record_with(session, event, received, self._recorder.record)
 
     def add_entry(self, session: Session, question: str, received: Sequence[ReceivedImage], invocation_id: str) -> None:
         """Add items to the conversation, without an answer. Raises TurnConflict, the session's end, InvalidRequest."""
