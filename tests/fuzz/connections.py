@@ -42,8 +42,8 @@ from torchmoor.proxy.access.gate import principal_of
 from torchmoor.proxy.dispatch.decisions import MAX_SHOWN, DecisionQuery
 from torchmoor.proxy.dispatch.record import RequestRecord, describe_record
 from torchmoor.proxy.fast_path.request import FastRequest
+from torchmoor.proxy.http.client_connection import ClientConnection
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
