@@ -9,7 +9,6 @@ from handlers.chat.commands import ActOnSession, AddImages, CloseSession, EndClo
 from handlers.chat.images.receiver import ImageReceiver, ReceivedImage
 from handlers.chat.images.store import digests
 from handlers.chat.queued_response import QueuedResponse
-from handlers.chat.sessions.inspection import find_by_hash
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
@@ -345,11 +344,11 @@ class SessionLifecycle:
             raise SessionUnknown("the journal has no open session of this hash")
 
     def get_by_hash(self, name: str) -> Session:
-        """Return a session that this worker holds. Raises SessionUnknown."""
-        session = find_by_hash(self._store, name)
-        if session is None:
+        """Return a session that this worker holds. Raises SessionUnknown, also if two have this hash."""
+        found = [session for session in self._store.snapshot() if session.hash == name]
+        if len(found) != 1:
             raise SessionUnknown("this worker holds no session of this hash")
-        return session
+        return found[0]
 
     def act(self, command: ActOnSession) -> Session:
         """Close, pin or unpin a session that this worker holds, for an operator. Raises SessionUnknown."""
