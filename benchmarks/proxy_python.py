@@ -35,8 +35,8 @@ from benchmarks.report import median, parse_options, print_report
 from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.access.gate import principal_of
+from torchmoor.proxy.http.client_connection import ClientConnection
 from torchmoor.proxy.http.long_bodies import LongBodies
-from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
 from torchmoor.proxy.observe.access_log import AccessLog
 from torchmoor.proxy.observe.observing import RequestObserver

@@ -11,7 +11,7 @@ HandlerError
  +- NoRoom: Overloaded, OutOfMemory, OutOfDisk
  +- TurnTimedOut
  +- ClientGone
- +- ModelFailed: ModelUnknown, ModelLoaded, ModelLoading, LoadStopped, SourceUnavailable, ModelBroken (LoadTimedOut)
+ +- ModelUnknown, ModelLoaded, ModelLoading, LoadStopped, SourceUnavailable, ModelBroken (LoadTimedOut): of many models
  +- TurnConflict
  +- JournalUnavailable
  +- InternalError
@@ -230,30 +230,26 @@ class ClientGone(HandlerError):
     status = 499
 
 
-class ModelFailed(HandlerError):
-    """One of many models cannot be used."""
-
-
-class ModelUnknown(ModelFailed):
+class ModelUnknown(HandlerError):
     """The model store has no model of this name, or the operation needs a loaded model and it is not loaded."""
 
     status = 404
 
 
-class ModelBroken(ModelFailed):
+class ModelBroken(HandlerError):
     """The model cannot be unpacked or loaded; the message has the reason."""
 
     status = 424
     version = ""  # of the model, if it is known
 
 
-class ModelLoaded(ModelFailed):
+class ModelLoaded(HandlerError):
     """The model is loaded already."""
 
     status = 409
 
 
-class ModelLoading(ModelFailed):
+class ModelLoading(HandlerError):
     """The model is not ready yet. The load continues for later requests."""
 
     status = 429
@@ -264,14 +260,14 @@ class LoadTimedOut(ModelBroken):
     """A load exceeded its time limit."""
 
 
-class LoadStopped(ModelFailed):
+class LoadStopped(HandlerError):
     """A load was aborted because the worker stops."""
 
     status = 503
     retry_after_s = 1
 
 
-class SourceUnavailable(ModelFailed):
+class SourceUnavailable(HandlerError):
     """The model store cannot be read now, so it is unknown whether it has the model."""
 
     status = 503

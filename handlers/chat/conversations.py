@@ -1,8 +1,7 @@
 """OpenAI's conversations: each is a session, whose entries are turns and items that clients add."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from handlers.chat.commands import AddItems, DeleteConversation, ShowConversation, UpdateConversation
@@ -29,15 +28,13 @@ class Conversations:
         self._recorder = recorder
         self._receiver = receiver
 
-    @contextmanager
-    def found(self, caller: Caller, text: str) -> Iterator[Session]:
+    def found(self, caller: Caller, text: str) -> AbstractContextManager[Session]:
         """Hold the session of a conversation.
 
         Raises JournalUnavailable, and ResponseUnknown, also if another caller owns it.
         """
         unknown = ResponseUnknown(f"Conversation with id '{text[:256]}' not found.", api_code="not_found")
-        with self._sessions.hold_resource(read_conversation_id(text), caller, unknown, CONVERSATION) as session:
-            yield session
+        return self._sessions.hold_resource(read_conversation_id(text), caller, unknown, CONVERSATION)
 
     def show(self, command: ShowConversation) -> dict[str, Any]:
         """Return a conversation, one of its items, or a page of them."""

@@ -1,7 +1,6 @@
 """OpenAI's files, images only: each is a session with one image, which later inputs can refer to."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -27,15 +26,13 @@ class Files:
         self._sessions = sessions
         self._recorder = recorder
 
-    @contextmanager
-    def found(self, caller: Caller, text: str) -> Iterator[Session]:
+    def found(self, caller: Caller, text: str) -> AbstractContextManager[Session]:
         """Hold the session of a file.
 
         Raises JournalUnavailable, and ResponseUnknown, also if another caller owns the file.
         """
         unknown = ResponseUnknown(f"No such File object: {text[:256]}", param="id", api_code="not_found")
-        with self._sessions.hold_resource(read_file_id(text), caller, unknown, FILE) as session:
-            yield session
+        return self._sessions.hold_resource(read_file_id(text), caller, unknown, FILE)
 
     def show(self, command: ShowFile) -> dict[str, Any]:
         with self.found(command.caller, command.file_id) as session:

@@ -187,16 +187,13 @@ class ChatService:
 
     def _ask(self, command: Ask, reply: PendingReply) -> None:
         try:
-            self._start_turn(self.store.get(command.session_id, command.caller), command, reply)
+            self.make_turn(self.store.get(command.session_id, command.caller), command, reply).start()
         except SessionLost:  # the session may be in the journal, which takes time to read
             self._in_background(reply, lambda: self._adopt_and_ask(command, reply))
 
     def _adopt_and_ask(self, command: Ask, reply: PendingReply) -> None:
         with self._sessions.hold(command.session_id, command.caller) as session:
-            self._start_turn(session, command, reply)
-
-    def _start_turn(self, session: Session, command: Ask, reply: PendingReply) -> None:
-        self.make_turn(session, command, reply).start()
+            self.make_turn(session, command, reply).start()
 
     def make_turn(self, session: Session, command: Ask, reply: PendingReply) -> Turn:
         return Turn(self._parts, self.store, self.recorder, session, command, reply)

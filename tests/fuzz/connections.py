@@ -42,8 +42,8 @@ from torchmoor.proxy.access.gate import principal_of
 from torchmoor.proxy.dispatch.decisions import MAX_SHOWN, DecisionQuery
 from torchmoor.proxy.dispatch.record import RequestRecord, describe_record
 from torchmoor.proxy.fast_path.request import FastRequest
+from torchmoor.proxy.http.client_connection import ClientConnection
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.http.server import ClientConnection
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -328,7 +328,7 @@ class Stage:
     def check_clean(self) -> None:
         """Check that no lease, connection, task or kept byte is left."""
         assert [instance.outstanding for instance in self.registry.instances()] == [0, 0]
-        assert self.proxy.data.budget.used_bytes == 0
+        assert self.proxy.data.means.budget.used_bytes == 0
         assert self.proxy.data.subrequests.num_running == 0
         assert not self.proxy.data.server.connections
         callers = self.proxy.data.dispatchers.callers

@@ -84,11 +84,11 @@ def test_client_that_leaves_in_mid_upload_costs_no_instance_anything(stage: Stag
     """An instance never takes half a body for a whole one, and the proxy forgets what it has of it."""
     sock = stage.socket()
     sock.sendall(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nhalf")
-    stage.until(lambda: stage.proxy.data.arriving.num_bytes == 4, "the exchange begun")
+    stage.until(lambda: stage.proxy.data.means.arriving.num_bytes == 4, "the exchange begun")
 
     sock.close()
 
-    stage.until(lambda: not stage.proxy.data.arriving.num_bytes, "the client's end")
+    stage.until(lambda: not stage.proxy.data.means.arriving.num_bytes, "the client's end")
     assert stage.a.received + stage.b.received == []
 
 

@@ -34,7 +34,7 @@ def spooling(make_stage: MakeStage, **options: object) -> Stage:
 
 
 def spool(stage: Stage) -> Spool:
-    return stage.proxy.data.spool
+    return stage.proxy.data.means.spool
 
 
 def begin(stage: Stage, *, num_left: int = 1) -> socket.socket:

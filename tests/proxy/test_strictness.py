@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.proxy.conftest import Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
 from torchmoor.config.limits import LimitSettings
-from torchmoor.proxy.http.server import ClientConnection
+from torchmoor.proxy.http.client_connection import ClientConnection
 
 LINE = b"POST /endpoints/llava/invocations HTTP/1.1\r\n"
 HEAD = LINE + b"Host: x\r\n"

@@ -233,8 +233,7 @@ class Backlog:
     waiting: int = 0
     running: int = 0
     decided: int = 0  # answered, but not yet published
-    oldest_received_at: float | None = None  # of the waiting and running, epoch seconds by the queue's clock
-    oldest_age_s: float = 0.0  # by the same clock; 0.0: there is none
+    oldest_age_s: float = 0.0  # of the waiting and running, by the queue's clock; 0.0: there is none
 
     @classmethod
     def of(cls, counts: Mapping[AsyncState, int], oldest_received_at: float | None, now: float) -> Backlog:
@@ -243,7 +242,6 @@ class Backlog:
             waiting=counts.get(AsyncState.WAITING, 0),
             running=counts.get(AsyncState.RUNNING, 0),
             decided=counts.get(AsyncState.DECIDED, 0),
-            oldest_received_at=oldest_received_at,
             oldest_age_s=0.0 if oldest_received_at is None else max(0.0, now - oldest_received_at),
         )
 

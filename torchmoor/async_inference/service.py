@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -93,14 +93,13 @@ class AsyncInference:
     def __init__(
         self,
         settings: AsyncInferenceSettings,
-        endpoints: Sequence[AsyncEndpointContext],
         parts: AsyncParts,
         *,
         connect_timeout_s: float,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings
-        self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
+        self.endpoints: dict[str, AsyncEndpointContext] = {}
         self.workers: dict[str, Worker] = {}
         self._notifier: Notifier | None = None  # while it runs
         self._draining: dict[asyncio.Task[None], Worker] = {}  # workers of endpoints that are gone
@@ -283,7 +282,7 @@ class AsyncInference:
         self,
         request: AsyncRequest,
         on_done: Callable[[AsyncRequest | ApiError], None],
-        share: CallerShare | None = None,
+        share: CallerShare | None,
     ) -> bool:
         """Submit in the background; on_done is called once, unless the proxy stops. Returns False at max_submitting."""
         if self._submitting.is_full:

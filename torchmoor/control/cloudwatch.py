@@ -120,8 +120,7 @@ class CloudWatch:
                 listed = [{"Name": key, "Value": value} for key, value in dimensions.items()]
                 summary = {"Namespace": _namespace_of(name), "MetricName": name, "Dimensions": listed}
                 rows.append(ListedResource("/".join((name, *series)), 0.0, summary=summary))
-        token = {"NextToken": values["NextToken"]} if "NextToken" in values else {}
-        return list_page(rows, {"MaxResults": PAGE_SIZE, "SortBy": "Name", **token}, "Metrics")
+        return list_page(rows, {"MaxResults": PAGE_SIZE, "SortBy": "Name", **values}, "Metrics")
 
     async def _put_alarm(self, values: Values) -> Values:
         if "MetricName" not in values or "Metrics" in values:
@@ -154,8 +153,7 @@ class CloudWatch:
                     "AlarmConfigurationUpdatedTimestamp": as_time(alarm.created),
                 }
                 rows.append(ListedResource(name, alarm.created, summary=summary))
-        token = {"NextToken": values["NextToken"]} if "NextToken" in values else {}
-        page = list_page(rows, {"MaxResults": values.get("MaxRecords", 50), "SortBy": "Name", **token}, "MetricAlarms")
+        page = list_page(rows, {**values, "MaxResults": values.get("MaxRecords", 50), "SortBy": "Name"}, "MetricAlarms")
         return {"CompositeAlarms": [], **page}
 
     async def _delete_alarms(self, values: Values) -> Values:

@@ -93,7 +93,7 @@ class Endpoints:
         if len(endpoints) >= self._settings.max_resources:
             raise LimitExceeded(f"There are {len(endpoints)} endpoints, as many as control.max_resources allows.")
         resource = self._make(values["EndpointConfigName"])
-        self._check_room(resource)
+        self._deployments.check_room(_num_instances(resource))
         arn = self._names.arn(ENDPOINT, name)
         await self._resources.add(endpoints, name, resource, arn, values.get("Tags", ()))
         self._tasks.start(self._run_start(name, resource))
@@ -106,7 +106,7 @@ class Endpoints:
         retain_properties(values, old, new)
         if "DeploymentConfig" in values:
             logger.info("without effect here: DeploymentConfig, all traffic moves at once endpoint=%s", name)
-        self._check_room(new)
+        self._deployments.check_room(_num_instances(new))
         new.created = old.created
         old.status, old.pending, old.failure = "Updating", values["EndpointConfigName"], ""
         try:
@@ -188,9 +188,6 @@ class Endpoints:
             created=now,
             modified=now,
         )
-
-    def _check_room(self, resource: EndpointResource) -> None:
-        self._deployments.check_room(_num_instances(resource))
 
     def _find_changeable(self, name: str, *, or_failed: bool = False) -> EndpointResource:
         """Return a created endpoint that no operation changes now. Raises RequestInvalid."""

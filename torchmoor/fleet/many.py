@@ -52,9 +52,8 @@ def find_source(option: str, text: str) -> str:
     return str(folder)
 
 
-def read_container(environ: Mapping[str, str], settings: ContainerSettings | None = None) -> ContainerSettings:
+def read_container(environ: Mapping[str, str], settings: ContainerSettings) -> ContainerSettings:
     """Return a container's settings with the mode that the environment sets."""
-    settings = settings or ContainerSettings()
     return settings.replace(serves_models=settings.serves_models or _is_multi_model(environ))
 
 

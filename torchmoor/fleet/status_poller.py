@@ -46,7 +46,7 @@ class StatusPoller:
         registry: Registry,
         settings: HealthSettings,
         operations: HandlerOperations,
-        listener: StatusListener | None = None,
+        listener: StatusListener | None,
     ) -> None:
         self._listener = listener
         self._registry = registry

@@ -55,9 +55,7 @@ class Proxy:
         self._control = control or describing_plane(settings, registry).answer
         self.data: DataPlane | ProcessGroup
         if listen.processes == 1:
-            self.data = DataPlane(
-                settings, registry, self._suspect, rng=rng, wall=wall, clock=clock, control=self._control
-            )
+            self.data = DataPlane(settings, registry, self._suspect, self._control, rng=rng, wall=wall, clock=clock)
             listener = None
         else:
             self.data = listener = ProcessGroup(settings, registry, self._suspect)

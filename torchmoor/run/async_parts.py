@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from torchmoor.async_inference.notifications.notifier import Notifier
 from torchmoor.async_inference.objects.scheme_store import SchemeStore
@@ -11,7 +11,6 @@ from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInferen
 from torchmoor.config.settings import ProxySettings
 from torchmoor.fleet.data_plane_view import VariantTraffic
 from torchmoor.metrics.backlog import AsyncMetrics
-from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.async_capacity import EndpointCapacity
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.instances.registry import Endpoint, Registry
@@ -38,17 +37,16 @@ def make_async_inference(
         results=lambda: SchemeStore(objects.replace(input_directories=objects.output_directories, input_prefixes=())),
         notifier=lambda: Notifier(settings.notices),
     )
-    service = AsyncInference(
-        settings.async_inference,
-        (),
-        parts,
-        connect_timeout_s=settings.timeouts.connect_timeout_s,
-    )
+    service = AsyncInference(settings.async_inference, parts, connect_timeout_s=settings.timeouts.connect_timeout_s)
 
     def add(endpoint: Endpoint) -> None:
-        if endpoint.settings.async_inference is not None:
-            metrics = [each.metrics for each in counted() if each.variant.endpoint == endpoint.name]
-            service.add(_make_endpoint(settings, endpoint, metrics, dispatchers))
+        if endpoint.settings.async_inference is None:
+            return
+        variants = {each.variant.name: each.metrics for each in counted() if each.variant.endpoint == endpoint.name}
+        metrics = AsyncMetrics(endpoint.name, variants, lambda: sum(each.is_ready for each in endpoint.instances))
+        capacity = None if dispatchers is None else EndpointCapacity(dispatchers, endpoint)
+        root = settings.async_inference.output_root
+        service.add(AsyncEndpointContext(endpoint.settings.async_inference, metrics, capacity, root=root))
 
     def retire(endpoint: Endpoint) -> None:
         context = service.endpoints.get(endpoint.name)
@@ -58,18 +56,3 @@ def make_async_inference(
 
     registry.watch(add, on_retired=retire)
     return service
-
-
-def _make_endpoint(
-    settings: ProxySettings, endpoint: Endpoint, counted: Iterable[InvocationMetrics], dispatchers: Dispatchers | None
-) -> AsyncEndpointContext:
-    assert endpoint.settings.async_inference is not None
-    variants: Mapping[str, InvocationMetrics] = {
-        metrics.variant: metrics for metrics in counted if metrics.endpoint == endpoint.name
-    }
-    return AsyncEndpointContext(
-        endpoint.settings.async_inference,
-        AsyncMetrics(endpoint.name, variants, lambda: sum(each.is_ready for each in endpoint.instances)),
-        None if dispatchers is None else EndpointCapacity(dispatchers, endpoint),
-        root=settings.async_inference.output_root,
-    )

@@ -15,9 +15,7 @@ from random import Random
 from typing import Any
 
 from torchmoor.config.access import Credentials
-from torchmoor.config.limits import LimitSettings
 from torchmoor.config.settings import ProxySettings
-from torchmoor.control.plane import describing_plane
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.data_plane_view import LogCounts
 from torchmoor.proxy.access.gate import Gate
@@ -62,36 +60,27 @@ class DataPlane:
         settings: ProxySettings,
         registry: Registry,
         suspect: Callable[[Instance], None],
+        control: AnswerControl,
         *,
         rng: Random | None = None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         has_async_workers: bool = True,
-        control: AnswerControl | None = None,
     ) -> None:
         """suspect: called with an instance that seems to be dead, so that it is probed at once.
 
-        wall: seconds since 1970, for signatures and expiries. clock: decides when deadlines have passed and breakers
-        half open.
-        has_async_workers: False if another process has them. control: answers for the control plane; None: endpoints
-        are described only.
-        Raises ConfigError if a certificate cannot be used.
+        control: answers for the control plane. wall: seconds since 1970, for signatures and expiries. clock: decides
+        when deadlines have passed and breakers half open. has_async_workers: False if another process has them.
+        Raises ConfigError if a certificate cannot be used, or if too few files may be open.
         """
-        limits, timeouts, listen = settings.limits, settings.timeouts, settings.listen
+        listen = settings.listen
         self.registry = registry
         self.port = listen.port
-        self.sweeper = Sweeper(timeouts.sweep_interval_s, clock=clock)
-        self.budget = ReplayBudget(
-            max_body_bytes=limits.max_replay_body_bytes, max_total_bytes=limits.max_replay_total_bytes
-        )
-        self.continuations = ReplayBudget(
-            max_body_bytes=limits.max_continued_bytes, max_total_bytes=limits.max_continued_total_bytes
-        )
-        max_connections = self._limit_connections(limits)
-        connector = Connector(self.sweeper, limits, timeouts, max_connections=max_connections)
+        self.sweeper = Sweeper(settings.timeouts.sweep_interval_s, clock=clock)
+        self.means = self._make_means(settings, clock)
         self.operations = HandlerOperations()
         self.recovery = Recovery(registry, settings.recovery, clock=clock)
-        self.subrequests = Subrequests(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
+        self.subrequests = Subrequests(self.means.connector, self.sweeper, timeout_s=settings.timeouts.cancel_timeout_s)
         callers = Callers(settings.callers, wall=wall) if settings.limits_callers else None
         self.dispatchers = Dispatchers(
             settings,
@@ -104,52 +93,47 @@ class DataPlane:
             callers,
         )
         self.num_limited: Counter[str] = Counter() if callers is None else callers.num_refused
-        self.arriving = ArrivingBodies(limits.max_arriving_bytes, clock=clock, on_dropped=self._count_dropped)
-        max_files = limit_files(max_connections, descriptors=find_limit(), reserved=limits.reserved_descriptors)
-        self.spool = Spool(limits, max_files=max_files)
-        means = HttpMeans(
-            limits=limits,
-            websocket=settings.websocket,
-            max_connections=max_connections,
-            connector=connector,
-            arriving=self.arriving,
-            spool=self.spool,
-            budget=self.budget,
-            continuations=self.continuations,
-        )
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = make_tls(listen.tls_certificate, listen.tls_key)
         self.async_inference = make_async_inference(
             settings, registry, self.dispatchers.all, self.dispatchers if has_async_workers else None
         )
         self.application = DataPlaneApplication(
-            self.dispatchers,
-            self.operations,
-            control or describing_plane(settings, registry).answer,
-            self.gate,
-            self.async_inference,
+            self.dispatchers, self.operations, control, self.gate, self.async_inference
         )
-        self.server = HttpServer(self.application, means, self.sweeper)
+        self.server = HttpServer(self.application, self.means, self.sweeper)
         runtime, pages = self.application.runtime, self.application.pages
-        self.server.fast_path = FastRoutes(means, self.dispatchers, runtime, pages, self.gate)
+        self.server.fast_path = FastRoutes(self.means, self.dispatchers, runtime, pages, self.gate)
         self._wakes: list[Callable[[], None]] = []
         self.observer: RequestObserver | None = None
-        self._observe = settings.observe
-        self._listen = listen
-        self._limits = limits
-        self._stop_grace_s = timeouts.stop_grace_s
+        self._settings = settings
         registry.listen(self._on_change)
 
-    def _limit_connections(self, limits: LimitSettings) -> int:
-        """Return the number of client connections that the limit of open files allows. Raises ConfigError if none."""
+    def _make_means(self, settings: ProxySettings, clock: Callable[[], float]) -> HttpMeans:
+        """Make what all connections share. Raises ConfigError if the limit of open files allows no connection."""
+        limits = settings.limits
         descriptors, reserved = find_limit(), limits.reserved_descriptors
-        most = limit_connections(limits.max_connections, descriptors=descriptors, reserved=reserved)
-        if not most:
+        max_connections = limit_connections(limits.max_connections, descriptors=descriptors, reserved=reserved)
+        if not max_connections:
             raise ConfigError(
                 f"{descriptors:.0f} files may be open, and limits.reserved_descriptors keeps {reserved}: "
                 "raise the limit (ulimit -n), or reserve fewer"
             )
-        return most
+        max_files = limit_files(max_connections, descriptors=descriptors, reserved=reserved)
+        return HttpMeans(
+            limits=limits,
+            websocket=settings.websocket,
+            max_connections=max_connections,
+            connector=Connector(self.sweeper, limits, settings.timeouts, max_connections=max_connections),
+            arriving=ArrivingBodies(limits.max_arriving_bytes, clock=clock, on_dropped=self._count_dropped),
+            spool=Spool(limits, max_files=max_files),
+            budget=ReplayBudget(
+                max_body_bytes=limits.max_replay_body_bytes, max_total_bytes=limits.max_replay_total_bytes
+            ),
+            continuations=ReplayBudget(
+                max_body_bytes=limits.max_continued_bytes, max_total_bytes=limits.max_continued_total_bytes
+            ),
+        )
 
     def on_need(self, wake: Callable[[], None]) -> None:
         """Register a callback for when a request waits for an instance to be started."""
@@ -211,7 +195,7 @@ class DataPlane:
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start everything but the listener. Raises ConfigError if a log cannot be written."""
-        self.observer = self.dispatchers.observer = await stack.enter_async_context(observing(self._observe))
+        self.observer = self.dispatchers.observer = await stack.enter_async_context(observing(self._settings.observe))
         self.sweeper.start()
         stack.callback(self.sweeper.stop)
         stack.callback(self._close_idle)
@@ -225,12 +209,13 @@ class DataPlane:
 
         port: instead of the configured one. is_shared: other processes listen on it too.
         """
+        listen, limits = self._settings.listen, self._settings.limits
         tls = None if self.tls is None else self.tls.context
         self.port = await self.server.start(
-            self._listen.host, self._listen.port if port is None else port, tls, is_shared=is_shared
+            listen.host, listen.port if port is None else port, tls, is_shared=is_shared
         )
-        stack.push_async_callback(self.server.stop, grace_s=self._stop_grace_s)
-        allowed, configured = self.server.means.max_connections, self._limits.max_connections
+        stack.push_async_callback(self.server.stop, grace_s=self._settings.timeouts.stop_grace_s)
+        allowed, configured = self.means.max_connections, limits.max_connections
         logger.log(
             logging.WARNING if allowed < configured else logging.INFO,
             "client connections limited to %d, configured %d; open files limited to %.0f, reserved %d; "
@@ -238,8 +223,8 @@ class DataPlane:
             allowed,
             configured,
             find_limit(),
-            self._limits.reserved_descriptors,
-            self.spool.max_files,
+            limits.reserved_descriptors,
+            self.means.spool.max_files,
         )
 
     def take_credentials(self, credentials: Credentials) -> None:

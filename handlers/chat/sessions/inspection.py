@@ -27,12 +27,6 @@ def list_sessions(store: SessionStore, query: SessionQuery) -> dict[str, Any]:
     }
 
 
-def find_by_hash(store: SessionStore, name: str) -> Session | None:
-    """Return the open session with this hash; None if there is none, or more than one."""
-    found = [session for session in store.snapshot() if session.hash == name]
-    return found[0] if len(found) == 1 else None
-
-
 def describe(store: SessionStore, session: Session) -> dict[str, Any]:
     """Describe a session.
 

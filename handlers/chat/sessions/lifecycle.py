@@ -9,7 +9,6 @@ from handlers.chat.commands import ActOnSession, AddImages, CloseSession, EndClo
 from handlers.chat.images.receiver import ImageReceiver, ReceivedImage
 from handlers.chat.images.store import digests
 from handlers.chat.queued_response import QueuedResponse
-from handlers.chat.sessions.inspection import find_by_hash
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
@@ -210,36 +209,24 @@ class SessionLifecycle:
             self._add_once(session, command, self._receiver.receive(session.scope, command.images, reply))
 
     def _add_once(self, session: Session, command: AddImages, received: Sequence[ReceivedImage]) -> None:
-        """Add received images unless this request has added them before."""
+        """Add received images unless this request has added them before. Raises TurnConflict, the session's end."""
+        images = digests(item.image for item in received)
+        event = Event(kind="images", images=images, invocation_id=command.invocation_id)
         with session.recording:
             try:
                 self._recorder.catch_up(session)
             except HandlerError:
                 self._receiver.release(received)
                 raise
-            if self._has_added(session, command.invocation_id, received):
+            if self._recorder.has_added(session, command.invocation_id, images):
                 self._receiver.release(received)
                 return
             try:
-                self._add(session, received, command.invocation_id)
+                self._record_with(session, event, received, self._recorder.record)
             except TurnConflict:  # perhaps by this same request, sent to another instance
                 self._recorder.catch_up(session)
-                if not self._has_added(session, command.invocation_id, received):
+                if not self._recorder.has_added(session, command.invocation_id, images):
                     raise
-
-    def _has_added(self, session: Session, invocation_id: str, received: Sequence[ReceivedImage]) -> bool:
-        return self._recorder.has_added(session, invocation_id, digests(item.image for item in received))
-
-    def _add(
-        self,
-        session: Session,
-        received: Sequence[ReceivedImage],
-        invocation_id: str,
-    ) -> None:
-        """Add images to the session and to its journal. Raises TurnConflict, the session's end, InvalidRequest."""
-        images = digests(item.image for item in received)
-        event = Event(kind="images", images=images, invocation_id=invocation_id)
-        self._record_with(session, event, received, self._recorder.record)
 
     def add_entry(self, session: Session, question: str, received: Sequence[ReceivedImage], invocation_id: str) -> None:
         """Add items to the conversation, without an answer. Raises TurnConflict, the session's end, InvalidRequest."""
@@ -357,11 +344,11 @@ class SessionLifecycle:
             raise SessionUnknown("the journal has no open session of this hash")
 
     def get_by_hash(self, name: str) -> Session:
-        """Return a session that this worker holds. Raises SessionUnknown."""
-        session = find_by_hash(self._store, name)
-        if session is None:
+        """Return a session that this worker holds. Raises SessionUnknown, also if two have this hash."""
+        found = [session for session in self._store.snapshot() if session.hash == name]
+        if len(found) != 1:
             raise SessionUnknown("this worker holds no session of this hash")
-        return session
+        return found[0]
 
     def act(self, command: ActOnSession) -> Session:
         """Close, pin or unpin a session that this worker holds, for an operator. Raises SessionUnknown."""

@@ -42,21 +42,6 @@ def test_lease_counts_once_however_often_it_is_released() -> None:
     assert instance.outstanding == 0
 
 
-def test_lease_comes_down_when_its_block_fails() -> None:
-    """A context manager too."""
-    instance = make_instance()
-
-    def fail() -> None:
-        with instance.lease():
-            assert instance.outstanding == 1
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-
-    assert instance.outstanding == 0
-
-
 def test_registry_knows_instances_by_name_and_endpoint() -> None:
     """Added, found, replaced, removed."""
     registry = Registry([ENDPOINT])

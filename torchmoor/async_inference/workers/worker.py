@@ -166,7 +166,7 @@ class Worker:
         if outcome is None and self._is_lost(claim.request):
             assert lease is not None
             lease.release()
-            outcome = await self._decide_or_lose(claim, FAILED_WITH_SESSION)
+            outcome = await self._decide(claim, FAILED_WITH_SESSION)
         elif outcome is None:
             assert lease is not None
             lease = await self._lease_for(claim, lease)
@@ -218,7 +218,7 @@ class Worker:
                     return None
                 outcome = fail_exhausted(claim.request, claim.attempt, failure)
             lease.release()
-            return await self._decide_or_lose(claim, outcome)
+            return await self._decide(claim, outcome)
         except BaseException:
             if attempt.staged is not None:
                 await asyncio.shield(self._discard(claim, attempt.staged))
@@ -236,17 +236,13 @@ class Worker:
             logger.exception("attempt failed in the proxy inference_id=%s", claim.request.inference_id)
             raise RetryableFailure(f"The proxy failed: {type(error).__name__}") from error
 
-    async def _decide_or_lose(self, claim: Claim, outcome: AsyncOutcome) -> AsyncOutcome:
-        """Decide the outcome and return it. Raises ClaimLost."""
-        if not await self._decide(claim, outcome):
-            raise ClaimLost("another worker has decided it, or it was cancelled")
-        return outcome
-
-    async def _decide(self, claim: Claim, outcome: AsyncOutcome) -> bool:
-        """Decide the outcome; repeats until the queue answers, for as long as the claim is held."""
+    async def _decide(self, claim: Claim, outcome: AsyncOutcome) -> AsyncOutcome:
+        """Decide the outcome and return it; repeats until the queue answers. Raises ClaimLost."""
         for failures in count(1):
             try:
-                return await self._queue.decide(claim, outcome)
+                if await self._queue.decide(claim, outcome):
+                    return outcome
+                raise ClaimLost("another worker has decided it, or it was cancelled")
             except QueueUnavailable as error:
                 self._faults.add("not decided yet", error, inference_id=claim.request.inference_id)
                 await asyncio.sleep(self._backoff.delay_s(failures))

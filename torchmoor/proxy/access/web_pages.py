@@ -25,7 +25,7 @@ class WebPageGuard:
     host: the listener's address. allowed: names besides those of loopback, and hosts of other pages that may call it.
     """
 
-    def __init__(self, host: str, allowed: Sequence[str] = ()) -> None:
+    def __init__(self, host: str, allowed: Sequence[str]) -> None:
         self._allowed = frozenset(name.lower().strip("[]") for name in allowed)
         self._own: set[bytes] = set()
         self.is_on = bool(allowed) or is_loopback(host)

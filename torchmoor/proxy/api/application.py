@@ -47,8 +47,8 @@ class DataPlaneApplication:
         dispatchers: Dispatchers,
         operations: HandlerOperations,
         control: AnswerControl,
-        gate: Gate | None = None,
-        async_inference: AsyncInference | None = None,
+        gate: Gate | None,
+        async_inference: AsyncInference | None,
     ) -> None:
         """gate: None admits every caller. async_inference: None if no endpoint has it."""
         self._dispatchers = dispatchers

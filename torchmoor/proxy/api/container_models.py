@@ -59,8 +59,8 @@ class ContainerModelsApi:
         self._dispatchers = dispatchers
         self._settings = dispatchers.settings.container
         self._endpoint = dispatchers.registry.endpoints()[0]
-        self._operations = operations
-        self._operation = pass_through.make_operation(self._endpoint, LoadedModelDialect())
+        self._handlers = operations
+        self._invocations = pass_through.make_operation(self._endpoint, LoadedModelDialect())
         self._models: dict[str, LoadedModel] = {}
         dispatchers.registry.listen(self._on_change)
 
@@ -69,14 +69,14 @@ class ContainerModelsApi:
 
     def _handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
         try:
-            return self._choose_operation(request, request_id)
+            return self._route(request, request_id)
         except ApiError as error:
             return container_error(error, request_id)
 
-    def _choose_operation(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
-        self._dispatchers.get_endpoints(request, self._endpoint.name)  # every operation is about this one
-        name, operation = _read_path(request)
-        match (request.method, bool(name), operation):
+    def _route(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
+        self._dispatchers.get_endpoints(request, self._endpoint.name)  # every request is about this one
+        name, verb = _read_path(request)
+        match (request.method, bool(name), verb):
             case (b"GET", False, ""):
                 return self._list(request)
             case (b"POST", False, ""):
@@ -109,7 +109,7 @@ class ContainerModelsApi:
 
     def _invoke(self, request: Request, request_id: bytes, name: str) -> Invocation:
         model = self._get(name)
-        invocation = begin_invocation(self._operation, request, request_id, model=name)
+        invocation = begin_invocation(self._invocations, request, request_id, model=name)
         others = frozenset(each.name for each in self._endpoint.instances if each.name != model.instance)
         invocation.assignment.exclude(others)
         return invocation
@@ -213,7 +213,7 @@ class ContainerModelsApi:
         undo: Callable[[], object],
     ) -> None:
         timeout_s = self._settings.load_timeout_s
-        if not self._operations.try_start(instance, operations.MODELS, body, timeout_s=timeout_s, on_done=on_done):
+        if not self._handlers.try_start(instance, operations.MODELS, body, timeout_s=timeout_s, on_done=on_done):
             undo()
             raise ServiceUnavailable("Too many models are being loaded or unloaded. Try again later.")
 
@@ -234,9 +234,9 @@ class LoadedModelDialect(PassThroughDialect):
 
 
 def _read_path(request: Request) -> tuple[str, str]:
-    """Read the name and the operation from a path; each may be empty."""
-    name, _, operation = unquote(request.path[len(PATH) + 1 :].decode("latin-1")).partition("/")
-    return name, operation
+    """Read the name and what follows it from a path; each may be empty."""
+    name, _, verb = unquote(request.path[len(PATH) + 1 :].decode("latin-1")).partition("/")
+    return name, verb
 
 
 def _read_load(body: bytes) -> tuple[str, str]:

@@ -16,12 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from urllib.parse import unquote
 
-from torchmoor.errors import (
-    ApiError,
-    BodyTooLarge,
-    ValidationError,
-    WrongModel,
-)
+from torchmoor.errors import ApiError, BodyTooLarge, ValidationError, WrongModel
 from torchmoor.proxy.api.affinity_keys import find_affinity, has_header
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.invocation import Invocation
@@ -39,15 +34,7 @@ from torchmoor.proxy.api.openai_dialects import (
     split_path,
 )
 from torchmoor.proxy.api.openai_models import find_many, list_models, read_adapter, read_target_model, unknown_model
-from torchmoor.proxy.api.openai_resources import (
-    FILES,
-    OPENING,
-    RESPONSES,
-    filename_line,
-    needs_body,
-    read_named,
-    read_path,
-)
+from torchmoor.proxy.api.openai_resources import FILES, OPENING, RESPONSES, filename_line, read_named, read_path
 from torchmoor.proxy.api.operation import Operation, placed_name, stream_deadlines
 from torchmoor.proxy.api.replies import LOOKING, Handler, unknown_operation
 from torchmoor.proxy.api.response_invocation import BackgroundQueue, ResponseInvocation
@@ -90,17 +77,17 @@ class OpenAIApi:
 
     def handle(self, request: Request, request_id: bytes) -> Call | Reply:
         """Make the call for a request, or list the models."""
-        _, operation = split_path(request.path)
+        subpath = split_path(request.path)[1]
         try:
             endpoints = self._endpoints(request)
-            if operation in _CHOOSING and request.method == b"POST":
-                return self._choose(request, request_id, _CHOOSING[operation])
-            if request.method in LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
-                wanted = unquote(operation[len(_MODELS) + 1 :].decode("latin-1"))
+            if subpath in _CHOOSING and request.method == b"POST":
+                return self._choose(request, request_id, _CHOOSING[subpath])
+            if request.method in LOOKING and (subpath == _MODELS or subpath.startswith(_MODELS + b"/")):
+                wanted = unquote(subpath[len(_MODELS) + 1 :].decode("latin-1"))
                 return list_models(endpoints, wanted)
-            if operation in TASKS and request.method == b"POST":
-                return self._ask_model(request, request_id, TASKS[operation])
-            resource = operation.partition(b"/")[0]
+            if subpath in TASKS and request.method == b"POST":
+                return self._ask_model(request, request_id, TASKS[subpath])
+            resource = subpath.partition(b"/")[0]
             if endpoints and resource in OPENING and request.method != b"HEAD":  # the instance would send a body
                 return self._open_resource(request, request_id, DIALECTS[resource])
             raise unknown_operation(request)
@@ -120,37 +107,36 @@ class OpenAIApi:
 
     def _open_resource(self, request: Request, request_id: bytes, dialect: OpenAIDialect) -> Call:
         """Make the call of the instance that holds the session of a resource."""
-        operation, endpoints = split_path(request.path)[1], self._endpoints(request)
-        if operation == FILES and len(endpoints) > 1:
+        subpath, endpoints = split_path(request.path)[1], self._endpoints(request)
+        if subpath == FILES and len(endpoints) > 1:
             raise WrongModel("There are several endpoints: use the base URL of one, /endpoints/NAME/openai/v1.")
-        if needs_body(request.method, operation):
+        place = read_path(subpath)
+        if request.method == b"POST" and place is None:  # the body names the session
             return self._read_body(
                 request,
                 request_id,
                 lambda body, num_read: self._create(request, request_id, dialect, body, num_read),
             )
-        place = read_path(operation)
         for endpoint in endpoints:
             session = self._find_session(endpoint, request, place)
             if session is not None:
-                return self._call(request, request_id, self._operations[endpoint][dialect], session)
-        return self._call(request, request_id, self._operations[endpoints[0]][dialect], None)
+                return self._call(request, request_id, endpoint, dialect, session)
+        return self._call(request, request_id, endpoints[0], dialect, None)
 
     def _create(self, request: Request, request_id: bytes, dialect: OpenAIDialect, body: bytes, num_read: int) -> Call:
         """Make the call for a new resource, at the instance whose session it continues."""
-        named = read_named(body)
+        named, subpath = read_named(body), split_path(request.path)[1]
         endpoint = self._get_endpoint(request, body, num_read)
         session = self._find_session(endpoint, request, named.place)
-        is_response = split_path(request.path)[1] == RESPONSES
+        is_response = subpath == RESPONSES
         if endpoint.settings.has_many:
             model = self._find_target(endpoint, request, body)
         else:
             model = self._find_adapter(endpoint, request, body, num_read) if is_response else None
         make = partial(ResponseInvocation, self._queue) if is_response else Invocation
-        call = self._call(request, request_id, self._operations[endpoint][dialect], session, body, model, make=make)
-        is_new = session is None and named.is_stored
-        call.assignment.opens_session = is_new and split_path(request.path)[1] in OPENING
-        if split_path(request.path)[1] == FILES:
+        call = self._call(request, request_id, endpoint, dialect, session, body, model, make=make)
+        call.assignment.opens_session = session is None and named.is_stored and subpath in OPENING
+        if subpath == FILES:
             call.assignment.body_lines = filename_line(body)
         return call
 
@@ -165,8 +151,8 @@ class OpenAIApi:
 
     def _find_target(self, endpoint: Endpoint, request: Request, body: bytes) -> str | None:
         """Return the model that only the body of a request to /responses names. Raises WrongModel."""
-        operation = split_path(request.path)[1]
-        has_model = operation.partition(b"/")[0] == RESPONSES  # conversations and files are created without one
+        resource = split_path(request.path)[1].partition(b"/")[0]
+        has_model = resource == RESPONSES  # conversations and files are created without one
         if not has_model or TARGET_MODEL in request.layout.places or len(self._endpoints(request)) > 1:
             return None
         return read_target_model(body, endpoint)
@@ -190,12 +176,12 @@ class OpenAIApi:
             return self._ask_model(request, request_id, dialect)
         must_read = len(endpoints) != 1 or endpoints[0].settings.has_adapters
         if not must_read and not self._may_have_affinity(request, endpoints[0]):
-            return self._call(request, request_id, self._operations[endpoints[0]][dialect], None)
+            return self._call(request, request_id, endpoints[0], dialect, None)
 
         def complete(body: bytes, num_read: int) -> Call:
             endpoint = self._get_endpoint(request, body, num_read)
             adapter = self._find_adapter(endpoint, request, body, num_read)
-            return self._call(request, request_id, self._operations[endpoint][dialect], None, body, adapter)
+            return self._call(request, request_id, endpoint, dialect, None, body, adapter)
 
         return self._read_body(request, request_id, complete)
 
@@ -203,12 +189,12 @@ class OpenAIApi:
         """Make the call for one of many models: the header's or the body's."""
         endpoint = find_many(self._endpoints(request))
         if TARGET_MODEL in request.layout.places:
-            return self._call(request, request_id, self._operations[endpoint][dialect], None)
+            return self._call(request, request_id, endpoint, dialect, None)
 
         def ask(body: bytes, num_read: int) -> Call:
             endpoint = find_many(self._endpoints(request))
             model = read_target_model(body, endpoint)
-            return self._call(request, request_id, self._operations[endpoint][dialect], None, model=model)
+            return self._call(request, request_id, endpoint, dialect, None, model=model)
 
         return self._read_body(request, request_id, ask)
 
@@ -266,17 +252,18 @@ class OpenAIApi:
         self,
         request: Request,
         request_id: bytes,
-        operation: Operation,
+        endpoint: Endpoint,
+        dialect: OpenAIDialect,
         session: SessionId | None,
         body: bytes = b"",
         model: str | None = None,
         make: Callable[..., Invocation] = Invocation,
     ) -> Invocation:
-        """Make the call of an operation.
+        """Make the call of an endpoint.
 
         session: that its resource has, if it has one. body: what was read of it. model: that only the body names.
         """
-        endpoint = operation.endpoint
+        operation = self._operations[endpoint][dialect]
         placed = None if model is None else placed_name(model, endpoint)
         call = begin_invocation(operation, request, request_id, session=session, model=placed, make=make)
         if model is not None:

@@ -47,13 +47,13 @@ _STATUS_SHOWN_AS = {507: 503}
 
 
 def split_path(path: bytes) -> tuple[str | None, bytes]:
-    """Return the endpoint that a path names, if it names one, and the operation."""
+    """Return the endpoint that a path names, if it names one, and the rest, below /v1/."""
     if path in UNPREFIXED:
         return None, path[1:]
     if path.startswith(PREFIX):
         return None, path[len(PREFIX) :]
-    prefix, _, operation = path.partition(INFIX)
-    return prefix[len(b"/endpoints/") :].decode("latin-1"), operation
+    prefix, _, subpath = path.partition(INFIX)
+    return prefix[len(b"/endpoints/") :].decode("latin-1"), subpath
 
 
 class OpenAIDialect(ApiDialect):
@@ -153,16 +153,6 @@ def openai_error(error: ApiError, request_id: bytes, status: int | None = None) 
         param = "model"
     if isinstance(error, _HandlerRefusal):
         code, param = error.code, error.param
-    fields = (*fields, *retry_after(error))
-    return _reply(status, _object(error.message, status, code, param), request_id, fields)
-
-
-def _object(message: str, status: int, code: str | None, param: Any = None) -> dict[str, Any]:
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
-    return {"message": message, "type": kind, "param": param, "code": code}
-
-
-def _reply(
-    status: int, error: dict[str, Any], request_id: bytes, fields: tuple[tuple[bytes, bytes], ...] = ()
-) -> Reply:
-    return json_reply(status, {"error": error}, ((OPENAI_REQUEST_ID, request_id), *fields))
+    content = {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
+    return json_reply(status, content, ((OPENAI_REQUEST_ID, request_id), *fields, *retry_after(error)))

@@ -43,14 +43,9 @@ class Named:
     is_stored: bool = False
 
 
-def needs_body(method: bytes, operation: bytes) -> bool:
-    """Return whether a request's session is named by its body, not by its path."""
-    return method == b"POST" and read_path(operation) is None
-
-
-def read_path(operation: bytes) -> Place | None:
-    """Return the resource that a path names; None if it names none, or one that cannot exist."""
-    return read_resource_path(operation.decode("latin-1"))
+def read_path(subpath: bytes) -> Place | None:
+    """Return the resource that a path below /v1/ names; None if it names none, or one that cannot exist."""
+    return read_resource_path(subpath.decode("latin-1"))
 
 
 def read_named(body: bytes) -> Named:
@@ -63,11 +58,11 @@ def read_named(body: bytes) -> Named:
     return Named(place, not found.get("store", b"").startswith(b"false"))
 
 
-def resource_lines(request: Request, operation: bytes) -> bytes:
+def resource_lines(request: Request, subpath: bytes) -> bytes:
     """Render the header lines by which an instance knows the request, which it gets as a POST with one length."""
     query = b"?" + request.query if request.query else b""
     length = b"" if request.is_chunked or request.framing_line else b"content-length: 0\r\n"
-    return b"%b%b %b%b\r\n%b" % (_LINE, request.method, operation, query, length)
+    return b"%b%b %b%b\r\n%b" % (_LINE, request.method, subpath, query, length)
 
 
 def filename_line(body: bytes) -> bytes:

@@ -65,7 +65,7 @@ _STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
 class RuntimeApi:
     """Finds the operation of the runtime API that a request is for."""
 
-    def __init__(self, dispatchers: Dispatchers, service: AsyncInference | None = None) -> None:
+    def __init__(self, dispatchers: Dispatchers, service: AsyncInference | None) -> None:
         """service: None if no endpoint takes asynchronous requests."""
         self._dispatchers = dispatchers
         timeouts = dispatchers.settings.timeouts

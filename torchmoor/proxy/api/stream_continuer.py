@@ -70,15 +70,3 @@ class StreamContinuer:
 
     def refuse(self) -> None:
         self._assignment.metrics.continuations_refused += 1
-
-
-def find_continuer(
-    head: AnswerHead,
-    assignment: Assignment,
-    place: Callable[[], Send | Wait],
-    resume: Resume,
-    render_head: RenderHead,
-) -> StreamContinuer | None:
-    """Return the continuer of an answer with this head; None if its pieces are not marked."""
-    start = head.find(CONTINUABLE)
-    return None if start is None else StreamContinuer(start.decode("latin-1"), assignment, place, resume, render_head)

@@ -122,7 +122,7 @@ class CallerSessions:
         found = self._callers.get(caller)
         return 0 if found is None else max(0, found.count_at(self._wall()))
 
-    def is_full(self, caller: str, invocation_id: bytes = b"") -> bool:
+    def is_full(self, caller: str, invocation_id: bytes) -> bool:
         """Return True if a caller may not open another session.
 
         A repeated opening, with the invocation id of one that opened a session, opens no other session.
@@ -131,7 +131,7 @@ class CallerSessions:
         is_at_limit = found is not None and found.count_at(self._wall()) >= self._max_sessions
         return found is not None and is_at_limit and not found.has_opened(invocation_id)
 
-    def try_begin_opening(self, caller: str, invocation_id: bytes = b"") -> bool:
+    def try_begin_opening(self, caller: str, invocation_id: bytes) -> bool:
         """Count an opening until `end_opening`. Returns False if `is_full`."""
         found = self._get(caller)
         if self.is_full(caller, invocation_id):

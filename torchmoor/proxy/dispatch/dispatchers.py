@@ -47,7 +47,7 @@ class Dispatchers:
         moved_sessions: MovedSessions,
         recovery: Recovery,
         suspect: Callable[[Instance], None],
-        callers: Callers | None = None,
+        callers: Callers | None,
     ) -> None:
         self.settings = settings
         self.registry = registry

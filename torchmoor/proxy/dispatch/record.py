@@ -43,8 +43,8 @@ class RequestRecord:
     receipt: the numbers of wire/receipt.py in the answer's head. is_sampled: whether its trace is exported.
 
     A plain class without slots: attributes that most requests do not need are not set, which halves its cost.
-    `complete_record` sets the byte counts, ids, names and numbers of an answer, only of records that are kept or
-    observed; num_bytes_out and first_byte_s need an observer.
+    Only records that are kept or observed have byte counts, and what `complete_record` sets; num_bytes_out and
+    first_byte_s need an observer.
     """
 
     endpoint: str | None = None

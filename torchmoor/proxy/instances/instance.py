@@ -33,10 +33,7 @@ _READY, _CLOSED = InstanceState.READY, BreakerState.CLOSED
 
 
 class Lease:
-    """One outstanding invocation of an instance and the bytes of its body; counts down once.
-
-    `with instance.lease():` where a block holds it, `release()` where callbacks do.
-    """
+    """One outstanding invocation of an instance and the bytes of its body; counts down once."""
 
     __slots__ = ("instance", "_is_held", "_num_counted")
 
@@ -66,12 +63,6 @@ class Lease:
             instance.outstanding -= 1
             instance.inflight_body_bytes -= self._num_counted
             instance.on_load(instance)
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
 
 
 def _ignore(instance: Instance) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import monotonic
 
 from torchmoor.config.health import RecoverySettings
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
@@ -26,9 +25,7 @@ logger = logging.getLogger(__name__)
 class Recovery:
     """Keeps `breaker` and `share` of all instances."""
 
-    def __init__(
-        self, registry: Registry, settings: RecoverySettings, *, clock: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, registry: Registry, settings: RecoverySettings, *, clock: Callable[[], float]) -> None:
         self._registry = registry
         self._settings = settings
         self._clock = clock

@@ -81,7 +81,7 @@ class Variant:
 class Endpoint:
     """An endpoint's settings, its variants, and all their instances in the order in which they were added."""
 
-    def __init__(self, settings: EndpointSettings, generation: int = 0) -> None:
+    def __init__(self, settings: EndpointSettings, generation: int) -> None:
         """generation: differs from that of an earlier endpoint of the same name, which this one replaces."""
         self.settings = settings
         self.name = settings.name

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 
 import uvloop
 
+from torchmoor.control.plane import describing_plane
 from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.status_poller import forget_lost, take_status
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
@@ -38,13 +39,14 @@ class ChildProxy:
     """Runs the data plane of one process and exchanges messages with its parent."""
 
     def __init__(self, assignment: ChildAssignment, link: Link) -> None:
+        settings = assignment.settings
         self._assignment = assignment
         self._link = link
-        self.registry = Registry(assignment.settings.endpoints, is_copy=True)
+        self.registry = Registry(settings.endpoints, is_copy=True)
+        control = describing_plane(settings, self.registry).answer
         # Only one child works on asynchronous requests, so that their number at an instance is counted in one place.
-        self._plane = DataPlane(
-            assignment.settings, self.registry, self._suspect, has_async_workers=assignment.index == 0
-        )
+        has_workers = assignment.index == 0
+        self._plane = DataPlane(settings, self.registry, self._suspect, control, has_async_workers=has_workers)
         self._is_following = False  # the parent causes the change, so it is not reported back
         self._cut_off: set[str] = set()  # instances whose breaker has opened, here or in another child
         self._marks: dict[str, int] = {}  # each instance's mark from before its last status query

@@ -160,7 +160,9 @@ class Rig:
         )
         wall = {"wall": self.now} if self.now is not None else {}
         settings = self.settings.replace(**changes)
-        return AsyncInference(settings, [endpoint], parts, connect_timeout_s=1.0, **wall)
+        service = AsyncInference(settings, parts, connect_timeout_s=1.0, **wall)
+        service.add(endpoint)
+        return service
 
     async def start(self, **changes: Any) -> AsyncInference:
         """A running service, until the rig ends."""

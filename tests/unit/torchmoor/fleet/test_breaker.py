@@ -119,12 +119,14 @@ def test_instance_whose_answers_fail_gets_one_trial_at_a_time() -> None:
     recovery.tick()
 
     assert ready_names(registry) == ["i0", "i1"]
-    with bad.lease():
-        assert ready_names(registry) == ["i1"]
+    lease = bad.lease()
+    assert ready_names(registry) == ["i1"]
+    lease.release()
     recovery.on_answered(bad)
-    with bad.lease():
-        assert ready_names(registry) == ["i0", "i1"]
-        assert (bad.share, bad.load) == (0.1, 10)
+    lease = bad.lease()
+    assert ready_names(registry) == ["i0", "i1"]
+    assert (bad.share, bad.load) == (0.1, 10)
+    lease.release()
     clock.now = 12.0
     recovery.tick()
     assert bad.share == 1.0
