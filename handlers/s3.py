@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from handlers.errors import SettingsError
+from torchmoor.wire.connection_errors import failure_reason
 
 try:
     import boto3
@@ -64,7 +65,7 @@ def translated(store: str) -> Iterator[None]:
     except (ConnectTimeoutError, ReadTimeoutError) as exc:
         raise S3TimedOut(f"{store} did not answer in time") from exc
     except (BotoCoreError, Boto3Error, HTTPError) as exc:
-        raise S3Error(f"{store} cannot be reached ({type(exc).__name__})") from exc
+        raise S3Error(f"{store} cannot be reached ({failure_reason(exc)})") from exc
 
 
 def make_client(

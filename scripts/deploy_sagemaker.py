@@ -28,7 +28,7 @@ from scripts.sagemaker_deploy.errors import DeployError, SettingsError
 from scripts.sagemaker_deploy.progress import Watch
 from scripts.sagemaker_deploy.rollout import deploy, planned
 from scripts.sagemaker_deploy.settings import CONCURRENCY, read_deployment, read_file
-from scripts.sagemaker_deploy.status import as_lines, status
+from scripts.sagemaker_deploy.status import NO_ENDPOINT, as_lines, status
 from scripts.sagemaker_deploy.teardown import teardown
 
 # By its name, or an address with a password or a signature in it.
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace, watch: Watch, connect: Callable[..., Accou
         print(f"there is no endpoint {name} in {account.region}", file=sys.stderr)
         return 3
     print(json.dumps(record) if options.json else "\n".join(as_lines(record)))
-    return 0
+    return 3 if record["state"] == NO_ENDPOINT else 0
 
 
 def _shown(call: Call) -> dict[str, Any]:

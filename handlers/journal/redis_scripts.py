@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from handlers.settings import JournalSettings
+from torchmoor.wire.connection_errors import failure_reason
 from torchmoor.wire.store_urls import RedisAddress
 
 KEY_PREFIX = "torchmoor:"
@@ -79,7 +80,7 @@ def _translated() -> Iterator[None]:
     except redis.TimeoutError:
         raise TimeoutError("the journal's server did not answer in time") from None
     except redis.ConnectionError as exc:
-        raise ConnectionError(f"the journal's server cannot be reached ({type(exc).__name__})") from None
+        raise ConnectionError(f"the journal's server cannot be reached ({failure_reason(exc)})") from None
     except redis.RedisError as exc:
         code = str(exc).partition(" ")[0]
         said = code if code.isalpha() and code.isupper() else type(exc).__name__

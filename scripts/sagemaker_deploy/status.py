@@ -9,6 +9,8 @@ from scripts.sagemaker_deploy.inventory import take
 from scripts.sagemaker_deploy.plan import SAGEMAKER
 from scripts.sagemaker_deploy.progress import describe, log_group
 
+NO_ENDPOINT = "there is none"
+
 
 def status(account: Account, name: str) -> dict[str, Any] | None:
     """Return an endpoint's state and resources; None if there are none. Raises DeployError."""
@@ -20,7 +22,7 @@ def status(account: Account, name: str) -> dict[str, Any] | None:
     described = config and account.find(SAGEMAKER, "describe_endpoint_config", EndpointConfigName=config)
     return {
         "endpoint": name,
-        "state": describe(endpoint) if endpoint else "there is none",
+        "state": describe(endpoint) if endpoint else NO_ENDPOINT,
         "failure": endpoint.get("FailureReason"),
         "made_by_this_script": found.is_ours,
         "configuration": config,

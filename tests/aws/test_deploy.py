@@ -195,6 +195,8 @@ def test_a_quota_that_is_used_up_is_told(
     assert "ask for more in Service Quotas" in operator.err
     made = aws.left()
     assert set(made) == {"configs", "models"}
+    assert operator.run("status", "--endpoint", NAME) == 3, "resources without an endpoint"
+    assert "state: there is none" in operator.out
     sagemaker.refusal = None
     assert operator.run("deploy", *flags) == 0, operator.err
     assert aws.left() == {**made, "endpoints": [NAME]}

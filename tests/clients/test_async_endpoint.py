@@ -195,6 +195,8 @@ def test_inputs_go_through_s3_where_that_is_asked_for(tmp_path: Path) -> None:
     assert not any("Body" in asked for asked in queue.asked)
     with pytest.raises(ValueError, match="input_prefix"):
         endpoint(queue).invoke("x" * 200_000)
+    with pytest.raises(ValueError, match=r"input_prefix must be s3://bucket/prefix, not 'file:///inputs'"):
+        endpoint(queue, s3_client=s3, input_prefix="file:///inputs").invoke("z")
 
 
 class S3Queue(FakeQueue):

@@ -83,7 +83,7 @@ class AsyncEndpoint:
     def submit(self, body: bytes, content_type: str, accept: str, **more: Any) -> Submitted:
         """Submit a request, which starts an instance if there is none. more: arguments of invoke_endpoint_async.
 
-        Raises EndpointError, ValueError if the body is too long to travel in the request.
+        Raises EndpointError, ValueError if the body is too long to travel in the request or the prefix is not in S3.
         """
         where: dict[str, Any] = {"Body": body}
         if self._input_prefix is not None:
@@ -169,6 +169,8 @@ class AsyncEndpoint:
         assert self._input_prefix is not None
         location = f"{self._input_prefix.rstrip('/')}/{uuid.uuid4()}"
         bucket, key = _bucket_and_key(location)
+        if not bucket:
+            raise ValueError(f"input_prefix must be s3://bucket/prefix, not {self._input_prefix!r}")
         with readable_errors():
             self._s3().put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type)
         return location
@@ -178,6 +180,8 @@ class AsyncEndpoint:
         if parts.scheme == "file":
             return self._read_file(unquote(parts.path))
         bucket, key = _bucket_and_key(location)
+        if not bucket:
+            raise EndpointError(f"an answer is at s3://bucket/key or file:///path, not at {location!r}")
         try:
             with readable_errors():
                 answer = self._s3().get_object(Bucket=bucket, Key=key)
@@ -210,8 +214,7 @@ class AsyncEndpoint:
 
 
 def _bucket_and_key(location: str) -> tuple[str, str]:
+    """Split s3://bucket/key. Both are empty for another location."""
     scheme, _, rest = location.partition("://")
     bucket, _, key = rest.partition("/")
-    if scheme != "s3" or not bucket or not key:
-        raise EndpointError(f"an answer is at s3://bucket/key or file:///path, not at {location!r}")
-    return bucket, key
+    return (bucket, key) if scheme == "s3" and bucket and key else ("", "")

@@ -6,6 +6,7 @@ without weights, 60 MB for the proxy. An archive is unpacked to disk, and its we
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -112,7 +113,8 @@ def check_writable(check: str, folder: Path, shown: str = "") -> Finding:
             file.write(b"x")
             file.flush()
     except OSError as error:
-        remedy = f"chown it to user {os.getuid()}, or give another directory"
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = f"{'make room' if is_full else f'chown it to user {os.getuid()}'}, or give another directory"
         return problem(check, f"{shown and shown + ': '}{there} cannot be written: {error.strerror}", remedy)
     return ok(check, f"{shown or there} can be written")
 

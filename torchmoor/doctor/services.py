@@ -13,6 +13,7 @@ from torchmoor.config.access import AccessSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, ok, problem, warning
 from torchmoor.doctor.machine import check_writable
+from torchmoor.wire.connection_errors import CERTIFICATE_REFUSED, failure_reason
 from torchmoor.wire.store_urls import (
     DIRECTORY_SCHEME,
     JOURNAL_SCHEMES,
@@ -24,6 +25,7 @@ from torchmoor.wire.store_urls import (
 )
 
 TIMEOUT_S = 5.0
+CERTIFICATE_REMEDY = "renew the server's certificate, correct the host, or name its authority's certificate in {}"
 MAX_SKEW_S = AccessSettings().clock_skew_s  # the most by which a signature's time may differ, at AWS and in the proxy
 
 
@@ -92,7 +94,10 @@ def _check_redis(check: str, shown: str, parts: SplitResult) -> Finding:
     except redis.AuthenticationError:
         return problem(check, f"{shown} refuses the user name and password", "correct them in the URL")
     except (redis.RedisError, ValueError, OSError) as error:
-        return problem(check, f"{shown} does not answer: {error}", "start it, or correct the URL's host and port")
+        if reason := _refused_certificate(error):
+            return problem(check, f"{shown}: {reason}", CERTIFICATE_REMEDY.format("SSL_CERT_FILE"))
+        found = f"{shown} does not answer: {str(error).rstrip('.')}"
+        return problem(check, found, "start it, or correct the URL's host and port")
     return ok(check, f"{shown} answers in {1000 * (time.monotonic() - began):.1f} ms")
 
 
@@ -115,10 +120,19 @@ def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str) -> Iterato
         remedy = "look at the bucket's name and policy, and at AWS_ACCESS_KEY_ID"
         yield problem(check, f"{shown}: {reasons.get(status, f'status {status}')}", remedy)
     except (BotoCoreError, ValueError) as error:
-        remedy = "set AWS_ENDPOINT_URL_S3, AWS_REGION and credentials for boto3"
-        yield problem(check, f"{shown} cannot be reached: {error}", remedy)
+        if reason := _refused_certificate(error):
+            yield problem(check, f"{shown}: {reason}", CERTIFICATE_REMEDY.format("AWS_CA_BUNDLE"))
+        else:
+            remedy = "set AWS_ENDPOINT_URL_S3, AWS_REGION and credentials for boto3"
+            yield problem(check, f"{shown} cannot be reached: {error}", remedy)
         return
     yield from check_clock(answer["HTTPHeaders"].get("date"), shown)
+
+
+def _refused_certificate(error: Exception) -> str:
+    """Return why TLS refused the server's certificate; empty for other errors."""
+    reason = failure_reason(error)
+    return reason if reason.startswith(CERTIFICATE_REFUSED) else ""
 
 
 def check_clock(date: str | None, whose: str, now: float | None = None) -> Iterator[Finding]:

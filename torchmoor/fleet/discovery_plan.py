@@ -88,7 +88,7 @@ def make_plan(
             if is_gone and (not instance.is_draining or instance.successor is not None):
                 plan.drain.append(name)
     if not targets and known:
-        plan.notes.append("the answer is empty: serving instances stay")
+        plan.notes.append("the answer names no instance: serving instances stay")
     return plan
 
 

@@ -22,6 +22,7 @@ from handlers.chat.images.addresses import HTTP
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, Overloaded
 from handlers.reply import PendingReply
 from handlers.settings import IntakeSettings
+from torchmoor.wire.connection_errors import failure_reason
 from torchmoor.wire.public_addresses import destination, is_public
 
 Resolver = Callable[[str, int], list[str]]
@@ -174,7 +175,7 @@ class HttpImages:
         except (requests.exceptions.RequestException, HTTPError, ValueError) as exc:  # ValueError: a broken Location
             if deadline.is_over:
                 raise ImageUnreachable("the image did not arrive in time") from exc
-            raise ImageUnreachable(f"the image's address cannot be reached ({type(exc).__name__})") from exc
+            raise ImageUnreachable(f"the image's address cannot be reached ({failure_reason(exc)})") from exc
 
     def _read_body(self, response: requests.Response, deadline: _Deadline) -> bytes:
         limit = self._settings.max_bytes

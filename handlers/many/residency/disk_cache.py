@@ -161,7 +161,7 @@ class DiskCache:
                 if victim is None:
                     what = f"{self.budget.used_bytes} of handler.many.disk_bytes ({self.budget.max_bytes}) are in use"
                     if not is_full:
-                        what = f"the disk of {self._home} has only {free} bytes left"
+                        what = f"the disk of {self._home} has only {free} bytes left, and {SPARE_BYTES} must stay free"
                     raise OutOfDisk(f"there is no room on disk for {num_bytes} bytes more of this model: {what}")
                 gone = self._home / f"{PARTIAL}{uuid4().hex}"  # a rename needs no space on a full disk
                 with suppress(FileNotFoundError):  # another program has deleted it

@@ -208,7 +208,7 @@ def test_a_full_disk_is_told_and_harms_nobody(directory: Place, monkeypatch: pyt
     usage = shutil.disk_usage(directory.home)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
 
-    with pytest.raises(OutOfDisk, match="only 1000 bytes left"):
+    with pytest.raises(OutOfDisk, match="only 1000 bytes left, and 67108864 must stay free"):
         downloader.fetch("b.tar.gz", LoadProgress())
 
     assert (held.folder / "config.json").exists()

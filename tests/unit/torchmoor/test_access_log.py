@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -88,6 +89,30 @@ def test_full_disk_costs_lines_and_nothing_else(caplog: pytest.LogCaptureFixture
 
     assert log.num_dropped == 1
     assert caplog.text.count("access log not written") == 1
+
+
+def test_line_after_a_full_disk_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not appended to the line that the disk had no more room for."""
+    path = tmp_path / "log"
+    log = AccessLog(ObserveSettings(access_log=str(path), access_log_interval_s=0.01))
+    write, room = os.write, [len(render(make_record("first"))) // 2]
+
+    def write_while_there_is_room(file: int, data: memoryview) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[: room.pop()])
+
+    log.start()
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("torchmoor.proxy.observe.access_log.os.write", write_while_there_is_room)
+        log.write(make_record("first"))
+        wait_until(lambda: log.num_dropped, "the disk is full")
+    log.write(make_record("second"))
+    log.write(make_record("third"))
+    log.stop()
+
+    _, *whole = path.read_bytes().splitlines()
+    assert [json.loads(line)["inference_id"] for line in whole] == ["second", "third"]
 
 
 def test_file_that_cannot_be_opened_is_a_configuration_error(tmp_path: Path) -> None:

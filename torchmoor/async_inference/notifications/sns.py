@@ -12,6 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.notifications import NotificationSettings
 from torchmoor.errors import NotDelivered
+from torchmoor.wire.connection_errors import failure_reason
 
 RETRYABLE_CODES = {"Throttling", "ThrottlingException", "ThrottledException", "RequestTimeTooSkewed", "ExpiredToken"}
 
@@ -43,7 +44,7 @@ class Sns:
             is_permanent = status < 500 and status != 429 and code not in RETRYABLE_CODES
             raise NotDelivered(f"SNS refused the message ({code})", is_permanent=is_permanent) from exc
         except BotoCoreError as exc:
-            raise NotDelivered(f"SNS cannot be reached ({type(exc).__name__})") from exc
+            raise NotDelivered(f"SNS cannot be reached ({failure_reason(exc)})") from exc
 
     def _client(self, region: str) -> Any:
         with self._lock:

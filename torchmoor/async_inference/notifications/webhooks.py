@@ -20,6 +20,7 @@ from torchmoor.async_inference.objects.object_store import LocationRefused
 from torchmoor.async_inference.objects.outbound import Outbound, Resolve, resolve
 from torchmoor.config.notifications import NotificationSettings, Webhook
 from torchmoor.errors import NotDelivered
+from torchmoor.wire.connection_errors import failure_reason
 
 RETRYABLE_STATUSES = (408, 425, 429)
 
@@ -58,7 +59,7 @@ class WebhookSender:
         except LocationRefused as exc:
             raise NotDelivered(f"the webhook at {host} may not be called: {exc}", is_permanent=True) from exc
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise NotDelivered(f"the webhook at {host} cannot be reached ({type(exc).__name__})") from exc
+            raise NotDelivered(f"the webhook at {host} cannot be reached ({failure_reason(exc)})") from exc
         response.close()
         if not 200 <= response.status < 300:
             is_permanent = response.status < 500 and response.status not in RETRYABLE_STATUSES

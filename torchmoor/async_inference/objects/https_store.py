@@ -23,6 +23,7 @@ from torchmoor.async_inference.objects.object_store import (
 from torchmoor.async_inference.objects.outbound import Outbound, Resolve, resolve
 from torchmoor.config.group import MIB
 from torchmoor.config.objects import ObjectSettings
+from torchmoor.wire.connection_errors import failure_reason
 
 
 class HttpsStore(InputStore):
@@ -57,7 +58,7 @@ class HttpsStore(InputStore):
         try:
             response = await self._outbound.request("GET", url, headers={"Accept-Encoding": "identity"})
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise ObjectUnavailable(f"{host} cannot be reached ({type(exc).__name__})") from exc
+            raise ObjectUnavailable(f"{host} cannot be reached ({failure_reason(exc)})") from exc
         try:
             size = self._check_answer(response, host)
         except BaseException:
@@ -89,7 +90,7 @@ class HttpsStore(InputStore):
             try:
                 data = await response.content.read(min(MIB, num_left))
             except (aiohttp.ClientError, TimeoutError) as exc:
-                raise ObjectUnavailable(f"{host} broke off ({type(exc).__name__})") from exc
+                raise ObjectUnavailable(f"{host} broke off ({failure_reason(exc)})") from exc
             if not data:
                 raise ObjectUnavailable(f"{host} ended before the object's last byte")
             num_left -= len(data)

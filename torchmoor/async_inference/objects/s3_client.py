@@ -20,6 +20,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectUnavailable,
 )
 from torchmoor.config.objects import ObjectSettings
+from torchmoor.wire.connection_errors import failure_reason
 
 # Despite their status of 4xx. The last: another conditional write of the key was running.
 RETRYABLE_CODES = {"RequestTimeTooSkewed", "ExpiredToken", "RequestTimeout", "SlowDown", "ConditionalRequestConflict"}
@@ -86,7 +87,7 @@ def translated(url: str) -> Iterator[None]:
     except ParamValidationError as exc:
         raise LocationRefused(f"{url} is no valid bucket and key") from exc  # prose: allow
     except (BotoCoreError, Boto3Error, HTTPError, OSError) as exc:
-        raise ObjectUnavailable(f"{url}: the store cannot be reached ({type(exc).__name__})") from exc
+        raise ObjectUnavailable(f"{url}: the store cannot be reached ({failure_reason(exc)})") from exc
 
 
 def _translate(url: str, error: ClientError) -> ObjectError:

@@ -45,6 +45,7 @@ class AccessLog:
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
         self._file = -1
         self._most = 0  # bytes of one write
+        self._is_torn = False  # the file ends within a line: its disk was full
 
     @property
     def num_dropped(self) -> int:
@@ -116,10 +117,12 @@ class AccessLog:
             self._write_out(lines, size)
 
     def _write_out(self, lines: list[bytes], size: int) -> None:
-        data = memoryview(b"".join(lines))
+        data = memoryview(b"".join((b"\n", *lines) if self._is_torn else lines))
         try:
             while data:
-                data = data[os.write(self._file, data) :]
+                num_written = os.write(self._file, data)
+                self._is_torn = data[num_written - 1] != ord("\n")
+                data = data[num_written:]
             self._is_failing = False
         except OSError as error:
             self._num_lost += len(lines)
@@ -133,6 +136,7 @@ class AccessLog:
             self._file = 2
         else:
             self._file = os.open(self._target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        self._is_torn = False
         self._most = WAKE_BYTES if stat.S_ISREG(os.fstat(self._file).st_mode) else PIPE_BYTES
 
     def _reopen(self) -> None:

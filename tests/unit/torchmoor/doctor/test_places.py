@@ -1,5 +1,7 @@
 """Ports, folders and archives, each really taken, missing or spoilt."""
 
+import errno
+import os
 import socket
 import zipfile
 from pathlib import Path
@@ -47,6 +49,22 @@ def test_a_run_directory_that_cannot_be_written_is_a_problem(make_plan: MakePlan
 
     assert finding.level is Level.PROBLEM
     assert "/proc cannot be written" in finding.found
+
+
+def test_a_run_directory_on_a_full_disk_needs_room(
+    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another owner of the directory would not help."""
+
+    def refuse(**options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("torchmoor.doctor.machine.tempfile.TemporaryFile", refuse)
+    [finding] = check_run_folder(make_plan(run_dir=tmp_path))
+
+    assert finding.level is Level.PROBLEM
+    assert finding.found == f"{tmp_path} cannot be written: No space left on device"
+    assert finding.remedy == "make room, or give another directory"
 
 
 def test_an_archive_that_is_there_is_all_right(make_plan: MakePlan, tmp_path: Path) -> None:

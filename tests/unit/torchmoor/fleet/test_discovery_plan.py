@@ -82,7 +82,7 @@ def test_an_answer_that_names_nobody_takes_no_serving_instance() -> None:
     found = plan(known=known, absences={"a": 2, "b": 2})
 
     assert found.drain == ["b"]
-    assert found.notes == ["the answer is empty: serving instances stay"]
+    assert found.notes == ["the answer names no instance: serving instances stay"]
 
 
 def test_another_address_is_a_replacement() -> None:

@@ -1,0 +1,158 @@
+"""The reasons of failed connections: real clients at a TLS server whose certificate they refuse."""
+
+import logging
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from handlers.journal.redis_scripts import RedisScripts
+from handlers.journal.redis_scripts import connect as connect_redis
+from handlers.journal.s3_objects import S3Objects
+from handlers.journal.s3_objects import connect as connect_s3
+from handlers.settings import JournalSettings
+from torchmoor.async_inference.objects import s3_client
+from torchmoor.async_inference.objects.object_store import ObjectUnavailable
+from torchmoor.config.objects import ObjectSettings
+from torchmoor.doctor.finding import Level
+from torchmoor.doctor.services import check_store
+from torchmoor.run.log import start_log
+from torchmoor.wire.connection_errors import failure_reason
+from torchmoor.wire.store_urls import JOURNAL_SCHEMES, RedisAddress
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+Serve = Callable[..., int]
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Return a function that starts a TLS server and returns its port. All clients know its authority."""
+    authority, key = tmp_path / "authority.pem", tmp_path / "authority.key"
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *new_key, "-keyout", key, "-out", authority, "-subj", "/CN=authority")
+    for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE"):
+        monkeypatch.setenv(name, str(authority))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "any")
+    listeners: list[socket.socket] = []
+
+    def start(names: str, *, days: int) -> int:
+        request, own_key, names_file = tmp_path / "request.pem", tmp_path / "server.key", tmp_path / "names"
+        certificate = tmp_path / "server.pem"
+        names_file.write_text(f"subjectAltName={names}\n")
+        openssl("req", *new_key, "-keyout", own_key, "-out", request, "-subj", "/CN=server")
+        signed_by = ("-CA", authority, "-CAkey", key, "-CAcreateserial")
+        signed = ("-req", "-in", request, *signed_by, "-days", days, "-extfile", names_file, "-out", certificate)
+        openssl("x509", *signed)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(certificate, own_key)
+        listeners.append(socket.create_server(("127.0.0.1", 0)))
+        threading.Thread(target=shake_hands, args=(listeners[-1], tls), daemon=True).start()
+        port: int = listeners[-1].getsockname()[1]
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"https://127.0.0.1:{port}")
+        return port
+
+    yield start
+    for listener in listeners:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def openssl(*arguments: object) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+def shake_hands(listener: socket.socket, tls: ssl.SSLContext) -> None:
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with suppress(OSError), closing(connection), tls.wrap_socket(connection, server_side=True) as secure:
+                secure.recv(1)
+
+
+def failure(action: Callable[[], object]) -> str:
+    with pytest.raises((OSError, ObjectUnavailable)) as caught:
+        action()
+    return str(caught.value)
+
+
+def failures(port: int) -> list[str]:
+    """Return what both journals and the store of results say."""
+    address = RedisAddress(host="127.0.0.1", port=port, db=0, username=None, password=None, tls=True)
+    limits = JournalSettings()
+
+    def find_head() -> None:
+        with s3_client.translated("s3://bucket/key"):
+            s3_client.find_head(s3_client.make_client(ObjectSettings(max_attempts=1)), "s3://bucket/key")
+
+    return [
+        failure(lambda: RedisScripts(connect_redis(address, limits)).run("return 1", [])),
+        failure(lambda: S3Objects(connect_s3(limits), "bucket").get("key", 1)),
+        failure(find_head),
+    ]
+
+
+def test_an_expired_certificate_is_named(serve: Serve) -> None:
+    for message in failures(serve("IP:127.0.0.1", days=-1)):
+        assert message.endswith("cannot be reached (certificate refused: certificate has expired)")
+
+
+def test_a_certificate_of_another_host_is_named(serve: Serve) -> None:
+    for message in failures(serve("DNS:redis.example.com", days=1)):
+        assert "(certificate refused: " in message
+        assert "127.0.0.1" in message
+
+
+def test_the_log_has_only_the_errors_of_attempts(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    """urllib3 would warn of each attempt at a certificate of another host."""
+    of_connections = logging.getLogger("urllib3.connection")
+    level = of_connections.level
+    try:
+        start_log(logging.WARNING)
+        failures(serve("DNS:redis.example.com", days=1))
+    finally:
+        of_connections.setLevel(level)
+
+    assert caplog.messages == []
+
+
+def test_a_certificate_of_an_unknown_authority_is_named(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = serve("IP:127.0.0.1", days=1)
+    for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE"):
+        monkeypatch.delenv(name)
+
+    for message in failures(port):
+        assert message.endswith("(certificate refused: unable to get local issuer certificate)")
+
+
+def test_a_server_without_tls_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"-ERR not TLS\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(ssl.SSLError) as caught, socket.create_connection(("127.0.0.1", port)) as plain:
+            ssl.create_default_context().wrap_socket(plain, server_hostname="localhost")
+
+    assert failure_reason(caught.value) == "TLS failed: WRONG_VERSION_NUMBER"
+
+
+def test_the_doctor_says_how_to_mend_a_certificate(serve: Serve) -> None:
+    port = serve("IP:127.0.0.1", days=-1)
+
+    for url, variable in ((f"rediss://127.0.0.1:{port}/0", "SSL_CERT_FILE"), ("s3://bucket/x", "AWS_CA_BUNDLE")):
+        [finding] = check_store("journal", url, JOURNAL_SCHEMES)
+
+        assert finding.level is Level.PROBLEM
+        assert finding.found == f"{url}: certificate refused: certificate has expired"
+        assert variable in finding.remedy
