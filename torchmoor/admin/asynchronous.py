@@ -93,8 +93,9 @@ class AsyncAdmin:
             )
             answer.content_length = download.size
             await answer.prepare(request)
-            async for chunk in download.chunks:
-                await answer.write(chunk)
+            if request.method != "HEAD":  # which aiohttp leaves to the handler
+                async for chunk in download.chunks:
+                    await answer.write(chunk)
             await answer.write_eof()
         return answer
 

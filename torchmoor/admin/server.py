@@ -98,7 +98,7 @@ class AdminServer:
         SessionsAdmin(registry, operations, self._dashboard.statuses).add_to(app.router)
         DecisionsAdmin(data.find_decisions, settings.observe.trace_link).add_to(app.router)
         self._dashboard.add_to(app.router)
-        ControlAdmin(control).add_to(app.router)
+        ControlAdmin(control, settings.limits.body_timeout_s).add_to(app.router)
         if async_inference is not None:
             AsyncAdmin(async_inference).add_to(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
