@@ -451,6 +451,7 @@ def test_the_admin_plane_can_have_a_token(make_stage: MakeStage) -> None:
     for path in ("/instances", "/metrics", "/nothing"):
         answer = requests.get(url + path, timeout=60)
         assert (answer.status_code, answer.headers["www-authenticate"][:5]) == (401, "Basic")
+        assert answer.json() == {"error": "Unauthorized."}
         assert requests.get(url + path, auth=("me", "wrong"), timeout=60).status_code == 401
         assert requests.get(url + path, headers={"Authorization": "Basic ???"}, timeout=60).status_code == 401
     assert requests.get(f"{url}/instances", auth=("me", "admin-token-0123456789"), timeout=60).status_code == 200

@@ -167,6 +167,25 @@ def test_the_admin_planes_token_comes_from_the_environment_or_a_file(
     assert "TORCHMOOR_ADMIN_TOKEN" in without.stderr
 
 
+def test_a_host_that_the_admin_plane_does_not_answer_for_is_told(stage: Stage) -> None:
+    """By its own words."""
+    url = stage.proxy.admin_url.replace("127.0.0.1", "0.0.0.0")
+
+    result = invoke(stage, "instances", "--admin-url", url)
+
+    assert result.exit_code == 4
+    assert "The admin plane does not answer for the host '0.0.0.0:" in result.stderr
+
+
+def test_a_fleet_without_asynchronous_requests_says_so(stage: Stage) -> None:
+    """Whatever is asked of them."""
+    for arguments in (("list",), ("status", "one"), ("cancel", "one"), ("get", "one")):
+        result = invoke(stage, "async", *arguments)
+
+        assert result.exit_code == 1
+        assert "No endpoint accepts asynchronous requests" in result.stderr
+
+
 # Models
 
 
