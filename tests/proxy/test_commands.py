@@ -186,6 +186,15 @@ def test_a_fleet_without_asynchronous_requests_says_so(stage: Stage) -> None:
         assert "No endpoint accepts asynchronous requests" in result.stderr
 
 
+def test_an_adapter_of_an_endpoint_without_adapters_is_told(talking: Stage) -> None:
+    """With the option that gives it some."""
+    for command in (("ask", "What?"), ("chat", "--ask", "What?")):
+        result = invoke(talking, *command, "--adapter", "mine")
+
+        assert result.exit_code == 1
+        assert result.stderr.startswith("Error: llava has no adapters: leave --adapter out")
+
+
 # Models
 
 
