@@ -168,7 +168,8 @@ class Deployments:
 
     def is_scaled(self, name: str, variant: str) -> bool:
         """Return whether the autoscaler decides about a variant."""
-        return variant in self._by_name[name].scaled
+        deployment = self._by_name.get(name)
+        return deployment is not None and variant in deployment.scaled
 
     async def scale(self, name: str, variant: str, settings: ScalingSettings | None) -> None:
         """Let the autoscaler start and stop a variant's instances; None: keep those that run. Raises LimitExceeded."""
