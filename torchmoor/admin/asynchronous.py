@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -104,9 +105,9 @@ class AsyncAdmin:
             answer.content_length = download.size
             await answer.prepare(request)
             if request.method != "HEAD":  # which aiohttp leaves to the handler
-                async for chunk in download.chunks:
-                    await answer.write(chunk)
-            await answer.write_eof()
+                with suppress(ConnectionError):  # the client has left
+                    async for chunk in download.chunks:
+                        await answer.write(chunk)
         return answer
 
     async def _cancel(self, request: web.Request) -> web.Response:
