@@ -451,6 +451,7 @@ def test_the_admin_plane_can_have_a_token(make_stage: MakeStage) -> None:
     for path in ("/instances", "/metrics", "/nothing"):
         answer = requests.get(url + path, timeout=60)
         assert (answer.status_code, answer.headers["www-authenticate"][:5]) == (401, "Basic")
+        assert answer.json() == {"error": "Unauthorized."}
         assert requests.get(url + path, auth=("me", "wrong"), timeout=60).status_code == 401
         assert requests.get(url + path, headers={"Authorization": "Basic ???"}, timeout=60).status_code == 401
     assert requests.get(f"{url}/instances", auth=("me", "admin-token-0123456789"), timeout=60).status_code == 200
@@ -644,3 +645,32 @@ def test_a_silent_connection_to_the_admin_plane_is_closed(make_stage: MakeStage)
 
     with socket.create_connection(("127.0.0.1", stage.proxy.admin_port), timeout=DEADLINE_S) as silent:
         assert silent.recv(1) == b""
+
+
+def test_a_body_that_stops_arriving_at_the_admin_plane_ends_its_connection(make_stage: MakeStage) -> None:
+    """Otherwise such clients keep all connections, and probes get 503."""
+    stage = make_stage(limits=LimitSettings(body_timeout_s=0.05, max_admin_connections=1))
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: SageMaker.ListEndpoints\r\nContent-Length: 9\r\n\r\n{"
+
+    with socket.create_connection(("127.0.0.1", stage.proxy.admin_port), timeout=DEADLINE_S) as slow:
+        slow.sendall(head)
+        answer = read_answer(slow)
+
+    assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_a_client_that_leaves_within_a_body_to_the_admin_plane_is_no_fault(
+    make_stage: MakeStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has no traceback."""
+    stage = make_stage(limits=LimitSettings(max_admin_connections=1))
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: SageMaker.ListEndpoints\r\nContent-Length: 9\r\n\r\n{"
+
+    with socket.create_connection(("127.0.0.1", stage.proxy.admin_port), timeout=DEADLINE_S) as leaving:
+        leaving.sendall(head)
+
+    def is_free() -> bool:
+        return requests.get(f"{stage.proxy.admin_url}/livez", timeout=60).status_code == 200
+
+    wait_until(is_free, "the client has left")
+    assert "Traceback" not in caplog.text

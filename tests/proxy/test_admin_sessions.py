@@ -58,6 +58,21 @@ def test_pages_have_every_session_once_for_each_holder(stage: Stage, limit: int)
     assert found == sorted([*((name, "a") for name in NAMES[:4]), *((name, "b") for name in NAMES[3:])])
 
 
+def test_first_list_has_all_instances_of_a_large_fleet(
+    make_stage: Callable[..., Stage], holders: FakeHolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are not asked at once wait for their turn."""
+    monkeypatch.setattr("torchmoor.admin.statuses.MAX_QUERIES", 1)
+    stage = make_stage(prepare=holders)
+    holders.of["a"].hold([make_session(NAMES[0])])
+    holders.of["b"].hold([make_session(NAMES[1])])
+
+    found = get(stage)
+
+    assert [row["session"] for row in found["sessions"]] == [*NAMES[:2]]
+    assert all(each["answered"] for each in found["instances"])
+
+
 def test_sessions_of_one_instance_or_of_a_beginning(stage: Stage) -> None:
     """Instances apply the filters, so that a page of results is full."""
     assert [row["session"] for row in get(stage, "?instance=b")["sessions"]] == list(NAMES[3:])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -15,7 +17,7 @@ import pytest
 from botocore.exceptions import ClientError
 from click.testing import CliRunner, Result
 
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import Stage, read_answer
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing
 from tests.waiting import wait_until
 from torchmoor.cli.main import main
@@ -335,6 +337,42 @@ def test_signed_requests_are_their_senders(tmp_path: Path, make_stage: MakeStage
 
 def _same_invocation(request: Any, **_: Any) -> None:
     request.headers["amz-sdk-invocation-id"] = "11111111-2222-3333-4444-555555555555"
+
+
+def test_head_of_a_result_has_no_body(stage: Stage) -> None:
+    """Its bytes would be taken for the next answer of the connection."""
+    stage.a.behave = stage.b.behave = answering(body=b"result")
+    submit(stage, Body=b"{}", InferenceId="one")
+    wait_until(lambda: admin(stage, "/async-requests/one")[1]["state"] == "COMPLETED", "it has ended")
+    head = b"%b HTTP/1.1\r\nHost: localhost\r\n%b\r\n"
+
+    with socket.create_connection(("127.0.0.1", stage.proxy.admin_port), timeout=60) as sock:
+        sock.sendall(head % (b"HEAD /async-requests/one/result", b""))
+        sock.sendall(head % (b"GET /livez", b"Connection: close\r\n"))
+        received = read_answer(sock, to_end=True)
+
+    first, second, _ = received.split(b"\r\n\r\n")
+    assert b"Content-Length: 6" in first
+    assert second.startswith(b"HTTP/1.1 200")
+
+
+def test_client_that_leaves_within_a_result_is_no_fault(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """As `torchmoor async get ID | head` does; the log has no traceback."""
+    stage.a.behave = stage.b.behave = answering(body=b"x" * 20_000_000)
+    submit(stage, Body=b"{}", InferenceId="one")
+    wait_until(lambda: admin(stage, "/async-requests/one")[1]["state"] == "COMPLETED", "it has ended")
+    tasks = stage.run(count_tasks())
+
+    with socket.create_connection(("127.0.0.1", stage.proxy.admin_port), timeout=60) as sock:
+        sock.sendall(b"GET /async-requests/one/result HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert sock.recv(1)
+
+    wait_until(lambda: stage.run(count_tasks()) <= tasks, "the admin plane has noticed")
+    assert "Traceback" not in caplog.text
+
+
+async def count_tasks() -> int:
+    return len(asyncio.all_tasks())
 
 
 def test_admin_plane_lists_shows_cancels_and_fetches(stage: Stage) -> None:

@@ -167,6 +167,34 @@ def test_the_admin_planes_token_comes_from_the_environment_or_a_file(
     assert "TORCHMOOR_ADMIN_TOKEN" in without.stderr
 
 
+def test_a_host_that_the_admin_plane_does_not_answer_for_is_told(stage: Stage) -> None:
+    """By its own words."""
+    url = stage.proxy.admin_url.replace("127.0.0.1", "0.0.0.0")
+
+    result = invoke(stage, "instances", "--admin-url", url)
+
+    assert result.exit_code == 4
+    assert "The admin plane does not answer for the host '0.0.0.0:" in result.stderr
+
+
+def test_a_fleet_without_asynchronous_requests_says_so(stage: Stage) -> None:
+    """Whatever is asked of them."""
+    for arguments in (("list",), ("status", "one"), ("cancel", "one"), ("get", "one")):
+        result = invoke(stage, "async", *arguments)
+
+        assert result.exit_code == 1
+        assert "No endpoint accepts asynchronous requests" in result.stderr
+
+
+def test_an_adapter_of_an_endpoint_without_adapters_is_told(talking: Stage) -> None:
+    """With the option that gives it some."""
+    for command in (("ask", "What?"), ("chat", "--ask", "What?")):
+        result = invoke(talking, *command, "--adapter", "mine")
+
+        assert result.exit_code == 1
+        assert result.stderr.startswith("Error: llava has no adapters: leave --adapter out")
+
+
 # Models
 
 

@@ -312,6 +312,12 @@ def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser
         expect(row).to_have_count(0)
         assert "bert-small" not in fleet.many["a"].tiers
 
+        page.route("**/prewarm*", lambda route: route.fulfill(json={"instances": [{"status": 200, "tier": "loading"}]}))
+        page.get_by_label("Name contains").fill("llama-large")
+        page.get_by_role("button", name="Prewarm it").click()
+        page.get_by_role("dialog", name="Prewarm llama-large?").get_by_role("button", name="Prewarm").click()
+        expect(page.locator("#done")).to_have_text("llama-large is being loaded.")
+        page.unroute_all()
         page.get_by_label("Name contains").fill("llama-nano")
         page.get_by_role("button", name="Prewarm it").click()
         page.get_by_role("dialog", name="Prewarm llama-nano?").get_by_role("button", name="Prewarm").click()

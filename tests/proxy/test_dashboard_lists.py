@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
 from tests.proxy.conftest import Stage, make_session_id
@@ -20,6 +20,7 @@ from tests.proxy.fake_many import FakeFleet
 from tests.proxy.fake_sessions import FakeHolders, make_session
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
+from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import ScalingDecision
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("quick_dashboard")]
@@ -296,6 +297,44 @@ def test_asynchronous_requests_are_told_with_their_reasons_and_cancelled(
         expect(page.locator("#queue-facts")).to_contain_text("1 cancelled")
 
 
+def test_asynchronous_endpoints_come_and_go(stage: Stage, browser: Browser) -> None:
+    """The page offers those that there are, and forgets the backlog of the last one."""
+    names = ["first", "second"]
+    backlog = {"endpoint": "first", "waiting": 5, "running": 0, "decided": 0, "oldest_age_s": 1, "requests": []}
+
+    def show_names(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "async_endpoints": names})
+
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        page = tab.page
+        page.route("**/dashboard.json*", show_names)
+        page.route("**/async-requests*", lambda route: route.fulfill(json=backlog))
+        expect(page.locator("#queue-endpoint option")).to_have_text(["first", "second"])
+        expect(page.locator("#overview")).to_contain_text("5 asynchronous requests to be done at first.")
+        names[1] = "third"
+        expect(page.locator("#queue-endpoint option")).to_have_text(["first", "third"])
+        names.clear()
+        expect(page.locator("#queue-section")).to_be_hidden()
+        expect(page.locator("#overview")).not_to_contain_text("asynchronous")
+        page.unroute_all(behavior="wait")
+
+
+def test_lines_of_one_text_do_not_pile_up(stage: Stage, browser: Browser) -> None:
+    """Such as problems of two variants in the same words, at each refresh."""
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        numbers = tab.page.evaluate(
+            """async () => {
+              const { keep } = await import("./dashboard/dom.js");
+              const list = document.createElement("ul");
+              const draw = (keys) => keep(list, keys, () => document.createElement("li")).length && list.children.length;
+              return [draw(["a", "a"]), draw(["a", "a"]), draw(["a", "a"]), draw(["b"])];
+            }"""
+        )
+
+    assert numbers == [2, 2, 2, 1]
+
+
 def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
     make_stage: Callable[..., Stage], browser: Browser
 ) -> None:
@@ -320,6 +359,10 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
     async def decide() -> None:
         dispatcher.variant.scale = ScalingDecision(2, 40, "a backlog of 40 asks for 8, and MaxCapacity is 2")
 
+    async def go_down() -> None:
+        for name in ("a", "b"):
+            stage.registry.set_state(name, InstanceState.DOWN)
+
     stage.run(decide())
     with open_tab(browser, stage.proxy.admin_url) as tab:
         page = tab.page
@@ -330,6 +373,8 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
         expect(page.locator("#variants")).to_contain_text("Others, for any instance1")
         expect(page.locator("#scaling")).to_contain_text("2 wanted, 2 there")
         tab.check_accessibility()
+        stage.run(go_down())
+        expect(page.locator("#attention")).to_contain_text("llava / AllTraffic has no ready instance.")
     for connection in connections:
         connection.close()
 

@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 from tests.proxy.conftest import Stage
 from torchmoor.cli.main import main
 from torchmoor.config.access import Credentials
+from torchmoor.config.routing import VariantSettings
+from torchmoor.config.scaling import ScalingSettings
 from torchmoor.doctor.checks import CHECKS
 from torchmoor.doctor.finding import Finding, FleetPlan
 
@@ -49,6 +51,22 @@ def test_an_instance_that_gets_no_work_is_a_warning(stage: Stage) -> None:
     assert (one.exit_code, none.exit_code) == (0, 1)
     assert some["fleet"][0]["remedy"] == "torchmoor undrain a"
     assert all_of_them["fleet"][-1]["level"] == "problem"
+
+
+def test_a_fleet_that_has_scaled_to_zero_is_well(make_stage: Callable[..., Stage]) -> None:
+    """A request starts an instance."""
+    variant = VariantSettings(model="llava", scaling=ScalingSettings(min_capacity=0, max_capacity=1))
+    stage = make_stage(names=("a",), variants=(variant,))
+    stage.run(remove(stage, "a"))
+
+    result, found = examine("--admin-url", stage.proxy.admin_url)
+
+    assert result.exit_code == 0, result.stdout
+    assert found["fleet"][0]["found"].endswith("the next request starts one")
+
+
+async def remove(stage: Stage, name: str) -> None:
+    stage.registry.remove(name)
 
 
 def test_a_fleet_that_wants_its_token_is_a_problem(make_stage: Callable[..., Stage]) -> None:

@@ -357,6 +357,17 @@ def test_admin_plane_pins_where_a_model_is_held(fleet: Fleet) -> None:
     assert [row["code"] for row in json.loads(body)["instances"]] == ["ModelUnknown"] * 2
 
 
+def test_an_action_that_fails_has_the_status_of_the_failure(fleet: Fleet) -> None:
+    """Not that of another instance, which does not hold the model."""
+    fleet.many["b"].broken["broken"] = "it is damaged"
+    fleet.many["b"].tiers["broken"] = "device"
+
+    status, body = admin(fleet.stage, "POST", "/models/broken/unload")
+
+    assert {row["instance"]: row["status"] for row in json.loads(body)["instances"]} == {"a": 404, "b": 424}
+    assert status == 424
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "", 200), ("GET", "/ready", 200), ("POST", "/infer", 200)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -14,6 +15,7 @@ from torchmoor.async_inference.service import AsyncInference
 PATH = "/async-requests"
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
+NONE_ACCEPTS = "No endpoint accepts asynchronous requests: none has an AsyncInferenceConfig."
 # A result has the model's content type. As a page of this origin its scripts could act as the operator.
 RESULT_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
@@ -29,8 +31,15 @@ class AsyncAdmin:
     /async-requests/ID/result (the published object), and POST /async-requests/ID/cancel.
     """
 
-    def __init__(self, service: AsyncInference) -> None:
-        self._service = service
+    def __init__(self, service: AsyncInference | None) -> None:
+        """service: None if no endpoint accepts asynchronous requests; every route answers so then."""
+        self._given = service
+
+    @property
+    def _service(self) -> AsyncInference:
+        if self._given is None:
+            raise RequestRefused(404, NONE_ACCEPTS)
+        return self._given
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -41,6 +50,8 @@ class AsyncAdmin:
 
     async def _list(self, request: web.Request) -> web.Response:
         query, endpoints = request.query, list(self._service.endpoints)
+        if not endpoints:
+            raise RequestRefused(404, NONE_ACCEPTS)
         endpoint = query.get("endpoint", endpoints[0] if len(endpoints) == 1 else "")
         if endpoint not in endpoints:
             raise RequestRefused(400, f"endpoint must be one of {', '.join(endpoints)}.")
@@ -93,9 +104,10 @@ class AsyncAdmin:
             )
             answer.content_length = download.size
             await answer.prepare(request)
-            async for chunk in download.chunks:
-                await answer.write(chunk)
-            await answer.write_eof()
+            if request.method != "HEAD":  # which aiohttp leaves to the handler
+                with suppress(ConnectionError):  # the client has left
+                    async for chunk in download.chunks:
+                        await answer.write(chunk)
         return answer
 
     async def _cancel(self, request: web.Request) -> web.Response:

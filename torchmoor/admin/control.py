@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from torchmoor.admin.http import RequestRefused
@@ -9,10 +11,11 @@ from torchmoor.proxy.api.control_operation import CBOR, AnswerControl, ControlRe
 
 
 class ControlAdmin:
-    """Passes requests to the control plane."""
+    """Passes requests to the control plane. body_timeout_s: for a request's body."""
 
-    def __init__(self, answer: AnswerControl) -> None:
+    def __init__(self, answer: AnswerControl, body_timeout_s: float) -> None:
         self._answer = answer
+        self._body_timeout_s = body_timeout_s
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the route."""
@@ -28,6 +31,16 @@ class ControlAdmin:
         target = target_of(request.path) if is_cbor else request.headers.get("X-Amz-Target")
         if target is None:
             raise RequestRefused(404, "POST / is for operations of AWS's control plane, which X-Amz-Target names.")
-        reply = await self._answer(ControlRequest(target, await request.read(), is_cbor))
+        reply = await self._answer(ControlRequest(target, await self._read(request), is_cbor))
         headers = {name.decode(): value.decode() for name, value in reply.headers}
         return web.Response(status=reply.status, body=reply.body, headers=headers)
+
+    async def _read(self, request: web.Request) -> bytes:
+        """Return the body. The connection has no deadline now, and must not wait forever for the rest."""
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                return await request.read()
+        except TimeoutError as error:
+            raise RequestRefused(408, "The request's body did not come in time.") from error
+        except ConnectionError as error:
+            raise RequestRefused(400, "The client left before the end of the request's body.") from error

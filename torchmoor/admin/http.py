@@ -12,6 +12,7 @@ from torchmoor.errors import ApiError, ValidationError
 from torchmoor.proxy.access.web_pages import is_own_origin
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 
+KEPT_HEADERS = ("Allow", "WWW-Authenticate")  # of aiohttp's errors
 MAX_DIGITS = 9  # of ?limit=, since int() raises an error of its own for thousands of digits
 
 
@@ -38,8 +39,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except (ApiError, RequestRefused) as error:
         return web.json_response({"error": error.message}, status=error.status)
-    except web.HTTPException as error:  # aiohttp's own: an unknown path or method, a body that is too long
-        kept = {name: value for name, value in error.headers.items() if name == "Allow"}
+    except web.HTTPException as error:  # no token, or aiohttp's own: an unknown path or method, a body that is too long
+        kept = {name: value for name, value in error.headers.items() if name in KEPT_HEADERS}
         return web.json_response({"error": f"{error.reason}."}, status=error.status, headers=kept)
 
 

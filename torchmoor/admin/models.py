@@ -100,8 +100,9 @@ class ModelsAdmin:
         if action in _WHERE_HELD:
             self._expect(name, instances, answers)
         rows = [_row(instance, answer) for instance, answer in zip(instances, answers, strict=True)]
-        done = [row for row in rows if row["status"] == 200]
-        return web.json_response({"model": name, "instances": rows}, status=200 if done else rows[0]["status"])
+        # One that does not hold the model, 404, says less than one that fails.
+        status = min((row["status"] for row in rows), key=lambda status: (status != 200, status == 404))
+        return web.json_response({"model": name, "instances": rows}, status=status)
 
     def _expect(self, name: str, instances: list[Instance], answers: list[OperationAnswer | None]) -> None:
         """Route requests for the model to these instances before their next report names it."""

@@ -83,7 +83,7 @@ class AdminServer:
         ProcessCollector(registry=self._metrics)
         check = self._check_token if self._token else self._check_host
         app = web.Application(
-            middlewares=[self.connections.watch, check, answer_errors],
+            middlewares=[self.connections.watch, answer_errors, check],
             client_max_size=settings.control.max_body_bytes,
         )
         app.router.add_get(HEALTH, self._healthz)
@@ -98,9 +98,8 @@ class AdminServer:
         SessionsAdmin(registry, operations, self._dashboard.statuses).add_to(app.router)
         DecisionsAdmin(data.find_decisions, settings.observe.trace_link).add_to(app.router)
         self._dashboard.add_to(app.router)
-        ControlAdmin(control).add_to(app.router)
-        if async_inference is not None:
-            AsyncAdmin(async_inference).add_to(app.router)
+        ControlAdmin(control, settings.limits.body_timeout_s).add_to(app.router)
+        AsyncAdmin(async_inference).add_to(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         self._stack = AsyncExitStack()
 
@@ -153,7 +152,7 @@ class AdminServer:
         """
         host = request.headers.get("Host")
         if host is not None and not self._pages.is_own_host(host):  # every browser sends one
-            raise web.HTTPForbidden(text=f"The admin plane does not answer for the host {host!r}: use its address.")
+            raise RequestRefused(403, f"The admin plane does not answer for the host {host!r}: use its address.")
         return await handler(request)
 
     async def _healthz(self, request: web.Request) -> web.Response:

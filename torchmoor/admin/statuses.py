@@ -32,6 +32,7 @@ class InstanceStatuses:
         self._known: dict[str, dict[str, Any]] = {}
         self._asked_at: dict[str, float] = {}
         self._queries: dict[str, asyncio.Task[None]] = {}
+        self._free = asyncio.Semaphore(MAX_QUERIES)
         registry.listen(self._on_change)
 
     async def __aenter__(self) -> InstanceStatuses:
@@ -44,7 +45,7 @@ class InstanceStatuses:
         """Return an instance's last status; None if it reports none."""
         return self._known.get(name)
 
-    async def refresh(self, wait_s: float = WAIT_S) -> None:
+    async def refresh(self, wait_s: float | None = WAIT_S) -> None:
         """Ask the instances that are due, the longest-known first, and wait a little for their answers."""
         now = asyncio.get_running_loop().time()
         due = [
@@ -56,7 +57,7 @@ class InstanceStatuses:
             and now - self._asked_at.get(instance.name, -MAX_AGE_S) >= MAX_AGE_S
         ]
         due.sort(key=lambda instance: self._asked_at.get(instance.name, 0.0))
-        for instance in due[: MAX_QUERIES - len(self._queries)]:
+        for instance in due:
             self._asked_at[instance.name] = now
             self._queries[instance.name] = asyncio.create_task(self._ask(instance))
         if self._queries:
@@ -64,11 +65,12 @@ class InstanceStatuses:
 
     async def refresh_all(self) -> None:
         """As `refresh`, but wait until each instance has answered or timed out."""
-        await self.refresh(TIMEOUT_S)
+        await self.refresh(None)
 
     async def _ask(self, instance: Instance) -> None:
         try:
-            answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=TIMEOUT_S)
+            async with self._free:
+                answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=TIMEOUT_S)
         finally:
             self._queries.pop(instance.name, None)
         if self._registry.find(instance.name) is not instance:

@@ -69,6 +69,11 @@ def run(options: ChatOptions) -> None:
             conversation.close()
 
 
+def not_text(error: UnicodeDecodeError) -> ChatError:
+    """Return the error for standard input that cannot be decoded."""
+    return ChatError(f"standard input is not text in {error.encoding.upper()}: convert it first, as with iconv")
+
+
 def _print_waiting(message: str) -> None:
     click.echo(f"Waiting: {message}", err=True)
 
@@ -86,6 +91,8 @@ def _converse(conversation: SessionConversation, images: Sequence[str], options:
             line = input("> " if is_terminal else "").strip()
         except (EOFError, KeyboardInterrupt):
             break
+        except UnicodeDecodeError as error:
+            raise not_text(error) from error
         if line in ("/quit", "/exit"):
             break
         try:

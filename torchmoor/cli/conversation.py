@@ -24,7 +24,9 @@ LIST_TIMEOUT_S = 5
 HINT = " (is `torchmoor up` running, and is this its --url?)"
 
 
-NEEDS_TARGET_MODEL = "missing a target model header"  # SageMaker's words, which the proxy uses
+# SageMaker's words, which the proxy uses.
+NEEDS_TARGET_MODEL = "missing a target model header"
+HAS_NO_ADAPTERS = "does not support target model header"
 
 
 class ChatError(TorchmoorError):
@@ -65,6 +67,11 @@ class EndpointCalls:
                 raise ChatError(
                     f"{self.target.endpoint} is an endpoint with many models, not a chat endpoint: call it with "
                     "boto3's TargetModel, or select another with --endpoint"
+                ) from error
+            if HAS_NO_ADAPTERS in str(error):
+                raise ChatError(
+                    f"{self.target.endpoint} has no adapters: leave --adapter out, or start the fleet with "
+                    "`torchmoor up --adapters`"
                 ) from error
             names = self._endpoint_names() if error.code == "ValidationError" else []
             if not names or self.target.endpoint in names:

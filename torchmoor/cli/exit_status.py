@@ -58,6 +58,11 @@ def reported_by_exit_status() -> Iterator[None]:
         raise click.exceptions.Exit(ExitStatus.INTERRUPTED) from None
 
 
+def is_of_output(error: OSError) -> bool:
+    """Return whether a write has failed, which `reported_by_exit_status` explains."""
+    return isinstance(error, BrokenPipeError) or error.errno in UNWRITABLE
+
+
 def status_of(error: Exception) -> ExitStatus:
     """Return the status of an error's class."""
     if isinstance(error, (AdminUnreachable, EndpointUnreachable)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -57,9 +58,23 @@ class Commands(click.Group):
         names = [CompletionItem(name, help=COMMANDS[name][1]) for name in COMMANDS if name.startswith(incomplete)]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        _replace_closed_streams()
+        with reported_by_exit_status():  # --help and --version print here
+            return super().make_context(*args, **more)
+
     def invoke(self, ctx: click.Context) -> Any:
         with reported_by_exit_status():
             return super().invoke(ctx)
+
+
+def _replace_closed_streams() -> None:
+    """Discard output to a stream that is closed, as by `>&-`. No other file may get its descriptor."""
+    if sys.stdin is None:
+        os.open(os.devnull, os.O_RDONLY)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (until the process ends)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -80,8 +80,10 @@ class AdminClient:
         try:
             with self.open(method, path, query, timeout_s) as answer:
                 found = json.load(answer, object_hook=self._expect_keys)
-        except (ValueError, OSError, HTTPException) as error:
+        except ValueError as error:
             raise AdminError(self._not_an_admin_plane()) from error
+        except (OSError, HTTPException) as error:
+            raise AdminUnreachable(f"the answer of the admin plane at {self._url} broke off: {error}") from error
         if not isinstance(found, dict):
             raise AdminError(self._not_an_admin_plane())
         return found

@@ -203,10 +203,13 @@ class ScalableTargets:
             await self._resources.save()
 
     async def _apply(self, endpoint: str, variant: str) -> None:
-        """Let the autoscaler decide about a variant that is deployed, or stop it."""
+        """Let the autoscaler decide about a variant that is deployed, or stop it: then the variant keeps its number."""
         settings, found = self._read(endpoint, variant), self._resources.endpoints.get(endpoint)
         if found is not None and found.status == "InService":
+            was_scaled = self._deployments.is_scaled(endpoint, variant)
             await self._deployments.scale(endpoint, variant, settings)
+            if was_scaled and settings is None:
+                found.counts[variant] = self._deployments.count_of(endpoint, variant)
 
     def _read(self, endpoint: str, variant: str) -> ScalingSettings | None:
         """Return a variant's settings; None without a target or a policy. Raises RequestInvalid."""

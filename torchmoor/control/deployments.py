@@ -25,7 +25,7 @@ from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.folders import remove_folder
 from torchmoor.fleet.launcher import Launcher
-from torchmoor.fleet.scaled_variant import Phase, ScaledVariant
+from torchmoor.fleet.scaled_variant import ScaledVariant
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.api.describe import describe_starting
 from torchmoor.proxy.instances.instance import Instance
@@ -168,7 +168,8 @@ class Deployments:
 
     def is_scaled(self, name: str, variant: str) -> bool:
         """Return whether the autoscaler decides about a variant."""
-        return variant in self._by_name[name].scaled
+        deployment = self._by_name.get(name)
+        return deployment is not None and variant in deployment.scaled
 
     async def scale(self, name: str, variant: str, settings: ScalingSettings | None) -> None:
         """Let the autoscaler start and stop a variant's instances; None: keep those that run. Raises LimitExceeded."""
@@ -204,8 +205,7 @@ class Deployments:
             if name not in running:
                 deployment.launches.pop(name, None)
                 self._running.pop(name, None)
-            elif group.members[name].phase is Phase.DRAINING and (instance := self._registry.find(name)) is not None:
-                instance.is_resumable = False
+            elif (instance := self._registry.find(name)) is not None and instance.is_resumable:
                 self._registry.resume(name)
 
     async def resize(self, name: str, counts: Mapping[str, int]) -> None:

@@ -28,8 +28,8 @@ class Resource:
 class EndpointResource:
     """An endpoint. config, models: copies, because the originals may be deleted.
 
-    serial: part of its instances' names. weights, counts: of variants that UpdateEndpointWeightsAndCapacities has
-    changed. pending: the configuration of a running update.
+    serial: part of its instances' names. weights, counts: of variants that UpdateEndpointWeightsAndCapacities or
+    autoscaling has changed. pending: the configuration of a running update.
     """
 
     config_name: str

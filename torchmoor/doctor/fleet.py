@@ -54,7 +54,8 @@ def check_ports(plan: FleetPlan) -> Iterator[Finding]:
 def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
     """Check that every instance of a running fleet is ready."""
     try:
-        rows = AdminClient(plan.admin_url, plan.admin_token).get("/instances")["instances"]
+        answer = AdminClient(plan.admin_url, plan.admin_token).get("/instances")
+        rows, groups = answer["instances"], answer["autoscaling"]
     except AdminUnreachable as error:
         if plan.is_admin_named:
             yield problem("fleet", str(error), "start it, or correct --admin-url")
@@ -66,6 +67,9 @@ def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
         if isinstance(error, AdminRefused):
             remedy = "set TORCHMOOR_ADMIN_TOKEN, or give --keys FILE"
         yield problem("fleet", str(error), remedy)
+        return
+    if not rows and any(group["min_capacity"] == 0 for group in groups):
+        yield ok("fleet", f"no instance runs at {plan.admin_url}; the next request starts one")
         return
     late = [row for row in rows if row["state"] != "ready"]
     for row in late[:MAX_SHOWN]:

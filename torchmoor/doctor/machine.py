@@ -123,14 +123,18 @@ def check_archives(plan: FleetPlan) -> Iterator[Finding]:
     """Check that each endpoint's archive exists, is complete and names a handler."""
     for name in plan.endpoints if plan.num_instances else ():
         path = archive(plan, name)
-        if path.exists():
+        if os.path.exists(path):
             fault = find_fault(path, reads_all=True)
             found = f"{path}: {fault or f'{path.stat().st_size / MIB:.1f} MiB'}"
             yield expect(not fault, "archives", found, "make archives builds it again")
         elif plan.has_built_in and built_in(name) is not None:
             yield ok("archives", f"{name} is built in: its archive is written when it starts")
         else:
-            yield problem("archives", f"there is no {path}", "make archives, or say where they are: --model-store")
+            yield problem(
+                "archives",
+                f"there is no {path} that this user can read",
+                "make archives, or say where they are: --model-store",
+            )
 
 
 def archive(plan: FleetPlan, endpoint: str) -> Path:
@@ -139,13 +143,14 @@ def archive(plan: FleetPlan, endpoint: str) -> Path:
 
 
 def nearest(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
+    """Return the folder, or its nearest parent that exists and that this user can find."""
+    # Path.exists would raise PermissionError.
+    return next(path for path in (folder, *folder.parents) if os.path.exists(path))
 
 
 def _archive_bytes(plan: FleetPlan) -> int:
     """Return the size of all instances' archives."""
-    sizes = [path.stat().st_size for name in plan.endpoints if (path := archive(plan, name)).is_file()]
+    sizes = [path.stat().st_size for name in plan.endpoints if os.path.isfile(path := archive(plan, name))]
     return sum(sizes) * plan.num_instances // max(len(plan.endpoints), 1)
 
 

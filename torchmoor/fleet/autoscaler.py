@@ -238,8 +238,7 @@ class Autoscaler:
             elif group not in self._groups:  # removed meanwhile
                 return
             else:
-                instance.is_resumable = True
-                self._registry.drain(member.name)
+                self._registry.drain(member.name, is_resumable=True)
                 member.phase = Phase.DRAINING
                 self._report(f"{member.name} draining")
             number -= 1
@@ -250,6 +249,10 @@ class Autoscaler:
         for member in group.in_phase(Phase.RUNNING):
             if self._registry.is_drained(member.name):
                 member.phase, member.withdrawn_from = Phase.WITHDRAWN, desired
+        for member in group.in_phase(Phase.DRAINING):
+            instance = self._registry.find(member.name)
+            if instance is not None and self._registry.is_drained(member.name) and not instance.is_resumable:
+                member.phase, member.withdrawn_from = Phase.WITHDRAWN, desired + 1  # it is still stopped when idle
         for member in group.in_phase(Phase.WITHDRAWN):
             member.withdrawn_from = max(member.withdrawn_from, desired)
             if not self._registry.is_drained(member.name):
@@ -269,7 +272,7 @@ class Autoscaler:
             if instance is None or instance.state is InstanceState.DOWN:
                 self._stop(group, member)
             elif not self._registry.is_drained(member.name):
-                member.phase, instance.is_resumable = Phase.RUNNING, False
+                member.phase = Phase.RUNNING
                 # The desired count excluded this instance, unless a scale-out has just raised it.
                 group.scaling = Scaling(min(group.scaling.desired + 1, group.settings.max_capacity))
             elif self._proxy.is_idle(instance) and not self._is_wanted(group):
@@ -297,10 +300,11 @@ class Autoscaler:
         return group.scaling.desired > len(group.in_phase(Phase.RUNNING))
 
     def _resume(self, member: ScaledInstance) -> None:
-        member.phase = Phase.RUNNING
         instance = self._registry.find(member.name)
         assert instance is not None  # _check_draining has stopped it otherwise
-        instance.is_resumable = False
+        if not instance.is_resumable:  # an operator has drained it meanwhile
+            return
+        member.phase = Phase.RUNNING
         self._registry.resume(member.name)
         self._report(f"{member.name} serves again")
 

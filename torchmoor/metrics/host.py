@@ -51,9 +51,10 @@ class Gpus:
     def __init__(self, nvml: ModuleType | None = pynvml) -> None:
         self._nvml = nvml
         self._handles: list[object] | None = None  # found at the first reading
+        self._failure = ""  # of the last reading
 
     def read(self) -> list[GpuUse]:
-        """Return the GPUs' use; none, with a warning, if the driver fails."""
+        """Return the GPUs' use; none, with one warning until it succeeds again, if the driver fails."""
         nvml = self._nvml
         if nvml is None:
             return []
@@ -66,8 +67,11 @@ class Gpus:
                 percent = nvml.nvmlDeviceGetUtilizationRates(gpu).gpu
                 found.append(GpuUse(str(number), nvml.nvmlDeviceGetUUID(gpu), percent, memory.used, memory.total))
         except nvml.NVMLError as error:
-            logger.warning("GPUs could not be measured error=%s", error)
+            if self._failure != str(error):  # a GPU that is divided (MIG) fails at each reading, every two seconds
+                logger.warning("GPUs could not be measured error=%s", error)
+            self._failure = str(error)
             return []
+        self._failure = ""
         return found
 
     @staticmethod

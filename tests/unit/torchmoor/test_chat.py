@@ -299,6 +299,16 @@ def test_a_closed_standard_input_is_told(
     assert runtime.bodies == []
 
 
+@pytest.mark.parametrize("command", [("ask", "-"), ("chat",)], ids=" ".join)
+def test_standard_input_that_is_not_text_is_told(runtime: Runtime, command: tuple[str, ...]) -> None:
+    """Such as a file in Latin-1; no session stays open."""
+    result = CliRunner().invoke(main, [*command, "--url", runtime.url], input=b"caf\xe9\n")
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: standard input is not text in UTF-8")
+    assert [body.get("type") for body in runtime.bodies] in ([], [None, "close_session"])
+
+
 def presigned(client: Any) -> str:
     """Return a URL that the client has signed. Fails without credentials."""
     url: str = client.generate_presigned_url("invoke_endpoint", Params={"EndpointName": "llava", "Body": b""})

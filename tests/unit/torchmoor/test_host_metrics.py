@@ -97,3 +97,15 @@ def test_each_gpu_is_read_with_its_names() -> None:
         GpuUse("1", "GPU-1", 60, 25 << 20, 100 << 20),
     ]
     assert Gpus(None).read() == Gpus(Library((1, 1), has_driver=False)).read() == []
+
+
+def test_a_driver_that_fails_at_each_reading_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """And again after it has worked meanwhile."""
+    library = Library((10, 10))
+    gpus = Gpus(library)
+
+    for has_driver in (True, False, False, True, False):
+        library.has_driver = has_driver
+        gpus.read()
+
+    assert [record.message for record in caplog.records] == ["GPUs could not be measured error=Driver Not Loaded"] * 2

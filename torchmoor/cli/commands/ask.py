@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import click
 
-from torchmoor.cli.chat import ChatOptions, run
+from torchmoor.cli.chat import ChatOptions, not_text, run
 from torchmoor.cli.chat_options import conversation_options
 
 
@@ -32,7 +32,10 @@ def ask(question: str, images: tuple[str, ...], options: ChatOptions) -> None:
     if question == "-":
         if sys.stdin is None:
             raise click.UsageError("standard input is closed: there is no question to read from it")
-        question = sys.stdin.read().strip()
+        try:
+            question = sys.stdin.read().strip()
+        except UnicodeDecodeError as error:
+            raise not_text(error) from error
     if not question:
         raise click.UsageError("the question is empty")
     run(replace(options, images=images, questions=(question,)))

@@ -118,6 +118,7 @@ def get(admin: AdminClient, inference_id: str, output: Path | None, as_json: boo
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise TorchmoorError(f"the result cannot be written to {output}: {error.strerror or error}") from error
+        target = output or "standard output"
+        raise TorchmoorError(f"the result cannot be written to {target}: {error.strerror or error}") from error
     if as_json:
         click.echo(json.dumps({"inference_id": inference_id, "path": str(output), "bytes": num_bytes}))

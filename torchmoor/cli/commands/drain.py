@@ -80,9 +80,12 @@ def _move(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    known = {row["name"] for row in admin.get("/instances")["instances"]}
+    known = {row["name"]: row for row in admin.get("/instances")["instances"]}
     if unknown := [name for name in names if name not in known]:
         raise AdminError(f"There is no instance {unknown[0]!r}; see torchmoor instances. Nothing was changed.")
+    serving = [name for name in names if action == "resume" and not known[name]["is_drained"]]
+    if serving and len(names) > 1:  # of a single one, the admin plane says why
+        raise AdminError(f"Instance {serving[0]!r} is not drained: nothing to undrain. Nothing was changed.")
     rows = {name: admin.post(f"/instances/{quote(name, safe='')}/{action}") for name in dict.fromkeys(names)}
     deadline, last = monotonic() + timeout_s, ""
     while wait and not all(is_done(row) for row in rows.values()):

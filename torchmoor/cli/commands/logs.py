@@ -39,17 +39,8 @@ def logs(instance: str | None, follow: bool, lines: int, port: int | None) -> No
       torchmoor logs llava-0 -n 1000 | grep ERROR
     """
     fleet = find_fleet(port)
-    path = _find_log(fleet, instance)
-    try:
-        with path.open("rb") as file:
-            for line in deque(file, lines):
-                click.echo(line, nl=False)
-            offset = file.tell()
-        if follow:
-            for part in _follow(path, offset, fleet):
-                click.echo(part, nl=False)
-    except OSError as error:
-        raise TorchmoorError(f"cannot read {path}: {error.strerror or error}") from error
+    for part in _read(_find_log(fleet, instance), lines, fleet if follow else None):
+        click.echo(part, nl=False)
 
 
 def _find_log(fleet: FleetRecord, instance: str | None) -> Path:
@@ -58,12 +49,25 @@ def _find_log(fleet: FleetRecord, instance: str | None) -> Path:
     if instance is None:
         if not fleet.log:
             raise TorchmoorError(
-                f"the fleet's messages are on the terminal that it was started from; its instances: {', '.join(names)}"
+                "the fleet's messages are on the terminal or in the pipe that it was started with; its instances: "
+                f"{', '.join(names)}"
             )
         return Path(fleet.log)
     if instance not in names:
         raise TorchmoorError(f"the fleet has no log of an instance {instance!r}; its instances: {', '.join(names)}")
     return fleet.instance_log(instance)
+
+
+def _read(path: Path, num_lines: int, followed: FleetRecord | None) -> Iterator[bytes]:
+    """Yield the last lines of a log, and then what is added until the fleet has ended. Raises TorchmoorError."""
+    try:
+        with path.open("rb") as file:
+            yield from deque(file, num_lines)
+            offset = file.tell()
+        if followed is not None:
+            yield from _follow(path, offset, followed)
+    except OSError as error:
+        raise TorchmoorError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _follow(path: Path, offset: int, fleet: FleetRecord) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import uvloop
 
+from torchmoor.cli.exit_status import is_of_output
 from torchmoor.cli.options import report_progress, report_warning
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.settings import ProxySettings
@@ -53,4 +54,6 @@ def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
             return
         uvloop.run(run(config, given=given_settings(), is_open=no_auth, report=report_progress, announce=click.echo))
     except OSError as error:
+        if is_of_output(error):
+            raise
         raise click.ClickException(f"cannot listen: {error.strerror or error}") from error

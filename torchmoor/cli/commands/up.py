@@ -10,6 +10,7 @@ import click
 import uvloop
 
 from torchmoor.cli.background import detach, end_announcement
+from torchmoor.cli.exit_status import is_of_output
 from torchmoor.cli.options import report_progress
 from torchmoor.cli.running_fleets import recorded
 from torchmoor.cli.setting_option import given_settings, setting
@@ -152,4 +153,6 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
         try:
             uvloop.run(run(settings, report_progress, announce, is_open=no_auth))
         except OSError as error:
+            if is_of_output(error):
+                raise
             raise click.ClickException(f"cannot listen on {settings.listen.host}: {error.strerror or error}") from error

@@ -318,12 +318,21 @@ class Registry:
         level = logging.WARNING if is_notable and not self._is_copy else logging.INFO
         logger.log(level, "instance state instance=%s from=%s to=%s", name, before.value, state.value)
 
-    def drain(self, name: str) -> None:
-        """Send an instance no new work, even after its restart. Raises UnknownInstance."""
+    def drain(self, name: str, *, is_resumable: bool = False) -> None:
+        """Send an instance no new work, even after its restart. Raises UnknownInstance.
+
+        is_resumable: the autoscaler drains it. An operator's drain replaces such a drain.
+        """
+        instance = self._get(name)
+        before, instance.is_resumable = instance.is_resumable, is_resumable
+        was_draining = instance.state is InstanceState.DRAINING
         self._hold(name, self._drained)
+        if was_draining and before != is_resumable:
+            self.refresh(instance)
 
     def resume(self, name: str) -> None:
         """End a drain. Raises UnknownInstance."""
+        self._get(name).is_resumable = False
         self._release(name, self._drained)
 
     def is_drained(self, name: str) -> bool:

@@ -35,8 +35,7 @@ class Admin(BaseHTTPRequestHandler):
         self.tokens.append(self.headers.get("Authorization", ""))
         content = json.dumps(self.body).encode()
         self.send_response(self.status)
-        self.send_header("Content-Length", str(len(content)))
-        for name, value in self.headers_sent.items():
+        for name, value in {"Content-Length": str(len(content)), **self.headers_sent}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
@@ -91,14 +90,60 @@ def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
         assert process.stderr.read() == ""
 
 
-def test_an_output_that_cannot_be_written_is_told() -> None:
+@pytest.mark.parametrize("arguments", [("instances",), ("--help",), ("--version",)], ids=" ".join)
+def test_an_output_that_cannot_be_written_is_told(arguments: tuple[str, ...]) -> None:
     """Of a full disk: one sentence, without a stack trace."""
     with run_admin() as url, open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "torchmoor", "instances", "--admin-url", url]
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60)
+        command = [sys.executable, "-m", "torchmoor", *arguments]
+        ended = subprocess.run(
+            command,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            timeout=60,
+            env={**os.environ, "TORCHMOOR_ADMIN_URL": url},
+        )
 
     assert ended.returncode == 1
     assert ended.stderr == "Error: the output cannot be written: No space left on device\n"
+
+
+def test_help_that_is_not_read_ends_quietly() -> None:
+    """As in `torchmoor --help | true`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "torchmoor", "--help"]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60)
+    os.close(writing)
+
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_failure(closed: str) -> None:
+    """As a program leaves them that starts this one as a daemon."""
+    with run_admin() as url:
+        command = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-m", "torchmoor", "instances"]
+        ended = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=60,
+            env={**os.environ, "TORCHMOOR_ADMIN_URL": url},
+        )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_an_answer_that_breaks_off_is_told() -> None:
+    """As a lost connection, not as one of another service."""
+    with run_admin(200, **{"Content-Length": "1000"}) as url:
+        result = CliRunner().invoke(main, ["instances", "--admin-url", url])
+
+    assert result.exit_code == 3
+    assert f"the answer of the admin plane at {url} broke off" in result.stderr
 
 
 def test_ctrl_c_is_no_failure_to_explain() -> None:
@@ -206,6 +251,16 @@ def test_an_action_says_where_the_model_is(tier: str | None, place: str) -> None
         result = CliRunner().invoke(main, ["models", "unload", "m", "--admin-url", url])
 
     assert (result.exit_code, result.stdout) == (0, f"a: m {place}\n")
+
+
+def test_undrain_changes_nothing_if_one_is_not_drained() -> None:
+    """The first one would otherwise serve again, without a word about it."""
+    rows = [{**ROW, "is_drained": True}, {**ROW, "name": "llava-1", "is_drained": False}]
+    with run_admin(200, {"instances": rows}) as url:
+        result = CliRunner().invoke(main, ["undrain", "llava-0", "llava-1", "--admin-url", url])
+
+    assert result.exit_code == 1
+    assert "Instance 'llava-1' is not drained: nothing to undrain. Nothing was changed." in result.stderr
 
 
 @pytest.mark.parametrize("status", [404, 405])

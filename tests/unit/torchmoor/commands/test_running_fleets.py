@@ -5,11 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from torchmoor.cli.running_fleets import recorded, running_fleets, state_folder
+from torchmoor.config.launcher import INSTANCE_LOG
 
 LINE = json.dumps(
     {"runtime": "http://127.0.0.1:8080", "admin": "http://127.0.0.1:8090", "endpoints": ["llava"], "run_dir": "/run"}
@@ -50,3 +53,27 @@ def test_records_of_an_earlier_boot_are_removed(state: Path) -> None:
             assert [fleet.pid for fleet in running_fleets()] == [os.getpid()]
 
         assert sorted(records(state)) == sorted((own, elsewhere, other_host))
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "said"),
+    [("| true", 141, ""), ("> /dev/full", 1, "Error: the output cannot be written: No space left on device\n")],
+)
+def test_an_output_of_logs_that_cannot_be_written_is_told(
+    tmp_path: Path, state: Path, output: str, status: int, said: str
+) -> None:
+    """The log can be read; it is its reader that has gone, or whose disk is full."""
+    log = tmp_path / "llava-0" / INSTANCE_LOG
+    log.parent.mkdir(parents=True)
+    log.write_text("one line\n" * 100_000)
+    command = f'"$@" -n 100000 {output}; exit ${{PIPESTATUS[0]}}'
+    with recorded(json.dumps({**json.loads(LINE), "run_dir": str(tmp_path)})):
+        ended = subprocess.run(
+            ["bash", "-c", command, "bash", sys.executable, "-m", "torchmoor", "logs", "llava-0"],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parents[4],
+            timeout=60,
+        )
+
+    assert (ended.returncode, ended.stderr) == (status, said)

@@ -1,7 +1,9 @@
 """`torchmoor up`: errors that a person can act on."""
 
+import errno
 import socket
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,20 @@ def test_a_short_cooldown_is_not_lengthened_by_the_others(monkeypatch: pytest.Mo
         step=StepScaling(cooldown_s=7),
         max_hold_s=9,
     )
+
+
+def test_an_announcement_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As such, and not as an address that cannot be listened on."""
+
+    async def announce(options: UpSettings, report: object, announce: Callable[[str], None], **_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("torchmoor.cli.commands.up.run", announce)
+
+    result = invoke("up")
+
+    assert result.exit_code == 1
+    assert result.stderr == "Error: the output cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize(

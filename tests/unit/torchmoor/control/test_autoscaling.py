@@ -12,7 +12,7 @@ from torchmoor.config.autoscaling import DIMENSION, NAMESPACE
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.autoscaling import ScalableTargets
 from torchmoor.control.names import Names
-from torchmoor.control.resources import EndpointResource, Resources
+from torchmoor.control.resources import EndpointResource, Resource, Resources
 from torchmoor.errors import RequestInvalid
 
 
@@ -25,9 +25,28 @@ class SlowDeployments:
     def count_of(self, endpoint: str, variant: str) -> int:
         return 1
 
+    def is_scaled(self, endpoint: str, variant: str) -> bool:
+        return False
+
     async def scale(self, endpoint: str, variant: str, settings: Any) -> None:
         self.is_scaling.set()
         await self.may_scale.wait()
+
+
+class ScaledDeployments:
+    """Deployments whose autoscaler has started three instances."""
+
+    def __init__(self) -> None:
+        self.scaled = True
+
+    def count_of(self, endpoint: str, variant: str) -> int:
+        return 3
+
+    def is_scaled(self, endpoint: str, variant: str) -> bool:
+        return self.scaled
+
+    async def scale(self, endpoint: str, variant: str, settings: Any) -> None:
+        self.scaled = settings is not None
 
 
 def register(endpoint: str) -> dict[str, Any]:
@@ -65,3 +84,23 @@ def test_a_target_of_an_endpoint_that_is_deleted_meanwhile_is_refused(tmp_path: 
         return resources
 
     assert list(asyncio.run(scenario()).targets) == ["endpoint/first/variant/v"]
+
+
+def test_a_variant_keeps_its_number_of_instances_when_scaling_ends(tmp_path: Path) -> None:
+    """DesiredInstanceCount is what runs, and a restart starts as many."""
+
+    async def scenario() -> EndpointResource:
+        resources = Resources(tmp_path, 1 << 20)
+        variant = {"VariantName": "v", "ModelName": "m", "InitialInstanceCount": 1}
+        resources.endpoints["e"] = EndpointResource(
+            "c", {"ProductionVariants": [variant]}, {}, 1, 0.0, 0.0, status="InService"
+        )
+        resource = register("e")["ResourceId"]
+        resources.targets[resource] = Resource(register("e"), 0.0)
+        unused: Any = ScaledDeployments()
+        targets = ScalableTargets(ControlSettings(), resources, Names("us-east-1", "123456789012"), unused)
+        call: Any = targets.operations()["DeregisterScalableTarget"]
+        await call({"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION, "ResourceId": resource})
+        return Resources(tmp_path, 1 << 20).endpoints["e"]
+
+    assert asyncio.run(scenario()).count_of({"VariantName": "v", "InitialInstanceCount": 1}) == 3

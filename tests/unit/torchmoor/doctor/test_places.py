@@ -13,7 +13,7 @@ from tests.unit.torchmoor.doctor.conftest import MakePlan
 from torchmoor.config.listen import ListenSettings
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.fleet import check_ports
-from torchmoor.doctor.machine import check_archives, check_run_folder
+from torchmoor.doctor.machine import check_archives, check_disk, check_memory, check_run_folder
 
 
 def test_a_port_that_somebody_has_is_a_problem(make_plan: MakePlan) -> None:
@@ -65,6 +65,18 @@ def test_a_run_directory_on_a_full_disk_needs_room(
     assert finding.level is Level.PROBLEM
     assert finding.found == f"{tmp_path} cannot be written: No space left on device"
     assert finding.remedy == "make room, or give another directory"
+
+
+def test_a_place_that_cannot_be_examined_is_a_problem(make_plan: MakePlan, tmp_path: Path) -> None:
+    """It does not end the check. A folder that the user may not search fails in the same way, but not for root."""
+    hidden = tmp_path / ("x" * 300) / "folder"
+    plan = make_plan(run_dir=hidden, model_store=hidden)
+
+    for found in (check_disk(plan), check_memory(plan)):
+        [_] = found
+    [finding] = check_archives(plan)
+    assert finding.level is Level.PROBLEM
+    assert "that this user can read" in finding.found
 
 
 def test_an_archive_that_is_there_is_all_right(make_plan: MakePlan, tmp_path: Path) -> None:

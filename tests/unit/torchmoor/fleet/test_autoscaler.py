@@ -516,6 +516,49 @@ def test_what_the_autoscaler_drains_may_be_resumed() -> None:
     run(scenario())
 
 
+def test_an_operators_drain_of_a_draining_instance_stays() -> None:
+    """It is not resumed against the operator; another one serves. When the load is gone, it is stopped as planned."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=2) as world:
+            (instance,) = await world.grow(1)
+            await world.look()
+            await world.look(after_s=10)
+            assert world.phase("llava-0") is Phase.DRAINING
+            world.registry.drain("llava-0")
+            lease = instance.lease()
+
+            assert await world.look() == ["llava-1"]
+            assert (world.phase("llava-0"), instance.state) == (Phase.WITHDRAWN, InstanceState.DRAINING)
+            assert world.variant.scale is not None
+            assert world.variant.scale.why.endswith("; drained by an operator: llava-0")
+
+            await world.be_ready("llava-1")
+            lease.release()
+            for _ in range(2):
+                await world.look(after_s=11)
+            assert world.phase("llava-0") is Phase.STOPPING
+
+    run(scenario())
+
+
+def test_an_operators_drain_of_an_idle_draining_instance_does_not_keep_it() -> None:
+    """The autoscaler stops it as if it had not been drained twice."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=1) as world:
+            await world.grow(1)
+            await world.look()
+            await world.look(after_s=10)
+            assert world.phase("llava-0") is Phase.DRAINING
+            world.registry.drain("llava-0")
+            assert not world.variant.may_start
+            await world.look()
+            assert world.phase("llava-0") is Phase.STOPPING
+
+    run(scenario())
+
+
 def test_a_start_that_fails_is_tried_again_later_each_time() -> None:
     """The waiting requests are not forgotten, and a broken model does not start processes without end."""
 

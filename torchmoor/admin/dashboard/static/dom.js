@@ -37,7 +37,8 @@ export function keep(parent, keys, create) {
     child.dataset.key = key;
     return child;
   });
-  for (const child of known.values()) child.remove();
+  const kept = new Set(children); // without them, of two children with one key the first would stay forever
+  for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
   children.forEach((child, at) => {
     if (parent.children[at] !== child) parent.insertBefore(child, parent.children[at] ?? null);
   });

@@ -8,15 +8,16 @@ import { bytes, number, span } from "./words.js";
 
 const TIERS = ["device", "host", "loading", "leaving", "disk", "broken"];
 const TIER_CLASSES = { device: "good", host: "good", loading: "warn", broken: "bad" };
+const PLACES = { device: ", on device", host: ", on host" }; // a pin and a prewarm do not wait for the load
 const ACTIONS = {
   Pin: {
     text: "It is loaded if necessary and stays in memory until it is unpinned.",
-    done: (tier) => `is pinned${tier ? `, on ${tier}` : ""}.`,
+    done: (tier) => `is pinned${PLACES[tier] ?? ""}.`,
   },
   Unpin: { text: "It may be evicted when another model needs the memory.", done: () => "is no longer pinned." },
   Prewarm: {
     text: "It is loaded now, which may evict other models and take minutes.",
-    done: (tier) => `is loaded${tier ? `, on ${tier}` : ""}.`,
+    done: (tier) => (PLACES[tier] ? `is loaded${PLACES[tier]}.` : "is being loaded."),
   },
   Unload: {
     text: "It is removed from memory when the requests that use it have ended. The next request for it waits until it is loaded again.",

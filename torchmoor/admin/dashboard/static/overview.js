@@ -23,7 +23,9 @@ function problems(data) {
   for (const variant of data.variants) {
     const name = `${variant.endpoint} / ${variant.name}`;
     const add = (text, kind = "warn", to = "traffic-title") => found.push({ text, kind, to });
-    if (!variant.ready && variant.desired !== 0) add(`${name} has no ready instance: new requests are refused.`, "bad", "instances-title");
+    // With autoscaling, requests may wait until an instance has started.
+    const refuses = variant.desired === null ? ": new requests are refused" : "";
+    if (!variant.ready && variant.desired !== 0) add(`${name} has no ready instance${refuses}.`, "bad", "instances-title");
     const faults = variant.recent.faults_per_s; // clients' mistakes are left out
     if (faults > 0.05 * Math.max(variant.recent.requests_per_s, 0.1)) {
       add(`${name}: ${number(faults, 1)} failures per second in the last ten seconds.`, "warn", "decisions-title");
@@ -42,7 +44,7 @@ function problems(data) {
   }
   for (const group of data.autoscaling) {
     if (group.backlog && group.desired === group.max_capacity && group.why.includes("MaxCapacity")) {
-      found.push({ text: `${group.endpoint}: ${group.why}.`, kind: "warn", to: "scaling-title" });
+      found.push({ text: `${group.endpoint} / ${group.variant}: ${group.why}.`, kind: "warn", to: "scaling-title" });
     }
   }
   return found.sort((a, b) => a.kind.localeCompare(b.kind));

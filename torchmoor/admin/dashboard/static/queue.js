@@ -1,7 +1,7 @@
 // Asynchronous requests of one endpoint: the backlog and its age, the list, reasons of failures, and cancelling.
 
 import { act } from "./actions.js";
-import { $, make, say } from "./dom.js";
+import { $, keep, make, say } from "./dom.js";
 import { fillBars } from "./drawings.js";
 import { Feed, get } from "./feed.js";
 import { Table, badge, buttons, text } from "./table.js";
@@ -97,21 +97,25 @@ const feed = new Feed(find, show, $("queue-facts"));
 export function pollQueue(data) {
   const endpoints = data.async_endpoints;
   $("queue-section").hidden = $("queue-link").hidden = !endpoints.length;
-  if (!endpoints.length) return;
+  if (!endpoints.length) {
+    toBeDone = 0;
+    return;
+  }
   counts = {};
   for (const { endpoint, asynchronous } of data.variants) {
     const sum = (counts[endpoint] ??= {});
     for (const [name, each] of Object.entries(asynchronous)) sum[name] = (sum[name] ?? 0) + each;
   }
-  const select = $("queue-endpoint");
-  if (select.options.length !== endpoints.length) {
-    select.replaceChildren(...endpoints.map((name) => make("option", name)));
-  }
+  keep($("queue-endpoint"), endpoints, (name) => make("option", name));
   $("queue-endpoint-label").hidden = endpoints.length < 2;
   feed.poll();
 }
 
-export const describeBacklog = () => (toBeDone ? ` ${count(toBeDone, "asynchronous request")} to be done.` : "");
+// Of the endpoint that is shown.
+export function describeBacklog() {
+  const where = $("queue-endpoint").options.length > 1 ? ` at ${$("queue-endpoint").value}` : "";
+  return toBeDone ? ` ${count(toBeDone, "asynchronous request")} to be done${where}.` : "";
+}
 
 function onFilter() {
   table.toStart();
