@@ -45,6 +45,8 @@ def reported_by_exit_status() -> Iterator[None]:
             f"the package {error.name} is not installed, which this command needs: pip install 'torchmoor[serve]', or "
             "'torchmoor[proxy]' where no instance runs"
         ) from error
+    except UnicodeEncodeError as error:  # of an argument: Python decodes other bytes to lone surrogates
+        raise click.ClickException(f"{error.object!r} is not text in UTF-8 and cannot be sent") from error
     except BrokenPipeError:
         _forget_output()
         raise click.exceptions.Exit(ExitStatus.BROKEN_PIPE) from None
