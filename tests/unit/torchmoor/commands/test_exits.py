@@ -194,7 +194,18 @@ def test_an_argument_that_is_not_text_is_told() -> None:
     result = CliRunner().invoke(main, ["sessions", "close", os.fsdecode(b"caf\xe9")])
 
     assert result.exit_code == 1
-    assert result.stderr == "Error: 'caf\\udce9' is not text in UTF-8 and cannot be sent\n"
+    assert result.stderr == "Error: 'caf\\udce9' is not text in UTF-8\n"
+
+
+def test_an_output_of_another_encoding_is_told() -> None:
+    """With the way to another one."""
+    with run_admin(200, {"instances": [{**ROW, "endpoint": "€"}]}) as url:
+        command = [sys.executable, "-m", "torchmoor", "instances", "--admin-url", url]
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, env=environment)
+
+    assert ended.returncode == 1
+    assert "cannot be written in ascii: select a locale of UTF-8" in ended.stderr
 
 
 def test_a_directory_whose_name_is_too_long_is_told() -> None:
