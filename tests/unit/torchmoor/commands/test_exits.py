@@ -201,11 +201,11 @@ def test_an_output_of_another_encoding_is_told() -> None:
     """With the way to another one."""
     with run_admin(200, {"instances": [{**ROW, "endpoint": "€"}]}) as url:
         command = [sys.executable, "-m", "torchmoor", "instances", "--admin-url", url]
-        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        environment = {**os.environ, "PYTHONIOENCODING": "iso-8859-1"}
         ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, env=environment)
 
     assert ended.returncode == 1
-    assert "cannot be written in ascii: select a locale of UTF-8" in ended.stderr
+    assert "cannot be written in latin-1: select a locale of UTF-8" in ended.stderr
 
 
 def test_a_directory_whose_name_is_too_long_is_told() -> None:
