@@ -674,3 +674,17 @@ def test_a_client_that_leaves_within_a_body_to_the_admin_plane_is_no_fault(
 
     wait_until(is_free, "the client has left")
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "line", [b"GET /\xff HTTP/1.1", b"GET / HTTP/1.1\r\nnot a field", b"POST / HTTP/1.1\r\nContent-Length: x"]
+)
+def test_a_request_to_the_admin_plane_that_cannot_be_read_is_no_fault(
+    stage: Stage, caplog: pytest.LogCaptureFixture, line: bytes
+) -> None:
+    """Its client gets a 400, and the log has no traceback."""
+    with socket.create_connection(("127.0.0.1", stage.proxy.admin_port), timeout=DEADLINE_S) as client:
+        client.sendall(line + b"\r\nHost: localhost\r\n\r\n")
+        assert b" 400 " in read_answer(client, to_end=True)
+
+    assert "Traceback" not in caplog.text

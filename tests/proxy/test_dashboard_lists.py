@@ -327,8 +327,8 @@ def test_lines_of_one_text_do_not_pile_up(stage: Stage, browser: Browser) -> Non
             """async () => {
               const { keep } = await import("./dashboard/dom.js");
               const list = document.createElement("ul");
-              const item = () => document.createElement("li");
-              const draw = (keys) => keep(list, keys, item).length && list.children.length;
+              const make = () => document.createElement("li");
+              const draw = (keys) => keep(list, keys, make).length && list.children.length;
               return [draw(["a", "a"]), draw(["a", "a"]), draw(["a", "a"]), draw(["b"])];
             }"""
         )

@@ -124,6 +124,22 @@ def test_instances_of_the_file_are_tried(tmp_path: Path, silent: int) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("listen", "url"),
+    [
+        ({"admin_host": "::1"}, "http://[::1]:9"),
+        ({"admin_tls_certificate": "/etc/hostname", "admin_tls_key": "/etc/hostname"}, "https://127.0.0.1:9"),
+    ],
+)
+def test_fleet_of_the_file_is_asked_at_its_address(tmp_path: Path, listen: dict[str, str], url: str) -> None:
+    """Also at one of IPv6, and over TLS."""
+    path = write_config(tmp_path, listen={"port": 0, "admin_port": 9, **listen})
+
+    _, found = examine("--config", str(path))
+
+    assert found["fleet"][0]["found"] == f"none runs at {url}"
+
+
 def test_queue_and_results_of_the_file_are_tried(tmp_path: Path) -> None:
     """An unreachable server and an unwritable directory are problems; the queue's password is in no finding."""
     path = write_config(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from torchmoor.errors import ApiError, ValidationError
@@ -42,6 +44,11 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except web.HTTPException as error:  # no token, or aiohttp's own: an unknown path or method, a body that is too long
         kept = {name: value for name, value in error.headers.items() if name in KEPT_HEADERS}
         return web.json_response({"error": f"{error.reason}."}, status=error.status, headers=kept)
+
+
+def is_own_fault(record: logging.LogRecord) -> bool:
+    """Filter out requests that aiohttp cannot read: their clients get a 400, and could fill the log with tracebacks."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def read_limit(query: Mapping[str, str], *, default: int, most: int) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import hmac
+import logging
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -22,7 +23,7 @@ from torchmoor.admin.connections import AdminConnection, AdminConnections
 from torchmoor.admin.control import ControlAdmin
 from torchmoor.admin.dashboard.page import Dashboard
 from torchmoor.admin.decisions import DecisionsAdmin
-from torchmoor.admin.http import RequestRefused, answer_errors
+from torchmoor.admin.http import RequestRefused, answer_errors, is_own_fault
 from torchmoor.admin.models import ModelsAdmin
 from torchmoor.admin.sessions import SessionsAdmin
 from torchmoor.admin.views import describe_discovery, describe_instance, describe_scaling
@@ -36,6 +37,8 @@ from torchmoor.proxy.api.reference.admin_routes import ADMIN_PLANE
 from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.http.handshakes import Handshakes
 from torchmoor.proxy.instances.registry import Registry
+
+logger = logging.getLogger(__name__)
 
 HEALTH = "/healthz"
 LIVE = "/livez"
@@ -100,7 +103,8 @@ class AdminServer:
         self._dashboard.add_to(app.router)
         ControlAdmin(control, settings.limits.body_timeout_s).add_to(app.router)
         AsyncAdmin(async_inference).add_to(app.router)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        logger.addFilter(is_own_fault)
+        self._runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=1.0)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> AdminServer:

@@ -29,6 +29,9 @@ class ExitStatus(IntEnum):
 UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 
 
+MAX_SHOWN = 60  # characters of an argument
+
+
 @contextmanager
 def reported_by_exit_status() -> Iterator[None]:
     """Turn our errors into one message and a status. Ctrl-C and a closed output end a command quietly."""
@@ -45,6 +48,8 @@ def reported_by_exit_status() -> Iterator[None]:
             f"the package {error.name} is not installed, which this command needs: pip install 'torchmoor[serve]', or "
             "'torchmoor[proxy]' where no instance runs"
         ) from error
+    except UnicodeEncodeError as error:
+        raise click.ClickException(_explain(error)) from error
     except BrokenPipeError:
         _forget_output()
         raise click.exceptions.Exit(ExitStatus.BROKEN_PIPE) from None
@@ -61,6 +66,14 @@ def reported_by_exit_status() -> Iterator[None]:
 def is_of_output(error: OSError) -> bool:
     """Return whether a write has failed, which `reported_by_exit_status` explains."""
     return isinstance(error, BrokenPipeError) or error.errno in UNWRITABLE
+
+
+def _explain(error: UnicodeEncodeError) -> str:
+    """Return the reason: an argument whose bytes Python has decoded to lone surrogates, or the output's encoding."""
+    if error.encoding == "utf-8":
+        return f"{error.object[:MAX_SHOWN]!r} is not text in UTF-8"
+    sign = error.object[error.start : error.end]
+    return f"{sign!r} cannot be written in {error.encoding}: select a locale of UTF-8, or set PYTHONIOENCODING=utf-8"
 
 
 def status_of(error: Exception) -> ExitStatus:

@@ -55,7 +55,7 @@ def package(
     """Write the archive, completely or not at all. Raises TorchmoorError, which lists everything that is missing."""
     if not output.name.endswith(SUFFIXES):
         raise TorchmoorError(f"{output.name} must end in .tar.gz or .mar")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # Path.is_dir raises for a name that is too long
         raise TorchmoorError(f"there is no directory {folder}")
     files, left_out = choose_files(folder, allow_pickle=allow_pickle)
     problems = find_problems(folder, files, left_out, allow_pickle=allow_pickle)

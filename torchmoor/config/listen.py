@@ -43,3 +43,15 @@ class ListenSettings(SettingsGroup, title="listen"):
             if bool(getattr(self, pair[0])) != bool(getattr(self, pair[1])):
                 raise refusal(pair[0], f"and listen.{pair[1]} must be given together")
         return self
+
+    def runtime_url(self, port: int) -> str:
+        """Return the runtime API's address at a port, which is another one than the setting's if that is 0."""
+        return _url("https" if self.tls_certificate else "http", self.host, port)
+
+    def admin_url(self, port: int) -> str:
+        """Return the admin plane's address at a port, as `runtime_url`."""
+        return _url("https" if self.admin_tls_certificate else "http", self.admin_host, port)
+
+
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -138,15 +138,9 @@ class Proxy:
     @property
     def runtime_url(self) -> str:
         """The data plane's address."""
-        listen = self._settings.listen
-        return _url("https" if listen.tls_certificate else "http", listen.host, self.port)
+        return self._settings.listen.runtime_url(self.port)
 
     @property
     def admin_url(self) -> str:
         """The admin plane's address."""
-        listen = self._settings.listen
-        return _url("https" if listen.admin_tls_certificate else "http", listen.admin_host, self.admin_port)
-
-
-def _url(scheme: str, host: str, port: int) -> str:
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        return self._settings.listen.admin_url(self.admin_port)

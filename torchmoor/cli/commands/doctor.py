@@ -76,9 +76,9 @@ def doctor(
         if "model_store" not in settings.launch.model_fields_set:
             model_store = Path(configuration.launch.model_store).resolve()
         if listen.admin_port and not is_admin_named:
-            admin_url = f"http://{listen.admin_host}:{listen.admin_port}"
+            admin_url = listen.admin_url(listen.admin_port)
         if listen.port and context.get_parameter_source("url") is ParameterSource.DEFAULT:
-            url = f"http://{listen.host}:{listen.port}"
+            url = listen.runtime_url(listen.port)
     plan = FleetPlan(
         endpoints=endpoints,
         num_instances=num_instances * len(endpoints),

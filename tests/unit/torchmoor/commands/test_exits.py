@@ -189,6 +189,32 @@ def test_nobody_there_is_a_status_of_its_own() -> None:
     assert "http://127.0.0.1:9" in result.stderr
 
 
+def test_an_argument_that_is_not_text_is_told() -> None:
+    """As a name in Latin-1."""
+    result = CliRunner().invoke(main, ["sessions", "close", os.fsdecode(b"caf\xe9")])
+
+    assert result.exit_code == 1
+    assert result.stderr == "Error: 'caf\\udce9' is not text in UTF-8\n"
+
+
+def test_an_output_of_another_encoding_is_told() -> None:
+    """With the way to another one."""
+    with run_admin(200, {"instances": [{**ROW, "endpoint": "€"}]}) as url:
+        command = [sys.executable, "-m", "torchmoor", "instances", "--admin-url", url]
+        environment = {**os.environ, "PYTHONIOENCODING": "iso-8859-1"}
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, env=environment)
+
+    assert ended.returncode == 1
+    assert "cannot be written in latin-1: select a locale of UTF-8" in ended.stderr
+
+
+def test_a_directory_whose_name_is_too_long_is_told() -> None:
+    result = CliRunner().invoke(main, ["package", "x" * 300])
+
+    assert result.exit_code == 1
+    assert "Error: there is no directory xxx" in result.stderr
+
+
 def test_an_address_that_is_none_is_told() -> None:
     """A forgotten http:// is a slip."""
     result = CliRunner().invoke(main, ["instances", "--admin-url", "127.0.0.1:9080"])
