@@ -165,6 +165,15 @@ def test_the_text_format_is_read_in_all_its_spellings() -> None:
             parse_pbtxt(broken)
 
 
+def test_lines_of_hashes_are_read_once() -> None:
+    """Also if nothing that the parser knows follows them; each further hash doubled the time."""
+    text = "a: 1\n" + "#" * 10_000
+
+    assert parse_pbtxt(text) == {"a": [1]}
+    with pytest.raises(PbtxtError, match="line 3"):
+        parse_pbtxt(f"{text}\n$")
+
+
 @pytest.mark.parametrize(
     "given",
     [
