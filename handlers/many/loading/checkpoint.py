@@ -144,7 +144,7 @@ class CheckpointLoader:
         )
 
     def _make_task(self, task: str, folder: Path, model: Any) -> Task:
-        own = self._settings.tasks
+        own, max_answer_bytes = self._settings.tasks, self._settings.pump.max_response_bytes
         if task == ImageClassification.name:
             return ImageClassification(model, self._get_image_processor(folder), own, self.intake)
         _check_reads_text(task, model)
@@ -152,12 +152,12 @@ class CheckpointLoader:
         if task in (Embeddings.name, TextClassification.name):
             own = own.model_copy(update={"max_inputs": own.max_texts})
         if task == Embeddings.name:
-            return Embeddings(model, tokenizer, own, read_pooling(folder), self._settings.pump.max_response_bytes)
+            return Embeddings(model, tokenizer, own, read_pooling(folder), max_answer_bytes)
         makers: dict[str, Callable[..., Task]] = {
             kind.name: kind
             for kind in (TextClassification, TokenClassification, FillMask, QuestionAnswering, FeatureExtraction)
         }
-        return makers[task](model, tokenizer, own)
+        return makers[task](model, tokenizer, own, max_answer_bytes)
 
     def _get_tokenizer(self, folder: Path) -> SharedTokenizer:
         """Share tokenizers: one takes longer to make than a model, and most variants of a model have the same."""

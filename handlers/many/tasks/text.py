@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from handlers.chat.checks import check_unicode
-from handlers.errors import ContextTooLong
+from handlers.errors import ContextTooLong, InvalidRequest
 from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import Input, TaskWork
@@ -38,12 +38,20 @@ class SharedTokenizer:
 class TextTask:
     """A model that reads token ids, and its tokenizer."""
 
-    def __init__(self, model: Any, tokenizer: SharedTokenizer, settings: TaskSettings, max_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: SharedTokenizer,
+        settings: TaskSettings,
+        max_answer_bytes: int,
+        max_tokens: int = 0,
+    ) -> None:
         """max_tokens: of one input; 0 for the model's own limit."""
         self.model = model
         self.shared = tokenizer
         self.tokenizer = tokenizer.tokenizer
         self.settings = settings
+        self._max_answer_bytes = max_answer_bytes
         self.max_tokens = max_tokens or find_max_tokens(model.config, self.tokenizer)
         self._read_by_model = set(inspect.signature(model.forward).parameters)
         known = {getattr(model.config, "pad_token_id", None), self.tokenizer.pad_token_id} - {None}
@@ -87,6 +95,18 @@ class TextTask:
                 f"a text has {len(encoded['input_ids'])} tokens, and this model reads {self.max_tokens}: {advice}"
             )
         return encoded
+
+    def check_answer(self, what: str, num_bytes: float, advice: str, param: str = "inputs") -> None:
+        """Raise InvalidRequest before anything is computed for an answer that could not be sent.
+
+        what: the answer's parts. num_bytes: an estimate of their size.
+        """
+        if num_bytes > self._max_answer_bytes:
+            raise InvalidRequest(
+                f"{what} take about {int(num_bytes)} bytes, and an answer may have {self._max_answer_bytes} "
+                f"(handler.pump.max_response_bytes): {advice}",
+                param=param,
+            )
 
     def as_input(self, encoded: Any) -> Input:
         """Select what the model reads of an encoding."""

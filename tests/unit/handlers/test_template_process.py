@@ -135,7 +135,7 @@ def test_a_process_that_ended_is_replaced() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "import sys; sys.stdin.readline(); sys.stdout.write('{\"text\": \"Hel'); sys.stdout.flush()",
+        'import sys; sys.stdin.readline(); sys.stdout.write(\'{"text": "Hel\'); sys.stdout.flush()',
         "import os, sys; os.close(0); sys.stdout.close(); import time; time.sleep(60)",
     ],
 )

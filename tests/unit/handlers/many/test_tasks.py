@@ -17,6 +17,7 @@ from PIL import Image
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import ModelBroken
 from handlers.many.loading.checkpoint import CheckpointLoader
+from handlers.many.loading.task_model import TaskModel
 from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many_settings import ManySettings, TaskSettings
 from handlers.reply import PendingReply, WholeReply
@@ -331,6 +332,43 @@ def test_a_long_text_is_searched_piece_by_piece(tmp_path: Path, load: Load) -> N
 
     assert all(answer["answer"] == context[answer["start"] : answer["end"]] for answer in found)
     assert max(answer["start"] for answer in found) > len(context) // 2
+
+
+def test_pieces_are_counted_before_they_are_made(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a large stride, each token of a text begins a piece: 200 kB took gigabytes."""
+    model = load(save_checkpoint(tmp_path, "BertForQuestionAnswering"))
+    assert isinstance(model, TaskModel)
+    monkeypatch.setattr(model.task, "_encode", lambda *args: pytest.fail("pieces are made"))
+    asked = {"question": "who sat", "context": "the cat " * 1000}
+
+    status, message = error(model, {"inputs": asked, "parameters": {"doc_stride": 1 << 70}})
+
+    assert status == 400
+    assert "the texts are at least 1942 pieces, and a request may have 256: send less" in message
+
+
+@pytest.mark.parametrize(
+    ("architecture", "inputs", "parameters"),
+    [
+        ("BertModel", ["the cat sat"] * 40, {}),
+        ("BertForMaskedLM", ["a [MASK] [MASK]"] * 3, {"top_k": 1 << 70}),
+        ("BertForQuestionAnswering", {"question": "who", "context": " ".join(TEXTS)}, {"top_k": 1 << 70}),
+    ],
+)
+def test_answers_that_are_too_long_are_refused_before_they_are_computed(
+    architecture: str, inputs: Any, parameters: dict[str, Any], tmp_path: Path, load: Load
+) -> None:
+    """Results that a request asks for in any number cost time and memory, and could not be sent."""
+    model = load(save_checkpoint(tmp_path, architecture), pump=PumpSettings(max_response_bytes=50_000))
+    assert isinstance(model, TaskModel)
+    computed: list[Any] = []
+    model.queue.run = computed.append
+
+    status, message = error(model, {"inputs": inputs, "parameters": parameters})
+
+    assert status == 400
+    assert "an answer may have 50000 (handler.pump.max_response_bytes): send fewer" in message
+    assert not computed
 
 
 def picture(seed: int) -> bytes:
