@@ -110,7 +110,7 @@ class Embeddings(TextTask):
     def __init__(
         self, model: Any, tokenizer: SharedTokenizer, settings: TaskSettings, pooling: Pooling, max_answer_bytes: int
     ) -> None:
-        limit = find_max_tokens(model.config, tokenizer.tokenizer)
+        limit = find_max_tokens(model, tokenizer.tokenizer)
         super().__init__(model, tokenizer, settings, max_answer_bytes, min(pooling.max_tokens or limit, limit))
         self._pooling = pooling
         self._width = len(pooling.modes) * model.config.hidden_size

@@ -52,7 +52,7 @@ class TextTask:
         self.tokenizer = tokenizer.tokenizer
         self.settings = settings
         self._max_answer_bytes = max_answer_bytes
-        self.max_tokens = max_tokens or find_max_tokens(model.config, self.tokenizer)
+        self.max_tokens = max_tokens or find_max_tokens(model, self.tokenizer)
         self._read_by_model = set(inspect.signature(model.forward).parameters)
         known = {getattr(model.config, "pad_token_id", None), self.tokenizer.pad_token_id} - {None}
         # Some models find a text's end by its padding: if model and tokenizer disagree on it, nothing is padded.
@@ -135,10 +135,11 @@ class TextTask:
         return [own[: row.size] for own, row in zip(logits, rows, strict=True)]
 
 
-def find_max_tokens(config: Any, tokenizer: Any) -> int:
+def find_max_tokens(model: Any, tokenizer: Any) -> int:
     """Return the longest input in tokens, special ones included."""
-    positions = getattr(config, "max_position_embeddings", None) or UNLIMITED
-    if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xlm-roberta-xl"):
-        positions -= config.pad_token_id + 1  # positions begin after the padding's
-    own = tokenizer.model_max_length
-    return int(min(positions, own if own < UNLIMITED else UNLIMITED))
+    limits = [getattr(model.config, "max_position_embeddings", None) or UNLIMITED, tokenizer.model_max_length]
+    for name, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if padding is not None and name.endswith("position_embeddings"):
+            limits.append(len(module.weight) - padding - 1)  # positions begin after the padding's, as in RoBERTa
+    return int(min(*limits, UNLIMITED))

@@ -23,7 +23,7 @@ from handlers.many_settings import ManySettings, TaskSettings
 from handlers.reply import PendingReply, WholeReply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, IntakeSettings, ModelSettings, PumpSettings
-from tests.unit.handlers.many.tiny import make_tokenizer, save_checkpoint
+from tests.unit.handlers.many.tiny import VOCABULARY, make_tokenizer, save_checkpoint
 from tests.waiting import wait_until
 
 TEXTS = ["the cat sat on the mat", "anna works at acme in paris.", "dog"]
@@ -478,6 +478,9 @@ def test_the_task_is_the_one_that_the_folder_names(tmp_path: Path, load: Load) -
     (tmp_path / "torchmoor.json").write_text('{"task": "juggling"}')
     with pytest.raises(ModelBroken, match="there is no task 'juggling'"):
         load(tmp_path)
+    (tmp_path / "torchmoor.json").write_text('{"tasks": "fill-mask", "task": "fill-mask", "\\u0007": 1}')
+    with pytest.raises(ModelBroken, match=r"torchmoor\.json has no '\\x07', 'tasks'; it may have task$"):
+        load(tmp_path)
     (tmp_path / "torchmoor.json").unlink()
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertForJuggling"]}))
@@ -523,6 +526,31 @@ def test_a_task_of_texts_refuses_models_that_take_images(config: Any, inputs: st
 
     with pytest.raises(ModelBroken, match=f"feature-extraction, .* take {inputs}$"):
         load(tmp_path)
+
+
+def test_a_model_whose_decoder_needs_an_input_is_refused(tmp_path: Path, load: Load) -> None:
+    """Each request would fail with a status of 500. BART's decoder gets the text itself."""
+    sizes = {"vocab_size": len(VOCABULARY), "d_model": 32, "pad_token_id": 0, "decoder_start_token_id": 0}
+    hf.T5Model(hf.T5Config(**sizes, d_kv=8, d_ff=48, num_layers=1, num_heads=4)).save_pretrained(tmp_path / "t5")
+    hf.BartModel(hf.BartConfig(**sizes, encoder_layers=1, decoder_layers=1)).save_pretrained(tmp_path / "bart")
+    for name in ("t5", "bart"):
+        make_tokenizer().save_pretrained(tmp_path / name)
+
+    assert len(ask(load(tmp_path / "bart"), "cat")[0][0]) == 32
+    with pytest.raises(ModelBroken, match=r"models of type t5 do not compute feature-extraction from a text alone"):
+        load(tmp_path / "t5")
+
+
+@pytest.mark.parametrize("family", ["Roberta", "RobertaPreLayerNorm", "Data2VecText", "IBert", "Luke", "MPNet"])
+def test_positions_may_begin_after_the_paddings(family: str, tmp_path: Path, load: Load) -> None:
+    """A text of as many tokens as the configuration has positions would fail, with a status of 500."""
+    config = getattr(hf, f"{family}Config")(**_TEXT, vocab_size=len(VOCABULARY), max_position_embeddings=40)
+    getattr(hf, f"{family}Model")(config).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    model = load(tmp_path)
+
+    assert len(ask(model, "cat " * 100, truncation=True)[0]) == 40 - 2
+    assert error(model, {"inputs": "cat " * 37})[0] == 400
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel"])
