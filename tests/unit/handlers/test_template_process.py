@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from handlers import limited_process
-from handlers.errors import InvalidRequest
+from handlers.errors import InvalidRequest, SettingsError
 from handlers.models.chat_template import LLAMA2, LLAVA15, ChatTemplate
 from handlers.models.template_process import TemplateFailed, TemplateProcess
 from scripts.tiny_llava.build import CHAT_TEMPLATE
@@ -104,6 +104,21 @@ def test_a_client_is_told_that_the_template_is_too_much(checkpoint: Path) -> Non
         template.render([{"role": "user", "content": "Hello"}])
 
     assert other.render([{"role": "user", "content": "Hello"}]) == "user"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for m in messages %}{{ m.content }}", "Unexpected end of template"),
+        ({"default": "{{ messages }}", "tool_use": "{{ tools | nonsense }}"}, "No filter named 'nonsense'"),
+    ],
+)
+def test_a_template_that_cannot_be_compiled_fails_the_load(template: Any, reason: str, checkpoint: Path) -> None:
+    """The worker would refuse each conversation instead."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+
+    with pytest.raises(SettingsError, match=f"chat template cannot be used: {reason}.*; correct its chat_template"):
+        ChatTemplate(SimpleNamespace(chat_template=template), tokenizer, "other")
 
 
 def test_a_refusal_is_not_a_failure(process: TemplateProcess) -> None:
