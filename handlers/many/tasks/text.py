@@ -1,6 +1,7 @@
 """The base of text tasks: reading, tokenizing, and running several texts in one padded batch."""
 
 import inspect
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,6 +54,7 @@ class TextTask:
         self.settings = settings
         self._max_answer_bytes = max_answer_bytes
         self.max_tokens = max_tokens or find_max_tokens(model, self.tokenizer)
+        self._num_tokens = getattr(model.config, "vocab_size", None) or math.inf
         self._read_by_model = set(inspect.signature(model.forward).parameters)
         known = {getattr(model.config, "pad_token_id", None), self.tokenizer.pad_token_id} - {None}
         # Some models find a text's end by its padding: if model and tokenizer disagree on it, nothing is padded.
@@ -109,7 +111,11 @@ class TextTask:
             )
 
     def as_input(self, encoded: Any) -> Input:
-        """Select what the model reads of an encoding."""
+        """Select what the model reads of an encoding. Raises InvalidRequest for a token that it does not have."""
+        highest = max(encoded["input_ids"], default=0)
+        if highest >= self._num_tokens:  # it would end a GPU's process
+            token = self.tokenizer.convert_ids_to_tokens(highest)
+            raise InvalidRequest(f"the tokenizer has a token {token!r}, which the model does not know: leave it out")
         own = {name: encoded[name] for name in self._padding if name in encoded and name in self._read_by_model}
         alone = None if self._can_pad else object()  # a kind that no other row shares
         return Input(own, len(own["input_ids"]), alone)

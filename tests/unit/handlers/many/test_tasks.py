@@ -528,6 +528,21 @@ def test_a_task_of_texts_refuses_models_that_take_images(config: Any, inputs: st
         load(tmp_path)
 
 
+@pytest.mark.parametrize("architecture", ["BertModel", "BertForQuestionAnswering"])
+def test_a_token_that_the_model_does_not_know_is_refused(architecture: str, tmp_path: Path, load: Load) -> None:
+    """Some checkpoints have more tokens than rows of embeddings; such a token would end the process of a GPU."""
+    save_checkpoint(tmp_path, architecture)
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save_pretrained(tmp_path)
+    inputs = {"question": "who", "context": "a zebra"} if "Question" in architecture else "a zebra"
+
+    status, message = error(load(tmp_path), {"inputs": inputs})
+
+    assert status == 400
+    assert message == "the tokenizer has a token 'zebra', which the model does not know: leave it out"
+
+
 def test_a_model_whose_decoder_needs_an_input_is_refused(tmp_path: Path, load: Load) -> None:
     """Each request would fail with a status of 500. BART's decoder gets the text itself."""
     sizes = {"vocab_size": len(VOCABULARY), "d_model": 32, "pad_token_id": 0, "decoder_start_token_id": 0}
