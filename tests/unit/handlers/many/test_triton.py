@@ -122,6 +122,8 @@ def test_a_lone_torchscript_file_is_a_model_too(folder: Path, tmp_path: Path) ->
 
     assert is_triton(alone)
     assert [out["data"] for out in found["outputs"]] == [[4], [2]]
+    with pytest.raises(InvalidRequest, match=r"there is no output 'SUM__0'; there are: OUTPUT__0, OUTPUT__1$"):
+        answer(task, {"inputs": [tensor("x", [3]), tensor("y", [1])], "outputs": [{"name": "SUM__0"}]})
 
 
 @pytest.mark.parametrize(
