@@ -109,7 +109,7 @@ class _Allowance:
         self.check(0)
 
     def check(self, num_bytes: int) -> None:
-        """Raise ModelBroken if so many bytes more would exceed a limit."""
+        """Raise ModelBroken if another num_bytes would exceed a limit."""
         if self._spent + num_bytes > self._by_size:
             raise ModelBroken(f"it unpacks to more than handler.many.max_unpacked_bytes ({self._by_size})")
         if self._spent + num_bytes > self._by_ratio:
