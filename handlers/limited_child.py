@@ -39,14 +39,17 @@ def main() -> None:
 def render_templates() -> Callable[[Answer], Answer]:
     """Render chat templates.
 
-    Request: keyword arguments of transformers' `render_jinja_template`. Answer: {"text"}, {"refused": the template's
-    reason} or {"failed": the kind of error}.
+    Request: keyword arguments of transformers' `render_jinja_template`, or {"compiled": a template}. Answer: {"text"},
+    empty for a template that was only compiled, {"refused": the template's reason} or {"failed": the kind of error}.
     """
     from jinja2.exceptions import TemplateError
-    from transformers.utils.chat_template_utils import render_jinja_template  # without torch
+    from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template  # without torch
 
     def render(request: Answer) -> Answer:
         try:
+            if "compiled" in request:
+                _compile_jinja_template(request["compiled"])
+                return {"text": ""}
             rendered: Any = render_jinja_template(**request)
         except TemplateError as exc:
             return {"refused": str(exc)[:200]}

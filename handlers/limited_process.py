@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,9 +68,10 @@ class LimitedProcess:
             pass
         finally:
             timer.cancel()
-            if not found:
+            is_whole = found.endswith(b"\n")  # a process can end in the middle of its answer
+            if not is_whole:
                 self._end()
-        if not found:
+        if not is_whole:
             raise WorkTooCostly(f"it needs more than {self._cpu_s:g} s or {self._memory_bytes >> 20} MiB")
         answer: dict[str, Any] = json.loads(found)
         return answer
@@ -95,5 +97,6 @@ class LimitedProcess:
         process.wait()
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.close()
+        with suppress(BrokenPipeError):  # it holds a request that the process has not read
+            process.stdin.close()
         process.stdout.close()

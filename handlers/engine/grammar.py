@@ -53,8 +53,8 @@ class GrammarState:
 
     @property
     def is_complete(self) -> bool:
-        """True if nothing can follow."""
-        return self._matcher.is_stopped()
+        """True if the answer is valid and nothing can follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
 
 class Grammar:

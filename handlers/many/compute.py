@@ -10,6 +10,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -163,6 +164,7 @@ class Compute:
                 if len(outputs) != len(batch):
                     raise RuntimeError(f"the model gives {len(outputs)} outputs for {len(batch)} inputs")
         except Exception as exc:
+            clear_frames(exc.__traceback__)  # they hold the failed batch's tensors
             if is_device_lost(self._device):
                 logger.critical("device lost error=%s", exc)
                 self._on_device_lost()

@@ -9,6 +9,8 @@ from handlers.errors import ModelBroken
 CONFIG = "config.json"
 TRITON_CONFIG = "config.pbtxt"
 OWN_CONFIG = "torchmoor.json"  # what a model's files do not say, such as its task
+OWN_KEYS = {"task"}
+MAX_NAMED = 5  # unknown keys that an error names
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 TORCHSCRIPT = "model.pt"  # a model by itself, as TorchServe's users have
 CODE = "code"  # SageMaker's folder of inference code, which is never run
@@ -40,8 +42,12 @@ def _is_model(folder: Path) -> bool:
 
 
 def read_own_config(folder: Path) -> dict[str, Any]:
-    """Read the model's torchmoor.json; {} if it has none. Raises ModelBroken."""
-    return dict(read_json(folder, OWN_CONFIG)) if (folder / OWN_CONFIG).is_file() else {}
+    """Read the model's torchmoor.json; {} if it has none. Raises ModelBroken, also for keys that it does not have."""
+    found = dict(read_json(folder, OWN_CONFIG)) if (folder / OWN_CONFIG).is_file() else {}
+    unknown = ", ".join(ascii(key)[:100] for key in sorted(found.keys() - OWN_KEYS)[:MAX_NAMED])
+    if unknown:
+        raise ModelBroken(f"the model's {OWN_CONFIG} has no {unknown}; it may have {', '.join(sorted(OWN_KEYS))}")
+    return found
 
 
 def read_json(folder: Path, name: str, kind: type = dict) -> Any:

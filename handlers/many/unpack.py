@@ -52,6 +52,7 @@ def unpack_tar(
                         f"{_shown(member.name)} in the archive is a {kind}; only files and folders may be"
                     )
                 elif tree.is_wanted(member.name):
+                    allowance.check(member.size)  # before other models leave the disk for it
                     content = tar.extractfile(member)
                     assert content is not None
                     tree.add_file(member.name, content, member.size)
@@ -105,9 +106,13 @@ class _Allowance:
 
     def spend(self, amount: int) -> None:
         self._spent += amount
-        if self._spent > self._by_size:
+        self.check(0)
+
+    def check(self, num_bytes: int) -> None:
+        """Raise ModelBroken if another num_bytes would exceed a limit."""
+        if self._spent + num_bytes > self._by_size:
             raise ModelBroken(f"it unpacks to more than handler.many.max_unpacked_bytes ({self._by_size})")
-        if self._spent > self._by_ratio:
+        if self._spent + num_bytes > self._by_ratio:
             raise ModelBroken("it unpacks to more times its own size than handler.many.max_ratio, as bombs do")
 
 

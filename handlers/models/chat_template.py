@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from handlers.errors import InvalidRequest
+from handlers.errors import InvalidRequest, SettingsError
 from handlers.models.answer_style import TOOL_MARKS, find_answer_style
 from handlers.models.template_process import SHARED, TemplateFailed
 
@@ -68,7 +68,8 @@ class ChatTemplate:
 
     A checkpoint may have another template for requests with tools. style: the marks in the model's answers.
 
-    renderer: the tokenizer, or the processor of a vision model. model_type: as in the checkpoint's config.
+    renderer: the tokenizer, or the processor of a vision model. model_type: as in the checkpoint's config. Raises
+    SettingsError for a template that cannot be compiled.
     """
 
     def __init__(self, renderer: Any, tokenizer: Any, model_type: str, image_token: str | None = None) -> None:
@@ -85,8 +86,8 @@ class ChatTemplate:
         elif not self._template and model_type == "llava":
             self._template = LLAVA15
             self._variables["image_token"] = image_token
-        if self._template:
-            SHARED.start()
+        for each in {self._template, self._tool_template} - {None, ""}:
+            _check(each)
         self.style = find_answer_style(self._tool_template or "", tokenizer)
         own = [*marks, *([image_token] if image_token else [])]
         self._said_controls = _controls(tokenizer, own)
@@ -140,6 +141,17 @@ class ChatTemplate:
         if isinstance(value, Mapping):
             return {self.disarm(name): self._disarm_all(inner) for name, inner in value.items()}
         return [self._disarm_all(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _check(template: Any) -> None:
+    """Raise SettingsError unless a checkpoint's template can be compiled."""
+    try:
+        SHARED.check(template)
+    except TemplateFailed as exc:
+        raise SettingsError(
+            f"the checkpoint's chat template cannot be used: {exc}; correct its chat_template.jinja, or the "
+            "chat_template in its tokenizer_config.json"
+        ) from exc
 
 
 def _spaced(text: str, controls: "re.Pattern[str] | None") -> str:

@@ -43,7 +43,7 @@ def check_files(folder: Path, settings: ModelSettings) -> None:
     for key, patterns in PARSED.items():
         limit = getattr(settings, key)
         for file in (file for pattern in patterns for file in folder.glob(pattern)):
-            size = file.stat().st_size
+            size = file.stat().st_size if file.is_file() else 0  # a link may lead to nothing
             if size > limit:
                 raise SettingsError(f"{file.name} has {size} bytes, more than handler.model.{key} ({limit})")
 

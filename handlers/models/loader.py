@@ -15,7 +15,7 @@ from handlers.errors import SettingsError
 from handlers.models.compiled import compile_layers
 from handlers.models.declared_size import BuildLimit, check_config
 from handlers.models.llava import LlavaModel
-from handlers.models.memory import check_fits, read_headers
+from handlers.models.memory import check_fits, read_headers, weight_files
 from handlers.models.plain import PlainModel
 from handlers.models.processor import Processor
 from handlers.models.skeleton import build_skeleton
@@ -194,7 +194,7 @@ def make_text_model(model: Any, tokenizer: Any, transformers_check: Transformers
 
 
 def _build_limit(path: Path) -> BuildLimit:
-    num_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    num_bytes = sum(file.stat().st_size for file in weight_files(path))
     return BuildLimit(sum(len(header) for header in read_headers(path)), num_bytes)
 
 

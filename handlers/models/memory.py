@@ -8,6 +8,7 @@ import torch
 
 from handlers.errors import SettingsError
 
+WHOLE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 MEMORY_INFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -45,8 +46,20 @@ def weight_bytes(path: Path, dtype: torch.dtype | None) -> int:
 
 
 def read_headers(path: Path) -> list[dict[str, dict]]:
-    """Return the types and shapes of the tensors in each of a checkpoint's safetensors files, by name."""
-    return [_read_header(file) for file in sorted(path.glob("*.safetensors"))]
+    """Return the types and shapes of the tensors in each of a checkpoint's weight files, by name."""
+    return [_read_header(file) for file in weight_files(path)]
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Return the safetensors files that transformers reads. Beside them may be the same weights in other forms."""
+    if (path / WHOLE).is_file():
+        return [path / WHOLE]
+    found = sorted(path.glob("*.safetensors"))
+    try:
+        names = set(json.loads((path / f"{WHOLE}.index.json").read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # the load refuses a wrong one
+        return found
+    return [file for file in found if file.name in names]
 
 
 def _read_header(file: Path) -> dict[str, dict]:

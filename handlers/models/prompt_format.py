@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from handlers.errors import ContextTooLong
+from handlers.errors import ContextTooLong, InvalidRequest
 from handlers.models.chat_template import ChatTemplate
 
 
@@ -64,7 +64,10 @@ class PromptFormat:
         return self._encode(text, image_sizes, adds_special=True)
 
     def _encode(self, text: str, image_sizes: Sequence[int], *, adds_special: bool) -> list[int]:
-        """Tokenize a text, which takes a second per megabyte. Raises ContextTooLong before, if that cannot fit."""
+        """Tokenize a text, which takes a second per megabyte. Raises ContextTooLong before, if that cannot fit.
+
+        Raises InvalidRequest for a token that the model does not have, and unless each image has a place.
+        """
         if len(text) > self.max_context * self._max_token_chars:
             raise ContextTooLong(
                 f"the conversation has {len(text)} characters and this model reads at most {self.max_context} tokens; "
@@ -73,8 +76,18 @@ class PromptFormat:
         bos = self.tokenizer.bos_token
         is_complete = bos is not None and text.startswith(bos)
         ids: list[int] = self.tokenizer(text, add_special_tokens=adds_special and not is_complete)["input_ids"]
+        highest = max(ids, default=0)
+        if highest >= self.vocabulary and highest != self.image_token_id:  # it would end a GPU's process
+            token = self.tokenizer.convert_ids_to_tokens(highest)
+            raise InvalidRequest(f"the tokenizer has a token {token!r}, which the model does not know: leave it out")
         if not image_sizes:
             return ids
+        num_places = sum(token == self.image_token_id for token in ids)
+        if num_places != len(image_sizes):
+            raise InvalidRequest(
+                f"the model's chat template gives {len(image_sizes)} images {num_places} places: ask about other "
+                "images in another conversation, or correct the template"
+            )
         sizes = iter(image_sizes)
         expanded: list[int] = []
         for token in ids:

@@ -25,8 +25,12 @@ class TemplateProcess(LimitedProcess):
     def __init__(self, cpu_s: float = CPU_S) -> None:
         super().__init__("template", cpu_s, MEMORY_BYTES)
 
+    def check(self, template: str) -> None:
+        """Raise TemplateFailed if a template cannot be compiled, as for an error of its syntax."""
+        self.render({"compiled": template})
+
     def render(self, request: dict[str, Any]) -> str:
-        """Return the rendered text. request: of `render_jinja_template`. Raises TemplateFailed."""
+        """Return the rendered text. request: of the form in limited_child.py. Raises TemplateFailed."""
         try:
             answer = self.ask(request)
         except WorkTooCostly as exc:

@@ -9,13 +9,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoProcessor, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoProcessor, GenerationConfig
 
 from handlers.counters import Counters
 from handlers.errors import SettingsError
 from handlers.models.memory import read_headers
 from handlers.models.processor import Processor
 from handlers.models.prompt_format import PromptFormat
+from handlers.models.tokenizer import load_tokenizer
 from handlers.settings import HandlerSettings
 from torchmoor.wire.sampling_ranges import TOP_TOKENS
 
@@ -167,7 +168,7 @@ def read_prompts(checkpoint: Path, arguments: Mapping[str, Any]) -> PromptFormat
         processor = Processor.load(checkpoint, own.tokenizer.convert_tokens_to_ids(own.image_token))
         prompts = PromptFormat(config, generation, processor.tokenizer, processor)
     else:
-        prompts = PromptFormat(config, generation, AutoTokenizer.from_pretrained(checkpoint, local_files_only=True))
+        prompts = PromptFormat(config, generation, load_tokenizer(checkpoint))
     prompts.vocabulary = config.get_text_config().vocab_size
     prompts.fingerprint = _fingerprint(checkpoint, arguments)
     return prompts

@@ -14,7 +14,7 @@ from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.device import exit_worker
 from handlers.errors import ModelBroken, SettingsError
 from handlers.fair_threads import FairThreads
-from handlers.many.compute import Compute
+from handlers.many.compute import Compute, TaskRow
 from handlers.many.folder import CONFIG, OWN_CONFIG, read_json, read_own_config
 from handlers.many.loading.chat_model import ChatModel
 from handlers.many.loading.shared import SharedParts, digest
@@ -144,7 +144,7 @@ class CheckpointLoader:
         )
 
     def _make_task(self, task: str, folder: Path, model: Any) -> Task:
-        own = self._settings.tasks
+        own, max_answer_bytes = self._settings.tasks, self._settings.pump.max_response_bytes
         if task == ImageClassification.name:
             return ImageClassification(model, self._get_image_processor(folder), own, self.intake)
         _check_reads_text(task, model)
@@ -152,12 +152,15 @@ class CheckpointLoader:
         if task in (Embeddings.name, TextClassification.name):
             own = own.model_copy(update={"max_inputs": own.max_texts})
         if task == Embeddings.name:
-            return Embeddings(model, tokenizer, own, read_pooling(folder), self._settings.pump.max_response_bytes)
-        makers: dict[str, Callable[..., Task]] = {
+            return Embeddings(model, tokenizer, own, read_pooling(folder), max_answer_bytes)
+        makers: dict[str, Callable[..., Any]] = {
             kind.name: kind
             for kind in (TextClassification, TokenClassification, FillMask, QuestionAnswering, FeatureExtraction)
         }
-        return makers[task](model, tokenizer, own)
+        made: Task = makers[task](model, tokenizer, own, max_answer_bytes)
+        if model.config.is_encoder_decoder:
+            _check_reads_text_alone(made)
+        return made
 
     def _get_tokenizer(self, folder: Path) -> SharedTokenizer:
         """Share tokenizers: one takes longer to make than a model, and most variants of a model have the same."""
@@ -192,6 +195,20 @@ def _check_reads_text(task: str, model: Any) -> None:
             f"its task is {task}, whose inputs are texts, and models of type {model.config.model_type} take "
             f"{' and '.join(sorted(inputs))}"
         )
+
+
+def _check_reads_text_alone(task: Any) -> None:
+    """Raise ModelBroken for a model whose decoder needs an input of its own, such as T5Model. Computes one text."""
+    own = task.as_input(task.encode("a"))
+    try:
+        with torch.inference_mode():
+            task.run([TaskRow(own.inputs, own.size, own.kind, lambda: True, lambda outcome: None)])
+    except Exception as exc:  # each of transformers' families fails in its own way
+        kind = task.model.config.model_type
+        raise ModelBroken(
+            f"models of type {kind} do not compute {task.name} from a text alone ({type(exc).__name__}: "
+            f"{str(exc)[:300]}): serve an encoder, such as BERT, or name another task in {OWN_CONFIG}"
+        ) from exc
 
 
 def choose_task(folder: Path, config: Mapping[str, Any], environ: Mapping[str, str]) -> str:

@@ -22,11 +22,14 @@ class GivenSource:
 
     def give(self, name: str, url: str) -> None:
         """Register a name for the URL's content. Raises ModelUnknown if the URL is not allowed."""
-        path = Path(url.removeprefix(FILE_URL)).resolve()
-        if not any(path.is_relative_to(root) for root in self._roots):
-            raise ModelUnknown("the url must be a path below one of the directories in handler.many.url_roots")
-        if not path.exists():
-            raise ModelUnknown("there is nothing at the url")
+        try:
+            path = Path(url.removeprefix(FILE_URL)).resolve()
+            if not any(path.is_relative_to(root) for root in self._roots):
+                raise ModelUnknown("the url must be a path below one of the directories in handler.many.url_roots")
+            if not path.exists():
+                raise ModelUnknown("there is nothing at the url")
+        except (OSError, ValueError) as exc:  # a name that no file can have, or a folder that may not be read
+            raise ModelUnknown("the url is not a path that can be read") from exc
         if len(self._given) >= MAX_GIVEN and name not in self._given:
             raise ModelUnknown(f"{MAX_GIVEN} models have been given by url; unload some")
         self._given[name] = path

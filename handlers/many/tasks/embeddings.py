@@ -110,10 +110,9 @@ class Embeddings(TextTask):
     def __init__(
         self, model: Any, tokenizer: SharedTokenizer, settings: TaskSettings, pooling: Pooling, max_answer_bytes: int
     ) -> None:
-        limit = find_max_tokens(model.config, tokenizer.tokenizer)
-        super().__init__(model, tokenizer, settings, min(pooling.max_tokens or limit, limit))
+        limit = find_max_tokens(model, tokenizer.tokenizer)
+        super().__init__(model, tokenizer, settings, max_answer_bytes, min(pooling.max_tokens or limit, limit))
         self._pooling = pooling
-        self._max_answer_bytes = max_answer_bytes
         self._width = len(pooling.modes) * model.config.hidden_size
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
@@ -139,16 +138,13 @@ class Embeddings(TextTask):
         """Raise InvalidRequest before anything is computed for an answer that could not be sent."""
         number = len(request.inputs) if isinstance(request.inputs, list) else 1
         bytes_per_number = NUMBER_BYTES if request.form is None else request.form.bytes_per_number
-        num_bytes = int(number * num_kept * bytes_per_number)
-        if number > 1 and num_bytes > self._max_answer_bytes:
-            advice = "send fewer texts at once"
-            if request.form is not None and bytes_per_number == NUMBER_BYTES:
-                advice += ', or "encoding_format": "base64"'
-            raise InvalidRequest(
-                f"{number} vectors of {num_kept} numbers take about {num_bytes} bytes, and an answer may have "
-                f"{self._max_answer_bytes} (handler.pump.max_response_bytes): {advice}",
-                param="inputs" if request.form is None else "input",
-            )
+        advice = "send fewer texts at once"
+        if request.form is not None and bytes_per_number == NUMBER_BYTES:
+            advice += ', or "encoding_format": "base64"'
+        if number > 1:
+            param = "inputs" if request.form is None else "input"
+            what = f"{number} vectors of {num_kept} numbers"
+            self.check_answer(what, number * num_kept * bytes_per_number, advice, param)
 
     def run(self, rows: Sequence[TaskRow]) -> Sequence[Tensor]:
         """Return (width,) per row."""

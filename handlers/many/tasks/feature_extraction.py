@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from handlers.many.compute import TaskRow
-from handlers.many.request import TaskRequest
+from handlers.many.request import NUMBER_BYTES, TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.reply import PendingReply
@@ -18,7 +18,11 @@ class FeatureExtraction(TextTask):
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters({"truncation": bool})
-        return self.read_texts(request, lambda text, encoded, vectors: [vectors.tolist()])
+        work = self.read_texts(request, lambda text, encoded, vectors: [vectors.tolist()])
+        number, width = sum(each.size for each in work.inputs), self.model.config.hidden_size
+        what = f"the {number} tokens' vectors of {width} numbers"
+        self.check_answer(what, number * width * NUMBER_BYTES, "send fewer or shorter texts at once")
+        return work
 
     def run(self, rows: Sequence[TaskRow]) -> Sequence[Tensor]:
         """Return (tokens, width) per row."""

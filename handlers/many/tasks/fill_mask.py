@@ -8,6 +8,7 @@ from torch import Tensor
 
 from handlers.chat.checks import check_unicode
 from handlers.errors import InvalidRequest, ModelBroken
+from handlers.many.compute import TaskRow
 from handlers.many.request import Parameters, TaskRequest, check_text, texts_of
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
@@ -15,6 +16,7 @@ from handlers.reply import PendingReply
 
 PARAMETERS: Parameters = {"top_k": int, "targets": (str, list), "truncation": bool}
 DEFAULT_TOP_K = 5
+RESULT_BYTES = 100  # of a result in JSON, without its text
 
 
 class FillMask(TextTask):
@@ -42,6 +44,7 @@ class FillMask(TextTask):
                 raise InvalidRequest(
                     f"a text has no {self.tokenizer.mask_token} where a word is wanted", param="inputs"
                 )
+        self._check_size(encoded, min(top_k, len(targets) or self.model.config.vocab_size))
 
         def finish(outputs: Sequence[Tensor]) -> Any:
             pairs = zip(encoded, outputs, strict=True)
@@ -49,6 +52,22 @@ class FillMask(TextTask):
             return found if len(found) > 1 else found[0]  # as the pipeline, also for a list of one text
 
         return TaskWork([self.as_input(own) for own in encoded], finish)
+
+    def _check_size(self, encoded: Sequence[Any], num_results: int) -> None:
+        """Raise InvalidRequest if the results of all gaps, each with its text, could not be sent."""
+        num_gaps = num_bytes = 0
+        for own in encoded:
+            number = own["input_ids"].count(self.tokenizer.mask_token_id)
+            num_gaps += number
+            num_bytes += number * num_results * (RESULT_BYTES + len(self.tokenizer.decode(own["input_ids"])))
+        what = f"{num_results} results for each of {num_gaps} gaps"
+        self.check_answer(what, num_bytes, "send fewer texts at once, or a smaller 'top_k'")
+
+    def run(self, rows: Sequence[TaskRow]) -> Sequence[Tensor]:
+        """Return float32 logits of the gaps alone, (gaps, vocabulary) per row: whole texts take gigabytes."""
+        logits = self.forward(rows).logits
+        gaps = [torch.tensor(row.inputs["input_ids"]) == self.tokenizer.mask_token_id for row in rows]
+        return [own[: row.size][at].float().cpu() for own, at, row in zip(logits, gaps, rows, strict=True)]
 
     def _targets(self, request: TaskRequest) -> list[int]:
         """Return the ids of the requested tokens, empty for all."""
@@ -72,8 +91,8 @@ class FillMask(TextTask):
         gaps = [i for i, token in enumerate(ids) if token == self.tokenizer.mask_token_id]
         choices = torch.tensor(targets) if targets else torch.arange(logits.shape[-1])
         found = []
-        for gap in gaps:
-            scores, order = logits[gap].softmax(-1)[choices].topk(min(top_k, len(choices)))
+        for gap, own in zip(gaps, logits, strict=True):
+            scores, order = own.softmax(-1)[choices].topk(min(top_k, len(choices)))
             row = []
             for score, token in zip(scores.tolist(), choices[order].tolist(), strict=True):
                 filled = [*ids[:gap], token, *ids[gap + 1 :]]

@@ -10,7 +10,7 @@ from typing import Any
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 _TOKEN = re.compile(
-    r"""(?:\s|\#[^\n]*)*(?:
+    r"""(?:\s|\#[^\n]*+)*+(?:
         (?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
       | (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
       | (?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?f?)
@@ -18,7 +18,7 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
-_BLANK = re.compile(r"(?:\s|#[^\n]*)*")
+_BLANK = re.compile(r"(?:\s|#[^\n]*+)*+")
 _ENDS = {"{": "}", "<": ">"}
 
 Message = dict[str, list[Any]]  # the values of each field, in order

@@ -4,6 +4,7 @@ Follows transformers' QuestionAnsweringPipeline, which version 5 has removed: a 
 and the best part of all pieces is the answer.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ PARAMETERS: Parameters = {
 MAX_PIECE = 384  # tokens, unless the request says otherwise
 MAX_QUESTION = 64
 MAX_ANSWER = 15
+RESULT_BYTES = 100  # of a result in JSON
 
 
 class QuestionAnswering(TextTask):
@@ -46,12 +48,21 @@ class QuestionAnswering(TextTask):
                 check_text(text, self.settings.max_chars, "'question' and 'context'")
                 if not text.strip():
                     raise InvalidRequest("'question' and 'context' must not be empty", param="inputs")
-        encoded = [self._encode(item, request) for item in asked]
+        top_k, longest = request.top_k(1) or 1, _positive(request, "max_answer_len", MAX_ANSWER)
+        encoded, num_pieces, num_results = [], 0, 0
+        for item in asked:
+            size, stride, num_new = self._plan(item, request)
+            num_pieces += num_new
+            num_results += num_new * min(top_k, size * min(size, longest))
+            if num_pieces > self.settings.max_inputs:
+                raise ContextTooLong(
+                    f"the texts are at least {num_pieces} pieces, and a request may have {self.settings.max_inputs}: "
+                    "send less, or use a smaller 'doc_stride' or a larger 'max_seq_len'"
+                )
+            encoded.append(self._encode(item, size, stride))
+        what = f"{num_results} results of {num_pieces} pieces of text"
+        self.check_answer(what, num_results * RESULT_BYTES, "send fewer or shorter texts at once, or a smaller 'top_k'")
         inputs = [self.as_input(_piece(own, i)) for own in encoded for i in range(len(own["input_ids"]))]
-        if len(inputs) > self.settings.max_inputs:
-            raise ContextTooLong(
-                f"the texts are {len(inputs)} pieces, and a request may have {self.settings.max_inputs}"
-            )
 
         def finish(outputs: Sequence[Tensor]) -> Any:
             answers, at = [], 0
@@ -63,8 +74,11 @@ class QuestionAnswering(TextTask):
 
         return TaskWork(inputs, finish)
 
-    def _encode(self, item: dict[str, str], request: TaskRequest) -> Any:
-        """Encode the pieces of the text, each after the question."""
+    def _plan(self, item: dict[str, str], request: TaskRequest) -> tuple[int, int, int]:
+        """Return the tokens of a piece, how many of them the next piece repeats, and about how many pieces there are.
+
+        With a large "doc_stride", each token of the text begins a piece.
+        """
         size = min(_positive(request, "max_seq_len", MAX_PIECE), self.max_tokens)
         question = self.shared.encode(item["question"], add_special_tokens=False)["input_ids"]
         if len(question) > min(_positive(request, "max_question_len", MAX_QUESTION), size // 2):
@@ -73,6 +87,11 @@ class QuestionAnswering(TextTask):
         if room < 1:
             raise ContextTooLong("'max_seq_len' leaves no room for the text")
         stride = min(_positive(request, "doc_stride", min(size // 2, 128)), room - 1)
+        text = self.shared.encode(item["context"], add_special_tokens=False)["input_ids"]
+        return size, stride, 1 + max(0, math.ceil((len(text) - room) / (room - stride)))
+
+    def _encode(self, item: dict[str, str], size: int, stride: int) -> Any:
+        """Encode the pieces of the text, each after the question."""
         return self.shared.encode(
             item["question"],
             item["context"],
@@ -115,14 +134,15 @@ def _answer(context: str, encoded: Any, outputs: Sequence[Tensor], request: Task
         may_be[0] = True  # the first token stands for "no answer"
         starts, ends = logits.masked_fill(~may_be, -10_000.0).softmax(-1)
         nothing = min(nothing, float(starts[0] * ends[0]))
-        spans = (starts[:, None] * ends[None]).triu().tril(min(longest, len(starts)) - 1)
-        spans[~is_context] = 0.0
-        spans[:, ~is_context] = 0.0
+        length = min(longest, len(starts))
+        padded = torch.nn.functional.pad(ends * is_context, (0, length - 1))
+        # By the first token and the number of others: all pairs of tokens would take much more memory.
+        spans = (starts * is_context)[:, None] * padded.unfold(0, length, 1)
         scores, places = spans.flatten().topk(min(top_k, spans.numel()))
         for score, place in zip(scores.tolist(), places.tolist(), strict=True):
             if score > 0:
-                first, last = divmod(place, spans.shape[1])
-                span = _characters(encoded, index, first, last, can_align)
+                first, others = divmod(place, length)
+                span = _characters(encoded, index, first, first + others, can_align)
                 found[span] = max(found.get(span, 0.0), score)
     answers: list[dict[str, Any]] = [
         {"score": score, "start": start, "end": end, "answer": context[start:end]}

@@ -1,6 +1,7 @@
 """The base of text tasks: reading, tokenizing, and running several texts in one padded batch."""
 
 import inspect
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from handlers.chat.checks import check_unicode
-from handlers.errors import ContextTooLong
+from handlers.errors import ContextTooLong, InvalidRequest
 from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import Input, TaskWork
@@ -38,13 +39,22 @@ class SharedTokenizer:
 class TextTask:
     """A model that reads token ids, and its tokenizer."""
 
-    def __init__(self, model: Any, tokenizer: SharedTokenizer, settings: TaskSettings, max_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: SharedTokenizer,
+        settings: TaskSettings,
+        max_answer_bytes: int,
+        max_tokens: int = 0,
+    ) -> None:
         """max_tokens: of one input; 0 for the model's own limit."""
         self.model = model
         self.shared = tokenizer
         self.tokenizer = tokenizer.tokenizer
         self.settings = settings
-        self.max_tokens = max_tokens or find_max_tokens(model.config, self.tokenizer)
+        self._max_answer_bytes = max_answer_bytes
+        self.max_tokens = max_tokens or find_max_tokens(model, self.tokenizer)
+        self._num_tokens = getattr(model.config, "vocab_size", None) or math.inf
         self._read_by_model = set(inspect.signature(model.forward).parameters)
         known = {getattr(model.config, "pad_token_id", None), self.tokenizer.pad_token_id} - {None}
         # Some models find a text's end by its padding: if model and tokenizer disagree on it, nothing is padded.
@@ -88,8 +98,24 @@ class TextTask:
             )
         return encoded
 
+    def check_answer(self, what: str, num_bytes: float, advice: str, param: str = "inputs") -> None:
+        """Raise InvalidRequest before anything is computed for an answer that could not be sent.
+
+        what: the answer's parts. num_bytes: an estimate of their size.
+        """
+        if num_bytes > self._max_answer_bytes:
+            raise InvalidRequest(
+                f"{what} take about {int(num_bytes)} bytes, and an answer may have {self._max_answer_bytes} "
+                f"(handler.pump.max_response_bytes): {advice}",
+                param=param,
+            )
+
     def as_input(self, encoded: Any) -> Input:
-        """Select what the model reads of an encoding."""
+        """Select what the model reads of an encoding. Raises InvalidRequest for a token that it does not have."""
+        highest = max(encoded["input_ids"], default=0)
+        if highest >= self._num_tokens:  # it would end a GPU's process
+            token = self.tokenizer.convert_ids_to_tokens(highest)
+            raise InvalidRequest(f"the tokenizer has a token {token!r}, which the model does not know: leave it out")
         own = {name: encoded[name] for name in self._padding if name in encoded and name in self._read_by_model}
         alone = None if self._can_pad else object()  # a kind that no other row shares
         return Input(own, len(own["input_ids"]), alone)
@@ -115,10 +141,11 @@ class TextTask:
         return [own[: row.size] for own, row in zip(logits, rows, strict=True)]
 
 
-def find_max_tokens(config: Any, tokenizer: Any) -> int:
+def find_max_tokens(model: Any, tokenizer: Any) -> int:
     """Return the longest input in tokens, special ones included."""
-    positions = getattr(config, "max_position_embeddings", None) or UNLIMITED
-    if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xlm-roberta-xl"):
-        positions -= config.pad_token_id + 1  # positions begin after the padding's
-    own = tokenizer.model_max_length
-    return int(min(positions, own if own < UNLIMITED else UNLIMITED))
+    limits = [getattr(model.config, "max_position_embeddings", None) or UNLIMITED, tokenizer.model_max_length]
+    for name, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if padding is not None and name.endswith("position_embeddings"):
+            limits.append(len(module.weight) - padding - 1)  # positions begin after the padding's, as in RoBERTa
+    return int(min(*limits, UNLIMITED))

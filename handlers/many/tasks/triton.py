@@ -151,12 +151,13 @@ class TritonTask:
             given[name] = tensor
         tensors = self._check(given)
         form: TensorForm = request.parameters["form"]
-        unknown = [name for name in form.names if name not in [spec.name for spec in self._config.outputs]]
-        if unknown and self._config.outputs:
-            raise InvalidRequest(f"there is no output {str(unknown[0])[:100]!r}", param="outputs")
+        if self._config.outputs:
+            _check_wanted(form, self._output_names(0))
 
         def finish(outputs: Sequence[Any]) -> Any:
-            named = zip(self._output_names(len(outputs[0])), outputs[0], strict=True)
+            names = self._output_names(len(outputs[0]))
+            _check_wanted(form, names)
+            named = zip(names, outputs[0], strict=True)
             wanted = [(name, tensor) for name, tensor in named if not form.names or name in form.names]
             return form.encode(self._version, wanted)
 
@@ -246,3 +247,10 @@ class TritonTask:
             "inputs": describe_all(self._config.inputs),
             "outputs": describe_all(self._config.outputs),
         }
+
+
+def _check_wanted(form: TensorForm, names: Sequence[str]) -> None:
+    """Raise InvalidRequest if the request asks for an output that does not exist."""
+    unknown = next((name[:100] for name in form.names if name not in names), None)
+    if unknown is not None:
+        raise InvalidRequest(f"there is no output {unknown!r}; there are: {', '.join(names)}", param="outputs")

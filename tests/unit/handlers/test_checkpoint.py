@@ -302,6 +302,18 @@ def test_weights_are_counted_in_the_type_they_are_loaded_as(tmp_path: Path) -> N
     assert weight_bytes(tmp_path, torch.float32) == 4 * 22 + 16
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_copies_of_the_weights_are_not_counted(is_sharded: bool, tmp_path: Path) -> None:
+    """Transformers reads one of several forms, so a checkpoint with copies fits where one without them does."""
+    name = "model-00001-of-00001.safetensors" if is_sharded else "model.safetensors"
+    save_file({"a": torch.zeros(3, 5)}, tmp_path / name)
+    if is_sharded:
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    save_file({"a": torch.zeros(3, 5)}, tmp_path / "consolidated.safetensors")
+
+    assert weight_bytes(tmp_path, None) == 60
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

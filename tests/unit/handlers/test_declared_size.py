@@ -181,6 +181,7 @@ def test_files_that_are_parsed_are_bounded(name: str, key: str, checkpoint: Path
     folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
     settings = ModelSettings(max_config_bytes=100_000, max_tokenizer_bytes=300_000)
     (folder / "trainer_state.json").write_bytes(bytes(400_000))
+    (folder / "old_config.json").symlink_to("nothing")
     check_files(folder, settings)
 
     (folder / name).parent.mkdir(exist_ok=True)

@@ -152,6 +152,17 @@ def test_answer_is_continued_by_its_tokens(rows: Rows, compiler: GrammarCompiler
         grammar.begin([*tokens, tokens[0]])
 
 
+def test_an_answer_that_leaves_its_grammar_is_not_complete(compiler: GrammarCompiler) -> None:
+    """A token that the grammar refuses ends the answer with an error, not as if it were valid."""
+    state = compiler.compile(json_grammar(PERSON)).begin()
+    allowed = int.from_bytes(state.mask(), "little")
+    state.take(next(token for token in range(100) if not allowed >> token & 1))
+
+    assert not state.is_complete
+    with pytest.raises(GrammarFailed):
+        state.mask()
+
+
 def test_a_repeated_step_asks_the_grammar_once(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time counts against the answer's limit; a step is repeated if the device had no memory for it."""
     params = SamplingParams(max_new_tokens=9, grammar=compiler.compile(json_grammar(PERSON)))

@@ -369,7 +369,8 @@ def test_models_given_by_url_lie_below_a_root(directory: Place, tmp_path: Path) 
     source.forget("0a1b")
 
     assert found.folder == root / "hash" / "model"
-    for url in ("/etc", f"{root}/../models", f"{root}/link", f"{root}/missing", "s3://bucket/x", "http://host/x"):
+    outside = ("/etc", f"{root}/../models", f"{root}/link", "s3://bucket/x", "http://host/x")
+    for url in (*outside, f"{root}/missing", f"{root}/\0", f"{root}/\ud800", f"{root}/{'a' * 300}"):
         with pytest.raises(ModelUnknown):
             source.give("0a1b", url)
     with pytest.raises(ModelUnknown):

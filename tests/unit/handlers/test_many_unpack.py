@@ -154,6 +154,19 @@ def test_unpacking_ends_in_time(into: Path) -> None:
         unpack(tar_of(("w", os.urandom(12 << 20))), into, progress)
 
 
+def test_no_room_is_asked_for_beyond_the_limits(into: Path) -> None:
+    """A header can declare any size; other models would leave the disk for it."""
+    huge = tarfile.TarInfo("model.safetensors")
+    taken: list[int] = []
+    for size, limit in ((1 << 50, "max_unpacked_bytes"), (1 << 30, "max_ratio")):
+        huge.size = size
+        archive = tar_of(huge)
+        with pytest.raises(ModelBroken, match=limit):
+            unpack_tar(io.BytesIO(archive), len(archive), into, ManySettings(), taken.append, LoadProgress())
+
+    assert taken == []
+
+
 def test_room_is_asked_for_before_a_byte_is_written(into: Path) -> None:
     """Disk space is reserved before the first byte is written."""
     archive = tar_of(("w", b"x" * 5000))

@@ -12,10 +12,12 @@ import psutil
 import pytest
 from transformers import AutoTokenizer
 
-from handlers.errors import InvalidRequest
+from handlers import limited_process
+from handlers.errors import InvalidRequest, SettingsError
 from handlers.models.chat_template import LLAMA2, LLAVA15, ChatTemplate
 from handlers.models.template_process import TemplateFailed, TemplateProcess
 from scripts.tiny_llava.build import CHAT_TEMPLATE
+from tests.waiting import wait_until
 
 TEXTS = ["Hello", " spaces \n", "{{ 7 * 7 }}", "Größe 大 \ud83d", '"quoted" \\ </s>', ""]
 TOOL_TEMPLATE = """\
@@ -104,6 +106,21 @@ def test_a_client_is_told_that_the_template_is_too_much(checkpoint: Path) -> Non
     assert other.render([{"role": "user", "content": "Hello"}]) == "user"
 
 
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for m in messages %}{{ m.content }}", "Unexpected end of template"),
+        ({"default": "{{ messages }}", "tool_use": "{{ tools | nonsense }}"}, "No filter named 'nonsense'"),
+    ],
+)
+def test_a_template_that_cannot_be_compiled_fails_the_load(template: Any, reason: str, checkpoint: Path) -> None:
+    """The worker would refuse each conversation instead."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+
+    with pytest.raises(SettingsError, match=f"chat template cannot be used: {reason}.*; correct its chat_template"):
+        ChatTemplate(SimpleNamespace(chat_template=template), tokenizer, "other")
+
+
 def test_a_refusal_is_not_a_failure(process: TemplateProcess) -> None:
     """What the template itself says is passed on; another error is named by its kind only."""
     with pytest.raises(TemplateFailed, match="only users") as refused:
@@ -128,3 +145,30 @@ def test_a_process_that_ended_is_replaced() -> None:
     assert process.render(asked) == before
     assert json.loads(before) == [{"role": "user", "content": "Hello"}]
     process.stop()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        'import sys; sys.stdin.readline(); sys.stdout.write(\'{"text": "Hel\'); sys.stdout.flush()',
+        "import os, sys; os.close(0); sys.stdout.close(); import time; time.sleep(60)",
+    ],
+)
+def test_a_process_that_ends_in_the_middle_is_a_failure(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may end the process while it reads a request or writes an answer."""
+    child = tmp_path / "child.py"
+    child.write_text(program)
+    monkeypatch.setattr(limited_process, "CHILD", child)
+    process = TemplateProcess()
+    others = psutil.Process().children()
+    process.start()
+    (started,) = set(psutil.Process().children()) - set(others)
+    if "os.close" in program:
+        wait_until(lambda: not Path(f"/proc/{started.pid}/fd/0").exists(), "the process reads no more")
+
+    with pytest.raises(TemplateFailed, match="it needs more than"):
+        process.render(request("{{ messages }}", ["Hello"]))
+
+    assert not started.is_running()

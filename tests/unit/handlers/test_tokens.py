@@ -48,3 +48,29 @@ def test_wrong_tokens_are_refused_by_name(client: Any, tokens: Any) -> None:
 def test_other_fields_are_refused_by_name(client: Any) -> None:
     for answer in (detokenize(client, [1], color="red"), tokenize(client, prompt="a", color="red")):
         assert (answer.status, answer.json["error"]["param"]) == (400, "color")
+
+
+def test_a_token_that_the_model_does_not_know_is_refused(
+    client: Any, tiny_llava: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some checkpoints have more tokens than rows of embeddings; such a token would end the process of a GPU."""
+    last = max(tokenize(client, prompt="a red circle").json["tokens"])
+    monkeypatch.setattr(tiny_llava, "vocabulary", last)
+
+    answer = client.call(raw("a red circle"))
+
+    assert (answer.status, answer.error) == (400, "InvalidRequest")
+    assert "which the model does not know: leave it out" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("text", ["Hello", "<image> <image>"])
+def test_a_template_must_give_each_image_one_place(
+    text: str, client: Any, red: Any, tiny_llava: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some templates leave out images of earlier messages."""
+    monkeypatch.setattr(tiny_llava.template, "render", lambda messages, tools: text)
+
+    answer = client.call(chat(user(QUESTION, red)))
+
+    assert (answer.status, answer.error) == (400, "InvalidRequest")
+    assert f"gives 1 images {text.count('<image>')} places" in answer.json["error"]["message"]

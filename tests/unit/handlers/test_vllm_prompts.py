@@ -9,10 +9,11 @@ from PIL import Image
 
 from handlers.engine.contract import PlacedImage
 from handlers.engine.vllm.images import VllmImage, make_prompt
-from handlers.engine.vllm.start import make_arguments, prepare_environment
+from handlers.engine.vllm.start import make_arguments, prepare_environment, read_prompts
 from handlers.errors import SettingsError
 from handlers.settings import HandlerSettings, load_settings
 from handlers.start_many import check_engine
+from tests.unit.handlers.many.tiny import save_checkpoint
 
 IMAGE = 3
 
@@ -151,3 +152,14 @@ def test_a_model_of_one_gpu_sees_the_assigned_one() -> None:
     prepare_environment(settings(ENGINE_NAME="vllm"), 2, environ)
     assert environ["CUDA_VISIBLE_DEVICES"] == "2"
     assert json.loads(environ["VLLM_NO_USAGE_STATS"]) == 1
+
+
+def test_a_checkpoint_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    """transformers would make up an empty one, whatever the engine."""
+    save_checkpoint(tmp_path, "GPT2LMHeadModel")
+    assert read_prompts(tmp_path, {"dtype": "auto"}).vocabulary
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 64}')
+
+    with pytest.raises(ValueError, match="the tokenizer has no vocabulary"):
+        read_prompts(tmp_path, {"dtype": "auto"})

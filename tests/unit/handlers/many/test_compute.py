@@ -1,6 +1,7 @@
 """The models' compute queue: fair turns, batches within limits, no work without a client."""
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -118,6 +119,26 @@ def test_a_row_that_fails_fails_alone(error: Exception, answer: type[HandlerErro
 
     assert (told[0], told[2]) == ("a", "c")
     assert type(told[1]) is answer
+
+
+def test_a_failed_batch_keeps_no_memory_while_its_rows_run_alone(compute: Compute) -> None:
+    """On a GPU, what the batch has computed would leave no room for its rows either."""
+    told: dict[int, Any] = {}
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def run(batch: Sequence[TaskRow]) -> list[Any]:
+        if len(batch) > 1:
+            large = torch.zeros(1)
+            made.append(weakref.ref(large))
+            raise torch.OutOfMemoryError
+        return [made[0]() is None]
+
+    compute.put(RowQueue(run), rows("ab", told))
+
+    compute.start()
+    wait_until(lambda: None not in told.values(), "both are answered")
+
+    assert told == {0: True, 1: True}
 
 
 def test_a_queue_has_an_end(compute: Compute) -> None:

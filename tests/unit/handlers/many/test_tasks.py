@@ -17,12 +17,14 @@ from PIL import Image
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import ModelBroken
 from handlers.many.loading.checkpoint import CheckpointLoader
+from handlers.many.loading.task_model import TaskModel
 from handlers.many.model import AnsweringModel, LoadProgress
+from handlers.many.tasks.question_answering import QuestionAnswering
 from handlers.many_settings import ManySettings, TaskSettings
 from handlers.reply import PendingReply, WholeReply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, IntakeSettings, ModelSettings, PumpSettings
-from tests.unit.handlers.many.tiny import make_tokenizer, save_checkpoint
+from tests.unit.handlers.many.tiny import VOCABULARY, make_tokenizer, save_checkpoint
 from tests.waiting import wait_until
 
 TEXTS = ["the cat sat on the mat", "anna works at acme in paris.", "dog"]
@@ -333,6 +335,50 @@ def test_a_long_text_is_searched_piece_by_piece(tmp_path: Path, load: Load) -> N
     assert max(answer["start"] for answer in found) > len(context) // 2
 
 
+def test_pieces_are_counted_before_they_are_made(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a large stride, each token of a text begins a piece: 200 kB took gigabytes."""
+    model = load(save_checkpoint(tmp_path, "BertForQuestionAnswering"))
+    assert isinstance(model, TaskModel)
+    assert isinstance(model.task, QuestionAnswering)
+    encode = model.task.shared.encode
+
+    def encode_whole(*texts: str, **options: Any) -> Any:
+        assert "return_overflowing_tokens" not in options
+        return encode(*texts, **options)
+
+    monkeypatch.setattr(model.task.shared, "encode", encode_whole)
+    asked = {"question": "who sat", "context": "the cat " * 1000}
+
+    status, message = error(model, {"inputs": asked, "parameters": {"doc_stride": 1 << 70}})
+
+    assert status == 400
+    assert "the texts are at least 1942 pieces, and a request may have 256: send less" in message
+
+
+@pytest.mark.parametrize(
+    ("architecture", "inputs", "parameters"),
+    [
+        ("BertModel", ["the cat sat"] * 40, {}),
+        ("BertForMaskedLM", ["a [MASK] [MASK]"] * 3, {"top_k": 1 << 70}),
+        ("BertForQuestionAnswering", {"question": "who", "context": " ".join(TEXTS)}, {"top_k": 1 << 70}),
+    ],
+)
+def test_answers_that_are_too_long_are_refused_before_they_are_computed(
+    architecture: str, inputs: Any, parameters: dict[str, Any], tmp_path: Path, load: Load
+) -> None:
+    """Results that a request asks for in any number cost time and memory, and could not be sent."""
+    model = load(save_checkpoint(tmp_path, architecture), pump=PumpSettings(max_response_bytes=50_000))
+    assert isinstance(model, TaskModel)
+    computed: list[Any] = []
+    model.queue.run = computed.append
+
+    status, message = error(model, {"inputs": inputs, "parameters": parameters})
+
+    assert status == 400
+    assert "an answer may have 50000 (handler.pump.max_response_bytes): send fewer" in message
+    assert not computed
+
+
 def picture(seed: int) -> bytes:
     torch.manual_seed(seed)
     pixels = torch.randint(0, 255, (20, 30, 3), dtype=torch.uint8).numpy()
@@ -440,6 +486,9 @@ def test_the_task_is_the_one_that_the_folder_names(tmp_path: Path, load: Load) -
     (tmp_path / "torchmoor.json").write_text('{"task": "juggling"}')
     with pytest.raises(ModelBroken, match="there is no task 'juggling'"):
         load(tmp_path)
+    (tmp_path / "torchmoor.json").write_text('{"tasks": "fill-mask", "task": "fill-mask", "\\u0007": 1}')
+    with pytest.raises(ModelBroken, match=r"torchmoor\.json has no '\\x07', 'tasks'; it may have task$"):
+        load(tmp_path)
     (tmp_path / "torchmoor.json").unlink()
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertForJuggling"]}))
@@ -485,6 +534,46 @@ def test_a_task_of_texts_refuses_models_that_take_images(config: Any, inputs: st
 
     with pytest.raises(ModelBroken, match=f"feature-extraction, .* take {inputs}$"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "BertForQuestionAnswering"])
+def test_a_token_that_the_model_does_not_know_is_refused(architecture: str, tmp_path: Path, load: Load) -> None:
+    """Some checkpoints have more tokens than rows of embeddings; such a token would end the process of a GPU."""
+    save_checkpoint(tmp_path, architecture)
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save_pretrained(tmp_path)
+    inputs = {"question": "who", "context": "a zebra"} if "Question" in architecture else "a zebra"
+
+    status, message = error(load(tmp_path), {"inputs": inputs})
+
+    assert status == 400
+    assert message == "the tokenizer has a token 'zebra', which the model does not know: leave it out"
+
+
+def test_a_model_whose_decoder_needs_an_input_is_refused(tmp_path: Path, load: Load) -> None:
+    """Each request would fail with a status of 500. BART's decoder gets the text itself."""
+    sizes = {"vocab_size": len(VOCABULARY), "d_model": 32, "pad_token_id": 0, "decoder_start_token_id": 0}
+    hf.T5Model(hf.T5Config(**sizes, d_kv=8, d_ff=48, num_layers=1, num_heads=4)).save_pretrained(tmp_path / "t5")
+    hf.BartModel(hf.BartConfig(**sizes, encoder_layers=1, decoder_layers=1)).save_pretrained(tmp_path / "bart")
+    for name in ("t5", "bart"):
+        make_tokenizer().save_pretrained(tmp_path / name)
+
+    assert len(ask(load(tmp_path / "bart"), "cat")[0][0]) == 32
+    with pytest.raises(ModelBroken, match=r"models of type t5 do not compute feature-extraction from a text alone"):
+        load(tmp_path / "t5")
+
+
+@pytest.mark.parametrize("family", ["Roberta", "RobertaPreLayerNorm", "Data2VecText", "IBert", "Luke", "MPNet"])
+def test_positions_may_begin_after_the_paddings(family: str, tmp_path: Path, load: Load) -> None:
+    """A text of as many tokens as the configuration has positions would fail, with a status of 500."""
+    config = getattr(hf, f"{family}Config")(**_TEXT, vocab_size=len(VOCABULARY), max_position_embeddings=40)
+    getattr(hf, f"{family}Model")(config).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    model = load(tmp_path)
+
+    assert len(ask(model, "cat " * 100, truncation=True)[0]) == 40 - 2
+    assert error(model, {"inputs": "cat " * 37})[0] == 400
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel"])

@@ -122,6 +122,8 @@ def test_a_lone_torchscript_file_is_a_model_too(folder: Path, tmp_path: Path) ->
 
     assert is_triton(alone)
     assert [out["data"] for out in found["outputs"]] == [[4], [2]]
+    with pytest.raises(InvalidRequest, match=r"there is no output 'SUM__0'; there are: OUTPUT__0, OUTPUT__1$"):
+        answer(task, {"inputs": [tensor("x", [3]), tensor("y", [1])], "outputs": [{"name": "SUM__0"}]})
 
 
 @pytest.mark.parametrize(
@@ -163,6 +165,15 @@ def test_the_text_format_is_read_in_all_its_spellings() -> None:
     for broken in ("a:", "}", "a: 'x", "a { b: 1", '{ "a": 1 }'):
         with pytest.raises(PbtxtError):
             parse_pbtxt(broken)
+
+
+def test_lines_of_hashes_are_read_once() -> None:
+    """Also if nothing that the parser knows follows them; each further hash doubled the time."""
+    text = "a: 1\n" + "#" * 10_000
+
+    assert parse_pbtxt(text) == {"a": [1]}
+    with pytest.raises(PbtxtError, match="line 3"):
+        parse_pbtxt(f"{text}\n$")
 
 
 @pytest.mark.parametrize(
