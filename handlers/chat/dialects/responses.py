@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handlers.chat.checks import is_bool, is_int, is_unicode, names
+from handlers.chat.checks import check_texts, is_bool, is_int, is_unicode, names
 from handlers.chat.commands import (
     Ask,
     Generate,
@@ -212,6 +212,9 @@ def _check_fields(given: dict[str, Any]) -> None:
         raise unknown_field(min(unknown))
     if "model" not in given:
         raise missing_field("model")
+    for name, value in given.items():
+        if name != "input":  # whose texts are checked when it is read
+            check_texts(value, f"'{name}'", name)
     for name, (is_valid, wanted) in _CHECKED.items():
         if name in given and not is_valid(given[name]):
             raise InvalidRequest(f"'{name}' must be {wanted}", param=name, api_code="unsupported_value")

@@ -1,0 +1,76 @@
+"""Bodies of OpenAI's Responses API as clients may send them: what is refused, and which fields may be left out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.journal.directory import DirectoryJournal
+from handlers.settings import JournalSettings
+from tests.unit.handlers.conftest import Client, ServiceFactory
+from torchmoor.wire import headers as wire
+
+CREATE = {wire.RESOURCE: "POST responses"}
+BODY: dict[str, Any] = {"model": "llava", "input": "Hello", "max_output_tokens": 2}
+TOOL = {"type": "function", "name": "f", "parameters": {}}
+HALF = "\ud800"  # of a surrogate pair
+SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize("options", [{}, {"stream": True}, {"store": False}, {"background": True}])
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("text", {"text": {"format": {**SCHEMA, "name": HALF}}}),
+        ("text", {"text": {"format": {"type": "text", HALF: 1}}}),
+        ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f", "x": HALF}}),
+        ("stop", {"stop": [HALF]}),
+        ("stream_options", {"stream_options": {"x": HALF}}),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_before_the_answer(
+    make_client: ServiceFactory, tmp_path: Path, param: str, fields: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """The response repeats these fields, and the journal keeps them, which is no failure of the journal."""
+    client = make_client(journal=DirectoryJournal(tmp_path, JournalSettings()))
+
+    answer = client.call({**BODY, **fields, **options}, CREATE)
+
+    assert (answer.status, answer.error, answer.json["error"]["param"]) == (400, "InvalidRequest", param)
+    assert client.service.counters.get("journal_failures") == 0
+    assert client.service.store.session_ids() == []
+
+
+@pytest.mark.parametrize("kind", [[], {}, 7, "item_reference"])
+def test_an_item_of_another_type_is_refused(client: Client, kind: Any) -> None:
+    answer = client.call({**BODY, "input": [{"type": kind}]}, CREATE)
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, "input[0]")
+
+
+def test_an_image_with_half_a_surrogate_pair_is_refused(client: Client) -> None:
+    image = {"type": "input_image", "image_url": f"data:image/png,{HALF}"}
+
+    answer = client.call({**BODY, "input": [{"role": "user", "content": [image]}]}, CREATE)
+
+    assert (answer.status, answer.error) == (415, "NotAnImage")
+
+
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def test_what_is_nested_too_deeply_for_the_template_is_refused(client: Client) -> None:
+    """A tool, and the arguments of a call, which are JSON in a text of their own."""
+    deep = nested(700)
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": json.dumps(deep)}
+
+    bodies = [{**BODY, "tools": [{**TOOL, "parameters": deep}]}, {**BODY, "input": [call]}]
+    answers = [client.call(json.dumps(body).encode(), CREATE) for body in bodies]
+
+    assert [(each.status, each.error) for each in answers] == [(400, "InvalidRequest")] * 2
+    assert "nested too deeply" in answers[0].json["error"]["message"]
