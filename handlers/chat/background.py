@@ -9,7 +9,16 @@ import json
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from handlers.chat.commands import Ask, EndResponse, OpenSession, QueueResponse, RunResponse, ShowResponse, opening_of
+from handlers.chat.commands import (
+    Ask,
+    EndResponse,
+    OpenSession,
+    QueueResponse,
+    RunResponse,
+    ShowResponse,
+    name_request,
+    opening_of,
+)
 from handlers.chat.conversations import Conversations
 from handlers.chat.dialects.background_form import BackgroundForm
 from handlers.chat.dialects.response_form import show_response
@@ -94,7 +103,7 @@ class BackgroundResponses:
             question=write_items(form.items),
             answer=command.request,
             response=form.queued(),
-            invocation_id=ask.invocation_id,
+            invocation_id=name_request(ask.invocation_id, ask.images),
         )
         with session.recording:
             self._recorder.catch_up(session)

@@ -1,7 +1,7 @@
 """Commands: the requests of clients and operators as types, independent of the dialect."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from handlers.chat.forms import AnswerForm, ResponseDraft
@@ -295,6 +295,14 @@ def identify(*parts: object) -> str:
     for part in parts:
         content.update(repr(part).encode())
     return content.hexdigest()
+
+
+def name_request(invocation_id: str, images: Sequence[ImageReference]) -> str:
+    """Return what a question is recorded under, so that a retry is recognised: the client's id, and its images.
+
+    Other images make another question, because a client may use one id for all its requests. Empty without an id.
+    """
+    return f"{invocation_id} {identify(*images)}" if invocation_id and images else invocation_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
