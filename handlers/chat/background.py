@@ -103,6 +103,7 @@ class BackgroundResponses:
             question=write_items(form.items),
             answer=command.request,
             response=form.queued(),
+            adapter=session.adapter if reply.adapter is None else reply.adapter,
             invocation_id=name_request(ask.invocation_id, ask.images),
         )
         with session.recording:
@@ -125,6 +126,8 @@ class BackgroundResponses:
             if queued is None:
                 raise InvalidRequest("this response is not one in the background")
             queued.raise_if_ended()
+            if queued.entry:  # else its session's adapter answers
+                reply.adapter = queued.event.adapter
             turn = self._service.make_turn(session, resume_response(command, queued, session.id.text), reply)
             queued.turn = turn
             reply.on_end(lambda: queued.forget(turn))

@@ -21,7 +21,8 @@ class Event:
     images that it adds or, in a turn, that the question refers to, in order. question, answer: of a turn. system: the
     system message that the first turn brings. invocation_id: identifies a retry: the client's id, in a turn with the
     images that came with the question; of a "close", that of the request that closed the session.
-    adapter: of an "open", the adapter that the request named; its session's questions go to it.
+    adapter: of an "open", the adapter that the request named; its session's questions go to it. Of a "queue" in a
+    conversation, the one that answers.
     asked_by: "tool" if the question is the results of tools, as JSON; else empty.
     response: of a turn of OpenAI's Responses API, the response's fields as JSON; its question and answer are then lists
     of items as JSON. A turn that only adds items to a conversation has no answer, and `{}` as its response. Of an
