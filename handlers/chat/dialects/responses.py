@@ -270,8 +270,10 @@ def _read_parameters(given: dict[str, Any]) -> Parameters:
 
 
 def read_metadata(given: dict[str, Any]) -> dict[str, str]:
-    """Return the metadata of a body. Raises InvalidRequest."""
-    pairs = given.get("metadata", {})
+    """Return the metadata of a body; null is the same as none. Raises InvalidRequest."""
+    pairs = given.get("metadata")
+    if pairs is None:
+        return {}
     if (
         not isinstance(pairs, dict)
         or len(pairs) > MAX_PAIRS

@@ -74,3 +74,27 @@ def test_what_is_nested_too_deeply_for_the_template_is_refused(client: Client) -
 
     assert [(each.status, each.error) for each in answers] == [(400, "InvalidRequest")] * 2
     assert "nested too deeply" in answers[0].json["error"]["message"]
+
+
+def test_metadata_may_be_null(client: Client) -> None:
+    """As in the types of OpenAI's client."""
+    made = client.call({"metadata": None}, {wire.RESOURCE: "POST conversations"})
+    conversation = {wire.RESOURCE: f"POST conversations/{made.json['id']}"}
+    client.call({"metadata": {"a": "b"}}, conversation)
+
+    updated = client.call({"metadata": None}, conversation)
+
+    assert (made.status, updated.status, updated.json["metadata"]) == (200, 200, {})
+
+
+def test_a_response_is_deleted_by_a_worker_that_lacks_later_turns(make_client: ServiceFactory, tmp_path: Path) -> None:
+    """Another worker has answered in its chain meanwhile."""
+    journal = DirectoryJournal(tmp_path, JournalSettings())
+    one, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
+    first = one.call(BODY, CREATE).json["id"]
+    second = other.call({**BODY, "previous_response_id": first}, CREATE).json["id"]
+
+    deleted = one.call({}, {wire.RESOURCE: f"DELETE responses/{first}"})
+
+    assert (deleted.status, deleted.json.get("deleted")) == (200, True)
+    assert [one.call({}, {wire.RESOURCE: f"GET responses/{each}"}).status for each in (first, second)] == [404, 200]
