@@ -229,6 +229,7 @@ def test_wrong_tools_name_their_field(client: Any, fields: dict[str, Any], param
     ("message", "param"),
     [
         ({"role": "tool", "content": "x"}, "messages[1].tool_call_id"),
+        ({"role": "tool", "tool_call_id": "1", "content": "x"}, "messages[1].tool_call_id"),
         ({"role": "user", "content": "x", "tool_calls": [{}]}, "messages[1]"),
         ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages[1].tool_calls[0]"),
         (
