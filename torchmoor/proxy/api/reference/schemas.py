@@ -354,7 +354,9 @@ RERANK_ANSWER = record(
     results={"type": "array", "items": _RANKED},
     usage=_USAGE,
 )
-FILE = record(("file", "purpose"), file={"type": "string", "format": "binary"}, purpose={"enum": ["vision"]})
+FILE = record(
+    ("file", "purpose"), file={"type": "string", "format": "binary"}, purpose={"enum": ["vision", "user_data"]}
+)
 CONVERSATION = record(items={"type": "array", "items": {"type": "object"}, "maxItems": 20}, metadata=LABELS)
 ITEMS = record(("items",), items={"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": 20})
 METADATA = record(("metadata",), metadata=LABELS)
