@@ -201,7 +201,7 @@ class DeleteConversation:
 class CountTokens:
     """Count the tokens of a prompt that is not answered."""
 
-    request: "Generate | Respond"
+    request: "Generate | Respond | RespondInConversation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,12 +71,12 @@ def parse_response(
     given = {name: value for name, value in body.items() if value is not None}
     _check_fields(given)
     items = parse_input(given.get("input", []), settings.max_messages, referred=referred)
-    if not items:
-        raise missing_field("input")
     instructions = _read_instructions(given)
     parameters = _read_parameters(given)
     previous = _read_label(given, "previous_response_id")
     conversation = _read_conversation(given)
+    if not (items or previous or conversation):
+        raise missing_field("input")
     is_stored = given.get("store", True)
     if conversation and (previous or not is_stored):
         raise InvalidRequest(

@@ -8,11 +8,13 @@ import pytest
 
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings import JournalSettings
-from tests.unit.handlers.conftest import Client, ServiceFactory
+from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from torchmoor.wire import headers as wire
+from torchmoor.wire.background import run_resource
 
 CREATE = {wire.RESOURCE: "POST responses"}
 BODY: dict[str, Any] = {"model": "llava", "input": "Hello", "max_output_tokens": 2}
+QUESTIONS = [{"role": "user", "content": text} for text in ("Hello.", "What color is the circle?")]
 TOOL = {"type": "function", "name": "f", "parameters": {}}
 HALF = "\ud800"  # of a surrogate pair
 SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
@@ -32,7 +34,7 @@ SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 def test_half_a_surrogate_pair_is_refused_before_the_answer(
     make_client: ServiceFactory, tmp_path: Path, param: str, fields: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """The response repeats these fields, and the journal keeps them, which is no failure of the journal."""
+    """The response repeats these fields, and the journal keeps them; the error is not a failure of the journal."""
     client = make_client(journal=DirectoryJournal(tmp_path, JournalSettings()))
 
     answer = client.call({**BODY, **fields, **options}, CREATE)
@@ -98,3 +100,73 @@ def test_a_response_is_deleted_by_a_worker_that_lacks_later_turns(make_client: S
 
     assert (deleted.status, deleted.json.get("deleted")) == (200, True)
     assert [one.call({}, {wire.RESOURCE: f"GET responses/{each}"}).status for each in (first, second)] == [404, 200]
+
+
+def num_input(answer: Exchange) -> int:
+    assert answer.status == 200, answer.body
+    return int(answer.json["usage"]["input_tokens"])
+
+
+def test_tokens_of_a_conversation_are_counted_as_usage_counts_them(client: Client) -> None:
+    talk = client.call({"items": QUESTIONS}, {wire.RESOURCE: "POST conversations"}).json["id"]
+    body = {"model": "llava", "input": "And now?", "conversation": talk}
+
+    counted = client.call(body, {wire.RESOURCE: "POST responses/input_tokens"})
+    answer = client.call({**body, "max_output_tokens": 2}, CREATE)
+
+    assert counted.json == {"object": "response.input_tokens", "input_tokens": num_input(answer)}
+
+
+def test_a_compaction_has_no_conversation(client: Client) -> None:
+    talk = client.call({}, {wire.RESOURCE: "POST conversations"}).json["id"]
+    body = {"model": "llava", "input": "Hello", "conversation": talk}
+
+    refused = client.call(body, {wire.RESOURCE: "POST responses/compact"})
+
+    assert (refused.status, refused.json["error"]["code"]) == (400, "unknown_parameter")
+    assert refused.json["error"]["param"] == "conversation"
+
+
+@pytest.mark.parametrize("options", [{}, {"store": False}])
+def test_input_may_be_left_out_after_a_response(client: Client, options: dict[str, Any]) -> None:
+    """The response's conversation is the prompt, for an answer, a count and a compaction."""
+    first = client.call(BODY, CREATE).json["id"]
+    body = {"model": "llava", "previous_response_id": first}
+
+    counted, compacted = (
+        client.call(body, {wire.RESOURCE: f"POST responses/{each}"}) for each in ("input_tokens", "compact")
+    )
+    answer = client.call({**body, **options, "max_output_tokens": 2}, CREATE)
+
+    assert counted.json["input_tokens"] == num_input(answer)
+    assert [item["type"] for item in compacted.json["output"]] == ["compaction"]
+    if not options:
+        asked = client.call({}, {wire.RESOURCE: f"GET responses/{answer.json['id']}/input_items"})
+        assert asked.json["data"] == []
+
+
+@pytest.mark.parametrize("is_background", [False, True])
+def test_input_may_be_left_out_in_a_conversation(client: Client, *, is_background: bool) -> None:
+    """The items that a client has added are the question; the answer is the same as to these items alone."""
+    talk = client.call({"items": QUESTIONS}, {wire.RESOURCE: "POST conversations"}).json["id"]
+
+    body = {"model": "llava", "conversation": talk, "background": is_background}
+    response_id = client.call(body, CREATE).json["id"]
+    if is_background:
+        assert client.call({}, {wire.RESOURCE: run_resource(response_id)}).status == 200
+    answer = client.call({}, {wire.RESOURCE: f"GET responses/{response_id}"})
+
+    alone = client.call({"model": "llava", "input": QUESTIONS}, CREATE)
+    assert (num_input(answer), text_of(answer)) == (num_input(alone), text_of(alone))
+    items = client.call({}, {wire.RESOURCE: f"GET conversations/{talk}/items?order=asc"}).json["data"]
+    assert [item["role"] for item in items] == ["user", "user", "assistant"]
+
+
+def test_input_is_required_elsewhere(client: Client) -> None:
+    refused = client.call({"model": "llava", "input": []}, CREATE)
+
+    assert (refused.status, refused.json["error"]["code"]) == (400, "missing_required_parameter")
+
+
+def text_of(answer: Exchange) -> str:
+    return str(answer.json["output"][0]["content"][0]["text"])
