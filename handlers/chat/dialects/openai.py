@@ -42,10 +42,12 @@ _NEUTRAL: Neutral = {
     "modalities": (lambda v: v == ["text"], 'absent or ["text"]'),
     "store": (lambda v: v is False, "false: answers are not kept"),
     "service_tier": (lambda v: v in ("auto", "default"), "absent: there is one tier"),
+    "verbosity": (lambda v: v == "medium", "absent or medium"),
     "reasoning": (is_reasoning, REASONING_WANTED),
     "reasoning_effort": (lambda v: is_reasoning({"effort": v}), f"one of {', '.join(filter(None, EFFORTS))}"),
 }
 _FIELDS = {"messages", "model", "n", "stream", "stream_options", "logprobs", "response_format", *TOOL_FIELDS}
+_FIELDS |= {"prompt_cache_retention", "prompt_cache_options"}  # have no effect here
 _MESSAGE_FIELDS = {"role", "content", "name"}
 _OWN_MESSAGE_FIELDS = {"assistant": {"tool_calls", "reasoning_content"}, "tool": {"tool_call_id"}}  # of one role
 

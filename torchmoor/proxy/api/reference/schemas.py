@@ -46,7 +46,7 @@ _TOOLS: dict[str, Schema] = {
     "tool_choice": {"oneOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
     "parallel_tool_calls": FLAG,
 }
-_EFFORT: Schema = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh"]}
+_EFFORT: Schema = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max"]}
 _REASONING = record(effort=_EFFORT, summary={"enum": ["auto", "concise", "detailed"]})
 _RESPONSE_TOOL = record(("type", "name"), type={"const": "function"}, **_FUNCTION["properties"])
 _SAMPLING: dict[str, Schema] = {
