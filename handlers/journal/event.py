@@ -50,9 +50,7 @@ class Event:
 
     @property
     def num_chars(self) -> int:
-        """Characters of its texts, those of a response in a session of its own only when it is a turn."""
-        if self.kind == "queue" and not self.entry:
-            return 0
+        """Characters of its texts, which its session keeps."""
         return len(self.question) + len(self.answer) + len(self.system) + len(self.response)
 
 
