@@ -16,13 +16,13 @@ from handlers.chat.commands import (
     QueueResponse,
     RunResponse,
     ShowResponse,
-    name_request,
     opening_of,
 )
 from handlers.chat.conversations import Conversations
 from handlers.chat.dialects.background_form import BackgroundForm
 from handlers.chat.dialects.response_form import show_response
 from handlers.chat.dialects.responses import resume_response, unknown_response
+from handlers.chat.identity import name_request
 from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.items import check_results, read_items, write_items
 from handlers.chat.queued_response import QueuedResponse

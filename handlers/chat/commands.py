@@ -1,10 +1,10 @@
 """Commands: the requests of clients and operators as types, independent of the dialect."""
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from handlers.chat.forms import AnswerForm, ResponseDraft
+from handlers.chat.identity import identify
 from handlers.chat.items import Item, References, Referred
 from handlers.chat.messages import ImageReference, Message
 from handlers.chat.parameters import Parameters
@@ -287,22 +287,6 @@ def opening_of(ask: Ask) -> OpenSession:
         invocation_id=ask.invocation_id,
         question=identify(ask.prompt_text, ask.history, ask.images, items),
     )
-
-
-def identify(*parts: object) -> str:
-    """Return a text that identifies parts of a request's content: equal only for equal parts."""
-    content = hashlib.sha256()
-    for part in parts:
-        content.update(repr(part).encode())
-    return content.hexdigest()
-
-
-def name_request(invocation_id: str, images: Sequence[ImageReference]) -> str:
-    """Return what a question is recorded under, so that a retry is recognised: the client's id, and its images.
-
-    Other images make another question, because a client may use one id for all its requests. Empty without an id.
-    """
-    return f"{invocation_id} {identify(*images)}" if invocation_id and images else invocation_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

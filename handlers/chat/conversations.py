@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from handlers.chat.commands import AddItems, DeleteConversation, ShowConversation, UpdateConversation, name_request
+from handlers.chat.commands import AddItems, DeleteConversation, ShowConversation, UpdateConversation
 from handlers.chat.dialects.response_form import find_item, show_items, show_list, show_page
+from handlers.chat.identity import name_request
 from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.items import images_in, read_items, write_items
 from handlers.chat.sessions.lifecycle import SessionLifecycle

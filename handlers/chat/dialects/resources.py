@@ -28,11 +28,11 @@ from handlers.chat.commands import (
     ShowFile,
     ShowResponse,
     UpdateConversation,
-    identify,
 )
 from handlers.chat.dialects.responses import missing_field, parse_response, read_metadata, unknown_field
 from handlers.chat.dialects.tokens import parse_detokenize, parse_tokenize
 from handlers.chat.dialects.turns import check_session_limit
+from handlers.chat.identity import identify
 from handlers.chat.items import NOTHING, Referred, find_references, parse_input
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests import Incoming

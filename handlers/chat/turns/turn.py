@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from handlers.chat.commands import Ask, name_request
+from handlers.chat.commands import Ask
 from handlers.chat.forms import Summary
+from handlers.chat.identity import name_request
 from handlers.chat.images.fetch_pool import find_line
 from handlers.chat.images.receiver import ReceivedImage
 from handlers.chat.images.store import Image, digests
