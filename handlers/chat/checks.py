@@ -48,7 +48,7 @@ def check_unicode(text: str, where: str, param: str | None) -> None:
 def check_texts(value: Any, where: str, param: str | None) -> None:
     """Raise InvalidRequest unless all texts of a JSON value are valid Unicode, or if it is nested too deeply."""
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     except RecursionError:
         raise InvalidRequest(f"{where} is nested too deeply", param=param) from None
     check_unicode(text, where, param)
