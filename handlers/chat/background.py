@@ -9,11 +9,20 @@ import json
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from handlers.chat.commands import Ask, EndResponse, OpenSession, QueueResponse, RunResponse, ShowResponse, opening_of
+from handlers.chat.commands import (
+    Ask,
+    EndResponse,
+    OpenSession,
+    QueueResponse,
+    RunResponse,
+    ShowResponse,
+    opening_of,
+)
 from handlers.chat.conversations import Conversations
 from handlers.chat.dialects.background_form import BackgroundForm
 from handlers.chat.dialects.response_form import show_response
 from handlers.chat.dialects.responses import resume_response, unknown_response
+from handlers.chat.identity import name_request
 from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.items import check_results, read_items, write_items
 from handlers.chat.queued_response import QueuedResponse
@@ -94,7 +103,8 @@ class BackgroundResponses:
             question=write_items(form.items),
             answer=command.request,
             response=form.queued(),
-            invocation_id=ask.invocation_id,
+            adapter=session.adapter if reply.adapter is None else reply.adapter,
+            invocation_id=name_request(ask.invocation_id, ask.images),
         )
         with session.recording:
             self._recorder.catch_up(session)
@@ -116,6 +126,8 @@ class BackgroundResponses:
             if queued is None:
                 raise InvalidRequest("this response is not one in the background")
             queued.raise_if_ended()
+            if queued.entry:  # else its session's adapter answers
+                reply.adapter = queued.event.adapter
             turn = self._service.make_turn(session, resume_response(command, queued, session.id.text), reply)
             queued.turn = turn
             reply.on_end(lambda: queued.forget(turn))

@@ -1,5 +1,6 @@
 """Checks of single values, used by the parsers of all dialects."""
 
+import json
 from collections.abc import Iterable, Mapping
 from heapq import nsmallest
 from typing import Any, TypeGuard
@@ -42,6 +43,15 @@ def check_unicode(text: str, where: str, param: str | None) -> None:
     """Raise InvalidRequest unless the text is valid Unicode. where: names it in the message; param: its field."""
     if not is_unicode(text):
         raise InvalidRequest(f"{where} must be valid Unicode: it has one half of a surrogate pair", param=param)
+
+
+def check_texts(value: Any, where: str, param: str | None) -> None:
+    """Raise InvalidRequest unless all texts of a JSON value are valid Unicode, or if it is nested too deeply."""
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise InvalidRequest(f"{where} is nested too deeply", param=param) from None
+    check_unicode(text, where, param)
 
 
 def names(given: Iterable[object]) -> str:

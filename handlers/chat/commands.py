@@ -1,10 +1,10 @@
 """Commands: the requests of clients and operators as types, independent of the dialect."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from handlers.chat.forms import AnswerForm, ResponseDraft
+from handlers.chat.identity import identify
 from handlers.chat.items import Item, References, Referred
 from handlers.chat.messages import ImageReference, Message
 from handlers.chat.parameters import Parameters
@@ -201,7 +201,7 @@ class DeleteConversation:
 class CountTokens:
     """Count the tokens of a prompt that is not answered."""
 
-    request: "Generate | Respond"
+    request: "Generate | Respond | RespondInConversation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,14 +287,6 @@ def opening_of(ask: Ask) -> OpenSession:
         invocation_id=ask.invocation_id,
         question=identify(ask.prompt_text, ask.history, ask.images, items),
     )
-
-
-def identify(*parts: object) -> str:
-    """Return a text that identifies parts of a request's content: equal only for equal parts."""
-    content = hashlib.sha256()
-    for part in parts:
-        content.update(repr(part).encode())
-    return content.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

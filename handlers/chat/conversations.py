@@ -6,6 +6,7 @@ from typing import Any
 
 from handlers.chat.commands import AddItems, DeleteConversation, ShowConversation, UpdateConversation
 from handlers.chat.dialects.response_form import find_item, show_items, show_list, show_page
+from handlers.chat.identity import name_request
 from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.items import images_in, read_items, write_items
 from handlers.chat.sessions.lifecycle import SessionLifecycle
@@ -54,14 +55,15 @@ class Conversations:
 
     def add_items(self, session: Session, command: AddItems, reply: PendingReply) -> int:
         """Add items to a held session. Return the number of their entry."""
-        question = write_items(command.items)
-        received = self._receiver.receive(session.scope, images_in(command.items), reply)
+        question, images = write_items(command.items), images_in(command.items)
+        name = name_request(command.invocation_id, images)
+        received = self._receiver.receive(session.scope, images, reply)
         with session.recording:
-            event = self._recorder.find_answer(session, command.invocation_id, question)
+            event = self._recorder.find_answer(session, name, question)
             if event is not None:
                 self._receiver.release(received)
                 return session.entries.index(event) + 1
-            self._sessions.add_entry(session, question, received, command.invocation_id)
+            self._sessions.add_entry(session, question, received, name)
             return len(session.entries)
 
     def update(self, command: UpdateConversation) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from handlers.chat.commands import DeleteFile, ListFiles, ShowFile
 from handlers.chat.dialects.response_form import show_list
+from handlers.chat.images.store import Image
 from handlers.chat.messages import KeptImage
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
@@ -71,17 +72,26 @@ class Files:
     def find_image(self, caller: Caller, text: str) -> KeptImage:
         """Return a file's image, whose bytes are read later."""
         with self.found(caller, text) as session:
-            return KeptImage(session.pending_images[0].digest, partial(self.read, caller, text))
+            return KeptImage(_image(session).digest, partial(self.read, caller, text))
 
     def read(self, caller: Caller, text: str) -> bytes:
         """Return a file's bytes."""
         with self.found(caller, text) as session:
-            return self._recorder.read_image(session, session.pending_images[0])
+            return self._recorder.read_image(session, _image(session))
 
     def delete(self, command: DeleteFile, reply: PendingReply) -> dict[str, Any]:
         with self.found(command.caller, command.file_id) as session:
             self._sessions.end(session, command.invocation_id, reply)
         return {"id": command.file_id, "object": FILE, "deleted": True}
+
+
+def _image(session: Session) -> Image:
+    """Return a file's image, which a question in its session may have used. Raises SessionLost if it ends now."""
+    with session.recording:
+        images = [*session.images, *session.pending_images]
+    if not images:
+        raise SessionLost()
+    return images[0]
 
 
 def _show(session_id: str, expires_at: int, fields: dict[str, Any]) -> dict[str, Any]:

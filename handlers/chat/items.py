@@ -145,7 +145,7 @@ def _item(given: Any, where: str, files: Mapping[str, KeptImage] | None) -> Item
         raise InvalidRequest(f"{where} must be an object", param=where, api_code="invalid_type")
     given = {name: value for name, value in given.items() if value is not None}
     kind = given.get("type", "message")
-    if kind in _OTHERS:
+    if isinstance(kind, str) and kind in _OTHERS:
         return _OTHERS[kind](given, where)
     if kind != "message":
         shown = names([kind])

@@ -41,9 +41,10 @@ from handlers.chat.images.fetch_pool import find_line
 from handlers.chat.images.receiver import check_num_images
 from handlers.chat.items import Item, Referred, images_in
 from handlers.chat.messages import SYSTEM, first_address, images_of
-from handlers.chat.responses import StoredResponse, StoredResponses
+from handlers.chat.responses import StoredResponses
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
+from handlers.chat.sessions.session import Session
 from handlers.chat.turns.completion import Completion
 from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.errors import InvalidRequest
@@ -142,7 +143,7 @@ class ResourceService:
         ask = command.ask
         with self._responses.found(ask.caller, command.previous, "previous_response_id") as found:
             if not command.is_stored:
-                self._complete_after(found, ask, reply)
+                self._complete_after(found.session, found.num_turns, ask, reply).start()
                 return
             turn = self._service.make_turn(found.session, ask, reply)
             is_last = len(found.session.entries) == found.number and found.session.resource is None
@@ -169,12 +170,17 @@ class ResourceService:
             self._conversations.add(opened, reply)
         return self._conversations.show(ShowConversation(caller=command.caller, conversation_id=opened.conversation_id))
 
-    def _completion(self, request: Generate | Respond, reply: PendingReply) -> Completion:
+    def _completion(self, request: Generate | Respond | RespondInConversation, reply: PendingReply) -> Completion:
         """Return the Completion for a request that is not stored, without starting it."""
-        if isinstance(request, Respond):
-            with self._responses.found(request.ask.caller, request.previous, "previous_response_id") as found:
-                return Completion(self._parts, self._generate_after(found, request.ask), reply)
-        return Completion(self._parts, request, reply)
+        match request:
+            case Generate():
+                return Completion(self._parts, request, reply)
+            case Respond(ask=ask):
+                with self._responses.found(ask.caller, request.previous, "previous_response_id") as found:
+                    return self._complete_after(found.session, found.num_turns, ask, reply)
+            case RespondInConversation(ask=ask):
+                with self._conversations.found(ask.caller, request.conversation_id) as session:
+                    return self._complete_after(session, len(session.order), ask, reply)
 
     def _tokenize(self, command: Tokenize, reply: PendingReply) -> dict[str, Any]:
         ids = list(self._completion(command.request, reply).tokenize())
@@ -222,13 +228,11 @@ class ResourceService:
         instructions = [item for item in items if item.message.role == SYSTEM]
         return show_compaction(session_id, instructions, num_tokens, command.created_at)
 
-    def _complete_after(self, found: StoredResponse, ask: Ask, reply: PendingReply) -> None:
-        """Answer after a stored response without recording the turn."""
-        Completion(self._parts, self._generate_after(found, ask), reply).start()
-
-    def _generate_after(self, found: StoredResponse, ask: Ask) -> Generate:
+    def _complete_after(self, session: Session, num_turns: int, ask: Ask, reply: PendingReply) -> Completion:
+        """Return the Completion for an answer after the first turns of a held session, which does not record it."""
         assert ask.draft is not None
-        return generate(ask, ask.draft.instructions, self._responses.repeat(found.session, found.num_turns, ask.caller))
+        earlier = self._responses.repeat(session, num_turns, ask.caller)
+        return Completion(self._parts, generate(ask, ask.draft.instructions, earlier), reply)
 
 
 def find_fetches(command: Resource) -> str | None:
@@ -244,7 +248,7 @@ def find_fetches(command: Resource) -> str | None:
             return find_line(given.caller, images)
         case CountTokens() | Compact():
             request = command.request
-            ask = request.ask if isinstance(request, Respond) else request
+            ask = request if isinstance(request, Generate) else request.ask
             assert isinstance(ask.form, ResponseForm)
             return find_line(ask.caller, images_in(ask.form.items))
     return None

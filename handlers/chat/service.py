@@ -19,7 +19,9 @@ from handlers.chat.commands import (
     Generate,
     OpenAndAsk,
     OpenSession,
+    QueueResponse,
     ReportStatus,
+    Resource,
     StopAnswer,
 )
 from handlers.chat.dialects.table import parse
@@ -172,8 +174,8 @@ class ChatService:
                 Completion(self._parts, command, reply).start()
             case OpenAndAsk():
                 self._in_background(reply, lambda: self._open_and_ask(command, reply))
-            case OpenSession() if reply.adapter and self._parts.adapters is not None:
-                self._open_with_adapter(command, reply.adapter, self._parts.adapters, reply)
+            case OpenSession() | QueueResponse() if reply.adapter and self._parts.adapters is not None:
+                self._begin_with_adapter(command, reply.adapter, self._parts.adapters, reply)
             case OpenSession() | AddImages():
                 self._change_in_background(command, reply)
             case StopAnswer():
@@ -183,7 +185,7 @@ class ChatService:
             case BranchSession() | CloseSession() | ActOnSession() | CloseInJournal() | EndClosed():
                 self._in_background(reply, lambda: self._change_session(command, reply))
             case _:
-                self._in_background(reply, lambda: self._resources.handle(command, reply), find_fetches(command))
+                self._handle_in_background(command, reply)
 
     def _ask(self, command: Ask, reply: PendingReply) -> None:
         try:
@@ -202,12 +204,20 @@ class ChatService:
         line = find_line(command.caller, command.images)
         self._in_background(reply, lambda: self._change_session(command, reply), line)
 
-    def _open_with_adapter(self, command: OpenSession, name: str, adapters: Adapters, reply: PendingReply) -> None:
-        """Open a session once its adapter is known to be usable."""
+    def _handle_in_background(self, command: Resource, reply: PendingReply) -> None:
+        self._in_background(reply, lambda: self._resources.handle(command, reply), find_fetches(command))
+
+    def _begin_with_adapter(
+        self, command: OpenSession | QueueResponse, name: str, adapters: Adapters, reply: PendingReply
+    ) -> None:
+        """Open a session, or queue a response, once its adapter is known to be usable."""
 
         def ready(lease: AdapterLease) -> None:
             lease.release()
-            self._change_in_background(command, reply)
+            if isinstance(command, OpenSession):
+                self._change_in_background(command, reply)
+            else:
+                self._handle_in_background(command, reply)
 
         end_wait = adapters.acquire(name, ready, reply.fail)
         reply.on_cancel(lambda reason: end_wait())

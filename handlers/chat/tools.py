@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import check_unicode, read_flag
+from handlers.chat.checks import check_texts, read_flag
 from handlers.engine.contract import JSON_OPTIONS, GrammarText
 from handlers.errors import InvalidRequest
 from handlers.models.answer_style import AnswerStyle, forced_call
@@ -77,7 +77,7 @@ def _read_tool(given: Any, where: str, is_flat: bool) -> dict[str, Any]:
     schema = function.get("parameters")
     if not isinstance(schema, dict | None):
         raise InvalidRequest(f"{where}.parameters must be a JSON schema", param=f"{where}.parameters")
-    check_unicode(json.dumps(function, ensure_ascii=False), where, where)
+    check_texts(function, where, where)
     known = {"name": name, "description": about or "", "parameters": schema or NO_PARAMETERS}
     return {"type": "function", "function": known}
 

@@ -221,7 +221,7 @@ class DirectoryJournal(StoredJournal):
                     self._expiring.add(folder.name)
         if self._claims.is_dir():
             for path in self._claims.iterdir():
-                with suppress(FileNotFoundError):  # another instance sweeps too
+                with suppress(FileNotFoundError, IsADirectoryError):  # another instance sweeps too; not a claim
                     if path.stat().st_mtime + self._settings.claim_s < expired_before and num_swept < MAX_SWEPT:
                         path.unlink()
                         num_swept += 1

@@ -43,12 +43,14 @@ class DirectoryLists:
 
     def sweep(self, expired_before: int) -> None:
         """Remove the sessions that expired before this time, and empty lists."""
+        owners: list[str] = []
         with suppress(FileNotFoundError):
-            for owner in os.listdir(self._folder):
-                folder = self._folder / owner
+            owners = os.listdir(self._folder)
+        for folder in (self._folder / owner for owner in owners):
+            with suppress(OSError):  # not empty, not a list, or another worker has removed it
                 for name in os.listdir(folder):
                     listed = read_listed(name)
                     if listed is None or listed.expires_at < expired_before:
-                        (folder / name).unlink(missing_ok=True)
-                with suppress(OSError):  # not empty
-                    folder.rmdir()
+                        with suppress(FileNotFoundError, IsADirectoryError):
+                            (folder / name).unlink()
+                folder.rmdir()

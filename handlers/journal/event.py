@@ -19,9 +19,10 @@ class Event:
 
     kind: "open", "images", "queue", "begin", "end", "turn", "update", "delete" or "close". images: hashes of the
     images that it adds or, in a turn, that the question refers to, in order. question, answer: of a turn. system: the
-    system message that the first turn brings. invocation_id: the client's, which identifies a retry; of a "close", that
-    of the request that closed the session.
-    adapter: of an "open", the adapter that the request named; its session's questions go to it.
+    system message that the first turn brings. invocation_id: identifies a retry: the client's id, in a turn with the
+    images that came with the question; of a "close", that of the request that closed the session.
+    adapter: of an "open", the adapter that the request named; its session's questions go to it. Of a "queue" in a
+    conversation, the one that answers.
     asked_by: "tool" if the question is the results of tools, as JSON; else empty.
     response: of a turn of OpenAI's Responses API, the response's fields as JSON; its question and answer are then lists
     of items as JSON. A turn that only adds items to a conversation has no answer, and `{}` as its response. Of an
@@ -49,9 +50,7 @@ class Event:
 
     @property
     def num_chars(self) -> int:
-        """Characters of its texts, those of a response in a session of its own only when it is a turn."""
-        if self.kind == "queue" and not self.entry:
-            return 0
+        """Characters of its texts, which its session keeps."""
         return len(self.question) + len(self.answer) + len(self.system) + len(self.response)
 
 

@@ -105,13 +105,15 @@ class ChatTemplate:
         Raises InvalidRequest without a template, if it refuses the messages, or if it exceeds its limits.
         """
         self.check()
-        safe = [self._disarm_message(message) for message in messages]
         template = self._tool_template if tools else self._template
-        request = {"conversations": [safe], "chat_template": template, "add_generation_prompt": True}
-        if tools:
-            request["tools"] = self._disarm_all(list(tools))
+        request: dict[str, Any] = {"chat_template": template, "add_generation_prompt": True}
         try:
+            request["conversations"] = [[self._disarm_message(message) for message in messages]]
+            if tools:
+                request["tools"] = self._disarm_all(list(tools))
             return SHARED.render({**self._tokenizer.special_tokens_map, **self._variables, **request})
+        except RecursionError:
+            raise InvalidRequest("the tools, or the arguments of a call, are nested too deeply") from None
         except TemplateFailed as exc:
             problem = "refuses these messages" if exc.is_refusal else "cannot render these messages"
             raise InvalidRequest(f"the model's chat template {problem}: {exc}") from exc

@@ -25,12 +25,13 @@ from handlers.chat.dialects.openai_fields import (
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.grammars import read_response_format
 from handlers.chat.images.addresses import is_address
-from handlers.chat.messages import ImagePart, Message, Part, TextPart, ToolCall, read_call
+from handlers.chat.messages import TOOL, ImagePart, Message, Part, TextPart, ToolCall, read_call
 from handlers.chat.parameters import Parameters
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import ContextTooLong, InvalidRequest, UnsupportedMedia
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings
+from torchmoor.wire import headers as wire
 
 CHUNK = "chat.completion.chunk"
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -41,10 +42,12 @@ _NEUTRAL: Neutral = {
     "modalities": (lambda v: v == ["text"], 'absent or ["text"]'),
     "store": (lambda v: v is False, "false: answers are not kept"),
     "service_tier": (lambda v: v in ("auto", "default"), "absent: there is one tier"),
+    "verbosity": (lambda v: v == "medium", "absent or medium"),
     "reasoning": (is_reasoning, REASONING_WANTED),
     "reasoning_effort": (lambda v: is_reasoning({"effort": v}), f"one of {', '.join(filter(None, EFFORTS))}"),
 }
 _FIELDS = {"messages", "model", "n", "stream", "stream_options", "logprobs", "response_format", *TOOL_FIELDS}
+_FIELDS |= {"prompt_cache_retention", "prompt_cache_options"}  # have no effect here
 _MESSAGE_FIELDS = {"role", "content", "name"}
 _OWN_MESSAGE_FIELDS = {"assistant": {"tool_calls", "reasoning_content"}, "tool": {"tool_call_id"}}  # of one role
 
@@ -54,11 +57,14 @@ def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: Re
     given = {name: value for name, value in body.items() if value is not None}
     refuse_unsupported(given, _FIELDS, _NEUTRAL, "chat completions")
     is_streaming = read_flag(given, "stream")
+    messages = _messages(given.get("messages"), settings)
+    if not incoming.headers.get(wire.SESSION_ID):  # else the session has the calls
+        _check_results(messages)
     form = OpenAIForm(**read_answer("chatcmpl", given, incoming, now), has_logprobs=read_flag(given, "logprobs"))
     return Generate(
         caller=incoming.caller,
         prompt=None,
-        messages=_messages(given.get("messages"), settings),
+        messages=messages,
         parameters=_parameters(given),
         invocation_id=incoming.invocation_id,
         form=form,
@@ -84,6 +90,16 @@ def _messages(given: Any, settings: RequestSettings) -> tuple[Message, ...]:
     if len(given) > settings.max_messages:
         raise ContextTooLong(f"'messages' has {len(given)} messages, more than {settings.max_messages}")
     return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(given))
+
+
+def _check_results(messages: Sequence[Message]) -> None:
+    """Raise InvalidRequest if a message is the result of a call that no earlier message makes."""
+    called: set[str] = set()
+    for index, message in enumerate(messages):
+        called |= {call.id for call in message.calls}
+        if message.role == TOOL and message.call_id not in called:
+            where = f"messages[{index}].tool_call_id"
+            raise InvalidRequest(f"{where} names no call of an earlier message's 'tool_calls'", param=where)
 
 
 def _message(given: Any, where: str) -> Message:

@@ -15,7 +15,7 @@ from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
 
 MAX_NAME_CHARS = 256
-EFFORTS = (None, "none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = (None, "none", "minimal", "low", "medium", "high", "xhigh", "max")
 SUMMARIES = (None, "auto", "concise", "detailed")
 REASONING_WANTED = "an object with an effort and a summary"
 IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # a client's own labels
@@ -90,7 +90,7 @@ def is_reasoning(given: Any) -> bool:
     """Return whether a value is OpenAI's `reasoning`: an effort and a kind of summary."""
     return (
         isinstance(given, dict)
-        and set(given) <= {"effort", "summary"}
+        and {name for name, value in given.items() if value is not None} <= {"effort", "summary"}
         and given.get("effort") in EFFORTS
         and given.get("summary") in SUMMARIES
     )

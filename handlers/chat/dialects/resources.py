@@ -22,16 +22,17 @@ from handlers.chat.commands import (
     OpenSession,
     ResolveInput,
     Respond,
+    RespondInConversation,
     RunResponse,
     ShowConversation,
     ShowFile,
     ShowResponse,
     UpdateConversation,
-    identify,
 )
 from handlers.chat.dialects.responses import missing_field, parse_response, read_metadata, unknown_field
 from handlers.chat.dialects.tokens import parse_detokenize, parse_tokenize
 from handlers.chat.dialects.turns import check_session_limit
+from handlers.chat.identity import identify
 from handlers.chat.items import NOTHING, Referred, find_references, parse_input
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests import Incoming
@@ -119,10 +120,14 @@ def _parse_input(
     def resume(referred: Referred) -> Command:
         if target == "POST responses":
             return parse_response(incoming, body, settings, now, referred)
-        request = parse_response(incoming, {**body, "store": False, "background": False}, settings, now, referred)
-        assert isinstance(request, Generate | Respond)
+        # Nothing is stored; but the API has no `store: false` with a conversation.
+        changed = {**body, "store": None if body.get("conversation") else False, "background": False}
+        request = parse_response(incoming, changed, settings, now, referred)
+        assert isinstance(request, Generate | Respond | RespondInConversation)
         if target == "POST responses/input_tokens":
             return CountTokens(request=request)
+        if isinstance(request, RespondInConversation):
+            raise unknown_field("conversation")
         check_session_limit(incoming)
         opening = OpenSession(
             caller=incoming.caller,

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handlers.chat.checks import is_bool, is_int, is_unicode, names
+from handlers.chat.checks import check_texts, is_bool, is_int, is_unicode, names
 from handlers.chat.commands import (
     Ask,
     Generate,
@@ -71,12 +71,12 @@ def parse_response(
     given = {name: value for name, value in body.items() if value is not None}
     _check_fields(given)
     items = parse_input(given.get("input", []), settings.max_messages, referred=referred)
-    if not items:
-        raise missing_field("input")
     instructions = _read_instructions(given)
     parameters = _read_parameters(given)
     previous = _read_label(given, "previous_response_id")
     conversation = _read_conversation(given)
+    if not (items or previous or conversation):
+        raise missing_field("input")
     is_stored = given.get("store", True)
     if conversation and (previous or not is_stored):
         raise InvalidRequest(
@@ -212,6 +212,9 @@ def _check_fields(given: dict[str, Any]) -> None:
         raise unknown_field(min(unknown))
     if "model" not in given:
         raise missing_field("model")
+    for name, value in given.items():
+        if name != "input":  # whose texts are checked when it is read
+            check_texts(value, f"'{name}'", name)
     for name, (is_valid, wanted) in _CHECKED.items():
         if name in given and not is_valid(given[name]):
             raise InvalidRequest(f"'{name}' must be {wanted}", param=name, api_code="unsupported_value")
@@ -267,8 +270,10 @@ def _read_parameters(given: dict[str, Any]) -> Parameters:
 
 
 def read_metadata(given: dict[str, Any]) -> dict[str, str]:
-    """Return the metadata of a body. Raises InvalidRequest."""
-    pairs = given.get("metadata", {})
+    """Return the metadata of a body; null is the same as none. Raises InvalidRequest."""
+    pairs = given.get("metadata")
+    if pairs is None:
+        return {}
     if (
         not isinstance(pairs, dict)
         or len(pairs) > MAX_PAIRS

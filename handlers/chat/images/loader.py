@@ -102,4 +102,4 @@ def _decode_data_url(text: str, max_bytes: int) -> bytes:
         raise ImageTooLarge(f"the image is larger than {max_bytes} bytes")
     if header.lower().endswith(";base64"):
         return _decode_base64(payload)
-    return unquote_to_bytes(payload)
+    return unquote_to_bytes(payload.encode(errors="replace"))

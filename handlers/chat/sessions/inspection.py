@@ -40,7 +40,7 @@ def describe(store: SessionStore, session: Session) -> dict[str, Any]:
         "session": session.hash,
         "tier": "device" if kv_bytes else _TIERS[tier] if num_images else "host",
         "bytes": kv_bytes + num_bytes,
-        "turns": session.num_dropped + len(session.messages) // 2,
+        "turns": len(session.order),
         "images": num_images,
         "waiting": len(session.waiting),
         "is_running": session.turn is not None,

@@ -270,6 +270,7 @@ class SessionLifecycle:
     def delete_entry(self, session: Session, number: int, invocation_id: str, reply: PendingReply) -> None:
         """Hide the response of an entry, and close the session after its last one. Raises TurnConflict, SessionGone."""
         with session.recording:
+            self._recorder.catch_up(session)
             self._recorder.record(session, Event(kind="delete", question=str(number), invocation_id=invocation_id))
         is_used = session.resource is not None or session.turn is not None
         if len(session.deleted) >= len(session.entries) and not is_used:

@@ -279,13 +279,14 @@ class SessionRecorder:
             session.replays.append(event)
             del session.replays[: -self._max_replays]
 
-    def find_answer(self, session: Session, invocation_id: str, question: str) -> Event | None:
+    def find_answer(self, session: Session, name: str, question: str) -> Event | None:
         """Return the recorded turn of a request that the client retries, or None. Call `catch_up` first.
 
-        The question is compared too, because a client may use one id for all its requests.
+        name: of the request, by `name_request`. The question is compared too, because a client may use one id for all
+        its requests.
         """
         for event in reversed(session.replays):
-            if event.kind == "turn" and (event.invocation_id, event.question) == (invocation_id, question):
+            if event.kind == "turn" and (event.invocation_id, event.question) == (name, question):
                 return event
         return None
 

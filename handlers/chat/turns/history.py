@@ -24,7 +24,9 @@ def read_system(repeated: Sequence[Message], held: Sequence[dict[str, Any]], num
             )
         return "".join(map(_text, given_system))
     is_same_system = not given_system or _are_same(given_system, held_system)
-    if not is_same_system or (given_turns and not _are_same(given_turns[2 * num_dropped :], held_turns)):
+    starts = [*_starts(given_turns), len(given_turns)]
+    given_held = given_turns[starts[min(num_dropped, len(starts) - 1)] :]
+    if not is_same_system or (given_turns and not _are_same(given_held, held_turns)):
         raise InvalidRequest(
             "the messages before the question are not this session's conversation; send the question alone",
             param="messages",

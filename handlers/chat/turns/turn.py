@@ -6,10 +6,12 @@ change the conversation.
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from handlers.chat.commands import Ask
 from handlers.chat.forms import Summary
+from handlers.chat.identity import name_request
 from handlers.chat.images.fetch_pool import find_line
 from handlers.chat.images.receiver import ReceivedImage
 from handlers.chat.images.store import Image, digests
@@ -64,7 +66,11 @@ class Turn:
     def is_answered(self) -> bool:
         """Return whether the session already has the answer, from an earlier attempt of this request."""
         text = self._read_text()
-        return self._recorder.find_answer(self._session, self._ask.invocation_id, text) is not None
+        return self._recorder.find_answer(self._session, self._name, text) is not None
+
+    @cached_property
+    def _name(self) -> str:
+        return name_request(self._ask.invocation_id, self._ask.images)
 
     def start(self) -> None:
         """Begin now or wait for the session's earlier turns.
@@ -236,7 +242,7 @@ class Turn:
         if self._entry:
             turn = self._session.find_turn(self._entry)
         else:
-            turn = self._recorder.find_answer(self._session, self._ask.invocation_id, self._text)
+            turn = self._recorder.find_answer(self._session, self._name, self._text)
         if turn is None:
             return
         draft, number = self._ask.draft, self._entry or self._session.entries.index(turn) + 1
@@ -285,7 +291,7 @@ class Turn:
             response=response,
             asked_by=self._asked_by,
             entry=str(self._entry or ""),
-            invocation_id=self._ask.invocation_id,
+            invocation_id=self._name,
         )
         try:
             if session.messages is not self._history:  # another request has caught up with the journal

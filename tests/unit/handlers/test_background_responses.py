@@ -96,3 +96,19 @@ def test_a_client_that_follows_learns_of_the_end_of_the_session(make_client: Any
     end(client, clock, response_id)
 
     assert b"this response was deleted or has expired" in following.wait().body
+
+
+def test_texts_of_what_is_queued_are_bounded(make_client: Any) -> None:
+    """They count as long as the session has them, however the response ends."""
+    client = make_client(session={"max_history_chars": 5_000, "max_total_history_chars": 5_000})
+    body = {"model": "llava", "background": True, "input": "x" * 2_000}
+
+    answers = [client.call(body, {wire.RESOURCE: "POST responses"}) for _ in range(2)]
+    longer = client.call({**body, "input": "x" * 5_000}, {wire.RESOURCE: "POST responses"})
+
+    assert [(each.status, each.error) for each in (*answers, longer)] == [
+        (200, None),
+        (429, "Overloaded"),
+        (400, "ContextTooLong"),
+    ]
+    assert len(client.service.store) == 1

@@ -25,6 +25,7 @@ from tests.unit.handlers.test_continued_answers import Shown, pieces_of, rest_of
 from tests.unit.handlers.test_continued_answers import begin as begin_stream
 from tests.waiting import wait_until
 from torchmoor.wire import headers as wire
+from torchmoor.wire.background import run_resource
 
 TARGET = "x-amzn-sagemaker-target-model"
 ENDPOINT = "x-torchmoor-endpoint"
@@ -173,6 +174,39 @@ def test_an_unknown_name_is_refused_and_opens_nothing(start: Callable[..., Clien
     both = client.call(body, {**headers_for(name), "x-amzn-sagemaker-session-id": "NEW_SESSION"})
     assert (both.status, both.error) == (404, "ModelUnknown")
     assert len(client.service.store) == 0
+
+
+def create(client: Client, adapter: str, **fields: Any) -> Exchange:
+    body = {"model": adapter, "input": QUESTION, "max_output_tokens": MAX_NEW_TOKENS, **fields}
+    return client.call(body, {**headers_for(adapter), wire.RESOURCE: "POST responses"})
+
+
+def test_responses_in_the_background_are_their_adapters(start: Callable[..., Client], expected: dict[str, str]) -> None:
+    """In a session of their own and in a conversation, whose other turns are the base model's."""
+    client = start()
+
+    def text_of_response(adapter: str, **fields: Any) -> str:
+        response_id = create(client, adapter, background=True, **fields).json["id"]
+        assert client.call({}, {ENDPOINT: "llava", wire.RESOURCE: run_resource(response_id)}).status == 200
+        found = client.call({}, {ENDPOINT: "llava", wire.RESOURCE: f"GET responses/{response_id}"}).json
+        return str(found["output"][0]["content"][0]["text"])
+
+    for adapter in ("llava", NAMES[0]):
+        talk = client.call({}, {ENDPOINT: "llava", wire.RESOURCE: "POST conversations"}).json["id"]
+        for fields in ({}, {"conversation": talk}):
+            assert text_of_response(adapter, **fields) == expected[adapter if adapter in NAMES else ""]
+
+
+def test_a_response_in_the_background_of_an_unknown_adapter_is_refused(start: Callable[..., Client]) -> None:
+    """As one that its client waits for."""
+    client = start()
+
+    refused = [create(client, "nope", background=is_background) for is_background in (True, False)]
+
+    assert [(each.status, each.error) for each in refused] == [(404, "ModelUnknown")] * 2
+    assert refused[0].body == refused[1].body
+    assert b"'nope'" in refused[0].body
+    assert client.service.store.session_ids() == []
 
 
 def test_a_broken_adapter_is_refused_with_the_reason(

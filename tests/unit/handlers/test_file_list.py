@@ -131,3 +131,19 @@ def test_another_worker_lists_what_the_journal_has(
     first_events = sorted(tmp_path.glob("ts-seq-*/00000000"))
     first_events[0].write_bytes(b"{}")
     assert len(ask(second, "GET files").json["data"]) == 1
+
+
+def test_a_question_in_a_files_session_leaves_the_file(client: Client, clock: FakeClock) -> None:
+    """The answer to an upload names its session, where the session API takes questions about the image."""
+    file_id = keep(client, clock)
+    content = ask(client, f"GET files/{file_id}/content").body
+    session_id = "ts-seq-" + file_id.removeprefix("file-")
+    asked = client.ask(session_id, "What color is it?", headers={wire.PRINCIPAL: "alice"}).wait()
+    assert (asked.status, "red" in asked.json["response_text"]) == (200, True)
+
+    picture = {"type": "input_image", "file_id": file_id}
+    body = {"model": "llava", "input": [{"role": "user", "content": [picture]}], "max_output_tokens": 2}
+    answers = [ask(client, f"GET files/{file_id}/content"), ask(client, "POST responses", body=body)]
+
+    assert [each.status for each in answers] == [200, 200]
+    assert answers[0].body == content

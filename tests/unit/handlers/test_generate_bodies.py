@@ -225,6 +225,7 @@ def test_openai_parameters_are_mapped() -> None:
         max_tokens=3, max_completion_tokens=4, temperature=1, top_p=0.5, seed=7, stop="END", n=1, user="u",
         presence_penalty=0, frequency_penalty=0.0, stream=True, stream_options={"include_usage": True}, logprobs=True,
         response_format={"type": "text"}, tools=[], tool_choice=None, metadata={"a": "b"}, top_k=3,
+        verbosity="medium", prompt_cache_retention="24h", prompt_cache_options={"mode": "implicit"},
     )  # fmt: skip
 
     assert found.parameters == Parameters(
@@ -283,6 +284,7 @@ def test_answers_have_ids_and_a_model_of_their_own() -> None:
         ("store", True),
         ("modalities", ["audio"]),
         ("reasoning_effort", "endless"),
+        ("verbosity", "high"),
         ("audio", {}),
     ],
 )

@@ -15,7 +15,7 @@ from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
 from handlers.journal.event_codec import EventCodec
 from handlers.journal.failures import EventsMissing
-from handlers.journal.journal import ANYONE, NO_KEYS
+from handlers.journal.journal import ANYONE, NO_KEYS, expiry, owner_key
 from handlers.requests import Caller
 from handlers.settings import JournalSettings
 from tests.unit.handlers.journal_stores import CLOSE
@@ -23,6 +23,7 @@ from tests.unit.handlers.test_chat_service import Hold, data_url, features_bytes
 from tests.waiting import wait_until
 
 ID = "ts-seq-aaaaaaaaaaaaaaaa-6b013fa9-llava-0-k0aaaaaaaaaaaaaaaaaaaaaaaaaa"
+OWNER = owner_key("llava", "alice")
 SHORT = {"parameters": {"max_new_tokens": 12}}
 
 
@@ -153,6 +154,29 @@ def test_bytes_that_are_no_event_are_refused(data: bytes) -> None:
     """A damaged event is an error and is never skipped."""
     with pytest.raises(ValueError, match=r"."):
         EventCodec(JournalSettings(), NO_KEYS).decode(data, ID)
+
+
+@pytest.mark.parametrize("stray", ["listed/note", f"listed/{OWNER}/folder", "claims/folder", "pictures/note"])
+def test_a_sweep_passes_over_what_other_programs_have_left(
+    journal: DirectoryJournal, tmp_path: Path, stray: str
+) -> None:
+    """It deletes what has expired, and measures the rest."""
+    live = ID.replace("6b013fa9", "ff013fa9")
+    for session_id in (ID, live):
+        journal.append(session_id, 0, Event(kind="open"), OWNER)
+        journal.enlist(session_id, "vision", OWNER)
+    path = tmp_path / "journal" / stray
+    path.parent.mkdir(exist_ok=True)
+    if path.name == "folder":
+        path.mkdir()
+        os.utime(path, (0, 0))
+    else:
+        path.write_text("x")
+
+    journal.sweep(expiry(ID) + 1, is_full=True)
+
+    assert [each.session_id for each in journal.list_owned(OWNER)] == [live]
+    assert (journal.num_sessions, path.exists()) == (1, True)
 
 
 def test_nobody_else_may_read_it(journal: DirectoryJournal, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings import JournalSettings
 from tests.unit.handlers.test_chat_service import features_bytes
+from torchmoor.wire import headers as wire
 from torchmoor.wire.session_row import SESSION_FIELDS
 
 SHORT = {"parameters": {"max_new_tokens": 8}}
@@ -102,6 +103,20 @@ def test_pages_follow_each_other(client: Any) -> None:
 
     assert found == hashes
     assert [row["session"] for row in listed(client, prefix=hashes[0][:12])] == hashes[:1]
+
+
+def test_turns_are_counted_however_many_messages_they_have(client: Any) -> None:
+    """Items that a client adds together are one, and so are a question with the results of several calls."""
+    body = {"items": [{"role": role, "content": "a"} for role in ("user", "assistant", "user", "assistant", "user")]}
+    talk = client.call(body, {wire.RESOURCE: "POST conversations"}).json["id"]
+    client.call(
+        {"model": "llava", "input": "b", "conversation": talk, "max_output_tokens": 2},
+        {wire.RESOURCE: "POST responses"},
+    )
+
+    [row] = listed(client)
+
+    assert row["turns"] == 2
 
 
 @pytest.mark.parametrize(

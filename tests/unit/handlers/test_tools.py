@@ -229,6 +229,7 @@ def test_wrong_tools_name_their_field(client: Any, fields: dict[str, Any], param
     ("message", "param"),
     [
         ({"role": "tool", "content": "x"}, "messages[1].tool_call_id"),
+        ({"role": "tool", "tool_call_id": "1", "content": "x"}, "messages[1].tool_call_id"),
         ({"role": "user", "content": "x", "tool_calls": [{}]}, "messages[1]"),
         ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages[1].tool_calls[0]"),
         (
@@ -367,7 +368,9 @@ def test_reasoning_has_a_field_of_its_own(tiny_llava: Any, checkpoint: Path, tmp
     (tmp_path / "chat_template.jinja").write_text(thinking)
     client = make_client(load_model(tmp_path, torch.device("cpu"), "float32"))
     said = {"role": "assistant", "content": "Red.", "reasoning_content": "It is red."}
-    body = chat(user("Colour?"), said, user("Sure?"), reasoning_effort="low", reasoning={"summary": "auto"})
+    body = chat(
+        user("Colour?"), said, user("Sure?"), reasoning_effort="max", reasoning={"summary": "auto", "mode": None}
+    )
 
     whole = client.call(body)
     streamed = [event["choices"][0]["delta"] for event in events(client.call({**body, "stream": True}).body)]

@@ -114,6 +114,26 @@ def test_the_system_message_outlives_the_oldest_turns(make_client: Any) -> None:
     assert kept[-2] == ("user", "What is in the picture? 9")
 
 
+def test_a_conversation_whose_oldest_turns_were_dropped_may_be_repeated(make_client: Any) -> None:
+    """One of them has the results of two calls, which are two messages."""
+    client = make_client(session={"overflow": "drop_oldest"}, engine={"max_prompt_tokens": 120})
+    sid = opened_by(complete(client, "NEW_SESSION", [said("user", "What is it?")]))
+    results = [{"role": "tool", "tool_call_id": each, "content": "It is red."} for each in ("a", "b")]
+    for question in ([*results], *([said("user", f"Which color has shape number {i}?")] for i in range(8))):
+        assert complete(client, sid, question).status == 200
+    session = client.session(sid)
+    assert session.num_dropped >= 4
+    asked = [*(said("user", event.question) for event in session.entries)]
+    answers = [said("assistant", event.answer) for event in session.entries]
+    turns = [[question, answer] for question, answer in zip(asked, answers, strict=True)]
+    turns[1] = [*results, answers[1]]
+
+    repeated = [message for turn in turns for message in turn]
+    answer = complete(client, sid, [*repeated, said("user", "And now?")])
+
+    assert answer.status == 200, answer.body
+
+
 def test_an_opening_sent_again_is_one_session(client: Any) -> None:
     """The same invocation id gives the same session and the recorded answer."""
     answers = [complete(client, "NEW_SESSION", [said("user", "one")], **{"amz-sdk-invocation-id": "i"}) for _ in "ab"]

@@ -46,7 +46,7 @@ _TOOLS: dict[str, Schema] = {
     "tool_choice": {"oneOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
     "parallel_tool_calls": FLAG,
 }
-_EFFORT: Schema = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh"]}
+_EFFORT: Schema = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max"]}
 _REASONING = record(effort=_EFFORT, summary={"enum": ["auto", "concise", "detailed"]})
 _RESPONSE_TOOL = record(("type", "name"), type={"const": "function"}, **_FUNCTION["properties"])
 _SAMPLING: dict[str, Schema] = {
@@ -354,7 +354,9 @@ RERANK_ANSWER = record(
     results={"type": "array", "items": _RANKED},
     usage=_USAGE,
 )
-FILE = record(("file", "purpose"), file={"type": "string", "format": "binary"}, purpose={"enum": ["vision"]})
+FILE = record(
+    ("file", "purpose"), file={"type": "string", "format": "binary"}, purpose={"enum": ["vision", "user_data"]}
+)
 CONVERSATION = record(items={"type": "array", "items": {"type": "object"}, "maxItems": 20}, metadata=LABELS)
 ITEMS = record(("items",), items={"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": 20})
 METADATA = record(("metadata",), metadata=LABELS)
