@@ -1,5 +1,6 @@
 """The reasons of failed connections: real clients at a TLS server whose certificate they refuse."""
 
+import asyncio
 import logging
 import socket
 import ssl
@@ -9,7 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+import aiohttp
 import pytest
+import requests
 
 from handlers.journal.redis_scripts import RedisScripts
 from handlers.journal.redis_scripts import connect as connect_redis
@@ -145,6 +148,29 @@ def test_a_server_without_tls_is_named() -> None:
             ssl.create_default_context().wrap_socket(plain, server_hostname="localhost")
 
     assert failure_reason(caught.value) == "TLS failed: WRONG_VERSION_NUMBER"
+
+
+def test_a_failed_connection_is_named_without_its_address() -> None:
+    """A client must not learn from the failure of its request to which address a name leads."""
+
+    async def connect() -> None:
+        async with aiohttp.ClientSession() as session:
+            await session.get("http://127.0.0.1:9/")
+
+    with pytest.raises(aiohttp.ClientError) as caught:
+        asyncio.run(connect())
+
+    assert failure_reason(caught.value) == "Connection refused"
+
+
+def test_a_name_without_an_address_is_named() -> None:
+    """The resolver says whether the name is unknown, or whether no server of names answers."""
+    with pytest.raises(socket.gaierror) as refused:
+        socket.getaddrinfo("no.such.host.invalid", 80)
+    with pytest.raises(requests.ConnectionError) as caught:
+        requests.get("http://no.such.host.invalid/")
+
+    assert failure_reason(caught.value) == refused.value.strerror
 
 
 def test_the_doctor_says_how_to_mend_a_certificate(serve: Serve) -> None:
