@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import requests
+from botocore.config import Config
 
 from handlers.journal.redis_scripts import RedisScripts
 from handlers.journal.redis_scripts import connect as connect_redis
@@ -21,6 +22,8 @@ from handlers.journal.s3_objects import connect as connect_s3
 from handlers.settings import JournalSettings
 from torchmoor.async_inference.objects import s3_client
 from torchmoor.async_inference.objects.object_store import ObjectUnavailable
+from torchmoor.clients.errors import EndpointUnreachable
+from torchmoor.clients.runtime import make_client, readable_errors
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.services import check_store
@@ -171,6 +174,26 @@ def test_a_name_without_an_address_is_named() -> None:
         requests.get("http://no.such.host.invalid/")
 
     assert failure_reason(caught.value) == refused.value.strerror
+
+
+def test_a_client_of_an_endpoint_learns_how_to_name_an_authority(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not asked whether the proxy runs."""
+    url = f"https://127.0.0.1:{serve('IP:127.0.0.1', days=1)}"
+
+    def ask() -> str:
+        config = Config(retries={"total_max_attempts": 1})
+        with pytest.raises(EndpointUnreachable) as caught, readable_errors(" (is it running?)"):
+            make_client(endpoint_url=url, config=config).invoke_endpoint(EndpointName="llava", Body=b"{}")
+        return str(caught.value)
+
+    advice = " (AWS_CA_BUNDLE names the certificate of a private authority)"
+    place = f"no TLS connection to {url}/endpoints/llava/invocations: "
+    monkeypatch.delenv("AWS_CA_BUNDLE")
+    assert ask() == f"{place}certificate refused: unable to get local issuer certificate{advice}"
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "missing"))
+    assert ask() == f"{place}No such file or directory{advice}"
 
 
 def test_the_doctor_says_how_to_mend_a_certificate(serve: Serve) -> None:
