@@ -12,10 +12,11 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, SSLError
 from urllib3.exceptions import HTTPError
 
 from torchmoor.clients.errors import CredentialsRefused, EndpointError, EndpointUnreachable
+from torchmoor.wire.connection_errors import failure_reason
 
 ADDRESSES = ("http://", "https://", "data:", "s3://")
 
@@ -33,6 +34,9 @@ def readable_errors(hint: str = "") -> Iterator[None]:
         raise kind(explain(error.response), code=details.get("Code", ""), status=status) from error
     except HTTPError as error:
         raise EndpointError("the connection was lost before the answer was complete") from error
+    except SSLError as error:
+        found = f"no TLS connection to {error.kwargs['endpoint_url']}: {failure_reason(error)}"
+        raise EndpointUnreachable(f"{found} (AWS_CA_BUNDLE names the certificate of a private authority)") from error
     except (ConnectionError, HTTPClientError) as error:
         raise EndpointUnreachable(f"{error}{hint}") from error
     except BotoCoreError as error:

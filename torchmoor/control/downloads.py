@@ -115,7 +115,10 @@ class ModelStore:
         if num_bytes > self._settings.max_model_bytes:
             raise ConfigError(f"{files[0].url} has {num_bytes} bytes, more than control.max_model_bytes")
         if num_bytes + SPARE_BYTES > free:
-            raise ConfigError(f"{files[0].url} has {num_bytes >> 20} MiB, and {folder} has {free >> 20} MiB")
+            raise ConfigError(
+                f"{files[0].url} has {num_bytes >> 20} MiB, and {folder} has {free >> 20} MiB, "
+                f"of which {SPARE_BYTES >> 20} must stay free"
+            )
         state.begin(num_bytes)
         with self._client(files[0].url) as client:
             for each in files:

@@ -86,6 +86,10 @@ class ControlPlane:
             )
         except ApiError as error:
             return refuse(error, is_cbor=is_cbor)
+        except OSError as error:  # a change that cannot be saved is taken back
+            logger.error("change not recorded target=%s error=%s", target[:128], error)
+            reason = error.strerror or type(error).__name__
+            return refuse(InternalFailure(f"The control plane cannot record the change: {reason}."), is_cbor=is_cbor)
         except Exception:
             logger.exception("fault target=%s", target[:128])
             return refuse(InternalFailure("The control plane failed; its log has the reason."), is_cbor=is_cbor)

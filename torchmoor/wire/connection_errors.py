@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
 
 CERTIFICATE_REFUSED = "certificate refused"
@@ -25,4 +27,7 @@ def _own_reason(error: BaseException) -> str:
         return f"TLS failed: {found}" if found else ""
     if type(error).__name__ == "CertificateError":  # urllib3's, which checks the host's name itself
         return f"{CERTIFICATE_REFUSED}: {error}"
-    return (isinstance(error, OSError) and error.strerror) or ""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or ""
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number) if number and number > 0 else ""  # asyncio's own strerror has the address

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import tarfile
 import threading
 import tracemalloc
@@ -158,6 +159,16 @@ def test_a_download_counts_its_bytes_and_can_be_ended(put: Put, store: str, tmp_
     with pytest.raises(ConfigError, match=r"control\.max_model_bytes"):
         ModelStore(ControlSettings(max_model_bytes=1000), ObjectSettings()).download(files, tmp_path, DownloadState())
     gc.collect()  # s3transfer leaves the connection of an ended download to the collector
+
+
+def test_a_model_that_would_fill_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason names what must stay free; else a model seems to need less than there is."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=39 << 20))
+    models = ModelStore(ControlSettings(), ObjectSettings())
+
+    with pytest.raises(ConfigError, match=r"has 4 MiB, and .* has 39 MiB, of which 1024 must stay free"):
+        models.download([StoredFile("s3://bucket/a", "a", 4 << 20)], tmp_path, DownloadState())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import threading
 from typing import Any
 
@@ -87,6 +89,23 @@ def test_deep_values_are_refused(depth: int) -> None:
 def test_a_time_that_no_date_can_be_is_refused(time: bytes) -> None:
     """It was a fault of the control plane, with a traceback."""
     assert "ListModels" in refused(b'{"CreationTimeAfter":' + time + b"}")
+
+
+def test_a_change_that_cannot_be_recorded_is_refused_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """An operator sees that the disk is full, and the log is not filled with tracebacks."""
+
+    def fill_the_disk(values: Values) -> Values:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    plane = ControlPlane([Service("sagemaker", {"ListModels": fill_the_disk})])
+    reply = asyncio.run(plane.answer(ControlRequest("SageMaker.ListModels", b"{}")))
+
+    assert reply.status == 500
+    assert json.loads(reply.body) == {
+        "__type": "InternalFailure",
+        "message": "The control plane cannot record the change: No space left on device.",
+    }
+    assert "Traceback" not in caplog.text
 
 
 def test_a_time_in_cbor_that_no_date_can_be_is_refused() -> None:

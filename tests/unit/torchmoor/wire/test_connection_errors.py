@@ -1,5 +1,6 @@
 """The reasons of failed connections: real clients at a TLS server whose certificate they refuse."""
 
+import asyncio
 import logging
 import socket
 import ssl
@@ -9,7 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+import aiohttp
 import pytest
+import requests
+from botocore.config import Config
 
 from handlers.journal.redis_scripts import RedisScripts
 from handlers.journal.redis_scripts import connect as connect_redis
@@ -18,6 +22,8 @@ from handlers.journal.s3_objects import connect as connect_s3
 from handlers.settings import JournalSettings
 from torchmoor.async_inference.objects import s3_client
 from torchmoor.async_inference.objects.object_store import ObjectUnavailable
+from torchmoor.clients.errors import EndpointUnreachable
+from torchmoor.clients.runtime import make_client, readable_errors
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.services import check_store
@@ -145,6 +151,49 @@ def test_a_server_without_tls_is_named() -> None:
             ssl.create_default_context().wrap_socket(plain, server_hostname="localhost")
 
     assert failure_reason(caught.value) == "TLS failed: WRONG_VERSION_NUMBER"
+
+
+def test_a_failed_connection_is_named_without_its_address() -> None:
+    """A client must not learn from the failure of its request to which address a name leads."""
+
+    async def connect() -> None:
+        async with aiohttp.ClientSession() as session:
+            await session.get("http://127.0.0.1:9/")
+
+    with pytest.raises(aiohttp.ClientError) as caught:
+        asyncio.run(connect())
+
+    assert failure_reason(caught.value) == "Connection refused"
+
+
+def test_a_name_without_an_address_is_named() -> None:
+    """The resolver says whether the name is unknown, or whether no server of names answers."""
+    with pytest.raises(socket.gaierror) as refused:
+        socket.getaddrinfo("no.such.host.invalid", 80)
+    with pytest.raises(requests.ConnectionError) as caught:
+        requests.get("http://no.such.host.invalid/")
+
+    assert failure_reason(caught.value) == refused.value.strerror
+
+
+def test_a_client_of_an_endpoint_learns_how_to_name_an_authority(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not asked whether the proxy runs."""
+    url = f"https://127.0.0.1:{serve('IP:127.0.0.1', days=1)}"
+
+    def ask() -> str:
+        config = Config(retries={"total_max_attempts": 1})
+        with pytest.raises(EndpointUnreachable) as caught, readable_errors(" (is it running?)"):
+            make_client(endpoint_url=url, config=config).invoke_endpoint(EndpointName="llava", Body=b"{}")
+        return str(caught.value)
+
+    advice = " (AWS_CA_BUNDLE names the certificate of a private authority)"
+    place = f"no TLS connection to {url}/endpoints/llava/invocations: "
+    monkeypatch.delenv("AWS_CA_BUNDLE")
+    assert ask() == f"{place}certificate refused: unable to get local issuer certificate{advice}"
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "missing"))
+    assert ask() == f"{place}No such file or directory{advice}"
 
 
 def test_the_doctor_says_how_to_mend_a_certificate(serve: Serve) -> None:
