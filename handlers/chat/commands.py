@@ -285,7 +285,7 @@ def opening_of(ask: Ask) -> OpenSession:
         images=(),
         ttl_s=None,
         invocation_id=ask.invocation_id,
-        question=identify(ask.prompt_text, ask.history, ask.images, items),
+        question=identify(ask.prompt_text, ask.history, items, *ask.images),
     )
 
 

@@ -10,8 +10,17 @@ def identify(*parts: object) -> str:
     """Return a text that identifies parts of a request's content: equal only for equal parts."""
     content = hashlib.sha256()
     for part in parts:
-        content.update(repr(part).encode())
+        data = _bytes_of(part)
+        content.update(f"{type(part).__name__} {len(data)} ".encode())
+        content.update(data)
     return content.hexdigest()
+
+
+def _bytes_of(part: object) -> bytes:
+    """Return a part's bytes; of an image, its own: its `repr` would take several times their memory."""
+    if isinstance(part, bytes):
+        return part
+    return part.encode(errors="surrogatepass") if isinstance(part, str) else repr(part).encode()
 
 
 def name_request(invocation_id: str, images: Sequence[ImageReference]) -> str:

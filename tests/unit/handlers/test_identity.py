@@ -1,0 +1,26 @@
+"""Requests are told apart by their content, so that only retries are taken for retries."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handlers.chat.identity import identify, name_request
+from handlers.chat.messages import ImageReference, KeptImage
+
+TEXTS = st.text(st.characters(), max_size=3)  # with halves of surrogate pairs
+PARTS = st.lists(st.one_of(TEXTS, st.binary(max_size=3), st.tuples(TEXTS)), max_size=3)
+
+
+@given(PARTS, PARTS)
+def test_equal_only_for_equal_parts(one: list[object], other: list[object]) -> None:
+    assert (identify(*one) == identify(*other)) == (one == other)
+
+
+def test_images_name_a_request_with_its_id() -> None:
+    """An image of a file is the same whatever reads its bytes."""
+    kept = KeptImage("a", lambda: b"a")
+    others: list[list[ImageReference]] = [[], [b"a"], ["a"], ["a", b"a"], [kept]]
+
+    assert len({name_request("id", images) for images in others}) == 5
+    assert name_request("id", [kept]) == name_request("id", [KeptImage("a", lambda: b"b")])
+    assert name_request("id", []) == "id"
+    assert name_request("", [b"a"]) == ""
