@@ -1,4 +1,4 @@
-"""Requests are told apart by their content, so that only retries are taken for retries."""
+"""Requests are identified by their content, so that only a retry is taken for one."""
 
 from hypothesis import given
 from hypothesis import strategies as st
