@@ -9,15 +9,7 @@ import json
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from handlers.chat.commands import (
-    Ask,
-    EndResponse,
-    OpenSession,
-    QueueResponse,
-    RunResponse,
-    ShowResponse,
-    opening_of,
-)
+from handlers.chat.commands import Ask, EndResponse, OpenSession, QueueResponse, RunResponse, ShowResponse, opening_of
 from handlers.chat.conversations import Conversations
 from handlers.chat.dialects.background_form import BackgroundForm
 from handlers.chat.dialects.response_form import show_response

@@ -5,6 +5,7 @@ from typing import Any
 
 from handlers.errors import ContextTooLong, InvalidRequest
 from handlers.models.chat_template import ChatTemplate
+from handlers.models.tokenizer import check_known
 
 
 class PromptFormat:
@@ -76,10 +77,7 @@ class PromptFormat:
         bos = self.tokenizer.bos_token
         is_complete = bos is not None and text.startswith(bos)
         ids: list[int] = self.tokenizer(text, add_special_tokens=adds_special and not is_complete)["input_ids"]
-        highest = max(ids, default=0)
-        if highest >= self.vocabulary and highest != self.image_token_id:  # it would end a GPU's process
-            token = self.tokenizer.convert_ids_to_tokens(highest)
-            raise InvalidRequest(f"the tokenizer has a token {token!r}, which the model does not know: leave it out")
+        check_known(ids, self.vocabulary, self.tokenizer, self.image_token_id)
         if not image_sizes:
             return ids
         num_places = sum(token == self.image_token_id for token in ids)

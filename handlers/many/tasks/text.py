@@ -15,6 +15,7 @@ from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import Input, TaskWork
 from handlers.many_settings import TaskSettings
+from handlers.models.tokenizer import check_known
 
 UNLIMITED = 1_000_000  # tokenizers without a limit report a much larger number
 # From one encoding and its output to one result.
@@ -112,10 +113,7 @@ class TextTask:
 
     def as_input(self, encoded: Any) -> Input:
         """Select what the model reads of an encoding. Raises InvalidRequest for a token that it does not have."""
-        highest = max(encoded["input_ids"], default=0)
-        if highest >= self._num_tokens:  # it would end a GPU's process
-            token = self.tokenizer.convert_ids_to_tokens(highest)
-            raise InvalidRequest(f"the tokenizer has a token {token!r}, which the model does not know: leave it out")
+        check_known(encoded["input_ids"], self._num_tokens, self.tokenizer)
         own = {name: encoded[name] for name in self._padding if name in encoded and name in self._read_by_model}
         alone = None if self._can_pad else object()  # a kind that no other row shares
         return Input(own, len(own["input_ids"]), alone)

@@ -151,7 +151,7 @@ def test_a_process_that_ended_is_replaced() -> None:
     "program",
     [
         'import sys; sys.stdin.readline(); sys.stdout.write(\'{"text": "Hel\'); sys.stdout.flush()',
-        "import os, sys; os.close(0); sys.stdout.close(); import time; time.sleep(60)",
+        "import os, signal, sys; os.close(0); sys.stdout.close(); signal.pause()",
     ],
 )
 def test_a_process_that_ends_in_the_middle_is_a_failure(

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from handlers.errors import InvalidRequest
+from handlers.models.tokenizer import check_known
 from tests.unit.handlers.test_chat_completion import QUESTION, chat, raw, user
 
 RESOURCE = "x-torchmoor-resource"
@@ -61,6 +63,14 @@ def test_a_token_that_the_model_does_not_know_is_refused(
 
     assert (answer.status, answer.error) == (400, "InvalidRequest")
     assert "which the model does not know: leave it out" in answer.json["error"]["message"]
+
+
+def test_the_token_of_images_hides_no_other(tiny_llava: Any) -> None:
+    """Features take its places, so it may lie beyond the model's tokens, and before or after unknown ones."""
+    check_known([1, 12], 8, tiny_llava.tokenizer, 12)
+    for ids in ([1, 9, 12], [1, 12, 13]):
+        with pytest.raises(InvalidRequest, match="which the model does not know"):
+            check_known(ids, 8, tiny_llava.tokenizer, 12)
 
 
 @pytest.mark.parametrize("text", ["Hello", "<image> <image>"])
