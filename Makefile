@@ -73,12 +73,12 @@ demo: setup  ## two TorchServe instances, the proxy, and boto3 talking to a pict
 docs: setup  ## the documentation as a site with a search field, in build/site
 	@$(BIN)/zensical build --strict
 
-check: setup  ## ruff, mypy, import contracts, rules for modules and names, wording, and every link of the documentation
+check: setup  ## ruff, mypy, import contracts, rules for modules and names, wording, generated pages, and every link of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -n 0 tests/unit/test_source.py
+	$(BIN)/python -m pytest -q -n 0 tests/unit/test_source.py tests/unit/test_documents.py
 	$(BIN)/python scripts/check_prose.py
 	$(BIN)/zensical build --strict
 

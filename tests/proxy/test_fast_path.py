@@ -153,7 +153,7 @@ def test_the_time_before_the_instance_has_the_request_is_the_proxys(
     make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model's latency begins when the request is sent to the instance, as on the general path."""
-    stage = make_stage(path=FAST)
+    stage = make_stage(path=FAST, timeouts=NO_SWEEPS)
 
     def invoke() -> InvocationMetrics:
         stage.client().invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
