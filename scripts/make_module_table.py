@@ -22,7 +22,7 @@ The [last table](#settings) says which module has which setting.
 SETTINGS = (
     *sorted(ROOT.glob("torchmoor/config/*.py")),
     ROOT / "torchmoor" / "container" / "environment.py",
-    *sorted((ROOT / "handlers").glob("*settings.py")),
+    *sorted(ROOT.glob("handlers/settings/*.py")),
 )
 SETTINGS_HEAD = """## Settings
 

@@ -1,7 +1,7 @@
 """The program of a limited process: renders chat templates or compiles grammars.
 
-Started as a script by `handlers.limited_process`, with the kind of work and both limits as arguments. Each line of
-standard input is a request and each line of standard output its answer, both as JSON. Beyond a limit it just ends.
+Started as a script by `limited_process.py`, with the kind of work and both limits as arguments. Each line of standard
+input is a request and each line of standard output its answer, both as JSON. Beyond a limit it just ends.
 """
 
 import ctypes
