@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from torchmoor.wire.session_ids import SessionId
 logger = logging.getLogger(__name__)
 
 MAX_PATH = 256  # bytes of a request's path
-_RESOURCES = ("responses", "conversations", "files")  # of OpenAI's API
+_RESOURCES = re.compile("/v1/(?:responses|conversations|files)/")  # of OpenAI's API
 _NAMES = {"compact", "input_tokens", "input_items", "cancel", "items", "content"}  # all other parts are ids
 _ERROR_KIND = b"x-amzn-errortype"
 _RECEIPT = {name.encode(): field for name, field in NUMBER_FIELDS.items()}
@@ -83,11 +84,11 @@ class RequestRecord:
 def hide_ids(path: bytes) -> str:
     """Return a path without the ids of OpenAI's resources. Each contains its session's id, which is a credential."""
     text = path.decode("latin-1")
-    before, mark, after = text.partition("/v1/")
-    resource, *parts = after.split("/")
-    if not parts or resource not in _RESOURCES:
+    found = _RESOURCES.search(text)
+    if found is None:
         return text
-    return before + mark + "/".join([resource, *(part if part in _NAMES else "..." for part in parts)])
+    parts = text[found.end() :].split("/")
+    return text[: found.end()] + "/".join(part if part in _NAMES else "..." for part in parts)
 
 
 def begin_record(request: Request, request_id: bytes, outcome: Outcome, now: float) -> RequestRecord:
