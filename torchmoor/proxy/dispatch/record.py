@@ -11,7 +11,7 @@ from typing import Any
 
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.http.call import Outcome
-from torchmoor.proxy.http.field_names import ERROR_CODE, INFERENCE_ID, NEW_SESSION_ID, SESSION_ID, TARGET_MODEL
+from torchmoor.proxy.http.field_names import ERROR_CODE, INFERENCE_ID, NEW_SESSION_ID, SESSION_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Variant
 from torchmoor.wire.receipt import GENERATED_TOKENS, NUMBER_FIELDS, read_number
@@ -41,6 +41,7 @@ class RequestRecord:
     answered_s to the head of the instance's answer. waited_s runs from the request's last byte until an instance was
     free, upstream_s from sending the request on to the end. session: the hash of the session's id. principal: the
     caller's name as instances see it. error_type: what the client received; model_error: the handler's own code.
+    target_model: of an endpoint with many or with adapters, named by header, body or path; None for the base model.
     receipt: the numbers of wire/receipt.py in the answer's head. is_sampled: whether its trace is exported.
 
     A plain class without slots: attributes that most requests do not need are not set, which halves its cost.
@@ -133,11 +134,9 @@ def complete_record(
     """
     try:
         record.model = variant.settings.model
-        inference_id, target_model = request.find(INFERENCE_ID), request.find(TARGET_MODEL)
+        inference_id = request.find(INFERENCE_ID)
         if inference_id is not None:
             record.inference_id = inference_id.decode("latin-1")
-        if target_model is not None:
-            record.target_model = target_model.decode("latin-1")
         if head is not None:
             _read_answer(record, head, opens_session=opens_session)
         if num_tokens is not None:
