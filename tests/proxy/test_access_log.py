@@ -181,6 +181,37 @@ def test_answers_without_an_invocation_have_lines(make_stage: Callable[..., Stag
     assert (refused["path"], refused["status"]) == ("/models", 400)
 
 
+def test_line_names_the_model_wherever_the_request_does(make_stage: Callable[..., Stage], path: Path) -> None:
+    """A header, the body of OpenAI's requests, or the path of the open inference protocol, which ignores the header."""
+    stage = make_stage(observe=logging_to(path), multi_model=MultiModelSettings(), prepare=FakeFleet(("m1", "m2")))
+    requests = (
+        ("/endpoints/llava/invocations", {}, "m1"),
+        ("/v1/chat/completions", {"model": "m1", "messages": []}, None),
+        ("/v1/embeddings", {"model": "m1", "input": "x"}, None),
+        ("/v2/models/m1/infer", {"inputs": []}, "m2"),
+    )
+    for where, body, header in requests:
+        fields = {"Content-Type": "application/json"} | ({"X-Amzn-SageMaker-Target-Model": header} if header else {})
+        connection = stage.http()
+        connection.request("POST", where, json.dumps(body), fields)
+        connection.getresponse().read()
+
+    found = lines(path, len(requests))
+    assert [(line["status"], line["target_model"]) for line in found] == [(200, "m1")] * len(requests)
+
+
+def test_line_names_the_adapter_that_only_the_body_names(make_stage: Callable[..., Stage], path: Path) -> None:
+    """A request for the base model has no line of it."""
+    stage = make_stage(observe=logging_to(path), multi_model=MultiModelSettings(are_adapters=True))
+    for model in ("llava/red", "llava"):
+        connection = stage.http()
+        connection.request("POST", "/v1/chat/completions", json.dumps({"model": model, "messages": []}))
+        connection.getresponse().read()
+
+    adapter, base = lines(path, 2)
+    assert (adapter["target_model"], "target_model" in base) == ("red", False)
+
+
 def test_broken_stream_and_gone_client_are_told_apart(stage: Stage, path: Path) -> None:
     """A stream that its instance broke off has an error name; a request whose client left has no status."""
 

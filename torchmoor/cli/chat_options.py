@@ -1,4 +1,4 @@
-"""Options that `ask` and `chat` share: endpoint, session, credentials and sampling."""
+"""Options of `ask` and `chat`, some of them of `bench`: endpoint, session, credentials and sampling."""
 
 from __future__ import annotations
 
@@ -13,18 +13,48 @@ import click
 
 from torchmoor.cli.chat import ChatOptions
 from torchmoor.cli.conversation import ChatTarget
-from torchmoor.cli.options import (
-    endpoint_option,
-    generation_options,
-    keys_option,
-    read_file,
-    read_token,
-    url_option,
-)
+from torchmoor.cli.options import Number, endpoint_option, keys_option, read_file, read_token, url_option
 from torchmoor.clients.signing import Login
 from torchmoor.proxy.access.credentials import CLIENT_TOKEN
 
 SESSION = "TORCHMOOR_SESSION"
+_SAMPLING = {
+    "max_new_tokens": click.option(
+        "--max-new-tokens", type=click.IntRange(min=1), help="Maximum length of the answer, in tokens."
+    ),
+    "temperature": click.option(
+        "--temperature", type=Number(min=0), help="Sample at this temperature. Default: greedy."
+    ),
+    "top_k": click.option(
+        "--top-k", type=click.IntRange(min=1), help="Sample only among this number of likeliest tokens."
+    ),
+    "top_p": click.option(
+        "--top-p",
+        type=Number(min=0, max=1),
+        help="Sample only among the likeliest tokens whose probabilities add up to this.",
+    ),
+    "repetition_penalty": click.option(
+        "--repetition-penalty", type=Number(min=0, min_open=True), help="Above 1, repetition becomes less likely."
+    ),
+    "seed": click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same sample."),
+    "stop": click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable."),
+}
+
+
+def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give the command the options that were given as one mapping, `parameters`, by the runtime API's names."""
+
+    @functools.wraps(command)
+    def with_parameters(**arguments: Any) -> None:
+        values = {name: arguments.pop(name) for name in _SAMPLING}
+        given = {name: value for name, value in values.items() if value not in (None, ())}
+        if "stop" in given:
+            given["stop"] = list(given["stop"])
+        command(parameters=given, **arguments)
+
+    for option in reversed(_SAMPLING.values()):
+        with_parameters = option(with_parameters)
+    return with_parameters
 
 
 def target_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -33,7 +63,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
     @endpoint_option
     @url_option
     @keys_option
-    @generation_options
+    @_sampling_options
     @functools.wraps(command)
     def with_target(
         url: str, endpoint: str, keys_file: Path | None, parameters: Mapping[str, Any], **arguments: Any

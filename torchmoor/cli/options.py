@@ -139,45 +139,6 @@ def read_file(keys_file: Path | None) -> Credentials:
     return read_credentials({}, keys_file)
 
 
-SAMPLING = {
-    "max_new_tokens": click.option(
-        "--max-new-tokens", type=click.IntRange(min=1), help="Maximum length of the answer, in tokens."
-    ),
-    "temperature": click.option(
-        "--temperature", type=Number(min=0), help="Sample at this temperature. Default: greedy."
-    ),
-    "top_k": click.option(
-        "--top-k", type=click.IntRange(min=1), help="Sample only among this number of likeliest tokens."
-    ),
-    "top_p": click.option(
-        "--top-p",
-        type=Number(min=0, max=1),
-        help="Sample only among the likeliest tokens whose probabilities add up to this.",
-    ),
-    "repetition_penalty": click.option(
-        "--repetition-penalty", type=Number(min=0, min_open=True), help="Above 1, repetition becomes less likely."
-    ),
-    "seed": click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same sample."),
-    "stop": click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable."),
-}
-
-
-def generation_options(command: F) -> F:
-    """Give the command the options that were given as one mapping, `parameters`, by the runtime API's names."""
-
-    @functools.wraps(command)
-    def with_parameters(**arguments: Any) -> Any:
-        values = {name: arguments.pop(name) for name in SAMPLING}
-        given = {name: value for name, value in values.items() if value not in (None, ())}
-        if "stop" in given:
-            given["stop"] = list(given["stop"])
-        return command(parameters=given, **arguments)
-
-    for option in reversed(SAMPLING.values()):
-        with_parameters = option(with_parameters)
-    return with_parameters  # type: ignore[return-value]
-
-
 def show(found: Mapping[str, Any], lines: Callable[[], Any], *, as_json: bool) -> None:
     """Print one line of JSON, or lines for people."""
     if as_json:

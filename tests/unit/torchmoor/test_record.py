@@ -15,6 +15,8 @@ from torchmoor.proxy.dispatch.record import hide_ids
         (b"/v1/responses/resp_1234", "/v1/responses/..."),
         (b"/v1/responses/resp_1234/input_items", "/v1/responses/.../input_items"),
         (b"/endpoints/llava/openai/v1/files/file-1/content", "/endpoints/llava/openai/v1/files/.../content"),
+        (b"/endpoints/v1/openai/v1/responses/resp_1234", "/endpoints/v1/openai/v1/responses/..."),
+        (b"/endpoints/files/invocations", "/endpoints/files/invocations"),
         (b"/v1/conversations/conv_1/items/msg_2", "/v1/conversations/.../items/..."),
         (b"/v1/models/llava", "/v1/models/llava"),
     ],

@@ -27,6 +27,8 @@ from torchmoor.async_inference.request import (
 )
 from torchmoor.errors import ApiError
 
+CLOCK_TOLERANCE_S = 1.0  # a lease that begins later than this from now shows that the clock went back
+
 
 class Queue(Protocol):
     """Holds the asynchronous requests of all endpoints. Each process uses one object from one event loop."""

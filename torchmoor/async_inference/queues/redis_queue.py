@@ -17,7 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from torchmoor.async_inference.queues import redis_scripts
-from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.queues.queue import CLOCK_TOLERANCE_S, Queue
 from torchmoor.async_inference.request import (
     CANCELLED,
     EXPIRED,
@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "torchmoor:{async}:"
 MAX_AT_ONCE = 500  # requests that one script wakes or drops: a script blocks the whole server
-CLOCK_TOLERANCE_S = 1.0  # a lease that begins later than this from now shows that the clock went back
 
 
 class RedisQueue(Queue):

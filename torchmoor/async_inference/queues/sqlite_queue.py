@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.queues.queue import CLOCK_TOLERANCE_S, Queue
 from torchmoor.async_inference.queues.sqlite_database import SqliteDatabase, used_bytes
 from torchmoor.async_inference.queues.sqlite_schema import ENDED, TAKEABLE, UNDECIDED
 from torchmoor.async_inference.queues.sqlite_shares import check_share, take_share
@@ -37,7 +37,6 @@ from torchmoor.errors import ApiError, DiskFull, InferenceIdInUse, QueueFull, Re
 
 _LAST_SEQ = 2**63 - 1
 MAX_AT_ONCE = 500  # rows that one call wakes or drops, so that a transaction stays short
-CLOCK_TOLERANCE_S = 1.0  # a lease that begins later than this from now shows that the clock went back
 _PENDING = (AsyncState.WAITING, AsyncState.RUNNING, AsyncState.DECIDED)
 _COLUMNS = "seq, request, state, attempts, wake_at, updated_at, reason, instance, outcome"
 

@@ -20,6 +20,7 @@ from torchmoor.proxy.api.metrics_operation import MetricsApi
 from torchmoor.proxy.api.open_inference import OpenInferenceApi
 from torchmoor.proxy.api.openai import OpenAIApi
 from torchmoor.proxy.api.openai_dialects import openai_error
+from torchmoor.proxy.api.openai_paths import is_openai
 from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.api.reference.document import find_handler as find_reference
@@ -135,7 +136,7 @@ class DataPlaneApplication:
     def _open(self, request: Request, request_id: bytes) -> Upgrade:
         """Open a WebSocket connection. Raises ApiError."""
         self._admit(request)
-        if not self._openai.serves(request.path):
+        if not is_openai(request.path):
             raise ValidationError("Upgrade is not supported.")
         opened = self._openai.upgrade(request, lambda message: self._answer(message, self._decide_again))
         self._dispatchers.observe_reply(request, request_id, Reply(101))
@@ -169,7 +170,7 @@ class DataPlaneApplication:
 
     def _find_renderer(self, request: Request) -> Callable[[ApiError, bytes], Reply]:
         """Return what renders an error that arises outside the dialects: in the form of the path's dialect."""
-        return openai_error if self._openai.serves(request.path) else runtime_error
+        return openai_error if is_openai(request.path) else runtime_error
 
     def refuse(self, status: int, message: str) -> Reply:
         return refusal(status, message, self._dispatchers.new_request_id())

@@ -392,6 +392,7 @@ class Invocation:
             record.status = record.status or waiter.status_replied or None
             record.num_bytes_in, record.num_bytes_out = waiter.num_bytes_in, waiter.num_bytes_replied
             num_tokens = waiter.num_tokens
+        record.target_model = assignment.target_model
         variant, opens_session = assignment.dispatcher.variant, assignment.opens_session
         complete_record(
             record, self.request, variant, self._answer_head, opens_session=opens_session, num_tokens=num_tokens

@@ -24,16 +24,13 @@ from torchmoor.proxy.api.openai_by_body import OpenAIByBody, find_model
 from torchmoor.proxy.api.openai_dialects import (
     COMPLETIONS,
     DIALECTS,
-    INFIX,
-    PREFIX,
     TASKS,
     TOKENS,
-    UNPREFIXED,
     OpenAIDialect,
     openai_error,
-    split_path,
 )
 from torchmoor.proxy.api.openai_models import find_many, list_models, read_adapter, read_target_model, unknown_model
+from torchmoor.proxy.api.openai_paths import is_openai, split_path
 from torchmoor.proxy.api.openai_resources import FILES, OPENING, RESPONSES, filename_line, read_named, read_path
 from torchmoor.proxy.api.operation import Operation, placed_name, stream_deadlines
 from torchmoor.proxy.api.replies import LOOKING, Handler, unknown_operation
@@ -68,12 +65,8 @@ class OpenAIApi:
             }
         )
 
-    @staticmethod
-    def serves(path: bytes) -> bool:
-        return path.startswith(PREFIX) or path in UNPREFIXED or (path.startswith(b"/endpoints/") and INFIX in path)
-
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
-        return self.handle if self.serves(path) else None
+        return self.handle if is_openai(path) else None
 
     def handle(self, request: Request, request_id: bytes) -> Call | Reply:
         """Make the call for a request, or list the models."""

@@ -1,4 +1,4 @@
-"""The dialects of OpenAI's API: the form of their requests, answers and errors, and their paths."""
+"""The dialects of OpenAI's API: one for each path below /v1/, with the form of its answers and errors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torchmoor.errors import (
     WrongModel,
 )
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
+from torchmoor.proxy.api.openai_paths import split_path
 from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
 from torchmoor.proxy.api.replies import json_reply, retry_after
 from torchmoor.proxy.api.stream_encoders import EventPassEncoder
@@ -35,25 +36,11 @@ from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
 from torchmoor.wire.error_codes import TORCHSERVE_BUSY
 
-PREFIX = b"/v1/"
-INFIX = b"/openai/v1/"
-UNPREFIXED = frozenset((b"/tokenize", b"/detokenize"))  # vLLM's paths; OpenAI has no such operations
-
 _DROPPED_FIELDS = NOT_FOR_CLIENTS | {OPENAI_REQUEST_ID, ERROR_CODE, BACKGROUND}
 _NEEDS_MODEL_LINE = f"{headers.NEEDS_MODEL}: true\r\n".encode()
 _TIMED_OUT = 504
 # To OpenAI's clients, an instance without memory is one more error to retry.
 _STATUS_SHOWN_AS = {507: 503}
-
-
-def split_path(path: bytes) -> tuple[str | None, bytes]:
-    """Return the endpoint that a path names, if it names one, and the rest, below /v1/."""
-    if path in UNPREFIXED:
-        return None, path[1:]
-    if path.startswith(PREFIX):
-        return None, path[len(PREFIX) :]
-    prefix, _, subpath = path.partition(INFIX)
-    return prefix[len(b"/endpoints/") :].decode("latin-1"), subpath
 
 
 class OpenAIDialect(ApiDialect):

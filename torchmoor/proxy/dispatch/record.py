@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import Any
 
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.http.call import Outcome
-from torchmoor.proxy.http.field_names import ERROR_CODE, INFERENCE_ID, NEW_SESSION_ID, SESSION_ID, TARGET_MODEL
+from torchmoor.proxy.http.field_names import ERROR_CODE, INFERENCE_ID, NEW_SESSION_ID, SESSION_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Variant
 from torchmoor.wire.receipt import GENERATED_TOKENS, NUMBER_FIELDS, read_number
@@ -20,7 +21,7 @@ from torchmoor.wire.session_ids import SessionId
 logger = logging.getLogger(__name__)
 
 MAX_PATH = 256  # bytes of a request's path
-_RESOURCES = ("responses", "conversations", "files")  # of OpenAI's API
+_RESOURCES = re.compile("/v1/(?:responses|conversations|files)/")  # of OpenAI's API
 _NAMES = {"compact", "input_tokens", "input_items", "cancel", "items", "content"}  # all other parts are ids
 _ERROR_KIND = b"x-amzn-errortype"
 _RECEIPT = {name.encode(): field for name, field in NUMBER_FIELDS.items()}
@@ -40,6 +41,7 @@ class RequestRecord:
     answered_s to the head of the instance's answer. waited_s runs from the request's last byte until an instance was
     free, upstream_s from sending the request on to the end. session: the hash of the session's id. principal: the
     caller's name as instances see it. error_type: what the client received; model_error: the handler's own code.
+    target_model: of an endpoint with many or with adapters, named by header, body or path; None for the base model.
     receipt: the numbers of wire/receipt.py in the answer's head. is_sampled: whether its trace is exported.
 
     A plain class without slots: attributes that most requests do not need are not set, which halves its cost.
@@ -83,11 +85,11 @@ class RequestRecord:
 def hide_ids(path: bytes) -> str:
     """Return a path without the ids of OpenAI's resources. Each contains its session's id, which is a credential."""
     text = path.decode("latin-1")
-    before, mark, after = text.partition("/v1/")
-    resource, *parts = after.split("/")
-    if not parts or resource not in _RESOURCES:
+    found = _RESOURCES.search(text)
+    if found is None:
         return text
-    return before + mark + "/".join([resource, *(part if part in _NAMES else "..." for part in parts)])
+    parts = text[found.end() :].split("/")
+    return text[: found.end()] + "/".join(part if part in _NAMES else "..." for part in parts)
 
 
 def begin_record(request: Request, request_id: bytes, outcome: Outcome, now: float) -> RequestRecord:
@@ -132,11 +134,9 @@ def complete_record(
     """
     try:
         record.model = variant.settings.model
-        inference_id, target_model = request.find(INFERENCE_ID), request.find(TARGET_MODEL)
+        inference_id = request.find(INFERENCE_ID)
         if inference_id is not None:
             record.inference_id = inference_id.decode("latin-1")
-        if target_model is not None:
-            record.target_model = target_model.decode("latin-1")
         if head is not None:
             _read_answer(record, head, opens_session=opens_session)
         if num_tokens is not None:

@@ -18,12 +18,12 @@ from torchmoor.proxy.http.half_closed import HalfClosedProbe
 from torchmoor.proxy.http.message import CONTINUE, Reply, Request
 from torchmoor.proxy.http.message_exchange import SocketServer
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
+from torchmoor.proxy.http.timeouts import LINGER_S
 from torchmoor.proxy.http.websocket import WebSocketConnection
 
 logger = logging.getLogger(__name__)
 
 MAX_DRAINED_BYTES = 65_536  # a refused request's body up to this size is read, and the connection kept
-LINGER_S = 5.0  # how long a closing connection still reads
 MAX_LINGER_BYTES = 128 << 20
 MAX_LINGERING_REFUSED = 64  # further refused connections close at once, without descriptors for their answers
 

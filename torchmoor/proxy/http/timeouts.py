@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Protocol
 
 NEVER = float("inf")
+LINGER_S = 5.0  # how long a closing connection still reads
 
 
 class Expiring(Protocol):
