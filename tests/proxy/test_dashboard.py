@@ -132,6 +132,7 @@ def test_numbers_of_the_last_minutes_as_json(stage: Stage) -> None:
     assert max(variant["series"]["requests_per_s"]) > 0
     assert {len(values) for values in variant["series"].values()} == {len(variant["series"]["seconds_ago"])}
     assert [i["status"]["sessions"]["open"] for i in told["instances"]] == [37] * 4
+    assert [i["status"]["device"] for i in told["instances"]] == ["cpu"] * 4
     assert "ts-seq" not in pages[-1]
 
 

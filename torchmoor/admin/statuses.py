@@ -11,6 +11,7 @@ import asyncio
 from typing import Any
 
 from torchmoor.admin.http import read_content
+from torchmoor.admin.views import SHOWN_VALUES
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Registry
@@ -21,6 +22,7 @@ MAX_AGE_S = 1.5
 WAIT_S = 0.5  # for answers; then the page shows the last known ones
 TIMEOUT_S = 2.0
 MAX_QUERIES = 32  # at once
+_TEXTS = frozenset(each.used.removeprefix("status.") for each in SHOWN_VALUES if each.unit == "text")
 
 
 class InstanceStatuses:
@@ -89,11 +91,11 @@ class InstanceStatuses:
 
 
 def _read(answer: OperationAnswer | None) -> dict[str, Any] | None:
-    """Return the device and the groups of numbers of a status; None if another program than our handler answered."""
+    """Return a status's shown texts and groups of numbers; None if another program than our handler answered."""
     status = read_content(answer)
     if not isinstance(status.get("sessions"), dict):
         return None
-    return {key: value for key, value in status.items() if key == "device" or _has_numbers(value)}
+    return {key: value for key, value in status.items() if key in _TEXTS or _has_numbers(value)}
 
 
 def _has_numbers(value: Any) -> bool:
