@@ -23,6 +23,10 @@ from torchmoor.errors import QUEUE_RETRY_S, CallerLimited
 from torchmoor.wire.response_ids import read_response_id
 from torchmoor.wire.session_hash import session_hash
 
+# SageMaker's defaults of InvokeEndpointAsync
+DEFAULT_TTL_S = 21_600.0
+DEFAULT_TIMEOUT_S = 900.0
+
 
 class AsyncState(StrEnum):
     """State of a request."""
@@ -85,8 +89,8 @@ class AsyncRequest:
     custom_attributes: str = ""
     input_location: str | None = None  # URL
     body: bytes | None = field(default=None, repr=False)
-    ttl_s: float = 21_600.0  # RequestTTLSeconds
-    timeout_s: float = 900.0  # InvocationTimeoutSeconds
+    ttl_s: float = DEFAULT_TTL_S  # RequestTTLSeconds
+    timeout_s: float = DEFAULT_TIMEOUT_S  # InvocationTimeoutSeconds
     response_id: str = ""  # of a response in the background, which an instance has; its locations name no objects
     source: str = ""  # the address of a caller without a principal, where callers are limited
     received_at: float = 0.0  # epoch seconds; the queue sets it on submit

@@ -9,7 +9,7 @@ import uuid
 from functools import partial
 
 from torchmoor.async_inference.objects.object_store import LocationRefused
-from torchmoor.async_inference.request import AsyncRequest
+from torchmoor.async_inference.request import DEFAULT_TIMEOUT_S, DEFAULT_TTL_S, AsyncRequest
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.deferred_reply import DeferredReply
@@ -36,8 +36,6 @@ from torchmoor.proxy.instances.registry import Endpoint
 
 MAX_BODY_BYTES = 128_000
 MAX_INVOCATION_ID_CHARS = 256
-DEFAULT_TTL_S = 21_600
-DEFAULT_TIMEOUT_S = 900
 SUBMIT_TIMEOUT_S = 30.0  # after the queue's own time-out
 
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from time import time
 from typing import Any
 
-from torchmoor.async_inference.request import AsyncRequest, background_request
+from torchmoor.async_inference.request import DEFAULT_TTL_S, AsyncRequest, background_request
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
-from torchmoor.proxy.api.async_runtime import DEFAULT_TTL_S
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.dispatch.request_sessions import read_expiry
 from torchmoor.proxy.http.answer import Loss
