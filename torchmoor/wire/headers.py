@@ -1,6 +1,6 @@
-"""Names of the header fields that torchmoor reads and writes, in lower case (docs/runtime-api.md).
+"""Names of the header fields that more than one side reads or writes, in lower case (docs/runtime-api.md).
 
-The proxy has them as bytes in proxy/http/field_names.py.
+The proxy has them as bytes in proxy/http/field_names.py, with those of SageMaker's runtime API that it alone reads.
 """
 
 # From the proxy to a handler
@@ -37,25 +37,12 @@ TORCHMOOR_PREFIX = "x-torchmoor-"
 SAGEMAKER_PREFIX = "x-amzn-sagemaker-"
 ACCEPT = "x-amzn-sagemaker-accept"
 CLOSED_SESSION_ID = "x-amzn-sagemaker-closed-session-id"
-CONTENT_TYPE = "x-amzn-sagemaker-content-type"
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
-ENABLE_EXPLANATIONS = "x-amzn-sagemaker-enable-explanations"
-FAILURE_LOCATION = "x-amzn-sagemaker-failurelocation"
-FILENAME = "x-amzn-sagemaker-filename"
-INFERENCE_COMPONENT = "x-amzn-sagemaker-inference-component"
 INFERENCE_ID = "x-amzn-sagemaker-inference-id"
-INPUT_LOCATION = "x-amzn-sagemaker-inputlocation"
-INVOCATION_TIMEOUT_S = "x-amzn-sagemaker-invocationtimeoutseconds"
 INVOKED_ROUTING_REASON = "x-amzn-sagemaker-invoked-routing-reason"
 NEW_SESSION_ID = "x-amzn-sagemaker-new-session-id"
-OUTPUT_LOCATION = "x-amzn-sagemaker-outputlocation"
-OUTPUT_PATH_EXTENSION = "x-amzn-sagemaker-s3outputpathextension"
-PREFIX_AWARE_ID = "x-amzn-sagemaker-prefix-aware-id"
-REQUEST_TTL_S = "x-amzn-sagemaker-requestttlseconds"
 SESSION_ID = "x-amzn-sagemaker-session-id"
-TARGET_CONTAINER = "x-amzn-sagemaker-target-container-hostname"
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
-TARGET_VARIANT = "x-amzn-sagemaker-target-variant"
 
 # Open inference protocol: the length of the JSON before raw tensors
 INFERENCE_HEADER_LENGTH = "inference-header-content-length"

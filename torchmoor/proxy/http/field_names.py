@@ -1,4 +1,4 @@
-"""Names of header fields as bytes, in lower case: those of wire/headers.py that the proxy reads, and others."""
+"""Names of header fields as bytes, in lower case: those of wire/headers.py that the proxy reads, and its own."""
 
 from torchmoor.wire import headers
 
@@ -20,25 +20,25 @@ OWN_PREFIX = headers.TORCHMOOR_PREFIX.encode()
 # SageMaker's runtime API
 CLOSED_SESSION_ID = headers.CLOSED_SESSION_ID.encode()
 CUSTOM_ATTRIBUTES = headers.CUSTOM_ATTRIBUTES.encode()
-ENABLE_EXPLANATIONS = headers.ENABLE_EXPLANATIONS.encode()
-FAILURE_LOCATION = headers.FAILURE_LOCATION.encode()
-FILENAME = headers.FILENAME.encode()
-INFERENCE_COMPONENT = headers.INFERENCE_COMPONENT.encode()
+ENABLE_EXPLANATIONS = b"x-amzn-sagemaker-enable-explanations"
+FAILURE_LOCATION = b"x-amzn-sagemaker-failurelocation"
+FILENAME = b"x-amzn-sagemaker-filename"
+INFERENCE_COMPONENT = b"x-amzn-sagemaker-inference-component"
 INFERENCE_ID = headers.INFERENCE_ID.encode()
-INPUT_LOCATION = headers.INPUT_LOCATION.encode()
+INPUT_LOCATION = b"x-amzn-sagemaker-inputlocation"
 INVOCATION_ID = headers.INVOCATION_ID.encode()  # a client's repeated request has the same id
-INVOCATION_TIMEOUT = headers.INVOCATION_TIMEOUT_S.encode()
+INVOCATION_TIMEOUT = b"x-amzn-sagemaker-invocationtimeoutseconds"
 NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
-OUTPUT_LOCATION = headers.OUTPUT_LOCATION.encode()
-OUTPUT_PATH_EXTENSION = headers.OUTPUT_PATH_EXTENSION.encode()
-PREFIX_AWARE_ID = headers.PREFIX_AWARE_ID.encode()
-REQUEST_TTL = headers.REQUEST_TTL_S.encode()
+OUTPUT_LOCATION = b"x-amzn-sagemaker-outputlocation"
+OUTPUT_PATH_EXTENSION = b"x-amzn-sagemaker-s3outputpathextension"
+PREFIX_AWARE_ID = b"x-amzn-sagemaker-prefix-aware-id"
+REQUEST_TTL = b"x-amzn-sagemaker-requestttlseconds"
 SAGEMAKER_ACCEPT = headers.ACCEPT.encode()
-SAGEMAKER_CONTENT_TYPE = headers.CONTENT_TYPE.encode()
+SAGEMAKER_CONTENT_TYPE = b"x-amzn-sagemaker-content-type"
 SESSION_ID = headers.SESSION_ID.encode()
-TARGET_CONTAINER = headers.TARGET_CONTAINER.encode()
+TARGET_CONTAINER = b"x-amzn-sagemaker-target-container-hostname"
 TARGET_MODEL = headers.TARGET_MODEL.encode()
-TARGET_VARIANT = headers.TARGET_VARIANT.encode()
+TARGET_VARIANT = b"x-amzn-sagemaker-target-variant"
 
 # TorchServe's
 SEQUENCE_START = headers.SEQUENCE_START.encode()
