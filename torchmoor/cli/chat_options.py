@@ -16,29 +16,33 @@ from torchmoor.cli.conversation import ChatTarget
 from torchmoor.cli.options import Number, endpoint_option, keys_option, read_file, read_token, url_option
 from torchmoor.clients.signing import Login
 from torchmoor.proxy.access.credentials import CLIENT_TOKEN
+from torchmoor.wire.sampling_ranges import COUNT, FRACTION, REPETITION_PENALTY, SEED, TEMPERATURE, NumberRange
 
 SESSION = "TORCHMOOR_SESSION"
+
+
+def _number(name: str, numbers: NumberRange, help: str) -> Callable[..., Any]:
+    """Make the option of a sampling parameter, with the range that workers check."""
+    most = numbers.most
+    kind: click.ParamType[Any]
+    if numbers.is_whole:
+        kind = click.IntRange(min=int(numbers.least), max=None if most is None else int(most))
+    else:
+        kind = Number(min=numbers.least, max=most, min_open=numbers.excludes_least)
+    return click.option(f"--{name.replace('_', '-')}", type=kind, help=help)
+
+
 _SAMPLING = {
-    "max_new_tokens": click.option(
-        "--max-new-tokens", type=click.IntRange(min=1), help="Maximum length of the answer, in tokens."
-    ),
-    "temperature": click.option(
-        "--temperature", type=Number(min=0), help="Sample at this temperature. Default: greedy."
-    ),
-    "top_k": click.option(
-        "--top-k", type=click.IntRange(min=1), help="Sample only among this number of likeliest tokens."
-    ),
-    "top_p": click.option(
-        "--top-p",
-        type=Number(min=0, max=1),
-        help="Sample only among the likeliest tokens whose probabilities add up to this.",
-    ),
-    "repetition_penalty": click.option(
-        "--repetition-penalty", type=Number(min=0, min_open=True), help="Above 1, repetition becomes less likely."
-    ),
-    "seed": click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same sample."),
-    "stop": click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable."),
-}
+    name: _number(name, numbers, help)
+    for name, numbers, help in (
+        ("max_new_tokens", COUNT, "Maximum length of the answer, in tokens."),
+        ("temperature", TEMPERATURE, "Sample at this temperature. Default: greedy."),
+        ("top_k", COUNT, "Sample only among this number of likeliest tokens."),
+        ("top_p", FRACTION, "Sample only among the likeliest tokens whose probabilities add up to this."),
+        ("repetition_penalty", REPETITION_PENALTY, "Above 1, repetition becomes less likely."),
+        ("seed", SEED, "The same seed gives the same sample."),
+    )
+} | {"stop": click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable.")}
 
 
 def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -38,3 +38,12 @@ def test_a_failed_conversation_is_one_line_and_status_one(monkeypatch: pytest.Mo
 
     assert result.exit_code == 1
     assert result.stderr == "Error: the session has expired\n"
+
+
+@pytest.mark.parametrize(("option", "value"), [("--top-p", "0"), ("--repetition-penalty", "101"), ("--seed", "-1")])
+def test_numbers_that_workers_refuse_are_refused_before_a_question_is_sent(option: str, value: str) -> None:
+    """The ranges are those of `wire.sampling_ranges`."""
+    result = invoke("chat", "a.png", option, value)
+
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.stderr
