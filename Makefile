@@ -13,7 +13,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(shell for file in benchmarks/*.py; do name=$$(basename $$file .py); grep -q "make bench NAME=$$name" $$file && echo $$name; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm clients docs demo test test-slow test-all test-repeat mutants test-gpu gpu-report chart fuzz check sbom audit audit-image bench report archives clean
+.PHONY: help setup setup-vllm clients docs reference demo test test-slow test-all test-repeat mutants test-gpu gpu-report chart fuzz check sbom audit audit-image bench report archives clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -72,6 +72,9 @@ demo: setup  ## two TorchServe instances, the proxy, and boto3 talking to a pict
 
 docs: setup  ## the documentation as a site with a search field, in build/site
 	@$(BIN)/zensical build --strict
+
+reference: setup  ## write the generated pages anew: settings, commands, metrics, routes, modules
+	@for name in reference command_reference api_reference module_table; do $(BIN)/python scripts/make_$$name.py || exit; done
 
 check: setup  ## ruff, mypy, import contracts, rules for modules and names, wording, generated pages, and every link of the documentation
 	$(BIN)/ruff check .
