@@ -76,7 +76,7 @@ docs: setup  ## the documentation as a site with a search field, in build/site
 reference: setup  ## write the generated pages anew: settings, commands, metrics, routes, modules
 	@for name in reference command_reference api_reference module_table; do $(BIN)/python scripts/make_$$name.py || exit; done
 
-check: setup  ## ruff, mypy, import contracts, rules for modules and names, wording, generated pages, and every link of the documentation
+check: setup  ## ruff, mypy, import contracts, rules for modules and names, wording, the module table, and every link of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
