@@ -34,6 +34,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fleet import unwound_by_signals
 from benchmarks.proxy_arms import (
     LOAD_CORE,
     NGINX_BACKEND,
@@ -114,6 +115,7 @@ class Stage:
         self._stack = ExitStack()
 
     def __enter__(self) -> "Stage":
+        self._stack.enter_context(unwound_by_signals())
         return self
 
     def __exit__(self, *exc: object) -> None:
