@@ -90,6 +90,15 @@ def test_chart_shows_every_arm_and_goal() -> None:
     assert marks == 2  # of the goal and the legend
 
 
+def test_chart_of_follow_ups_shows_our_arms_with_their_goals() -> None:
+    """Every arm of torchmoor has its colour and its goal; what is compared with them has neither."""
+    bars = plot.followup(json.loads((plot.RESULTS / "followup.json").read_text())).bars
+
+    baselines = {"stateless", "stateless, in process", "pixels, in process"}
+    assert {bar.label for bar in bars if not bar.is_ours} == baselines
+    assert {bar.label for bar in bars if bar.goal is None} == baselines
+
+
 def test_kept_charts_are_drawn_from_the_kept_results() -> None:
     """The kept charts match the kept results."""
     kept = {path.stem: json.loads(path.read_text()) for path in plot.RESULTS.glob("*.json")}
