@@ -16,7 +16,8 @@ import signal
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from itertools import count
@@ -99,6 +100,8 @@ class Clients:
     def ask_one(self) -> None:
         """Ask a session, chosen at random."""
         with self._lock:
+            if not self._open:
+                raise RuntimeError(f"no session could be opened: {self.result.refusals[-1]}")
             chat = random.choice(self._open)
         question, right = next(item for item in chat.questions if item[0].startswith("What color"))
         asked = chat.ask(question)
@@ -129,11 +132,11 @@ def run(fleet: Fleet, journal: Path, number: int) -> tuple[list[dict[str, Any]],
     empty_bytes = rss_bytes(worker)
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         running = [pool.submit(clients.run) for _ in range(NUM_CLIENTS)]
-        wait_for(clients, int(1.2 * NUM_INSTANCES * MAX_SESSIONS))
+        wait_for(clients, running, int(1.2 * NUM_INSTANCES * MAX_SESSIONS))
         for _ in range(NUM_WARM_QUESTIONS):
             clients.ask_one()
         full_bytes = rss_bytes(worker)
-        wait_for(clients, number // 2)
+        wait_for(clients, running, number // 2)
         os.kill(fleet.processes("llava-1")[0], signal.SIGKILL)
         for each in running:
             each.result()
@@ -162,9 +165,12 @@ def run(fleet: Fleet, journal: Path, number: int) -> tuple[list[dict[str, Any]],
     return [row], ratios
 
 
-def wait_for(clients: Clients, num_done: int) -> None:
-    """Wait until this many openings have ended; say how far it is now and then."""
+def wait_for(clients: Clients, running: Sequence[Future[None]], num_done: int) -> None:
+    """Wait until this many openings have ended; say how far it is now and then. Raises what a client has raised."""
     for tick in count():
+        for each in running:
+            if each.done():
+                each.result()
         if clients.num_done >= num_done:
             return
         if tick % 100 == 0:
