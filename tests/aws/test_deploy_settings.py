@@ -182,10 +182,14 @@ def test_without_region_or_credentials_it_says_so(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     operator.connect = Account
     monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.delenv("AWS_REGION", raising=False)
     assert operator.run("deploy", *flags) == 1
     assert "no region: give --region" in operator.err
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
 
     assert operator.run("deploy", *flags, "--region", REGION) == 1
 
+    assert "give --profile" in operator.err
+    monkeypatch.setenv("AWS_REGION", REGION)  # as the message advises; boto3 itself does not read it
+    assert operator.run("deploy", *flags) == 1
     assert "give --profile" in operator.err
