@@ -255,7 +255,7 @@ def find_arms() -> list[Arm]:
 def run(*, quick: bool, rounds: int) -> Figures:
     """All figures by arm and column."""
     figures: Figures = defaultdict(lambda: defaultdict(list))
-    os.sched_setaffinity(0, {LOAD_CORE % (os.cpu_count() or 1)})
+    os.sched_setaffinity(0, {LOAD_CORE})
     with tempfile.TemporaryDirectory(prefix="torchmoor-bench-") as folder:
         scenarios = (
             lambda stage: measure_requests(stage, find_arms(), rounds=rounds, seconds=1 if quick else 2),
