@@ -173,6 +173,17 @@ def test_mistakes_in_a_file_are_told(operator: Operator, file: Path) -> None:
         assert told in operator.err
 
 
+@pytest.mark.parametrize("arguments", [("--poll", "0"), ("--poll", "nan"), ("--timeout", "-1")])
+def test_times_that_make_no_sense_are_refused(
+    arguments: tuple[str, str], operator: Operator, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are refused before anything is created."""
+    with pytest.raises(SystemExit):
+        operator.run("deploy", *flags, *arguments)
+
+    assert f"{arguments[0]}: must be a number of seconds above 0" in capsys.readouterr().err
+
+
 def test_without_region_or_credentials_it_says_so(
     operator: Operator, flags: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
