@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -57,7 +57,7 @@ class Clients:
     def __init__(self, runtime: str, number: int) -> None:
         self.result = Result()
         self._runtime = runtime
-        self._numbers = iter(range(number))
+        self._numbers: Iterator[int] = iter(range(number))
         self._templates = make_conversations(runtime, 16)
         self._open: list[Conversation] = []
         self._lock = threading.Lock()
@@ -70,6 +70,11 @@ class Clients:
     def num_done(self) -> int:
         """Return how many openings have ended, refused ones included."""
         return len(self._open) + len(self.result.refusals)
+
+    def end(self) -> None:
+        """Let each client end after what it does now."""
+        with self._lock:
+            self._numbers = iter(())
 
     def run(self) -> None:
         """One client's loop. Any number of threads."""
@@ -132,14 +137,17 @@ def run(fleet: Fleet, journal: Path, number: int) -> tuple[list[dict[str, Any]],
     empty_bytes = rss_bytes(worker)
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         running = [pool.submit(clients.run) for _ in range(NUM_CLIENTS)]
-        wait_for(clients, running, int(1.2 * NUM_INSTANCES * MAX_SESSIONS))
-        for _ in range(NUM_WARM_QUESTIONS):
-            clients.ask_one()
-        full_bytes = rss_bytes(worker)
-        wait_for(clients, running, number // 2)
-        os.kill(fleet.processes("llava-1")[0], signal.SIGKILL)
-        for each in running:
-            each.result()
+        try:
+            wait_for(clients, running, int(1.2 * NUM_INSTANCES * MAX_SESSIONS))
+            for _ in range(NUM_WARM_QUESTIONS):
+                clients.ask_one()
+            full_bytes = rss_bytes(worker)
+            wait_for(clients, running, number // 2)
+            os.kill(fleet.processes("llava-1")[0], signal.SIGKILL)
+            for each in running:
+                each.result()
+        finally:
+            clients.end()
     result, end_bytes = clients.result, rss_bytes(worker)
     for text in (*result.refusals[:10], *result.lost[:10]):
         print(text)

@@ -15,3 +15,13 @@ def test_benchmark_ends_if_no_session_can_be_opened() -> None:
 
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="no session could be opened: Connection"):
         forgotten.wait_for(clients, [pool.submit(clients.run)], forgotten.ASK_EVERY + 1)
+
+
+def test_clients_end_with_an_interrupted_benchmark() -> None:
+    """None of them opens the rest of its sessions first."""
+    clients = forgotten.Clients(NOWHERE, number=100_000)
+    clients.end()
+
+    clients.run()
+
+    assert clients.num_done == 0
