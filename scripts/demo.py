@@ -113,7 +113,7 @@ def converse(runtime: str) -> dict[str, Any]:
         region_name="us-east-1",
         aws_access_key_id="local",
         aws_secret_access_key="local",
-        config=Config(read_timeout=60),
+        config=Config(read_timeout=60, proxies={}),  # no proxy of the environment reaches this machine
     )
     questions = pick_questions()
     chats = {image: Conversation(client, SAMPLES / image) for image in questions}
