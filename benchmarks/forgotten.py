@@ -119,7 +119,7 @@ class Clients:
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="5,000 sessions instead of 100,000", rounds=1)
+    options = parse_options(__doc__, quick="5,000 sessions instead of 100,000", rounds=None)
     number = 5_000 if options.quick else 100_000
     with tempfile.TemporaryDirectory(prefix="tm-forgotten-") as folder:
         journal = Path(folder)

@@ -120,7 +120,7 @@ def mean(run: Run) -> float:
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="a tenth of the requests", rounds=1)
+    options = parse_options(__doc__, quick="a tenth of the requests", rounds=None)
     num_requests = 20_000 if options.quick else 200_000
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
