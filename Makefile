@@ -168,5 +168,7 @@ report: setup $(if $(FROM),,archives)  ## every benchmark, shortened, as one pag
 	@$(BIN)/python -m benchmarks.report_all $(if $(FROM),--from $(FROM))
 
 clean:  ## remove what was built; the set-up too
-	rm -rf $(VENV) .venv-clients .venv-debian .venv-vllm .venv-audit model_store/*.mar models/smollm2 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-clients .venv-debian .venv-vllm .venv-audit build dist *.egg-info
+	rm -rf model_store/*.mar model_store/.*.partial models/smollm2 models/.smollm2-* models/minilm models/.minilm-* models/variants
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .grimp_cache .import_linter_cache .hypothesis .fuzz logs torchserve.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -44,7 +44,7 @@ TARGETS = ("proxy", "jvm", "worker")
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="300 requests and three kills", rounds=1)
+    options = parse_options(__doc__, quick="300 requests and three kills", rounds=None)
     with tempfile.TemporaryDirectory(prefix="tm-async-") as folder:
         rows = [run_kills(Path(folder) / "kills", is_quick=options.quick)]
         growth_mb, ratio, seconds = run_large(Path(folder) / "large", is_quick=options.quick)

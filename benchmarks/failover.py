@@ -83,7 +83,7 @@ def run_round(fleet: Fleet, journal: Path, fault: str, first: int) -> dict[str, 
     stop = threading.Event()
     whole = LongAnswers(fleet.runtime, b"", stop).read()
     answers = [LongAnswers(fleet.runtime, whole, stop) for _ in range(NUM_LONG)]
-    threads = [*answers, *(threading.Thread(target=chat.run, args=(stop,)) for chat in chats)]
+    threads = [*answers, *(threading.Thread(target=chat.run, args=(stop,), daemon=True) for chat in chats)]
     for thread in threads:
         thread.start()
     time.sleep(BEFORE_S)

@@ -141,7 +141,7 @@ class LongAnswers(threading.Thread):
     """
 
     def __init__(self, runtime: str, whole: bytes, stop: threading.Event) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self.num_ended = self.num_broken = 0
         self.longest_gap_s = 0.0
         self._whole = whole

@@ -85,21 +85,41 @@ class Fleet:
         return _get_json(url, {"X-Torchmoor-Operation": "status"})
 
     def cpu_times(self) -> CpuTimes:
-        """Of the whole process tree."""
+        """Of the whole process tree. What a worker has started, such as the process for templates, is part of it."""
         proxy = torchserve = worker = 0.0
         threads: dict[str, float] = {}
         tree = _process_tree(self._process.pid)
         java = {pid for pid in tree if _command(pid) == "java"}
-        for pid, parent in tree.items():
+        workers: set[int] = set()
+        for pid, parent in tree.items():  # a process after its parent
             used = _used_s(Path(f"/proc/{pid}"))
             if pid in java:
                 torchserve += used
-            elif parent in java:
+            elif parent in java or parent in workers:
                 worker += used
-                threads |= {path.name: _used_s(path) for path in Path(f"/proc/{pid}/task").iterdir()}
+                workers.add(pid)
+                if parent in java:
+                    threads |= {path.name: _used_s(path) for path in Path(f"/proc/{pid}/task").iterdir()}
             else:
                 proxy += used
         return CpuTimes(proxy, torchserve, worker, threads)
+
+
+@contextmanager
+def unwound_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it stops what it has started."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    own = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in own:
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each in own:
+            signal.signal(each, signal.SIG_DFL)
 
 
 @contextmanager
@@ -118,22 +138,26 @@ def running_fleet(
         *(() if "--endpoint" in arguments else ("--endpoint", "llava")),
         *arguments,
     ]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment, "TORCHMOOR_HANDLER_MODEL_PATH": str(checkpoint)},
-    )
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        if not line:
-            raise SystemExit("the instances did not start; what they said is above")
-        ready = json.loads(line)
-        yield Fleet(process, ready["runtime"], ready["admin"])
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
+    with unwound_by_signals():
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment, "TORCHMOOR_HANDLER_MODEL_PATH": str(checkpoint)},
+        )
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit("the instances did not start; what they said is above")
+            ready = json.loads(line)
+            yield Fleet(process, ready["runtime"], ready["admin"])
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(timeout=60)
+            finally:
+                process.kill()
 
 
 def cpu_of(pids: Iterable[int]) -> float:
@@ -148,7 +172,7 @@ def _get_json(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _process_tree(root: int) -> dict[int, int]:
-    """Every process below `root` and itself, with its parent."""
+    """Every process below `root` and itself, with its parent; parents come first."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

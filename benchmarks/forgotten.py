@@ -16,7 +16,8 @@ import signal
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from itertools import count
@@ -56,7 +57,7 @@ class Clients:
     def __init__(self, runtime: str, number: int) -> None:
         self.result = Result()
         self._runtime = runtime
-        self._numbers = iter(range(number))
+        self._numbers: Iterator[int] = iter(range(number))
         self._templates = make_conversations(runtime, 16)
         self._open: list[Conversation] = []
         self._lock = threading.Lock()
@@ -69,6 +70,11 @@ class Clients:
     def num_done(self) -> int:
         """Return how many openings have ended, refused ones included."""
         return len(self._open) + len(self.result.refusals)
+
+    def end(self) -> None:
+        """Let each client end after what it does now."""
+        with self._lock:
+            self._numbers = iter(())
 
     def run(self) -> None:
         """One client's loop. Any number of threads."""
@@ -99,6 +105,8 @@ class Clients:
     def ask_one(self) -> None:
         """Ask a session, chosen at random."""
         with self._lock:
+            if not self._open:
+                raise RuntimeError(f"no session could be opened: {self.result.refusals[-1]}")
             chat = random.choice(self._open)
         question, right = next(item for item in chat.questions if item[0].startswith("What color"))
         asked = chat.ask(question)
@@ -111,7 +119,7 @@ class Clients:
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="5,000 sessions instead of 100,000", rounds=1)
+    options = parse_options(__doc__, quick="5,000 sessions instead of 100,000", rounds=None)
     number = 5_000 if options.quick else 100_000
     with tempfile.TemporaryDirectory(prefix="tm-forgotten-") as folder:
         journal = Path(folder)
@@ -129,14 +137,17 @@ def run(fleet: Fleet, journal: Path, number: int) -> tuple[list[dict[str, Any]],
     empty_bytes = rss_bytes(worker)
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         running = [pool.submit(clients.run) for _ in range(NUM_CLIENTS)]
-        wait_for(clients, int(1.2 * NUM_INSTANCES * MAX_SESSIONS))
-        for _ in range(NUM_WARM_QUESTIONS):
-            clients.ask_one()
-        full_bytes = rss_bytes(worker)
-        wait_for(clients, number // 2)
-        os.kill(fleet.processes("llava-1")[0], signal.SIGKILL)
-        for each in running:
-            each.result()
+        try:
+            wait_for(clients, running, int(1.2 * NUM_INSTANCES * MAX_SESSIONS))
+            for _ in range(NUM_WARM_QUESTIONS):
+                clients.ask_one()
+            full_bytes = rss_bytes(worker)
+            wait_for(clients, running, number // 2)
+            os.kill(fleet.processes("llava-1")[0], signal.SIGKILL)
+            for each in running:
+                each.result()
+        finally:
+            clients.end()
     result, end_bytes = clients.result, rss_bytes(worker)
     for text in (*result.refusals[:10], *result.lost[:10]):
         print(text)
@@ -162,9 +173,12 @@ def run(fleet: Fleet, journal: Path, number: int) -> tuple[list[dict[str, Any]],
     return [row], ratios
 
 
-def wait_for(clients: Clients, num_done: int) -> None:
-    """Wait until this many openings have ended; say how far it is now and then."""
+def wait_for(clients: Clients, running: Sequence[Future[None]], num_done: int) -> None:
+    """Wait until this many openings have ended; say how far it is now and then. Raises what a client has raised."""
     for tick in count():
+        for each in running:
+            if each.done():
+                each.result()
         if clients.num_done >= num_done:
             return
         if tick % 100 == 0:

@@ -214,3 +214,11 @@ GOALS: tuple[Goal, ...] = (
     _none("scale", "proxies_disagree", "questions that two proxies route to different instances"),
     _none("scale", "strays", "questions of intact sessions routed to another instance"),
 )
+
+
+def most(benchmark: str, ratio: str) -> float:
+    """Return the upper limit of a ratio. Raises ValueError if there is none."""
+    (limit,) = [goal.most for goal in GOALS if (goal.benchmark, goal.ratio) == (benchmark, ratio)]
+    if limit is None:
+        raise ValueError(f"goal {benchmark}.{ratio} has no upper limit")
+    return limit

@@ -63,14 +63,11 @@ def tests(bench: Bench) -> dict[str, Any]:
     command += ["-W", "ignore", "-p", "no:cacheprovider", "--import-mode=importlib"]
     limit_s = min(TESTS_S, bench.left_s)
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired as exc:
-        return {
-            "passed": False,
-            "summary": f"not done after {limit_s:.0f} s",
-            "failures": str(exc.stdout or "").splitlines()[-40:],
-        }
-    lines = done.stdout.strip().splitlines()
+        lines = (exc.stdout or b"").decode(errors="replace").splitlines()
+        return {"passed": False, "summary": f"not done after {limit_s:.0f} s", "failures": lines[-40:]}
+    lines = done.stdout.decode(errors="replace").strip().splitlines()
     passed = done.returncode == 0 or (bench.device.type == "cpu" and done.returncode == 5)
     return {"passed": passed, "summary": lines[-1] if lines else "", "failures": [] if passed else lines[-40:]}
 

@@ -16,6 +16,8 @@ from statistics import median
 from textwrap import wrap
 from typing import Any
 
+from benchmarks.goals import most
+
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
 # Classes set the colours, so that a chart follows light and dark mode, alone and within a page.
 STYLE = """
@@ -157,7 +159,9 @@ def engine(result: dict[str, Any]) -> Chart:
     """Chart processor time per token; goals are fractions of the sequential arm's time."""
     rows = {(row["arm"], row["dtype"], row["streams"]): row for row in result["rows"]}
     alone = rows["sequential", "float32", 1]["median"]
-    goals = {("torchmoor", "float32", 8): alone / 3.7, ("torchmoor", "float32", 16): alone / 5.1}
+    goals = {
+        ("torchmoor", "float32", count): alone * most("engine", f"cpu_token_{count}_vs_sequential") for count in (8, 16)
+    }
     if ("vllm", "bfloat16", 8) in rows:
         goals["torchmoor", "bfloat16", 8] = rows["vllm", "bfloat16", 8]["median"]
     if ("vllm follow-up", "bfloat16", 8) in rows:
@@ -190,7 +194,16 @@ def followup(result: dict[str, Any]) -> Chart:
     """Chart time to first token; goals are fractions of the stateless arm's time."""
     rows = {row["arm"]: row for row in result["rows"]}
     stateless = rows["stateless"]["ttft_ms"]
-    goals = {"kv": stateless / 20, "features": stateless * 0.55, "rebuild": stateless * 1.15}
+    goals = {
+        arm: stateless * most("followup", ratio)
+        for arm, ratio in {
+            "kv": "ttft_kv_vs_stateless",
+            "responses": "ttft_responses_vs_stateless",
+            "features": "ttft_features_vs_stateless",
+            "rebuild": "rebuild_vs_stateless",
+            "stored kv": "rebuild_stored_vs_stateless",
+        }.items()
+    }
     bars = [
         Bar(
             arm,
@@ -244,8 +257,8 @@ def proxy(result: dict[str, Any]) -> Chart:
     """Chart processor time per request of each proxy; the goal is a multiple of the peers' time in the same run."""
     rows = {row["arm"]: row for row in result["rows"] if row["request_us"] is not None}
     goal = min(
-        part * rows[peer]["request_us"]
-        for peer, part in {"nginx": 1.5, "vllm-router": 0.45, "sglang-router": 0.33}.items()
+        rows[peer]["request_us"] * most("proxy", f"cpu_vs_{peer.replace('-', '_')}")
+        for peer in ("nginx", "vllm-router", "sglang-router")
         if peer in rows
     )
     bars = [
@@ -278,14 +291,14 @@ FAULTS = {
 
 def failover(result: dict[str, Any]) -> Chart:
     """Chart how long the proxy still chooses a failed instance, and the slowest turn before and after."""
-    bars = []
+    limit, bars = most("failover", "detect_s"), []
     for fault, label in FAULTS.items():
         rows = [row for row in result["rows"] if row["fault"] == fault]
         if not rows:
             continue
         found = [row["detect_s"] for row in rows if row["detect_s"] is not None]
         if found:
-            bars.append(_times(f"{label}: noticed", found, is_ours=True, goal=1.0 if fault == "kill" else None))
+            bars.append(_times(f"{label}: noticed", found, is_ours=True, goal=limit if fault == "kill" else None))
         for key, when in (("slowest_before_s", "before"), ("slowest_after_s", "after")):
             bars.append(_times(f"slowest turn {when}", [row[key] for row in rows], is_ours=when == "after"))
     settings = result["settings"]
@@ -309,9 +322,9 @@ def many_models(result: dict[str, Any]) -> Chart:
     """
     rows = {row["arm"]: row for row in result["rows"] if row["arm"] not in ("cold, archive", "unload")}
     goals = {
-        "many, in memory": 1.05 * rows["alone"]["cpu_ms"],
-        "many, three in turn": 1.05 * rows["alone, three in turn"]["cpu_ms"],
-        "cold, folder": 2 * rows["read and pass"]["cpu_ms"],
+        "many, in memory": rows["alone"]["cpu_ms"] * most("many_models", "warm_vs_alone"),
+        "many, three in turn": rows["alone, three in turn"]["cpu_ms"] * most("many_models", "warm_vs_alone"),
+        "cold, folder": rows["read and pass"]["cpu_ms"] * most("many_models", "cold_vs_read"),
     }
     bars = [
         Bar(arm, row["cpu_ms"], row["least"], row["most"], arm in goals, f"{row['cpu_ms']:.1f} ms", goals.get(arm))

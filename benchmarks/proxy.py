@@ -34,6 +34,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fleet import unwound_by_signals
 from benchmarks.proxy_arms import (
     LOAD_CORE,
     NGINX_BACKEND,
@@ -114,6 +115,7 @@ class Stage:
         self._stack = ExitStack()
 
     def __enter__(self) -> "Stage":
+        self._stack.enter_context(unwound_by_signals())
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -253,7 +255,7 @@ def find_arms() -> list[Arm]:
 def run(*, quick: bool, rounds: int) -> Figures:
     """All figures by arm and column."""
     figures: Figures = defaultdict(lambda: defaultdict(list))
-    os.sched_setaffinity(0, {LOAD_CORE % (os.cpu_count() or 1)})
+    os.sched_setaffinity(0, {LOAD_CORE})
     with tempfile.TemporaryDirectory(prefix="torchmoor-bench-") as folder:
         scenarios = (
             lambda stage: measure_requests(stage, find_arms(), rounds=rounds, seconds=1 if quick else 2),

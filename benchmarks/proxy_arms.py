@@ -15,7 +15,8 @@ from pathlib import Path
 
 PEERS = "TORCHMOOR_BENCH_PEERS"  # a folder with envoy, sglang-router or vllm-router, beside the PATH
 PYTHON = "TORCHMOOR_BENCH_PYTHON"  # the Python that runs torchmoor in an arm of its own
-PROXY_CORE, LOAD_CORE = 0, 1
+_CORES = sorted(os.sched_getaffinity(0))  # a container may have others than the first ones
+PROXY_CORE, LOAD_CORE = _CORES[0], _CORES[1 % len(_CORES)]
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 START_TIMEOUT_S = 30.0
 
@@ -268,7 +269,7 @@ class Process:
 @contextmanager
 def running(command: Sequence[str], port: int, core: int) -> Iterator[Process]:
     """A process pinned to a core, from the moment it listens."""
-    popen = subprocess.Popen(["taskset", "-c", str(core % (os.cpu_count() or 1)), *command], stdout=subprocess.DEVNULL)
+    popen = subprocess.Popen(["taskset", "-c", str(core), *command], stdout=subprocess.DEVNULL)
     try:
         _wait_listening(popen, port, command[0])
         yield Process(popen, port)

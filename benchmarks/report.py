@@ -25,17 +25,22 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def parse_options(description: str | None, *, quick: str, rounds: int = 5) -> argparse.Namespace:
-    """Parse `--quick`, `--rounds` and `--save`; a quick run has one round by default."""
+def parse_options(description: str | None, *, quick: str, rounds: int | None = 5) -> argparse.Namespace:
+    """Parse `--quick`, `--rounds` and `--save`; a quick run has one round by default.
+
+    rounds: None for a benchmark without rounds, which has no such option.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--rounds", type=int, help=f"number of rounds; default: {rounds}, with --quick 1")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, help=f"number of rounds; default: {rounds}, with --quick 1")
     parser.add_argument("--save", action="store_true", help="save the result in docs/benchmarks/ and draw its chart")
     options = parser.parse_args()
-    if options.rounds is None:
-        options.rounds = 1 if options.quick else rounds
-    if options.rounds < 1:
-        parser.error(f"--rounds must be at least 1, not {options.rounds}")
+    if rounds is not None:
+        if options.rounds is None:
+            options.rounds = 1 if options.quick else rounds
+        if options.rounds < 1:
+            parser.error(f"--rounds must be at least 1, not {options.rounds}")
     if options.save and options.quick:
         parser.error("--save needs a whole run, not --quick")
     return options

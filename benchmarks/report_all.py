@@ -20,11 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fleet import unwound_by_signals
 from benchmarks.goals import is_quick
 from benchmarks.page import Result, render
 
 BENCHMARKS = Path(__file__).resolve().parent
 ROOT = BENCHMARKS.parent
+END_S = 90.0  # for an interrupted benchmark to stop what it has started
 
 
 def main() -> None:
@@ -36,11 +38,12 @@ def main() -> None:
         results = read_results(options.source, names)
     else:
         results = []
-        for number, name in enumerate(names, 1):
-            say(f"{name}: {number} of {len(names)}")
-            results.append(run(name, timeout_s=options.timeout_s))
-            say(f"{name}: {results[-1].trouble or 'done'}")
-            keep(results[-1], folder)
+        with unwound_by_signals():
+            for number, name in enumerate(names, 1):
+                say(f"{name}: {number} of {len(names)}")
+                results.append(run(name, timeout_s=options.timeout_s))
+                say(f"{name}: {results[-1].trouble or 'done'}")
+                keep(results[-1], folder)
     options.output.write_text(render(results), encoding="utf-8")
     for result in results:
         if result.report is None:
@@ -89,10 +92,8 @@ def read_results(folder: Path, names: Sequence[str]) -> list[Result]:
         report: dict[str, Any] | None = None
         trouble = f"there is no {path.name} in {folder}"
         if path.is_file():
-            try:
-                report = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                trouble = f"{path.name} is not a result: {error}"
+            report = find_report(name, [path.read_text(encoding="utf-8", errors="replace").replace("\n", " ")])
+            trouble = f"{path.name} is not a result of {name}"
         command = command_of(name, quick=report is not None and is_quick(report))
         results.append(
             Result(
@@ -107,7 +108,7 @@ def read_results(folder: Path, names: Sequence[str]) -> list[Result]:
 
 
 def run(name: str, *, timeout_s: float) -> Result:
-    """Run one benchmark with --quick, forward its output, and stop its child processes afterwards."""
+    """Run one benchmark with --quick, forward its output, and stop what it has started afterwards."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", f"{BENCHMARKS.name}.{name}", "--quick"],
         cwd=BENCHMARKS.parent,
@@ -119,20 +120,31 @@ def run(name: str, *, timeout_s: float) -> Result:
         start_new_session=True,
     )
     lines: list[str] = []
-    timer = threading.Timer(timeout_s, _kill_group, (process.pid,))
-    timer.start()
+    is_late, is_over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if not is_over.wait(timeout_s):
+            is_late.set()
+            _interrupt(process.pid, is_over)
+
+    threading.Thread(target=watch, daemon=True).start()
     with process:
         try:
             assert process.stdout is not None
             for line in process.stdout:
+                if is_late.is_set():  # how it ends says nothing about why
+                    continue
                 lines.append(line.rstrip())
                 if not line.startswith("{"):
                     say(f"  {lines[-1]}")
             status = process.wait()
+        except (KeyboardInterrupt, SystemExit):
+            threading.Thread(target=_interrupt, args=(process.pid, is_over), daemon=True).start()
+            process.communicate()
+            raise
         finally:
-            is_late = timer.finished.is_set()
-            timer.cancel()
-            _kill_group(process.pid)
+            is_over.set()
+            _signal_group(process.pid, signal.SIGKILL)
     report = find_report(name, lines) if status == 0 else None
     if report is not None:
         report["settings"]["quick"] = True
@@ -141,7 +153,7 @@ def run(name: str, *, timeout_s: float) -> Result:
         question=question_of(name),
         command=command_of(name, quick=True),
         report=report,
-        trouble="" if report is not None else _trouble(status, lines, timeout_s if is_late else None),
+        trouble="" if report is not None else _trouble(status, lines, timeout_s if is_late.is_set() else None),
         notes=[line for line in lines if "not installed" in line],
     )
 
@@ -175,9 +187,16 @@ def _trouble(status: int, lines: Sequence[str], timeout_s: float | None) -> str:
     return f"it ended with {status}: {said}" if status else f"it ended without a report: {said}"
 
 
-def _kill_group(pid: int) -> None:
+def _interrupt(pid: int, is_over: threading.Event) -> None:
+    """Interrupt a benchmark as Ctrl-C does, so that it stops what it has started. Kill it if it does not end."""
+    _signal_group(pid, signal.SIGINT)
+    if not is_over.wait(END_S):
+        _signal_group(pid, signal.SIGKILL)
+
+
+def _signal_group(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, number)
 
 
 def say(line: str) -> None:

@@ -14,7 +14,7 @@ others' requests:
 
 Printed is by how much the mean is above that of shared counts, and what is left of their gain against random in P99.
 
-    python -m benchmarks.routing_hosts [--quick]
+    python -m benchmarks.routing_hosts [--quick] [--save]
 """
 
 import heapq
@@ -120,7 +120,7 @@ def mean(run: Run) -> float:
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="a tenth of the requests", rounds=1)
+    options = parse_options(__doc__, quick="a tenth of the requests", rounds=None)
     num_requests = 20_000 if options.quick else 200_000
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
@@ -147,9 +147,8 @@ def main() -> None:
                         "p99_gain_kept": kept,
                     }
                 )
-    print_report(
-        "routing_hosts", rows, ratios, num_requests=num_requests, instances=INSTANCES, service="lognormal, cv 0.5"
-    )
+    settings = {"num_requests": num_requests, "instances": INSTANCES, "service": "lognormal, cv 0.5"}
+    print_report("routing_hosts", rows, ratios, save=options.save, quick=options.quick, **settings)
 
 
 if __name__ == "__main__":

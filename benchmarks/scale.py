@@ -44,7 +44,7 @@ USERS_PER_INSTANCE, SLOTS = 4, 4  # of the closed loop: as busy as the instances
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="40 instances, 8,000 sessions", rounds=1)
+    options = parse_options(__doc__, quick="40 instances, 8,000 sessions", rounds=None)
     plan = SMALL if options.quick else LARGE
     fleet = Fleet(plan, seed=1)
     print(f"opening {plan.num_sessions:,} sessions on {plan.num_instances:,} instances", flush=True)

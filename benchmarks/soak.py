@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -262,11 +262,12 @@ def soak(
     stop, over = threading.Event(), threading.Event()
     watcher = Watcher(watched, over)
     good, account, make = Good(), Account(), Conversations(fleet.runtime)
-    clients = [
-        *(threading.Thread(target=converse, args=(make, good, journal, stop)) for _ in range(NUM_CONVERSATIONS)),
-        threading.Thread(target=ask_many, args=(fleet.runtime, good, stop)),
-        threading.Thread(target=submit, args=(fleet.runtime, account, stop)),
+    tasks: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+        *[(converse, (make, good, journal, stop))] * NUM_CONVERSATIONS,
+        (ask_many, (fleet.runtime, good, stop)),
+        (submit, (fleet.runtime, account, stop)),
     ]
+    clients = [threading.Thread(target=task, args=arguments, daemon=True) for task, arguments in tasks]
     began = time.monotonic()
     for thread in (watcher, *clients):
         thread.start()

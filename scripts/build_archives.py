@@ -77,7 +77,10 @@ def main() -> None:
         if is_current(contents, target):
             say(f"{shown}  up to date")
         else:
-            archives.write_archive(contents, archive.name, target)
+            try:
+                archives.write_archive(contents, archive.name, target)
+            except OSError as error:
+                raise SystemExit(f"build_archives: {shown} cannot be written: {error.strerror or error}") from error
             say(f"{shown}  {target.stat().st_size / 1e6:.1f} MB")
 
 

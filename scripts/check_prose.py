@@ -118,9 +118,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", type=Path, help="check only these")
     options = parser.parse_args()
-    chosen = files(path.resolve() for path in options.paths) or files(ROOT / each for each in CHECKED)
-    messages = [message for path in chosen for message in find_habits(path)]
-    print("\n".join(messages), file=sys.stderr)
+    chosen = [path.resolve() for path in options.paths] or [ROOT / each for each in CHECKED]
+    for path in chosen:
+        if not path.exists() or not path.is_relative_to(ROOT):
+            parser.error(f"there is no {path} in this checkout")
+    messages = [message for path in files(chosen) for message in find_habits(path)]
+    for message in messages:
+        print(message, file=sys.stderr)
     return 1 if messages else 0
 
 

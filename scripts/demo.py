@@ -113,7 +113,7 @@ def converse(runtime: str) -> dict[str, Any]:
         region_name="us-east-1",
         aws_access_key_id="local",
         aws_secret_access_key="local",
-        config=Config(read_timeout=60),
+        config=Config(read_timeout=60, proxies={}),  # no proxy of the environment reaches this machine
     )
     questions = pick_questions()
     chats = {image: Conversation(client, SAMPLES / image) for image in questions}
@@ -149,6 +149,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", default="0", help="port of the runtime API (default: any free one)")
     options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # stops the instances, as Ctrl-C does
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     up = subprocess.Popen(
         [
             *(str(Path(sys.executable).with_name("torchmoor")), "up", "--instances", str(NUM_INSTANCES)),
@@ -167,6 +169,8 @@ def main() -> int:
             result = converse(json.loads(line)["runtime"])
     except (BotoCoreError, ClientError) as error:
         result["error"] = str(error)
+    except KeyboardInterrupt:
+        result["error"] = "interrupted"
     finally:
         up.send_signal(signal.SIGINT)
         try:

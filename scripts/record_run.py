@@ -18,7 +18,6 @@ from pathlib import Path
 COLUMNS = 110
 LINE_HEIGHT, CHARACTER_WIDTH, MARGIN, BAR = 19, 8.43, 16, 34
 HOLD_S = 6.0  # at the end, before it begins again
-TIMEOUT_S = 600.0
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -36,11 +35,13 @@ def record(command: list[str]) -> list[tuple[float, str]]:
         except OSError:  # how Linux says that the other side of a terminal is closed
             data = b""
         *whole, rest = (rest + data).split(b"\n")
+        if not data and rest:  # a last line without an end
+            whole.append(rest)
         lines += [(time.monotonic() - began, _clean(line)) for line in whole]
         if not data:
             break
     os.close(master)
-    if process.wait(timeout=TIMEOUT_S) != 0:
+    if process.wait() != 0:
         raise SystemExit(f"the command ended with {process.returncode}")
     return lines
 

@@ -157,7 +157,7 @@ def read_file(path: Path) -> dict[tuple[str, str], ScalingSettings]:
     """Return the entries of a configuration file's group Autoscaling. Raises ConfigError."""
     try:
         content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict) or "Autoscaling" not in content:
         raise ConfigError(f"{path} has no group Autoscaling")

@@ -5,6 +5,7 @@ will take.
 """
 
 import argparse
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -58,7 +59,7 @@ def busy_processes() -> Iterator[None]:
 
 def run_tests(report: Path, arguments: list[str]) -> list[str]:
     """Run the tests once; return the names of those that failed."""
-    done = subprocess.run(["make", "test", f"ARGS={' '.join([*arguments, f'--junitxml={report}'])}"], cwd=ROOT)
+    done = subprocess.run(["make", "test", f"ARGS={shlex.join([*arguments, f'--junitxml={report}'])}"], cwd=ROOT)
     failed = failed_tests(report) if report.exists() else []
     return failed or ([f"(make test exited with {done.returncode})"] if done.returncode else [])
 

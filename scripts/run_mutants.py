@@ -225,6 +225,10 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=list(SUBJECTS), help=f"of: {', '.join(SUBJECTS)}")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="take every Nth mutant only")
     options = parser.parse_args()
+    if unknown := set(options.names) - SUBJECTS.keys():
+        parser.error(f"there is no {', '.join(sorted(unknown))}, but: {', '.join(SUBJECTS)}")
+    if options.every < 1:
+        parser.error(f"--every must be at least 1, not {options.every}")
     os.chdir(ROOT)
     num_left = 0
     for name in options.names:

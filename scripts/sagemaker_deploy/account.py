@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -25,6 +26,8 @@ class Account:
     def __init__(self, region: str | None = None, profile: str | None = None, endpoint_url: str | None = None) -> None:
         """endpoint_url: of a server that stands for AWS. Raises DeployError."""
         try:
+            # boto3 itself does not read AWS_REGION, which AWS's other tools and build_and_push.sh take first.
+            region = region or os.environ.get("AWS_REGION") or None
             self._session = boto3.Session(region_name=region, profile_name=profile)
         except ProfileNotFound as error:
             raise DeployError(f"{error}: `aws configure list-profiles` lists those that there are") from error

@@ -153,6 +153,18 @@ def test_dry_run_prints_every_command_and_runs_none(tmp_path: Path) -> None:
     assert push == f"docker push {registry}/torchmoor:v1"
 
 
+def test_every_torch_of_the_dockerfile_can_be_built() -> None:
+    """--torch takes what the Dockerfile takes, and nothing else."""
+    dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
+    [known] = re.findall(r"TORCH must be (.+), not", dockerfile)
+
+    for torch in (*re.findall(r"\w+\d*", known.replace(" or ", " ")), "rocm"):
+        done = run("--dry-run", "--no-push", "--engine", "podman", "--tag", "v1", "--torch", torch)
+
+        assert (done.returncode == 0) is (torch != "rocm"), done.stderr
+        assert f"--build-arg TORCH={torch}" in done.stderr or f"--torch must be {known}, not rocm" in done.stderr
+
+
 def test_the_samples_five_arguments_mean_what_they_mean_there(aws: Aws) -> None:
     """AWS's LLaVA notebook calls its script with a repository, tag, base image, region and account."""
     base = f"763104351884.dkr.ecr.{REGION}.amazonaws.com/pytorch-inference:2.3.0"
@@ -175,7 +187,7 @@ def test_the_samples_five_arguments_mean_what_they_mean_there(aws: Aws) -> None:
         (["--tags", "v1"], "unknown option --tags"),
         (["--tag"], "--tag needs a value"),
         (["--engine", "kaniko"], "--engine must be docker, podman or buildah"),
-        (["--engine", "podman", "--torch", "gpu"], "--torch must be cpu, cuda or base"),
+        (["--engine", "podman", "--torch", "gpu"], "--torch must be cpu, cuda, cuda12, base or vllm"),
         (["--engine", "podman", "--file", "/nowhere"], "there is no /nowhere"),
     ],
 )

@@ -231,6 +231,10 @@ def test_status_tells_what_there_is(operator: Operator, file: Path) -> None:
     assert f"autoscaling: resource {RESOURCE}, min 0, max 2\n" in operator.out
 
 
+def end_of_input(question: str) -> str:
+    raise EOFError
+
+
 def test_teardown_asks_first(operator: Operator, aws: Aws, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is deleted without a confirmation, nor without a terminal that could give one."""
     assert operator.run("deploy", *flags) == 0, operator.err
@@ -241,8 +245,11 @@ def test_teardown_asks_first(operator: Operator, aws: Aws, flags: list[str], mon
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: "n")
     assert operator.run("teardown", "--endpoint", NAME) == 1
-    assert aws.left() == before
     assert "endpoint llava, InService" in operator.out
+    monkeypatch.setattr("builtins.input", end_of_input)
+    assert operator.run("teardown", "--endpoint", NAME) == 1
+    assert "nothing was deleted" in operator.err
+    assert aws.left() == before
 
     monkeypatch.setattr("builtins.input", lambda question: "y")
     assert operator.run("teardown", "--endpoint", NAME) == 0

@@ -173,6 +173,17 @@ def test_mistakes_in_a_file_are_told(operator: Operator, file: Path) -> None:
         assert told in operator.err
 
 
+@pytest.mark.parametrize("arguments", [("--poll", "0"), ("--poll", "nan"), ("--timeout", "-1")])
+def test_times_that_make_no_sense_are_refused(
+    arguments: tuple[str, str], operator: Operator, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are refused before anything is created."""
+    with pytest.raises(SystemExit):
+        operator.run("deploy", *flags, *arguments)
+
+    assert f"{arguments[0]}: must be a number of seconds above 0" in capsys.readouterr().err
+
+
 def test_without_region_or_credentials_it_says_so(
     operator: Operator, flags: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -182,10 +193,14 @@ def test_without_region_or_credentials_it_says_so(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     operator.connect = Account
     monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.delenv("AWS_REGION", raising=False)
     assert operator.run("deploy", *flags) == 1
     assert "no region: give --region" in operator.err
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
 
     assert operator.run("deploy", *flags, "--region", REGION) == 1
 
+    assert "give --profile" in operator.err
+    monkeypatch.setenv("AWS_REGION", REGION)  # as the message advises; boto3 itself does not read it
+    assert operator.run("deploy", *flags) == 1
     assert "give --profile" in operator.err

@@ -33,6 +33,34 @@ def test_commands_that_are_called_by_their_path_are_installed_whatever_the_base_
     assert "/opt/torchmoor/bin/dumb-init" in text
 
 
+def test_context_has_the_modules_that_the_build_runs(tmp_path: Path) -> None:
+    """.dockerignore lets through what the scripts of the Dockerfile import, for each demo model."""
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        source, target = ROOT / line.removeprefix("!"), tmp_path / line.removeprefix("!")
+        if line.startswith("!"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(source)
+    scripts = re.findall(r"scripts/(\w+)\.py", DOCKERFILE.read_text())
+    assert scripts
+    used = {
+        match[1].replace(".", "/")
+        for path in (tmp_path / "scripts").rglob("*.py")
+        for match in re.finditer(r"^ *from (scripts\.[\w.]+) import", path.read_text(), re.MULTILINE)
+    }
+
+    assert {
+        name for name in used | {f"scripts/{name}" for name in scripts} if not (tmp_path / f"{name}.py").exists()
+    } == set()
+
+
+def test_failing_demo_model_ends_the_build() -> None:
+    """A loop of the shell has the status of its last run, so a build must not go on without one of two models."""
+    loops = re.findall(r"^RUN (?:(?!^RUN ).)*?\bfor name in", DOCKERFILE.read_text(), re.MULTILINE | re.DOTALL)
+
+    assert loops
+    assert all(loop.startswith("RUN set -e;") for loop in loops)
+
+
 def called_by_path() -> set[str]:
     """Return the programs that the image's code looks for beside a Python, besides our own command."""
     sources = (ROOT / "torchmoor").rglob("*.py")

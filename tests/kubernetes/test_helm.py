@@ -52,6 +52,19 @@ def chart(chart_folder: Path) -> Chart:
     return render
 
 
+def test_other_folder_is_not_replaced(tmp_path: Path) -> None:
+    """The script deletes an earlier chart, and nothing else."""
+    (tmp_path / "mine").touch()
+
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "make_helm_chart.py", "--folder", tmp_path], capture_output=True, text=True
+    )
+
+    assert done.returncode == 2
+    assert "is not a chart" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["helm", *map(str, words)], capture_output=True, text=True, timeout=60)
 

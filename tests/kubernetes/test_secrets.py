@@ -34,6 +34,7 @@ from torchmoor.proxy.access.credentials import read_credentials
 
 pytestmark = pytest.mark.redis
 
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SESSION = f"ts-seq-{'a' * 16}-{int(time.time()) + 3600:08x}-llava-0-k0{'a' * 26}"
 REQUEST = AsyncRequest(
     inference_id="id-1",
@@ -238,3 +239,18 @@ def test_the_probe_s_command_tells_whether_the_server_serves(demo: Overlay, valk
 
     assert run(valkey) == 0
     assert run(1) != 0
+
+
+@pytest.mark.parametrize("script", ["kubernetes/components/secrets/make_secrets.sh", "compose/make_env.sh"])
+def test_folder_that_cannot_be_made_is_not_said_to_exist(script: str, tmp_path: Path) -> None:
+    """In a checkout that may not be written to, the reason is mkdir's own."""
+    mkdir = tmp_path / "mkdir"
+    mkdir.write_text("#!/bin/sh\necho 'mkdir: Read-only file system' >&2\nexit 1\n")
+    mkdir.chmod(0o755)
+    copy = shutil.copy(DEPLOY / script, tmp_path)
+
+    done = subprocess.run(
+        [copy], capture_output=True, text=True, timeout=30, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    )
+
+    assert (done.returncode, done.stderr) == (1, "mkdir: Read-only file system\n")

@@ -75,6 +75,17 @@ def test_a_checkpoint_that_is_not_there_stops_only_its_own_archive(models: Path)
     assert build(models, "--only", "llm").returncode == 1
 
 
+def test_archive_that_cannot_be_written_is_named(models: Path) -> None:
+    """A checkout of another user, or a full disk, is explained in one line."""
+    store = models.parent / "store"
+    store.write_text("a file")
+
+    result = build(models)
+
+    assert result.returncode == 1
+    assert result.stderr == f"build_archives: {store}/llava.mar cannot be written: File exists\n"
+
+
 def test_an_archive_that_is_up_to_date_is_not_built_again(models: Path) -> None:
     """A changed, a new or a removed file causes a new build."""
     archive = models.parent / "store" / "llava.mar"

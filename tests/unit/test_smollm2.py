@@ -113,3 +113,14 @@ def test_a_checkpoint_that_is_there_is_not_made_again(tmp_path: Path) -> None:
 
     assert (result.returncode, result.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_other_files_are_not_deleted(tmp_path: Path) -> None:
+    """A folder of something else is not replaced by a checkpoint."""
+    (tmp_path / "mine").touch()
+
+    result = run("--target", str(tmp_path), PIP_NO_INDEX="1")
+
+    assert result.returncode == 1
+    assert "has other files, which would be deleted" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -8,9 +8,10 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, Request
 
 from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
+from torchmoor.clients.local import make_opener
 
 TIMEOUT_S = 30.0
 
@@ -33,9 +34,6 @@ class _AdminAnswer(dict[str, Any]):
         raise AdminError(f"{self._problem} (its answer lacks {key!r})")
 
 
-_OPENER = build_opener(_RefuseRedirects)
-
-
 class AdminClient:
     """Calls one admin plane. token: "" if it needs none. Every method raises AdminError."""
 
@@ -43,6 +41,7 @@ class AdminClient:
         if not url.startswith(("http://", "https://")):
             raise AdminError(f"the admin plane's address must begin with http:// or https://, not {url!r}")
         self._url = url.rstrip("/")
+        self._opener = make_opener(url, _RefuseRedirects)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> dict[str, Any]:
@@ -62,7 +61,7 @@ class AdminClient:
         given = urlencode({key: value for key, value in (query or {}).items() if value is not None})
         request = Request(f"{self._url}{path}{'?' * bool(given)}{given}", method=method, headers=self._headers)
         try:
-            answer: HTTPResponse = _OPENER.open(request, timeout=timeout_s)
+            answer: HTTPResponse = self._opener.open(request, timeout=timeout_s)
             return answer
         except HTTPError as error:
             with error:

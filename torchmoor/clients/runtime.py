@@ -16,6 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTT
 from urllib3.exceptions import HTTPError
 
 from torchmoor.clients.errors import CredentialsRefused, EndpointError, EndpointUnreachable
+from torchmoor.clients.local import is_local
 from torchmoor.wire.connection_errors import failure_reason
 
 ADDRESSES = ("http://", "https://", "data:", "s3://")
@@ -84,6 +85,8 @@ def make_client(
     region = region_name or session.region_name
     if region is None and endpoint_url is not None:
         region = "us-east-1"
+    if endpoint_url is not None and is_local(endpoint_url):
+        config = (config or Config()).merge(Config(proxies={}))
     return session.client(service, endpoint_url=endpoint_url, region_name=region, config=config, **keys)
 
 

@@ -43,7 +43,9 @@ class ObjectSettings(SettingsGroup, title="objects"):
     s3_endpoint_url: str = Field(
         "", description="Address of the S3 store. Empty: AWS_ENDPOINT_URL_S3, AWS's configuration files, then AWS."
     )
-    s3_region: str = Field("", description="Region of the S3 store. Empty: AWS_REGION, then AWS's configuration files.")
+    s3_region: str = Field(
+        "", description="Region of the S3 store. Empty: AWS_DEFAULT_REGION, then AWS's configuration files."
+    )
     max_input_bytes: Count = Field(GIB, description="Size limit of an input.")
     max_output_bytes: Annotated[int, Field(gt=0, le=MOST_COPIED_BYTES)] = Field(
         GIB, description="Size limit of a result."

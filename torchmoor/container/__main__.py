@@ -24,6 +24,8 @@ ROLES = {"serve": serve.run, "instance": instance.run}
 
 def main(arguments: list[str]) -> int:
     """Run a role and return the exit status: 0 after a SIGTERM, 1 after an error, which the last line describes."""
+    if region := os.environ.get("AWS_REGION"):  # set by SageMaker; boto3 reads only the other one
+        os.environ.setdefault("AWS_DEFAULT_REGION", region)
     role, *rest = arguments or ["serve"]
     if role not in ROLES or rest:
         command = ["serve", *rest] if role == "proxy" else [role, *rest]

@@ -11,8 +11,8 @@ TIMEOUT_S = 2.0
 
 def main() -> int:
     """Return 0 if the role `serve` or `instance` is healthy."""
-    port = int(os.environ.get("SAGEMAKER_BIND_TO_PORT") or 8080)
-    probe_port = int(os.environ.get("TORCHMOOR_SIDE_PORT") or 8086)
+    port = int(os.environ.get("SAGEMAKER_BIND_TO_PORT", "").strip() or 8080)
+    probe_port = int(os.environ.get("TORCHMOOR_SIDE_PORT", "").strip() or 8086)
     return 0 if _is_well(port, "/ping") or _is_well(probe_port, "/live") else 1
 
 

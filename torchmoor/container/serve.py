@@ -74,9 +74,9 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
 
 def make_settings(variables: ContainerEnvironment, found: FoundModel, keys: str) -> ProxySettings:
     """Return the settings of the container's proxy. Raises ConfigError."""
-    admin_port = (
-        variables.admin_port if variables.safe_ports is None else find_free_ports(1, among=variables.safe_ports)[0]
-    )
+    admin_port = variables.admin_port
+    if variables.safe_ports is not None:
+        admin_port = next(port for port in find_free_ports(2, among=variables.safe_ports) if port != variables.port)
     longest = int(variables.properties.get("max_request_size", DEFAULT_BODY_MIB * MIB))
     settings = ProxySettings(
         endpoints=(

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
+from torchmoor.clients.local import make_opener
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, expect, ok, problem, warning
 from torchmoor.doctor.services import check_clock
 from torchmoor.errors import DiscoveryError
@@ -86,7 +86,7 @@ def check_fleet_clock(plan: FleetPlan) -> Iterator[Finding]:
     """Compare the proxy's clock with this machine's, which signs the requests."""
     for url in (f"{plan.admin_url.rstrip('/')}/healthz", f"{plan.url.rstrip('/')}/ping"):
         try:
-            with urlopen(url, timeout=TIMEOUT_S) as answer:
+            with make_opener(url).open(url, timeout=TIMEOUT_S) as answer:
                 date = answer.headers.get("Date")
         except HTTPError as error:
             with error:

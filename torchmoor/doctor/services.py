@@ -123,7 +123,7 @@ def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str) -> Iterato
         if reason := _refused_certificate(error):
             yield problem(check, f"{shown}: {reason}", CERTIFICATE_REMEDY.format("AWS_CA_BUNDLE"))
         else:
-            remedy = "set AWS_ENDPOINT_URL_S3, AWS_REGION and credentials for boto3"
+            remedy = "set AWS_ENDPOINT_URL_S3, AWS_DEFAULT_REGION and credentials for boto3"
             yield problem(check, f"{shown} cannot be reached: {error}", remedy)
         return
     yield from check_clock(answer["HTTPHeaders"].get("date"), shown)

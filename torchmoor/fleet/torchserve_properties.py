@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 
 from torchmoor.errors import ConfigError
@@ -44,6 +45,8 @@ AS_IT_IS = {
 }
 CONFIG_FILE = "TS_CONFIG_FILE"  # read_config_file
 MAX_CONFIG_BYTES = 65_536
+MAX_NUMBER = 2**31 - 1  # of Java's int
+_NUMBER = re.compile(r"\d{1,10}", re.ASCII)
 # Names of AWS's toolkit for the same keys.
 TOOLKIT = {
     "SAGEMAKER_MODEL_SERVER_WORKERS": "default_workers_per_model",
@@ -109,8 +112,8 @@ def read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _property(name: str, key: str, text: str) -> str:
-    if TORCHSERVE_KEYS[key] is int and (not text.isdecimal() or int(text) == 0):
-        raise ConfigError(f"{name} must be a number above 0, not {text!r}")
+    if TORCHSERVE_KEYS[key] is int and not (_NUMBER.fullmatch(text) and 0 < int(text) <= MAX_NUMBER):
+        raise ConfigError(f"{name} must be a number above 0 and at most {MAX_NUMBER}, not {text[:80]!r}")
     if TORCHSERVE_KEYS[key] is bool and text not in ("true", "false"):
         raise ConfigError(f"{name} must be true or false, not {text!r}")
     if not text or not text.isprintable():

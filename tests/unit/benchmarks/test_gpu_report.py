@@ -4,8 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+from benchmarks import gpu_phases
+from benchmarks.gpu_bench import Bench
+from benchmarks.gpu_model import SHAPES
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +60,18 @@ def test_a_phase_that_takes_too_long_ends_the_report(tmp_path: Path) -> None:
     assert first["copy_bytes_per_s"] > 0
     assert (last["phase"], last["failed"]) == ("soak", "not done when the time was over")
     assert "## soak (" in (tmp_path / "gpu-report.md").read_text()
+
+
+def test_output_of_tests_that_take_too_long_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report has the last lines that pytest has written, each on a line of its own."""
+
+    def run_too_long(command: list[str], **options: Any) -> None:
+        raise subprocess.TimeoutExpired(command, 1.0, output=b"one\ntwo\n")  # bytes, also with text=True
+
+    bench = Bench(SHAPES["tiny"], torch.device("cpu"), torch.float32, is_quick=True)
+    monkeypatch.setattr(subprocess, "run", run_too_long)
+
+    assert gpu_phases.tests(bench) == {"passed": False, "summary": "not done after 400 s", "failures": ["one", "two"]}
 
 
 @pytest.mark.parametrize("arguments", [("--only", "decode,nothing"), ("--shape", "none")])

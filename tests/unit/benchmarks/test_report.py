@@ -46,6 +46,26 @@ def test_quick_run_has_one_round(monkeypatch: pytest.MonkeyPatch, arguments: lis
     assert rounds == report.parse_options("Example.", quick="less").rounds
 
 
+def test_benchmark_without_rounds_has_no_such_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An option that would have no effect is refused."""
+    monkeypatch.setattr("sys.argv", ["example.py", "--rounds", "3"])
+
+    with pytest.raises(SystemExit):
+        report.parse_options("Example.", quick="less", rounds=None)
+
+    assert "unrecognized arguments: --rounds" in capsys.readouterr().err
+
+
+def test_every_benchmark_uses_the_rounds_that_it_offers() -> None:
+    """--rounds has an effect wherever it is accepted."""
+    texts = {path.name: path.read_text() for path in (report.ROOT / "benchmarks").glob("*.py")}
+    offering = {name for name, text in texts.items() if "= parse_options(" in text and "rounds=None" not in text}
+
+    assert {name for name in offering if "options.rounds" not in texts[name]} == set()
+
+
 @pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--quick", "--save"]])
 def test_options_that_make_no_sense_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
@@ -88,6 +108,15 @@ def test_chart_shows_every_arm_and_goal() -> None:
     assert {"Time", "one thread", "alone & slow", "ours", "12.5 ms", "3.0 ms"} <= set(texts)
     marks = drawn.count('class="goal"')
     assert marks == 2  # of the goal and the legend
+
+
+def test_chart_of_follow_ups_shows_our_arms_with_their_goals() -> None:
+    """Every arm of torchmoor has its colour and its goal; what is compared with them has neither."""
+    bars = plot.followup(json.loads((plot.RESULTS / "followup.json").read_text())).bars
+
+    baselines = {"stateless", "stateless, in process", "pixels, in process"}
+    assert {bar.label for bar in bars if not bar.is_ours} == baselines
+    assert {bar.label for bar in bars if bar.goal is None} == baselines
 
 
 def test_kept_charts_are_drawn_from_the_kept_results() -> None:

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import signal
+import threading
 import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +22,6 @@ pytestmark = pytest.mark.slow
 KEPT = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
 # Goals without a figure in the kept runs: the first is not measured, the others were added after the kept run.
 WITHOUT_FIGURE = {
-    ("followup", "ttft_responses_vs_stateless"),
-    ("followup", "rebuild_stored_vs_stateless"),
     ("async_inference", "wake_vs_start"),
     ("routing", "p99_gain_kept_2"),
     ("routing", "p99_gain_kept_4"),
@@ -151,12 +152,20 @@ print("round 1 of 1")
 about = {"date": "today", "commit": "c", "machine": "m", "versions": {"python": "3"}, "settings": {}}
 print(json.dumps({"benchmark": "fine", "rows": [], "ratios": {"x": 0.5}, **about}))
 """
+HANGS = """
+from pathlib import Path
+try:
+    Path(__file__).with_name("started").write_text("")
+    time.sleep(600)
+finally:
+    Path(__file__).with_name("tidied").touch()
+"""
 
 
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Create other benchmarks: one that runs, one that lacks a tool, one that hangs, and a helper module."""
-    codes = {"fine": FINE, "needs": "raise SystemExit('needs: install wrk first')", "hangs": "time.sleep(600)"}
+    codes = {"fine": FINE, "needs": "raise SystemExit('needs: install wrk first')", "hangs": HANGS}
     for name, code in codes.items():
         says = f'"""What is {name}? `make bench NAME={name}`"""\n'
         (tmp_path / f"{name}.py").write_text(f"{says}import json, time\n{code}\n")
@@ -201,8 +210,35 @@ def test_failing_benchmark_does_not_stop_the_others(
 
 
 def test_hanging_benchmark_is_stopped(others: Path) -> None:
-    """A benchmark that hangs ends at its time-out, and the page says how to extend it."""
+    """A benchmark that hangs ends at its time-out with what it has started, and the page says how to extend it."""
     result = report_all.run("hangs", timeout_s=1.0)
 
     assert result.report is None
     assert "stopped after 1 s; --timeout-s gives it more" in result.trouble
+    assert (others / "tidied").exists()
+
+
+def test_benchmark_is_stopped_with_the_report(others: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM ends the report as Ctrl-C does: the benchmark that runs stops what it has started."""
+    started = others / "started"
+    os.mkfifo(started)
+
+    def terminate() -> None:
+        started.read_text()  # waits for the benchmark
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    with pytest.raises(SystemExit) as ended:
+        draw(monkeypatch, others / "report" / "page.html", "hangs")
+
+    assert ended.value.code == 143
+    assert (others / "tidied").exists()
+
+
+def test_other_file_is_no_result(others: Path) -> None:
+    """A JSON file of another program in the folder of results is listed as that."""
+    (others / "fine.json").write_text("[1]")
+
+    [result] = report_all.read_results(others, ["fine"])
+
+    assert result.trouble == "fine.json is not a result of fine"

@@ -127,6 +127,8 @@ def test_empty_variables_say_nothing() -> None:
         ("TORCHMOOR_INSTANCES", "0", "positive"),
         ("TORCHMOOR_INSTANCE_NAME", "Llava_0", "single hyphens"),
         ("TS_MAX_REQUEST_SIZE", "6MB", "a number above 0"),
+        ("TS_MAX_REQUEST_SIZE", str(3 << 30), "at most 2147483647"),
+        ("TS_MAX_REQUEST_SIZE", "9" * 5000, "at most 2147483647"),
         ("TS_PREFER_DIRECT_BUFFER", "1", "true or false"),
         ("TS_ALLOWED_URLS", "a\nmodel_store=/", "one line of text"),
     ],

@@ -1,0 +1,75 @@
+"""Clients of this machine, in an environment with an HTTP proxy, as in many companies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from tests.servers import free_ports
+from torchmoor.clients.admin import AdminClient
+from torchmoor.clients.local import is_local
+from torchmoor.clients.runtime import make_client
+
+
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name a proxy that does not answer."""
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_ports(1)[0]}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_boto3_asks_a_local_endpoint_itself(url: str) -> None:
+    """`torchmoor ask` and the clients reach `torchmoor up`."""
+    client = make_client(endpoint_url=url, keys={"aws_access_key_id": "a", "aws_secret_access_key": "b"})
+
+    assert client.invoke_endpoint(EndpointName="llava", Body=b"")["Body"].read() == b"{}"
+
+
+def test_admin_client_asks_a_local_plane_itself(url: str) -> None:
+    """`torchmoor instances` and the like reach `torchmoor up`."""
+    assert AdminClient(url).get("/instances") == {}
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        ("http://localhost:8080", True),
+        ("http://[::1]:8080", True),
+        ("https://127.0.1.1", True),
+        ("https://example.com", False),
+        ("http://10.0.0.1", False),
+        ("http://[::1", False),
+        ("", False),
+    ],
+)
+def test_only_addresses_of_this_machine_are_local(other: str, found: bool) -> None:
+    """All others may be beyond a proxy."""
+    assert is_local(other) is found

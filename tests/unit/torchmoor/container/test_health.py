@@ -1,0 +1,60 @@
+"""The image's HEALTHCHECK."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from tests.servers import free_ports
+from torchmoor.container.health import main
+
+
+@contextmanager
+def role(path: str, status: int = 200) -> Iterator[str]:
+    """Answer requests for one path; yield the port."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == path else 404)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Log nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield str(server.server_port)
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("nothing", ["", " "])
+@pytest.mark.parametrize(
+    ("variable", "other", "path"),
+    [
+        ("SAGEMAKER_BIND_TO_PORT", "TORCHMOOR_SIDE_PORT", "/ping"),
+        ("TORCHMOOR_SIDE_PORT", "SAGEMAKER_BIND_TO_PORT", "/live"),
+    ],
+)
+def test_role_that_answers_is_healthy(
+    monkeypatch: pytest.MonkeyPatch, variable: str, other: str, path: str, nothing: str
+) -> None:
+    """The ports are those of the variables; templates leave empty ones behind."""
+    monkeypatch.setenv(other, nothing)
+    with role(path) as port:
+        monkeypatch.setenv(variable, f" {port}")
+        assert main() == 0
+    with role(path, status=503) as port:
+        monkeypatch.setenv(variable, port)
+        monkeypatch.setenv(other, str(free_ports(1)[0]))
+        assert main() == 1
+
+
+def test_role_that_does_not_listen_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, port in zip(("SAGEMAKER_BIND_TO_PORT", "TORCHMOOR_SIDE_PORT"), free_ports(2), strict=True):
+        monkeypatch.setenv(name, str(port))
+
+    assert main() == 1
