@@ -28,6 +28,7 @@ from handlers.many.tasks.fill_mask import FillMask
 from handlers.many.tasks.image_classification import ImageClassification
 from handlers.many.tasks.open_inference import read_inference
 from handlers.many.tasks.question_answering import QuestionAnswering
+from handlers.many.tasks.scores import check_labels
 from handlers.many.tasks.task import Task
 from handlers.many.tasks.text import SharedTokenizer
 from handlers.many.tasks.text_classification import TextClassification
@@ -145,6 +146,8 @@ class CheckpointLoader:
 
     def _make_task(self, task: str, folder: Path, model: Any) -> Task:
         own, max_answer_bytes = self._settings.tasks, self._settings.pump.max_response_bytes
+        if task in (TextClassification.name, TokenClassification.name, ImageClassification.name):
+            check_labels(model.config)
         if task == ImageClassification.name:
             return ImageClassification(model, self._get_image_processor(folder), own, self.intake)
         _check_reads_text(task, model)

@@ -497,6 +497,22 @@ def test_the_task_is_the_one_that_the_folder_names(tmp_path: Path, load: Load) -
 
 
 @pytest.mark.parametrize(
+    "architecture", ["BertForSequenceClassification", "BertForTokenClassification", "ViTForImageClassification"]
+)
+@pytest.mark.parametrize("labels", [{"0": "a", "1": "b", "3": "d"}, {"1": "a", "2": "b", "3": "c"}])
+def test_a_model_whose_labels_have_gaps_is_refused(
+    architecture: str, labels: dict[str, str], tmp_path: Path, load: Load
+) -> None:
+    """Each request would fail with a status of 500, as transformers' pipelines do."""
+    save_checkpoint(tmp_path, architecture)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": labels}))
+
+    with pytest.raises(ModelBroken, match=r"'id2label' in config\.json must name the labels 0 to 2"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
     "architecture", ["BertForSequenceClassification", "MPNetModel", "GPT2LMHeadModel", "LlamaForCausalLM"]
 )
 def test_a_model_without_a_vocabulary_is_refused(architecture: str, tmp_path: Path, load: Load) -> None:
