@@ -15,12 +15,13 @@ import transformers as hf
 from PIL import Image
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.errors import ModelBroken
+from handlers.errors import ModelBroken, OutOfMemory
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many.tasks.question_answering import QuestionAnswering
 from handlers.many_settings import ManySettings, TaskSettings
+from handlers.models import memory
 from handlers.reply import PendingReply, WholeReply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, IntakeSettings, ModelSettings, PumpSettings
@@ -590,6 +591,33 @@ def test_positions_may_begin_after_the_paddings(family: str, tmp_path: Path, loa
 
     assert len(ask(model, "cat " * 100, truncation=True)[0]) == 40 - 2
     assert error(model, {"inputs": "cat " * 37})[0] == 400
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("[enforce fail] can't allocate memory")],
+)
+def test_memory_that_is_full_while_a_model_that_sees_is_loaded_does_not_make_it_broken(
+    error: Exception, checkpoint: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another request may find memory, as for other models: a broken model is refused for minutes."""
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(hf.AutoModelForImageTextToText, "from_pretrained", fail)
+    with pytest.raises(OutOfMemory, match="cpu has no memory for the checkpoint"):
+        load(checkpoint)
+
+
+def test_a_model_that_sees_and_exceeds_the_free_memory_is_not_broken(
+    checkpoint: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of other models may be free at the next request."""
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1)
+
+    with pytest.raises(OutOfMemory, match="GB free"):
+        load(checkpoint)
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel"])
