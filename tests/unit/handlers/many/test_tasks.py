@@ -361,6 +361,7 @@ def test_pieces_are_counted_before_they_are_made(tmp_path: Path, load: Load, mon
     [
         ("BertModel", ["the cat sat"] * 40, {}),
         ("BertForMaskedLM", ["a [MASK] [MASK]"] * 3, {"top_k": 1 << 70}),
+        ("BertForTokenClassification", ["the cat sat on the mat"] * 100, {"ignore_labels": []}),
         ("BertForQuestionAnswering", {"question": "who", "context": " ".join(TEXTS)}, {"top_k": 1 << 70}),
     ],
 )
@@ -579,6 +580,25 @@ def test_a_model_whose_decoder_needs_an_input_is_refused(tmp_path: Path, load: L
     assert len(ask(load(tmp_path / "bart"), "cat")[0][0]) == 32
     with pytest.raises(ModelBroken, match=r"models of type t5 do not compute feature-extraction from a text alone"):
         load(tmp_path / "t5")
+
+
+@pytest.mark.parametrize("family", ["T5", "MT5", "UMT5"])
+def test_the_encoder_of_a_family_with_a_decoder_gives_its_vectors(family: str, tmp_path: Path, load: Load) -> None:
+    """transformers' AutoModel would make a decoder, too, whose weights such a checkpoint does not have."""
+    config = getattr(hf, f"{family}Config")(
+        vocab_size=len(VOCABULARY), d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, pad_token_id=0
+    )
+    cls = getattr(hf, f"{family}EncoderModel")
+    cls(config).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    reference, tokenizer = cls.from_pretrained(tmp_path), make_tokenizer()
+
+    found = ask(load(tmp_path), TEXTS)
+
+    for text, vectors in zip(TEXTS, found, strict=True):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            assert_close(vectors, reference(input_ids=ids).last_hidden_state.tolist())
 
 
 @pytest.mark.parametrize("family", ["Roberta", "RobertaPreLayerNorm", "Data2VecText", "IBert", "Luke", "MPNet"])
