@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from torchmoor.cli.chat import ChatOptions
 from torchmoor.cli.conversation import ChatTarget
 from torchmoor.cli.options import (
+    HeaderText,
     endpoint_option,
     generation_options,
     keys_option,
@@ -21,6 +21,7 @@ from torchmoor.cli.options import (
     read_token,
     url_option,
 )
+from torchmoor.cli.terminal_chat import ChatOptions
 from torchmoor.clients.signing import Login
 from torchmoor.proxy.access.credentials import CLIENT_TOKEN
 
@@ -50,6 +51,7 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--session",
         "session_id",
+        type=HeaderText(),
         metavar="ID",
         envvar=SESSION,
         show_envvar=True,
@@ -65,6 +67,7 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option(
         "--adapter",
+        type=HeaderText(),
         metavar="NAME",
         default="",
         help="Open the session for this LoRA adapter of the endpoint. A session keeps its adapter.",
