@@ -365,7 +365,7 @@ def test_a_request_that_an_instance_refuses_to_receive_waits_for_its_replacement
     """The process is gone, so its port refuses connections."""
     zero = Zero(make_stage)
     zero.come()
-    zero.stage.run(zero.stage.a.stop())
+    zero.stage.run(zero.stage.a.stop(keeps_port=True))
     sock = send(zero.stage, b"1")
     zero.stage.until(lambda: zero.wakes == 1, "refused and held")
     assert zero.stage.instance("a").state is InstanceState.DOWN
