@@ -36,7 +36,7 @@ from benchmarks.many_models_alone import ProcessAModel, running_process_a_model
 from benchmarks.many_models_load import TEXTS, Ask, Cost, Load, Reference, zipf
 from benchmarks.report import median, parse_options, print_report
 from scripts.make_minilm import TARGET, make_variants
-from torchmoor.cli.package import package
+from torchmoor.cli.model_archive import package
 
 NUM_MODELS, NUM_RESIDENT, NUM_ALONE = 200, 20, 3
 MODEL_BYTES = 91_000_000

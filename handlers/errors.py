@@ -69,6 +69,10 @@ class SettingsError(RuntimeError):
     """Raised while the worker starts if a setting is wrong. TorchServe expects a RuntimeError there."""
 
 
+class NoMemoryForModel(SettingsError):
+    """The device has no free memory for the model."""
+
+
 class BadInput(HandlerError):
     """The request cannot be parsed, or cannot be served as it is."""
 

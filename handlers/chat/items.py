@@ -231,17 +231,17 @@ def _reasoning(given: dict[str, Any], where: str) -> Item:
 _OTHERS = {"function_call": _call, "function_call_output": _result, "reasoning": _reasoning}
 
 
-def check_results(items: Sequence[Item], earlier: Sequence[Mapping[str, Any]]) -> None:
+def check_results(items: Sequence[Item], earlier: Sequence[Mapping[str, Any]], field: str = "input") -> None:
     """Raise InvalidRequest if an item is the result of a call that no earlier item or message makes.
 
-    earlier: messages for the chat template.
+    earlier: messages for the chat template. field: of the request, which has the items.
     """
     called = {call["id"] for message in earlier for call in message.get("tool_calls", ())}
     for item in items:
         called |= {call.id for call in item.message.calls}
         if item.message.role == TOOL and item.message.call_id not in called:
             shown = item.message.call_id[:64]
-            raise InvalidRequest(f"No tool call found for function call output with call_id {shown}.", param="input")
+            raise InvalidRequest(f"No tool call found for function call output with call_id {shown}.", param=field)
 
 
 def _part(given: Any, role: str, where: str, files: Mapping[str, KeptImage] | None) -> tuple[Part, dict[str, Any]]:

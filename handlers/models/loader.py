@@ -11,11 +11,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
-from handlers.errors import SettingsError
+from handlers.errors import HandlerError, NoMemoryForModel, SettingsError
 from handlers.models.compiled import compile_layers
 from handlers.models.declared_size import BuildLimit, check_config
 from handlers.models.llava import LlavaModel
-from handlers.models.memory import check_fits, read_headers, weight_files
+from handlers.models.memory import check_fits, is_out_of_memory, read_headers, weight_files
 from handlers.models.plain import PlainModel
 from handlers.models.processor import Processor
 from handlers.models.skeleton import build_skeleton
@@ -56,7 +56,7 @@ def load_model(
     max_rank: of adapters that steps may add (handlers/models/lora.py); 0: none.
     Reads safetensors weights only, never pickled ones. Raises SettingsError if `path` is not a checkpoint, declares far
     more than its files hold, does not fit the device, or holds a model whose results here would differ from those in
-    transformers.
+    transformers. If the device has no memory for it, the error is a NoMemoryForModel.
     """
     if not (path / "config.json").is_file():
         raise SettingsError(f"handler.model.path: there is no config.json in {path}")
@@ -75,6 +75,8 @@ def load_model(
         hint = "" if (path / TOKENIZER).is_file() else f"; there is no {TOKENIZER} in it"
         if any(path.glob("*.bin")) and not any(path.glob("*.safetensors")):
             hint += "; pickled weights (.bin) are not read: save it again with save_pretrained"
+        if is_out_of_memory(exc):
+            raise NoMemoryForModel(f"{device} has no memory for the checkpoint {path}: {reason}") from exc
         raise SettingsError(f"the checkpoint {path} cannot be used: {type(exc).__name__}: {reason}{hint}") from exc
 
 
@@ -163,7 +165,7 @@ def make_text_model(model: Any, tokenizer: Any, transformers_check: Transformers
     try:
         packed = TextModel(model, tokenizer)
         difference = transformers_check.compare(packed, as_rows=False)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, HandlerError):
         raise
     except Exception as exc:  # each of transformers' families fails in its own way
         is_known = isinstance(exc, NotImplementedError)
@@ -177,7 +179,7 @@ def make_text_model(model: Any, tokenizer: Any, transformers_check: Transformers
         model.set_attn_implementation(attention)
         plain = PlainModel(model, tokenizer)
         transformers_check.check(plain)
-    except (torch.OutOfMemoryError, SettingsError):
+    except (torch.OutOfMemoryError, SettingsError, HandlerError):
         raise
     except Exception as exc:
         raise SettingsError(

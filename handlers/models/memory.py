@@ -1,4 +1,4 @@
-"""Checks that a checkpoint fits into the free memory, before its weights are read."""
+"""Memory for a checkpoint: checks that it fits before its weights are read, and recognizes errors of allocation."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from handlers.errors import SettingsError
+from handlers.errors import NoMemoryForModel, SettingsError
 
 WHOLE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
@@ -18,17 +18,22 @@ _OTHERS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 
 
 def check_fits(path: Path, device: torch.device, dtype: torch.dtype | None) -> None:
-    """Raise SettingsError if the weights alone exceed the free memory of the device.
+    """Raise NoMemoryForModel if the weights alone exceed the free memory of the device.
 
     dtype: what floats are converted to, None to keep the stored type.
     """
     needed, free = weight_bytes(path, dtype), free_bytes(device)
     if free is not None and needed > free:
-        raise SettingsError(
+        raise NoMemoryForModel(
             f"the checkpoint's weights take {needed / 1e9:.2f} GB, but {device} has only {free / 1e9:.2f} GB free: "
             "choose a smaller handler.model.dtype or a quantized checkpoint, end what else runs there, or take a "
             "larger device"
         )
+
+
+def is_out_of_memory(exc: Exception) -> bool:
+    """Return True for a failed allocation; torch has no class for one on a CPU."""
+    return isinstance(exc, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(exc)
 
 
 def weight_bytes(path: Path, dtype: torch.dtype | None) -> int:

@@ -1,7 +1,8 @@
 """The program of a limited process: renders chat templates or compiles grammars.
 
-Started as a script by `limited_process.py`, with the kind of work and both limits as arguments. Each line of standard
-input is a request and each line of standard output its answer, both as JSON. Beyond a limit it just ends.
+Started as a script by `limited_process.py`, with the kind of work and both limits as arguments. The first line of
+standard output is "ready". After it, each line of standard input is a request and each line of standard output its
+answer, both as JSON. Beyond a limit it just ends.
 """
 
 import ctypes
@@ -25,6 +26,8 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that a library's prints do not become answers
     answer = work()
     limit_memory(memory_bytes)
+    answers.write("ready\n")
+    answers.flush()
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)  # its signal ends the process, also within one long operation
         try:

@@ -6,6 +6,7 @@ ended then, but a process can; the next request gets a new process.
 
 import atexit
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -14,8 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from handlers.errors import InternalError
+
+logger = logging.getLogger(__name__)
+
 DEADLINE_S = 60.0  # wall-clock limit, for a process that hangs without using CPU time
 CHILD = Path(__file__).with_name("limited_child.py")
+READY = b"ready\n"
 ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TZ")  # nothing secret
 
 
@@ -34,10 +40,11 @@ class LimitedProcess:
         self._cpu_s = cpu_s
         self._memory_bytes = memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the process unless it runs; it takes up to a second until it answers."""
+        """Start the process unless it runs; it takes up to a second until it answers. Raises InternalError."""
         with self._lock:
             self._running()
 
@@ -47,7 +54,10 @@ class LimitedProcess:
             self._end()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request, both of the forms in limited_child.py. Raises WorkTooCostly."""
+        """Return the answer to a request, both of the forms in limited_child.py.
+
+        Raises WorkTooCostly, or InternalError with the reason if the process cannot be started.
+        """
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
             return self._exchange(line)
@@ -61,6 +71,9 @@ class LimitedProcess:
         timer.start()
         found = b""
         try:
+            self._is_ready = self._is_ready or process.stdout.readline() == READY
+            if not self._is_ready:
+                raise self._not_started(f"it ended with status {process.wait()}")
             process.stdin.write(line)
             process.stdin.flush()
             found = process.stdout.readline()
@@ -84,9 +97,17 @@ class LimitedProcess:
             own = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
             environment = {**own, "OPENBLAS_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
             pipe = subprocess.PIPE
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+            try:
+                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+            except OSError as exc:
+                raise self._not_started(exc.strerror or str(exc)) from exc
+            self._is_ready = False
             atexit.register(self.stop)
         return self._process
+
+    def _not_started(self, reason: str) -> InternalError:
+        logger.error("limited process not started work=%s reason=%s", self._work, reason)
+        return InternalError(f"the process for a {self._work} could not be started: {reason}")
 
     def _end(self) -> None:
         process, self._process = self._process, None

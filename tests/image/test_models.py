@@ -12,7 +12,7 @@ import requests
 from scripts.make_minilm import TARGET
 from tests.podman import Podman
 from tests.tools import missing
-from torchmoor.cli.package import package
+from torchmoor.cli.model_archive import package
 from torchmoor.fleet.ports import find_free_ports
 
 pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -19,7 +19,7 @@ import requests
 from tests.podman import ROOT, Container, Podman
 from tests.torchserve.drawings import data_url, draw
 from tests.waiting import wait_until
-from torchmoor.cli.package import package
+from torchmoor.cli.model_archive import package
 from torchmoor.fleet.ports import find_free_ports
 
 pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -150,16 +151,26 @@ class FakeInstance:
     port: int = 0
     host: str | None = "127.0.0.1"  # None: every address
     _server: asyncio.Server | None = None
+    _kept: socket.socket | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
-        """Listen on any free port."""
-        self.server = await asyncio.start_server(self.serve, self.host, self.port, limit=1 << 20)
+        """Listen on any free port, or on the one that it had before."""
+        self.server = await asyncio.start_server(self.serve, self.host, self.port, limit=1 << 20, reuse_port=True)
         self.port = self.server.sockets[0].getsockname()[1]
+        self._release_port()
 
-    async def stop(self) -> None:
-        """Die: refuse new connections and reset the open ones."""
+    async def stop(self, *, keeps_port: bool = False) -> None:
+        """Die: refuse new connections and reset the open ones.
+
+        keeps_port: no other process gets the port until the next start.
+        """
+        self._release_port()
+        if keeps_port:
+            self._kept = socket.socket()  # which does not listen
+            self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            self._kept.bind((self.host, self.port))
         if self.server is not None:
             self.server.close()
             self.server = None
@@ -168,6 +179,11 @@ class FakeInstance:
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    def _release_port(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -189,7 +189,7 @@ def test_slow_instance_does_not_hold_the_upload_back(stage: Stage) -> None:
 
     original = stage.a.serve
     stage.run(stage.b.stop())
-    stage.run(stage.a.stop())
+    stage.run(stage.a.stop(keeps_port=True))
     stage.a.serve = Unread().serve
     stage.run(stage.a.start())
     body = bytes(32 << 20)
@@ -377,7 +377,7 @@ def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> No
         writer.close()
 
     for fake in (stage.a, stage.b):
-        stage.run(fake.stop())
+        stage.run(fake.stop(keeps_port=True))
         fake.serve = refuse_early
         stage.run(fake.start())
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,40 @@ def test_a_fleet_that_is_well(stage: Stage) -> None:
     assert result.exit_code == 0, result.stdout
     assert "2 of 2 instances are ready" in found["fleet"][0]["found"]
     assert "in use by the fleet" in found["ports"][0]["found"]
+
+
+class Foreign(BaseHTTPRequestHandler):
+    """Another program's server, which answers any path."""
+
+    answer = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.answer else 404)
+        self.send_header("Content-Length", str(len(self.answer)))
+        self.end_headers()
+        self.wfile.write(self.answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>", b'{"status": "up"}'])
+def test_another_programs_server_is_not_the_fleet(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port is in use, and `torchmoor up` would fail there."""
+    monkeypatch.setattr(Foreign, "answer", answer)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Foreign) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            port = str(server.server_port)
+            result, found = examine("--admin-port", port, "--admin-url", f"http://127.0.0.1:{port}")
+        finally:
+            server.shutdown()
+            thread.join()
+
+    assert result.exit_code == 1
+    assert f"127.0.0.1:{port} is in use" in [each["found"] for each in found["ports"]]
+    assert f"--admin-port, or find who has it: ss -ltnp 'sport = :{port}'" in found["ports"][-1]["remedy"]
 
 
 def test_an_instance_that_gets_no_work_is_a_warning(stage: Stage) -> None:

@@ -314,6 +314,26 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
     stage.until(lambda: green.num_waiting == 0, "forgotten")
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_drained_instance_that_restarts_leaves_no_room_either(make_stage: Callable[..., Stage], is_new: bool) -> None:
+    """It stays drained when it is back."""
+    zero = Zero(make_stage)
+    zero.come()
+    zero.drain()
+    if is_new:
+        zero.begin()
+    else:
+        zero.set_state(InstanceState.DOWN)
+
+    code, _, message = refused(send_raw(zero.stage, b"{}"))
+
+    assert code == 503
+    assert message.startswith("No instance of the endpoint is ready")
+    assert (zero.wakes, zero.get("/ping")) == (0, 503)
+    zero.resume()
+    assert zero.get("/ping") == 200
+
+
 def test_a_drain_that_leaves_no_room_for_another_instance_is_answered_at_once(
     make_stage: Callable[..., Stage],
 ) -> None:
@@ -365,7 +385,7 @@ def test_a_request_that_an_instance_refuses_to_receive_waits_for_its_replacement
     """The process is gone, so its port refuses connections."""
     zero = Zero(make_stage)
     zero.come()
-    zero.stage.run(zero.stage.a.stop())
+    zero.stage.run(zero.stage.a.stop(keeps_port=True))
     sock = send(zero.stage, b"1")
     zero.stage.until(lambda: zero.wakes == 1, "refused and held")
     assert zero.stage.instance("a").state is InstanceState.DOWN

@@ -111,3 +111,6 @@ def test_models_have_capabilities(stage: Stage, many: Stage) -> None:
 
     assert capabilities(stage) == ["chat.completions", "completions", "responses"]
     assert capabilities(many) == ["chat.completions", "completions", "embeddings", "rerank"]
+    for name in ("a", "b"):
+        stage.instance(name).takes_operations = False
+    assert capabilities(stage) == []  # a handler of the operator's own: what it can do is not known

@@ -172,6 +172,24 @@ def test_unstored_response_is_sent_again_with_the_next_input(
     stage.check_clean()
 
 
+@pytest.mark.parametrize("left_out", [{"input": None}, {"input": []}])
+def test_unstored_response_is_continued_without_input(
+    stage: Stage, responses: Responses, open_socket: OpenSocket, left_out: dict[str, Any]
+) -> None:
+    """As a stored one is over HTTP; an input of another type is refused."""
+    connection = open_socket(stage)
+    first = ask(connection, store=False)["response"]
+    wrong = ask(connection, store=False, input=7, previous_response_id=first["id"])
+    ask(connection, store=False, previous_response_id=first["id"], **left_out)
+
+    _, again = responses.bodies
+    assert (wrong["status"], wrong["error"]["message"]) == (400, "'input' must be a text or a list of items.")
+    assert [item.get("content") for item in again["input"]] == ["x", first["output"][0]["content"]]
+    assert "previous_response_id" not in again
+    connection.close()
+    stage.check_clean()
+
+
 def test_held_bytes_are_limited(make_stage: MakeStage, open_socket: OpenSocket) -> None:
     """A response that is too long is not kept; messages that are too long in total end their connection."""
     stage = make_stage(websocket=WebSocketSettings(max_held_bytes=2_250))

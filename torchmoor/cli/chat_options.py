@@ -11,9 +11,17 @@ from typing import Any
 
 import click
 
-from torchmoor.cli.chat import ChatOptions
 from torchmoor.cli.conversation import ChatTarget
-from torchmoor.cli.options import Number, endpoint_option, keys_option, read_file, read_token, url_option
+from torchmoor.cli.options import (
+    HeaderText,
+    Number,
+    endpoint_option,
+    keys_option,
+    read_file,
+    read_token,
+    url_option,
+)
+from torchmoor.cli.terminal_chat import ChatOptions
 from torchmoor.clients.signing import Login
 from torchmoor.proxy.access.credentials import CLIENT_TOKEN
 from torchmoor.wire.sampling_ranges import COUNT, FRACTION, REPETITION_PENALTY, SEED, TEMPERATURE, NumberRange
@@ -84,6 +92,7 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--session",
         "session_id",
+        type=HeaderText(),
         metavar="ID",
         envvar=SESSION,
         show_envvar=True,
@@ -99,6 +108,7 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option(
         "--adapter",
+        type=HeaderText(),
         metavar="NAME",
         default="",
         help="Open the session for this LoRA adapter of the endpoint. A session keeps its adapter.",

@@ -38,6 +38,17 @@ class Number(click.FloatRange):
         return number
 
 
+class HeaderText(click.ParamType):  # type: ignore[type-arg]  # as for Address
+    """A text that becomes a header of a request."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value.isascii():
+            self.fail(f"{value!r} has a character that is not ASCII.", param, ctx)
+        return str(value)
+
+
 class Address(click.ParamType):  # type: ignore[type-arg]  # not generic in the oldest click that the wheel accepts
     """The URL of a plane."""
 
@@ -65,6 +76,10 @@ def _keys_option(text: str) -> Callable[[F], F]:
         help=text,
     )
 
+
+log_level_option = click.option(
+    "--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"])
+)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 

@@ -22,12 +22,11 @@ MAX_SHOWN = 20
 
 
 def is_running(plan: FleetPlan) -> bool:
-    """Return whether an admin plane answers, with any status."""
+    """Return whether an admin plane answers, and not another program's server."""
     try:
-        AdminClient(plan.admin_url, plan.admin_token).get("/healthz")
-    except AdminError as error:
-        return not isinstance(error, AdminUnreachable)
-    return True
+        return AdminClient(plan.admin_url, plan.admin_token).get("/livez")["ok"] is True
+    except AdminError:
+        return False
 
 
 def check_ports(plan: FleetPlan) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ from handlers.chat.dialects.responses import missing_field, parse_response, read
 from handlers.chat.dialects.tokens import parse_detokenize, parse_tokenize
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.identity import identify
-from handlers.chat.items import NOTHING, Referred, find_references, parse_input
+from handlers.chat.items import NOTHING, Referred, check_results, find_references, parse_input
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests.incoming import Incoming
 from handlers.settings.handler import RequestSettings
@@ -207,10 +207,12 @@ def _parse_conversation(incoming: Incoming, body: dict[str, Any], now: float) ->
     )
 
     def resume(referred: Referred) -> AddItems:
+        items = parse_input(body.get("items") or [], MAX_ADDED_ITEMS, "items", referred)
+        check_results(items, (), "items")
         return AddItems(
             caller=incoming.caller,
             conversation_id="",
-            items=parse_input(body.get("items") or [], MAX_ADDED_ITEMS, "items", referred),
+            items=items,
             invocation_id=incoming.invocation_id,
             opening=opening,
         )

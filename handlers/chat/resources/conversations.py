@@ -8,7 +8,7 @@ from handlers.chat.commands import AddItems, DeleteConversation, ShowConversatio
 from handlers.chat.dialects.response_form import find_item, show_items, show_list, show_page
 from handlers.chat.identity import name_request
 from handlers.chat.images.receiver import ImageReceiver
-from handlers.chat.items import images_in, read_items, write_items
+from handlers.chat.items import check_results, images_in, read_items, write_items
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -47,8 +47,9 @@ class Conversations:
             return show_conversation(session)
 
     def add(self, command: AddItems, reply: PendingReply) -> dict[str, Any]:
-        """Add items, only once if the client retries the request. Return them."""
+        """Add items, only once if the client retries the request. Return them. Raises InvalidRequest."""
         with self.found(command.caller, command.conversation_id) as session:
+            check_results(command.items, session.messages, "items")
             number = self.add_items(session, command, reply)
             shown = show_items(command.items, session.id.text, number)
         return show_list(shown)

@@ -25,6 +25,7 @@ from handlers.engine.contract import (
 from handlers.engine.grammar import Grammar, GrammarCompiler
 from handlers.errors import OutOfMemory
 from handlers.models.lora import LoraAdapter
+from handlers.models.memory import is_out_of_memory
 from handlers.models.text import TextModel
 from handlers.settings.grammar import GrammarSettings
 from handlers.settings.handler import EngineSettings
@@ -68,7 +69,7 @@ class BuiltinEngine:
         try:
             pixels = self._model.preprocess(image)
         except (MemoryError, RuntimeError) as exc:
-            if isinstance(exc, RuntimeError) and "can't allocate memory" not in str(exc):  # torch has no class for it
+            if not is_out_of_memory(exc):
                 raise
             raise OutOfMemory("this machine ran out of memory while reading an image; try again later") from exc
         return self._engine.encode_image(pixels)

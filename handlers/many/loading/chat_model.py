@@ -14,7 +14,7 @@ from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.builtin.chat_engine import make_builtin_engine
 from handlers.engine.builtin.runner import cache_shape
-from handlers.errors import ModelBroken, OutOfMemory, Overloaded, SettingsError
+from handlers.errors import HandlerError, ModelBroken, NoMemoryForModel, OutOfMemory, Overloaded, SettingsError
 from handlers.many.loading.tensor_placement import Assembled, PlacedModel
 from handlers.models.loader import load_model, make_text_model
 from handlers.models.text import TextModel
@@ -50,6 +50,8 @@ class ChatModel(PlacedModel):
             else:
                 super().__init__(assembled, device)
                 self._text_model = _make_text_model(assembled.model, folder)
+        except NoMemoryForModel as exc:
+            raise OutOfMemory(str(exc)) from exc
         except SettingsError as exc:
             raise ModelBroken(str(exc)) from exc
         self._service: ChatService | None = None
@@ -116,7 +118,7 @@ def _make_text_model(model: Any, folder: Path) -> TextModel:
     """
     try:
         return make_text_model(model, load_tokenizer(folder), TransformersCheck(model))
-    except (SettingsError, torch.OutOfMemoryError):
+    except (SettingsError, HandlerError, torch.OutOfMemoryError):
         raise
     except Exception as exc:  # each of transformers' families fails in its own way
         raise ModelBroken(f"the model cannot generate text here: {type(exc).__name__}: {str(exc)[:300]}") from exc

@@ -26,6 +26,7 @@ from handlers.many.tasks.fill_mask import FillMask
 from handlers.many.tasks.image_classification import ImageClassification
 from handlers.many.tasks.open_inference import read_inference
 from handlers.many.tasks.question_answering import QuestionAnswering
+from handlers.many.tasks.scores import check_labels
 from handlers.many.tasks.task import Task
 from handlers.many.tasks.text import SharedTokenizer
 from handlers.many.tasks.text_classification import TextClassification
@@ -115,7 +116,7 @@ class CheckpointLoader:
         logger.info("model's task=%s type=%s", task, config.get("model_type"))
         if task == TEXT_GENERATION:
             return self._load_chat(folder, config, progress)
-        assembled = self._load_weights(folder, task, progress)
+        assembled = self._load_weights(folder, task, config, progress)
         made = self._make_task(task, folder, assembled.model)
         readers = self._image_readers if task == ImageClassification.name else self._readers
         return TaskModel(made, assembled, self._device, self.compute, readers)
@@ -130,13 +131,16 @@ class CheckpointLoader:
     def _load_chat(self, folder: Path, config: dict[str, Any], progress: LoadProgress) -> AnsweringModel:
         assembled = None
         if "vision_config" not in config:
-            assembled = self._load_weights(folder, TEXT_GENERATION, progress)
+            assembled = self._load_weights(folder, TEXT_GENERATION, config, progress)
         return ChatModel(folder, assembled, self._device, self._settings, self._ids, self.intake)
 
-    def _load_weights(self, folder: Path, task: str, progress: LoadProgress) -> Assembled:
+    def _load_weights(self, folder: Path, task: str, config: Mapping[str, Any], progress: LoadProgress) -> Assembled:
+        head = HEADS[task]
+        if head is transformers.AutoModel and _first_architecture(config).endswith("EncoderModel"):
+            head = transformers.AutoModelForTextEncoding  # T5's AutoModel has a decoder, too
         return load_model(
             folder,
-            HEADS[task],
+            head,
             choose_type(self._settings.model.dtype, self._device),
             self.shared,
             may_unpickle=self._settings.many.allow_pickle,
@@ -145,6 +149,8 @@ class CheckpointLoader:
 
     def _make_task(self, task: str, folder: Path, model: Any) -> Task:
         own, max_answer_bytes = self._settings.tasks, self._settings.pump.max_response_bytes
+        if task in (TextClassification.name, TokenClassification.name, ImageClassification.name):
+            check_labels(model.config)
         if task == ImageClassification.name:
             return ImageClassification(model, self._get_image_processor(folder), own, self.intake)
         _check_reads_text(task, model)
@@ -224,16 +230,21 @@ def choose_task(folder: Path, config: Mapping[str, Any], environ: Mapping[str, s
         return task
     if (folder / MODULES).is_file():
         return Embeddings.name
-    architectures = config.get("architectures")
-    if not isinstance(architectures, list) or not architectures:
+    architecture = _first_architecture(config)
+    if not architecture:
         raise ModelBroken(f"{CONFIG} names no architectures: say what the model does in {OWN_CONFIG}, " + _example())
     for ending, task in _ENDINGS.items():
-        if str(architectures[0]).endswith(ending):
+        if architecture.endswith(ending):
             return task
     raise ModelBroken(
-        f"models of architecture {str(architectures[0])[:100]} have no task here: name one in {OWN_CONFIG}, "
-        + _example()
+        f"models of architecture {architecture[:100]} have no task here: name one in {OWN_CONFIG}, " + _example()
     )
+
+
+def _first_architecture(config: Mapping[str, Any]) -> str:
+    """Return the class that config.json names first; empty if it names none."""
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
 
 
 def _example() -> str:

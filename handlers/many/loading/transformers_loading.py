@@ -22,13 +22,14 @@ from transformers import AutoConfig, GenerationConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
-from handlers.errors import ModelBroken, SettingsError
+from handlers.errors import ModelBroken, OutOfMemory, SettingsError
 from handlers.many.folder import CONFIG, read_json
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.tensor_placement import Assembled
 from handlers.many.loading.weights import Weights, read_weights
 from handlers.many.model import LoadProgress
 from handlers.models.declared_size import BuildLimit, check_config
+from handlers.models.memory import is_out_of_memory
 from handlers.models.skeleton import build_skeleton
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def load_model(
     """Load a checkpoint's model for inference, on the CPU.
 
     auto: transformers' AutoModelFor... of the head. dtype: the type of floats; None keeps the stored type.
-    Raises ModelBroken with the reason.
+    Raises ModelBroken with the reason, OutOfMemory.
     """
     weights = read_weights(folder, may_unpickle=may_unpickle, progress=progress)
     kind = dtype or _stored_type(weights)
@@ -213,6 +214,8 @@ def _convert(folder: Path, template: UnloadedModel, dtype: torch.dtype | None, w
             **options,
         )
     except Exception as exc:  # transformers and its converters raise any exception
+        if is_out_of_memory(exc):
+            raise OutOfMemory("there is no memory for its converted weights") from exc
         raise ModelBroken(f"the model's weights cannot be read: {_shortened(exc)}") from exc
     _check_complete(template, model, set(info["missing_keys"]), sorted(info["unexpected_keys"]))
     return model.eval().requires_grad_(False)

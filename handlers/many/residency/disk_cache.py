@@ -139,7 +139,9 @@ class DiskCache:
         home = self._home / _folder_name(self._source, name, version)
         with self._lock:
             known = self._unpacked.get((self._source, name, version))
-            if known is not None:  # another thread was faster, as when a model is unloaded and wanted again
+            if known is not None and self._is_there(
+                known
+            ):  # another thread was faster, as when a model is unloaded and wanted again
                 return self._lease(known)
             folder.path.rename(home)
             entry = _Unpacked(self._source, name, version, folder.num_bytes, home, home / inner)

@@ -4,10 +4,17 @@ from typing import Any
 
 from torch import Tensor
 
-from handlers.errors import InvalidRequest
+from handlers.errors import InvalidRequest, ModelBroken
+from handlers.many.folder import CONFIG
 from handlers.many.request import TaskRequest
 
 FUNCTIONS = ("sigmoid", "softmax", "none")
+
+
+def check_labels(config: Any) -> None:
+    """Raise ModelBroken unless each output has a label; transformers' pipelines fail for one without."""
+    if any(index not in config.id2label for index in range(config.num_labels)):
+        raise ModelBroken(f"'id2label' in {CONFIG} must name the labels 0 to {config.num_labels - 1}")
 
 
 def choose_function(request: TaskRequest, config: Any) -> str:

@@ -13,6 +13,8 @@ from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.requests.reply import PendingReply
 
+TOKEN_BYTES = 90  # of a token's label in JSON
+
 
 class TokenClassification(TextTask):
     """{"inputs": text | a list of texts}. Answers a list of entities for each text, in the pipeline's form.
@@ -46,7 +48,16 @@ class TokenClassification(TextTask):
             return [{**entity, "score": float(entity["score"])} for entity in found]
 
         options = {"return_special_tokens_mask": True, "return_offsets_mapping": self.tokenizer.is_fast}
-        return self.read_texts(request, answer, is_truncated=True, **options)
+        work = self.read_texts(request, answer, is_truncated=True, **options)
+        if strategy is AggregationStrategy.NONE and not any(
+            one in ignored for one in self.model.config.id2label.values()
+        ):
+            num_special = self.tokenizer.num_special_tokens_to_add()
+            number = sum(each.size - num_special for each in work.inputs)
+            self.check_answer(
+                f"the labels of {number} tokens", number * TOKEN_BYTES, "send fewer texts at once, or ignore labels"
+            )
+        return work
 
     def _choose_strategy(self, request: TaskRequest) -> AggregationStrategy:
         wanted = request.get("aggregation_strategy", "none").upper()

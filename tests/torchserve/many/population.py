@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from scripts.make_minilm import OWN_WEIGHTS, SHARED_WEIGHTS, TARGET, WEIGHTS, link_checkpoint, make_variants
 from tests.unit.handlers.many.tiny import save_checkpoint
-from torchmoor.cli.package import package
+from torchmoor.cli.model_archive import package
 
 NUM_SCALED, NUM_HALF, NUM_FIRST = 200, 3, 3
 CLASSIFIERS = tuple(f"classifier-{number}.tar.gz" for number in range(4))

@@ -280,6 +280,22 @@ def test_a_folder_that_somebody_deleted_gives_way_to_another(directory: Place) -
     downloader.disk.check_integrity()
 
 
+def test_a_folder_that_somebody_deleted_is_no_reason_to_drop_what_was_unpacked_meanwhile(directory: Place) -> None:
+    """Two threads unpack one version, and another program deletes the folder of the faster one."""
+    disk = directory.downloader().disk
+    leases = []
+    with disk.new_folder() as first, disk.new_folder() as second:
+        for folder in (first, second):
+            (folder.files / "config.json").write_text("{}")
+            folder.take(2)
+        leases.append(disk.keep(first, "m", "1", first.files))
+        shutil.rmtree(leases[0].folder.parent)
+        leases.append(disk.keep(second, "m", "1", second.files))
+
+    assert (leases[1].folder / "config.json").is_file()
+    disk.check_integrity()
+
+
 def test_a_folder_that_somebody_deleted_does_not_stand_in_for_a_source_that_is_down(directory: Place) -> None:
     """The error is the source's, which a client may wait for, and not one of the model."""
     directory.put("a.tar.gz", model())

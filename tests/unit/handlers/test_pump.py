@@ -759,7 +759,10 @@ def test_in_flight_limit_refuses_but_status_still_works(
 def test_answer_larger_than_torchserve_carries_is_an_error(
     make_front: Callable[..., FrontEnd], service: FakeService
 ) -> None:
-    """A frame beyond max_response_size would kill the worker and every request with it."""
+    """A frame beyond max_response_size would kill the worker and every request with it.
+
+    The client reads what to do; it would send the same request again after a failure of the server.
+    """
     front = make_front(max_response_bytes=100)
     for name in "ab":
         front.send(name, {})
@@ -769,7 +772,9 @@ def test_answer_larger_than_torchserve_carries_is_an_error(
     service.replies[1].finish({}, b"x" * 100)
     front.run()
 
-    assert (front.over["a"].status, front.error("a")) == (500, "InternalError")
+    assert (front.over["a"].status, front.error("a")) == (400, "InvalidRequest")
+    message = json.loads(front.bodies["a"])["error"]["message"]
+    assert message.endswith("may have 100 (handler.pump.max_response_bytes): ask for less at once")
     assert front.bodies["b"] == b"x" * 100
 
 

@@ -147,6 +147,24 @@ def test_a_result_needs_its_call(client: Client, is_stored: bool) -> None:
         assert "call_x" in answer.json["error"]["message"]
 
 
+def test_a_result_that_is_added_to_a_conversation_needs_its_call(client: Client) -> None:
+    """In the items that open it, in those added at once, or in those before; a refusal opens and adds nothing."""
+    call = {"type": "function_call", "call_id": "call_x", "name": "paint", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "call_x", "output": "Done"}
+    opened = client.call({"items": [result]}, {wire.RESOURCE: "POST conversations"})
+    assert (opened.status, opened.json["error"]["param"]) == (400, "items")
+    talk = client.call({}, {wire.RESOURCE: "POST conversations"}).json["id"]
+    add = {wire.RESOURCE: f"POST conversations/{talk}/items"}
+
+    refused = client.call({"items": [result, call]}, add)
+    assert (refused.status, refused.json["error"]["param"]) == (400, "items")
+    assert "call_x" in refused.json["error"]["message"]
+    assert client.call(None, {wire.RESOURCE: f"GET conversations/{talk}/items"}).json["data"] == []
+    for items in ([call], [result], [{**call, "call_id": "call_y"}, {**result, "call_id": "call_y"}]):
+        assert client.call({"items": items}, add).status == 200
+    assert client.call({"items": [call, result]}, {wire.RESOURCE: "POST conversations"}).status == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

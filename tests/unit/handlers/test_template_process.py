@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import psutil
 import pytest
 from transformers import AutoTokenizer
 
-from handlers.errors import InvalidRequest, SettingsError
+from handlers.errors import InternalError, InvalidRequest, SettingsError
 from handlers.models.chat_template import LLAMA2, LLAVA15, ChatTemplate
 from handlers.models.template_process import TemplateFailed, TemplateProcess
 from handlers.worker import limited_process
@@ -150,8 +151,8 @@ def test_a_process_that_ended_is_replaced() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        'import sys; sys.stdin.readline(); sys.stdout.write(\'{"text": "Hel\'); sys.stdout.flush()',
-        "import os, signal, sys; os.close(0); sys.stdout.close(); signal.pause()",
+        'import sys; print("ready", flush=True); sys.stdin.readline(); sys.stdout.write(\'{"text": "Hel\')',
+        'import os, signal, sys; print("ready"); os.close(0); sys.stdout.close(); signal.pause()',
     ],
 )
 def test_a_process_that_ends_in_the_middle_is_a_failure(
@@ -172,3 +173,30 @@ def test_a_process_that_ends_in_the_middle_is_a_failure(
         process.render(request("{{ messages }}", ["Hello"]))
 
     assert not started.is_running()
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "program", "reason"),
+    [
+        ("/nonexistent/python", "", "No such file or directory"),
+        (sys.executable, "import nonexistent_module", "it ended with status 1"),
+        (sys.executable, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "it ended with status -9"),
+    ],
+)
+def test_a_process_that_cannot_be_started_is_not_the_templates_fault(
+    interpreter: str, program: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without memory for a process: the template is not called too costly, and is rendered afterwards."""
+    child = tmp_path / "child.py"
+    child.write_text(program)
+    process = TemplateProcess()
+    asked = request("{{ messages[0].content }}", ["Hello"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(limited_process, "CHILD", child)
+        patch.setattr(limited_process.sys, "executable", interpreter)
+        with pytest.raises(InternalError, match=f"the process for a template could not be started: {reason}"):
+            process.render(asked)
+
+    assert process.render(asked) == "Hello"
+    process.stop()

@@ -115,6 +115,40 @@ def test_line_after_a_full_disk_is_whole(tmp_path: Path, monkeypatch: pytest.Mon
     assert [json.loads(line)["inference_id"] for line in whole] == ["second", "third"]
 
 
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_line_that_an_earlier_process_left_torn_is_ended_first(is_reopened: bool, tmp_path: Path) -> None:
+    """The disk was full when it stopped; the next process's first line is whole."""
+    path = tmp_path / "log"
+    log = make_log(path)
+    if is_reopened:
+        log.start()
+        path.rename(tmp_path / "moved")
+    path.write_bytes(b'{"time":"2023-')
+
+    if is_reopened:
+        log.reopen()
+        wait_until(lambda: path.read_bytes().endswith(b"\n"), "the new file is open")
+    else:
+        log.start()
+    log.write(make_record("first"))
+    log.stop()
+
+    torn, whole = path.read_bytes().splitlines()
+    assert torn == b'{"time":"2023-'
+    assert json.loads(whole)["inference_id"] == "first"
+
+
+def test_whole_lines_of_an_earlier_process_are_followed_by_the_next(tmp_path: Path) -> None:
+    """Without an empty line between them."""
+    for _ in range(2):
+        log = make_log(tmp_path / "log")
+        log.start()
+        log.write(make_record())
+        log.stop()
+
+    assert (tmp_path / "log").read_bytes() == render(make_record()) * 2
+
+
 def test_file_that_cannot_be_opened_is_a_configuration_error(tmp_path: Path) -> None:
     """With its path and the reason."""
     with pytest.raises(ConfigError, match=r"observe.access_log: cannot append to .*: No such file or directory"):

@@ -64,3 +64,15 @@ def test_gpu_is_found_by_number_or_uuid() -> None:
     assert find_gpu(instance, {"GPU-a": GPU}) is GPU
     instance.gpu = None
     assert find_gpu(instance, {"1": GPU}) is None
+
+
+def test_several_gpus_of_an_instance_are_one() -> None:
+    """Their mean use and their whole memory; nothing unless all are known."""
+    instance = make_instance()
+    instance.gpu = "0,GPU-b"
+    first, second = GpuUse("0", "GPU-a", 10.0, 1, 4), GpuUse("1", "GPU-b", 30.0, 2, 8)
+
+    found = find_gpu(instance, {"0": first, "GPU-a": first, "1": second, "GPU-b": second})
+
+    assert found == GpuUse("0, 1", "GPU-a, GPU-b", 20.0, 3, 12)
+    assert find_gpu(instance, {"0": first}) is None

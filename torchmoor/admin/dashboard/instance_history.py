@@ -63,5 +63,17 @@ class InstanceHistory:
 
 
 def find_gpu(instance: Instance, gpus: Mapping[str, GpuUse]) -> GpuUse | None:
-    """Return the use of an instance's GPU, by the number or UUID that the launcher gave it."""
-    return None if instance.gpu is None else gpus.get(instance.gpu)
+    """Return the use of an instance's GPU, by the number or UUID that the launcher gave it; of several as one."""
+    names = [] if instance.gpu is None else instance.gpu.split(",")
+    found = [gpus[name] for name in names if name in gpus]
+    if not found or len(found) < len(names):
+        return None
+    if len(found) == 1:
+        return found[0]
+    return GpuUse(
+        name=", ".join(gpu.name for gpu in found),
+        uuid=", ".join(gpu.uuid for gpu in found),
+        percent=sum(gpu.percent for gpu in found) / len(found),
+        used_bytes=sum(gpu.used_bytes for gpu in found),
+        total_bytes=sum(gpu.total_bytes for gpu in found),
+    )

@@ -6,6 +6,7 @@ other processes write counts from then on.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import threading
@@ -13,9 +14,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from torchmoor.async_inference.objects.locations import STAGING
 from torchmoor.config.objects import ObjectSettings
 
 TEMPORARY = ".part"  # ends the name of an unfinished file
+STAGED_TTL_S = 2 * 86_400.0  # no request is published later: six hours to live at most, and MAX_LATE_S
 
 
 class ResultsBudget:
@@ -46,20 +49,26 @@ class ResultsBudget:
         return None
 
     def sweep(self) -> None:
-        """Measure the directories, and delete the unfinished files of processes that were killed."""
-        abandoned_before = time.time() - self._settings.unfinished_ttl_s
+        """Measure the directories, and delete the unfinished files and staged answers of processes that were killed."""
+        now = time.time()
+        unfinished_before, staged_before = now - self._settings.unfinished_ttl_s, now - STAGED_TTL_S
         for root in self._used_bytes:
             files = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
-            num_bytes = sum(_size(file, abandoned_before) for file in files)
+            num_bytes = sum(_size(file, unfinished_before, staged_before) for file in files)
             with self._lock:
                 self._used_bytes[root] = num_bytes
 
 
-def _size(path: Path, abandoned_before: float) -> int:
+def _size(path: Path, unfinished_before: float, staged_before: float) -> int:
     """Return what a file takes on the disk; delete it first if it is abandoned."""
+    abandoned_before = -math.inf
+    if path.name.endswith(TEMPORARY) and path.name.startswith("."):
+        abandoned_before = unfinished_before
+    elif path.parent.name == STAGING:
+        abandoned_before = staged_before
     with suppress(FileNotFoundError):
         found = path.lstat()
-        if not path.name.endswith(TEMPORARY) or not path.name.startswith(".") or found.st_mtime >= abandoned_before:
+        if found.st_mtime >= abandoned_before:
             return found.st_blocks * 512
         path.unlink()
     return 0

@@ -1,4 +1,4 @@
-"""`torchmoor ask`: one question. torchmoor.cli.chat has the flow."""
+"""`torchmoor ask`: one question. torchmoor.cli.terminal_chat has the flow."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import click
 
-from torchmoor.cli.chat import ChatOptions, not_text, run
 from torchmoor.cli.chat_options import conversation_options
+from torchmoor.cli.terminal_chat import ChatOptions, not_text, run
 
 
 @click.command()

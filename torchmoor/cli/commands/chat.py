@@ -1,4 +1,4 @@
-"""`torchmoor chat`: a conversation. torchmoor.cli.chat has the flow."""
+"""`torchmoor chat`: a conversation. torchmoor.cli.terminal_chat has the flow."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import click
 
-from torchmoor.cli.chat import ChatOptions, run
 from torchmoor.cli.chat_options import conversation_options
+from torchmoor.cli.terminal_chat import ChatOptions, run
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`torchmoor package`: a model archive. torchmoor.cli.package makes it."""
+"""`torchmoor package`: a model archive. torchmoor.cli.model_archive makes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from torchmoor.cli.package import package as make_package
+from torchmoor.cli.model_archive import package as make_package
 
 
 @click.command()

@@ -8,7 +8,7 @@ import click
 import uvloop
 
 from torchmoor.cli.exit_status import is_of_output
-from torchmoor.cli.options import report_progress, report_warning
+from torchmoor.cli.options import log_level_option, report_progress, report_warning
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.settings import ProxySettings
 from torchmoor.run.log import start_log
@@ -34,7 +34,7 @@ from torchmoor.run.serve import run
     help="Proxy processes that share the port (default: the file's listen.processes).",
 )
 @click.option("--check", is_flag=True, help="Check the file and everything that it names, then exit.")
-@click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
+@log_level_option
 def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
     """Run the front proxy for TorchServe instances that already run, until Ctrl-C.
 

@@ -11,7 +11,7 @@ import uvloop
 
 from torchmoor.cli.background import detach, end_announcement
 from torchmoor.cli.exit_status import is_of_output
-from torchmoor.cli.options import report_progress
+from torchmoor.cli.options import log_level_option, report_progress
 from torchmoor.cli.running_fleets import recorded
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
@@ -93,7 +93,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @option(
     "chat_page.is_on", "--no-chat-page", flag_value=False, help="Do not serve the page at /chat (docs/chat-page.md)."
 )
-@click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
+@log_level_option
 @click.option(
     "-d",
     "--detach",

@@ -44,13 +44,18 @@ def unknown_model(model: str, known: Sequence[str]) -> UnknownModel:
 
 
 def _describe(endpoint: Endpoint) -> list[dict[str, Any]]:
-    """Describe an endpoint, and those of its adapters that its instances have reported."""
+    """Describe an endpoint, and those of its adapters that its instances have reported.
+
+    What an operator's own handler can do is not known.
+    """
+    is_own = bool(endpoint.instances) and not any(each.can_be_operated for each in endpoint.instances)
+    capabilities = () if is_own else _OF_MANY if endpoint.settings.has_many else _OF_ONE
     described = {
         "id": endpoint.name,
         "object": "model",
         "created": 0,
         "owned_by": "torchmoor",
-        "capabilities": list(_OF_MANY if endpoint.settings.has_many else _OF_ONE),
+        "capabilities": list(capabilities),
     }
     if not endpoint.settings.has_adapters:
         return [described]

@@ -220,8 +220,8 @@ class ResponseSocket:
         named = self._find_named(body)
         items, base = _items(body.get("input")), _base(body)
         if named is not None:
-            if not items:
-                raise ValidationError("Missing required parameter: 'input', a text or a list of items.")
+            if not isinstance(body.get("input"), str | list | None):
+                raise ValidationError("'input' must be a text or a list of items.")
             del body["previous_response_id"]
             items, base = [*named.items, *items], named.base
             body.update(base, input=items)

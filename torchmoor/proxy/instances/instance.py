@@ -121,12 +121,14 @@ class Instance(InstanceFacts):
     num_opened: openings sent to it since. breaker: opened by failed answers. share: of the usual work; below 1.0 during
     slow start. num_pieces: of answers that it has sent after their heads, as streams do. on_load: called after every
     change of `outstanding`; set by the registry. batches_sequences: TorchServe batches its requests by sequence, as the
-    health check finds out; see dispatch/sequences.py. is_resumable: the autoscaler drains it, and resumes
-    it if requests come. last_end: of a process of this name, if this proxy started it.
+    health check finds out; see dispatch/sequences.py. is_drained: it gets no new work when it is ready; set by the
+    registry. is_resumable: the autoscaler drains it, and resumes it if requests come. last_end: of a process of this
+    name, if this proxy started it.
     """
 
     state: InstanceState = InstanceState.STARTING
     batches_sequences: bool = False
+    is_drained: bool = False
     is_resumable: bool = False
     outstanding: int = 0
     inflight_body_bytes: int = 0

@@ -71,7 +71,10 @@ class Variant:
         scaling = self.settings.scaling
         if scaling is None:
             return False
-        drained = (each.state is InstanceState.DRAINING and not each.is_resumable for each in self.pool.members)
+        drained = (
+            (each.is_drained or each.state is InstanceState.DRAINING) and not each.is_resumable
+            for each in self.pool.members
+        )
         return sum(drained) < scaling.max_capacity
 
     def __repr__(self) -> str:
@@ -268,6 +271,7 @@ class Registry:
             self._down.add(instance.name)
         self._instances[instance.name] = instance
         self._leaving.discard(instance.name)
+        instance.is_drained = self.is_drained(instance.name)
         instance.state = self._with_drain(instance, instance.state)
         endpoint.instances.append(instance)
         variant.pool.add(instance)
@@ -325,6 +329,7 @@ class Registry:
         """
         instance = self._get(name)
         before, instance.is_resumable = instance.is_resumable, is_resumable
+        instance.is_drained = True
         was_draining = instance.state is InstanceState.DRAINING
         self._hold(name, self._drained)
         if was_draining and before != is_resumable:
@@ -332,7 +337,8 @@ class Registry:
 
     def resume(self, name: str) -> None:
         """End a drain. Raises UnknownInstance."""
-        self._get(name).is_resumable = False
+        instance = self._get(name)
+        instance.is_drained = instance.is_resumable = False
         self._release(name, self._drained)
 
     def is_drained(self, name: str) -> bool:

@@ -45,7 +45,7 @@ class AccessLog:
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
         self._file = -1
         self._most = 0  # bytes of one write
-        self._is_torn = False  # the file ends within a line: its disk was full
+        self._is_torn = False  # the file ends within a line, because its disk was full
 
     @property
     def num_dropped(self) -> int:
@@ -136,8 +136,11 @@ class AccessLog:
             self._file = 2
         else:
             self._file = os.open(self._target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        self._is_torn = False
-        self._most = WAKE_BYTES if stat.S_ISREG(os.fstat(self._file).st_mode) else PIPE_BYTES
+        is_regular = stat.S_ISREG(os.fstat(self._file).st_mode)
+        self._most = WAKE_BYTES if is_regular else PIPE_BYTES
+        self._is_torn = is_regular and self._target != STDERR and _ends_within_line(self._target)
+        if self._is_torn:
+            self._write_out([], 0)  # at once, so that of several processes only the first one ends the line
 
     def _reopen(self) -> None:
         if self._target == STDERR:
@@ -149,6 +152,15 @@ class AccessLog:
             logger.error("access log not reopened target=%s error=%s", self._target, error.strerror)
         else:
             os.close(old)
+
+
+def _ends_within_line(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:  # the file is empty, or may not be read
+        return False
 
 
 @lru_cache(maxsize=2)

@@ -15,11 +15,12 @@ import transformers as hf
 from PIL import Image
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.errors import ModelBroken
+from handlers.errors import ModelBroken, OutOfMemory
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many.tasks.question_answering import QuestionAnswering
+from handlers.models import memory
 from handlers.requests.incoming import Incoming
 from handlers.requests.reply import PendingReply, WholeReply
 from handlers.settings.handler import HandlerSettings, IntakeSettings, ModelSettings, PumpSettings
@@ -360,6 +361,7 @@ def test_pieces_are_counted_before_they_are_made(tmp_path: Path, load: Load, mon
     [
         ("BertModel", ["the cat sat"] * 40, {}),
         ("BertForMaskedLM", ["a [MASK] [MASK]"] * 3, {"top_k": 1 << 70}),
+        ("BertForTokenClassification", ["the cat sat on the mat"] * 100, {"ignore_labels": []}),
         ("BertForQuestionAnswering", {"question": "who", "context": " ".join(TEXTS)}, {"top_k": 1 << 70}),
     ],
 )
@@ -497,6 +499,22 @@ def test_the_task_is_the_one_that_the_folder_names(tmp_path: Path, load: Load) -
 
 
 @pytest.mark.parametrize(
+    "architecture", ["BertForSequenceClassification", "BertForTokenClassification", "ViTForImageClassification"]
+)
+@pytest.mark.parametrize("labels", [{"0": "a", "1": "b", "3": "d"}, {"1": "a", "2": "b", "3": "c"}])
+def test_a_model_whose_labels_have_gaps_is_refused(
+    architecture: str, labels: dict[str, str], tmp_path: Path, load: Load
+) -> None:
+    """Each request would fail with a status of 500, as transformers' pipelines do."""
+    save_checkpoint(tmp_path, architecture)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": labels}))
+
+    with pytest.raises(ModelBroken, match=r"'id2label' in config\.json must name the labels 0 to 2"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
     "architecture", ["BertForSequenceClassification", "MPNetModel", "GPT2LMHeadModel", "LlamaForCausalLM"]
 )
 def test_a_model_without_a_vocabulary_is_refused(architecture: str, tmp_path: Path, load: Load) -> None:
@@ -564,6 +582,25 @@ def test_a_model_whose_decoder_needs_an_input_is_refused(tmp_path: Path, load: L
         load(tmp_path / "t5")
 
 
+@pytest.mark.parametrize("family", ["T5", "MT5", "UMT5"])
+def test_the_encoder_of_a_family_with_a_decoder_gives_its_vectors(family: str, tmp_path: Path, load: Load) -> None:
+    """transformers' AutoModel would make a decoder, too, whose weights such a checkpoint does not have."""
+    config = getattr(hf, f"{family}Config")(
+        vocab_size=len(VOCABULARY), d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, pad_token_id=0
+    )
+    cls = getattr(hf, f"{family}EncoderModel")
+    cls(config).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    reference, tokenizer = cls.from_pretrained(tmp_path), make_tokenizer()
+
+    found = ask(load(tmp_path), TEXTS)
+
+    for text, vectors in zip(TEXTS, found, strict=True):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            assert_close(vectors, reference(input_ids=ids).last_hidden_state.tolist())
+
+
 @pytest.mark.parametrize("family", ["Roberta", "RobertaPreLayerNorm", "Data2VecText", "IBert", "Luke", "MPNet"])
 def test_positions_may_begin_after_the_paddings(family: str, tmp_path: Path, load: Load) -> None:
     """A text of as many tokens as the configuration has positions would fail, with a status of 500."""
@@ -574,6 +611,33 @@ def test_positions_may_begin_after_the_paddings(family: str, tmp_path: Path, loa
 
     assert len(ask(model, "cat " * 100, truncation=True)[0]) == 40 - 2
     assert error(model, {"inputs": "cat " * 37})[0] == 400
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("[enforce fail] can't allocate memory")],
+)
+def test_memory_that_is_full_while_a_model_that_sees_is_loaded_does_not_make_it_broken(
+    error: Exception, checkpoint: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another request may find memory, as for other models: a broken model is refused for minutes."""
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(hf.AutoModelForImageTextToText, "from_pretrained", fail)
+    with pytest.raises(OutOfMemory, match="cpu has no memory for the checkpoint"):
+        load(checkpoint)
+
+
+def test_a_model_that_sees_and_exceeds_the_free_memory_is_not_broken(
+    checkpoint: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of other models may be free at the next request."""
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1)
+
+    with pytest.raises(OutOfMemory, match="GB free"):
+        load(checkpoint)
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel"])

@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.torchmoor.async_inference.rig import Rig, play, until
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
+from torchmoor.async_inference.objects.results_budget import STAGED_TTL_S
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
 from torchmoor.async_inference.request import AsyncState
@@ -56,6 +57,26 @@ def test_full_directory_refuses_new_requests_only(rig: Rig, limit: dict[str, int
             assert (await rig.until_ended(again, "two")).state is AsyncState.COMPLETED
 
     play(scene())
+
+
+def test_staged_answers_that_no_request_can_need_are_swept(rig: Rig) -> None:
+    """As one that was not decided before the proxy stopped, because the queue was down."""
+    folder = rig.folder / "results/outputs/.torchmoor"
+    folder.mkdir(parents=True)
+    for name, age_s in (("a.1", STAGED_TTL_S + 60), ("b.1", STAGED_TTL_S - 60)):
+        (folder / name).write_bytes(b"x")
+        os.utime(folder / name, (time.time() - age_s,) * 2)
+        shutil.copy2(folder / name, folder.parent / name)
+
+    async def scene() -> None:
+        store = DirectoryStore(rig.objects)
+        await store.sweep()
+        await store.close()
+
+    asyncio.run(scene())
+
+    assert [path.name for path in folder.iterdir()] == ["b.1"]
+    assert {path.name for path in folder.parent.iterdir() if path.is_file()} == {"a.1", "b.1"}
 
 
 def test_results_count_as_they_are_written(tmp_path: Path, rig: Rig) -> None:

@@ -3,9 +3,9 @@
 import pytest
 from click.testing import CliRunner, Result
 
-from torchmoor.cli.chat import ChatOptions
 from torchmoor.cli.conversation import ChatError
 from torchmoor.cli.main import main
+from torchmoor.cli.terminal_chat import ChatOptions
 
 
 def invoke(*arguments: str) -> Result:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from handlers.many.folder import find_model_folder
 from torchmoor.cli.main import main
-from torchmoor.cli.package import package
+from torchmoor.cli.model_archive import package
 from torchmoor.errors import TorchmoorError
 
 
