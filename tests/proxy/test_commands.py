@@ -383,7 +383,19 @@ def test_failures_of_a_load_have_their_kinds(stage: Stage) -> None:
     result = invoke(stage, "bench", "--requests", "3", "--users", "1", "--stateless", "--json")
 
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["errors"] == {"424 ModelError": 3}
+    found = json.loads(result.stdout)
+    assert (found["errors"], found["error_reasons"]) == ({"424 ModelError": 3}, {"424 ModelError": "too long"})
+
+
+def test_the_table_of_a_load_has_the_reason_of_a_failure(stage: Stage) -> None:
+    """In the model's words, below the number; an opening that is refused has one, too."""
+    stage.a.behave = stage.b.behave = refusing(415, "NotAnImage", "the bytes are not an image")
+
+    result = invoke(stage, "bench", "--requests", "1", "--users", "1", "--duration", "1", "--image", __file__)
+
+    lines = result.stdout.splitlines()
+    [place] = [number for number, line in enumerate(lines) if line.endswith("opening: 424 ModelError")]
+    assert lines[place + 1].strip() == "the bytes are not an image"
 
 
 def test_a_stream_that_breaks_off_is_a_failure_of_a_load(stage: Stage) -> None:
@@ -414,7 +426,7 @@ def test_a_load_on_an_unknown_endpoint_is_told(stage: Stage) -> None:
     result = invoke(stage, "bench", "--endpoint", "nothing")
 
     assert result.exit_code == 1
-    assert "nothing" in result.stderr
+    assert result.stderr.endswith("status 400: Endpoint nothing of account 000000000000 not found.\n")
 
 
 def test_status_lists_endpoints_that_were_created_later(

@@ -177,7 +177,7 @@ class SessionConversation:
 
 
 def _check_text(text: str) -> None:
-    """Raise ChatError if bytes that are not UTF-8 came as lone surrogates: arguments, and standard input in locale C."""
+    """Raise ChatError for lone surrogates: bytes that are not UTF-8, of an argument, or read in the locale C."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

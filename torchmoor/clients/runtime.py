@@ -18,6 +18,7 @@ from urllib3.exceptions import HTTPError
 from torchmoor.clients.errors import CredentialsRefused, EndpointError, EndpointUnreachable
 from torchmoor.wire.connection_errors import failure_reason
 
+TRUST_HINT = "AWS_CA_BUNDLE names the certificate of a private authority"
 ADDRESSES = ("http://", "https://", "data:", "s3://")
 
 
@@ -36,7 +37,7 @@ def readable_errors(hint: str = "") -> Iterator[None]:
         raise EndpointError("the connection was lost before the answer was complete") from error
     except SSLError as error:
         found = f"no TLS connection to {error.kwargs['endpoint_url']}: {failure_reason(error)}"
-        raise EndpointUnreachable(f"{found} (AWS_CA_BUNDLE names the certificate of a private authority)") from error
+        raise EndpointUnreachable(f"{found} ({TRUST_HINT})") from error
     except (ConnectionError, HTTPClientError) as error:
         raise EndpointUnreachable(f"{error}{hint}") from error
     except BotoCoreError as error:

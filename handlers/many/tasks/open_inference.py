@@ -60,7 +60,10 @@ class TensorForm:
     is_sagemakers: bool
 
     def encode(self, version: str, outputs: Sequence[tuple[str, Tensor]]) -> Any:
-        """Encode the wanted outputs: a value of JSON, or an EncodedAnswer if one of them is raw. Raises InvalidRequest."""
+        """Encode the wanted outputs: a value of JSON, or an EncodedAnswer if one of them is raw.
+
+        Raises InvalidRequest for a value that JSON cannot have.
+        """
         raw: list[bytes] = []
         described = [self._describe(name, tensor, raw) for name, tensor in outputs]
         answer: dict[str, Any] = {"model_name": self.model, "model_version": version, "outputs": described}
@@ -103,7 +106,7 @@ def read_inference(incoming: Incoming, max_json_values: int) -> TaskRequest:
         raise InvalidRequest("'outputs' must be a list of objects with 'name'", param="outputs")
     parameters = {each["name"]: _parameters(each, "outputs") for each in wanted}
     if any("classification" in each for each in parameters.values()):
-        raise InvalidRequest("'classification' of an output is not supported: rank its values yourself", param="outputs")
+        raise InvalidRequest("'classification' of an output is not supported: rank its values", param="outputs")
     flags = {name: each.get("binary_data") for name, each in parameters.items()}
     form = TensorForm(
         model=incoming.headers.get(wire.TARGET_MODEL, ""),
