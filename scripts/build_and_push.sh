@@ -18,7 +18,7 @@ must be the credentials' own.
   --region REGION      of ECR (AWS_REGION, AWS_DEFAULT_REGION, or the profile's)
   --profile NAME       of the AWS configuration
   --base-image IMAGE   to build on, such as an AWS deep learning container (the Dockerfile's own)
-  --torch WHICH        cpu, cuda, or base: the one of the base image (cpu)
+  --torch WHICH        cpu, cuda, cuda12, base or vllm, as the Dockerfile's TORCH (cpu)
   --build-arg ARG=VAL  for the Dockerfile; may be given several times
   --file FILE          (deploy/docker/Dockerfile)
   --engine NAME        docker, podman or buildah (the first one that is there)
@@ -81,7 +81,7 @@ if [ -z "$engine" ]; then
   [ -n "$engine" ] || fail "neither docker (with its daemon), podman nor buildah is here; install one of them"
 fi
 case $engine in docker | podman | buildah) ;; *) fail "--engine must be docker, podman or buildah, not $engine" ;; esac
-case ${torch:-cpu} in cpu | cuda | base) ;; *) fail "--torch must be cpu, cuda or base, not $torch" ;; esac
+case ${torch:-cpu} in cpu | cuda | cuda12 | base | vllm) ;; *) fail "--torch must be cpu, cuda, cuda12, base or vllm, not $torch" ;; esac
 [ -f "$file" ] || fail "there is no $file"
 
 region=${region:-${AWS_REGION:-${AWS_DEFAULT_REGION:-}}}

@@ -153,6 +153,17 @@ def test_dry_run_prints_every_command_and_runs_none(tmp_path: Path) -> None:
     assert push == f"docker push {registry}/torchmoor:v1"
 
 
+def test_every_torch_of_the_dockerfile_can_be_chosen() -> None:
+    """And no other: the script's message is the Dockerfile's."""
+    [values] = re.findall(r"TORCH must be ([a-z0-9, ]+ or [a-z]+), not", (ROOT / "deploy/docker/Dockerfile").read_text())
+
+    refused = run("--dry-run", "--engine", "docker", "--torch", "none")
+    assert refused.stderr == f"error: --torch must be {values}, not none\n"
+    for value in re.split(", | or ", values):
+        done = run("--dry-run", "--engine", "docker", "--region", REGION, "--torch", value)
+        assert f"--build-arg TORCH={value} " in done.stderr
+
+
 def test_the_samples_five_arguments_mean_what_they_mean_there(aws: Aws) -> None:
     """AWS's LLaVA notebook calls its script with a repository, tag, base image, region and account."""
     base = f"763104351884.dkr.ecr.{REGION}.amazonaws.com/pytorch-inference:2.3.0"
@@ -175,7 +186,7 @@ def test_the_samples_five_arguments_mean_what_they_mean_there(aws: Aws) -> None:
         (["--tags", "v1"], "unknown option --tags"),
         (["--tag"], "--tag needs a value"),
         (["--engine", "kaniko"], "--engine must be docker, podman or buildah"),
-        (["--engine", "podman", "--torch", "gpu"], "--torch must be cpu, cuda or base"),
+        (["--engine", "podman", "--torch", "gpu"], "--torch must be cpu, cuda, cuda12, base or vllm"),
         (["--engine", "podman", "--file", "/nowhere"], "there is no /nowhere"),
     ],
 )
