@@ -155,7 +155,8 @@ def test_dry_run_prints_every_command_and_runs_none(tmp_path: Path) -> None:
 
 def test_every_torch_of_the_dockerfile_can_be_chosen() -> None:
     """And no other: the script's message is the Dockerfile's."""
-    [values] = re.findall(r"TORCH must be ([a-z0-9, ]+ or [a-z]+), not", (ROOT / "deploy/docker/Dockerfile").read_text())
+    dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
+    [values] = re.findall(r"TORCH must be ([a-z0-9, ]+ or [a-z]+), not", dockerfile)
 
     refused = run("--dry-run", "--engine", "docker", "--torch", "none")
     assert refused.stderr == f"error: --torch must be {values}, not none\n"
