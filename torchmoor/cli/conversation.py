@@ -168,6 +168,14 @@ class SessionConversation:
                 if text := decoder.decode(event["PayloadPart"]["Bytes"]):
                     yield text
 
+    def stop_answer(self) -> bool:
+        """End the answer that `ask` receives; False if none has begun. Call from another thread. Raises CallFailed."""
+        answer = self._calls.call(self.id, {"type": "stop_answer"})
+        try:
+            return bool(json.loads(answer["Body"].read())["stopped"])
+        except (ValueError, KeyError, TypeError):  # of another handler than ours
+            return False
+
     def close(self) -> None:
         """End the session. Raises CallFailed."""
         try:
