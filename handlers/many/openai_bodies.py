@@ -34,6 +34,8 @@ def read_task_request(incoming: Incoming, max_json_values: int, *, task: str, ma
 
     max_inputs: checked before anything is made of each text, which takes many times its memory.
     """
+    if wire.INFERENCE_HEADER_LENGTH in incoming.headers:
+        raise InvalidRequest(f"this model's task is {task}, which takes no tensors: send {_takes(task)}", param="model")
     body = read_body(incoming, max_json_values)
     if isinstance(body, dict) and "inputs" not in body:
         given = {name: value for name, value in body.items() if value is not None}

@@ -22,12 +22,14 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as Signer
 from botocore.exceptions import ClientError
+from click.testing import CliRunner
 
 from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import answering
 from tests.sagemaker_tokens import make_token
 from tests.tools import require
 from tests.waiting import DEADLINE_S, wait_until
+from torchmoor.cli.main import main
 from torchmoor.config.access import AccessKey, AccessSettings, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.proxy.access.gate import principal_of
@@ -502,6 +504,24 @@ def test_boto3_and_openai_speak_tls(make_stage: MakeStage, certificates: list[tu
     with context.wrap_socket(stage.socket(), server_hostname="127.0.0.1") as sock:
         assert sock.selected_alpn_protocol() == "http/1.1"
         assert str(sock.version()) >= "TLSv1.2"
+
+
+def test_a_load_names_the_reason_of_a_refused_certificate(
+    make_stage: MakeStage, certificates: list[tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 3, as of `ask`, with the variable that helps."""
+    certificate, key = certificates[0]
+    listen = LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key))
+    stage = make_stage(credentials=CREDENTIALS, listen=listen)
+    load = ["bench", "--url", stage.proxy.runtime_url, "--requests", "1", "--users", "1"]
+
+    result = CliRunner().invoke(main, load)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    trusting = CliRunner().invoke(main, load)
+
+    assert result.exit_code == 3
+    assert "certificate refused: self-signed certificate (AWS_CA_BUNDLE names" in result.stderr
+    assert trusting.exit_code == 4, "the certificate is trusted, and credentials are missing"
 
 
 def test_tls_clients_receive_only_answers(make_stage: MakeStage, certificates: list[tuple[Path, Path]]) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.fake_chat import FakeChat
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.proxy.fake_many import FakeMany
+from tests.waiting import wait_until
 from torchmoor.cli.main import main
 from torchmoor.cli.running_fleets import recorded
 from torchmoor.config.access import AccessKey, Credentials
@@ -345,6 +351,31 @@ def test_a_question_is_asked_with_a_token_or_a_key_of_the_file(
     assert json.loads(load.stdout)["completed"] == 2
 
 
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(stage: Stage) -> None:
+    """What is there of the answer stays; between two answers Ctrl-C ends the command."""
+    talk = FakeChat(stage, gate=Gate())
+    gate = talk.gate
+    assert gate is not None
+    terminal, its_end = os.openpty()
+    program = [sys.executable, "-m", "torchmoor", "chat", "--url", stage.proxy.runtime_url]
+    with subprocess.Popen(program, stdin=its_end, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        os.write(terminal, b"What color?\n")
+        gate.wait_reached()
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: "stop_answer" in [body.get("type") for body in talk.bodies], "the answer is stopped")
+        os.write(terminal, b"And now?\n/quit\n")
+        output, _ = process.communicate(timeout=60)
+    os.close(terminal)
+    os.close(its_end)
+
+    assert process.returncode == 0
+    stopped, _, whole = output.partition(b'"stop_sequence"')
+    assert b"circle" in stopped
+    assert b'"eos_token"' in whole, "the next question is answered"
+    assert talk.asked() == ["What color?", "And now?"]
+    assert talk.bodies[-1] == {"type": "close_session"}
+
+
 # A load
 
 
@@ -383,7 +414,19 @@ def test_failures_of_a_load_have_their_kinds(stage: Stage) -> None:
     result = invoke(stage, "bench", "--requests", "3", "--users", "1", "--stateless", "--json")
 
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["errors"] == {"424 ModelError": 3}
+    found = json.loads(result.stdout)
+    assert (found["errors"], found["error_reasons"]) == ({"424 ModelError": 3}, {"424 ModelError": "too long"})
+
+
+def test_the_table_of_a_load_has_the_reason_of_a_failure(stage: Stage) -> None:
+    """In the model's words, below the number; an opening that is refused has one, too."""
+    stage.a.behave = stage.b.behave = refusing(415, "NotAnImage", "the bytes are not an image")
+
+    result = invoke(stage, "bench", "--requests", "1", "--users", "1", "--duration", "1", "--image", __file__)
+
+    lines = result.stdout.splitlines()
+    [place] = [number for number, line in enumerate(lines) if line.endswith("opening: 424 ModelError")]
+    assert lines[place + 1].strip() == "the bytes are not an image"
 
 
 def test_a_stream_that_breaks_off_is_a_failure_of_a_load(stage: Stage) -> None:
@@ -414,7 +457,7 @@ def test_a_load_on_an_unknown_endpoint_is_told(stage: Stage) -> None:
     result = invoke(stage, "bench", "--endpoint", "nothing")
 
     assert result.exit_code == 1
-    assert "nothing" in result.stderr
+    assert result.stderr.endswith("status 400: Endpoint nothing of account 000000000000 not found.\n")
 
 
 def test_status_lists_endpoints_that_were_created_later(

@@ -14,6 +14,7 @@ from botocore.eventstream import EventStreamBuffer, ParserError
 
 from torchmoor.bench.sample import Sample
 from torchmoor.clients.errors import StreamError
+from torchmoor.clients.runtime import explain
 from torchmoor.clients.signing import Signer
 from torchmoor.clients.streams import StreamReader
 from torchmoor.wire import headers as wire
@@ -21,10 +22,15 @@ from torchmoor.wire.receipt import read_receipt
 
 SESSION = wire.SESSION_ID
 ERROR_TYPE = "x-amzn-ErrorType"
+MAX_REASON = 300  # characters
 
 
 class Refused(Exception):
-    """An error answer; the message is its type."""
+    """An error answer: its type, and its message for users."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +93,8 @@ class LoadClient:
                 opened: str = answer.headers[wire.NEW_SESSION_ID]
                 return opened.partition(";")[0]
         except (Refused, aiohttp.ClientError, TimeoutError, OSError, KeyError) as error:
-            take(Sample(began, monotonic(), error=f"opening: {_kind(error)}", was_asked=False))
+            kind = f"opening: {_kind(error)}"
+            take(Sample(began, monotonic(), error=kind, reason=_reason(error), was_asked=False))
             return None
 
     async def _close(self, session: str) -> None:
@@ -123,7 +130,7 @@ class LoadClient:
             else:
                 await self._whole(body, headers, sample)
         except (Refused, StreamError, ParserError, aiohttp.ClientError, TimeoutError, OSError) as error:
-            sample.error = _kind(error)
+            sample.error, sample.reason = _kind(error), _reason(error)
         sample.ended = monotonic()
         if not session:
             messages.append({"role": "assistant", "content": sample.text})
@@ -172,8 +179,19 @@ def _content(question: str, images: Sequence[str]) -> Any:
 
 async def _check(answer: aiohttp.ClientResponse) -> None:
     if answer.status != 200:
-        await answer.read()
-        raise Refused(f"{answer.status} {answer.headers.get(ERROR_TYPE, '')}".strip())
+        raise Refused(f"{answer.status} {answer.headers.get(ERROR_TYPE, '')}".strip(), await reason_of(answer))
+
+
+async def reason_of(answer: aiohttp.ClientResponse) -> str:
+    """Return the message of an error answer: the model's, if the model refused."""
+    content = await answer.text()
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        return content
+    return explain({**found, "Error": found, "ResponseMetadata": {"HTTPStatusCode": answer.status}})
 
 
 async def _parts(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
@@ -183,13 +201,19 @@ async def _parts(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         buffer.add_data(data)
         for event in buffer:
             if event.headers.get(":message-type") == "exception":
-                raise Refused(str(event.headers.get(":exception-type", "an exception in the stream")))
+                kind = str(event.headers.get(":exception-type", "an exception in the stream"))
+                raise Refused(kind, event.payload.decode(errors="replace"))
             yield event.payload
+
+
+def _reason(error: Exception) -> str:
+    """Return the words of the endpoint or of the model; "" if neither has said anything."""
+    return str(error)[:MAX_REASON] if isinstance(error, (Refused, StreamError)) else ""
 
 
 def _kind(error: Exception) -> str:
     if isinstance(error, Refused):
-        return str(error)
+        return error.kind
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -13,12 +13,13 @@ from typing import Any
 
 import aiohttp
 
-from torchmoor.bench.client import ConversationPlan, LoadClient
+from torchmoor.bench.client import MAX_REASON, ConversationPlan, LoadClient, reason_of
 from torchmoor.bench.load import Load, LoadOutcome, LoadSettings
 from torchmoor.bench.summary import summarize
 from torchmoor.clients.errors import CredentialsRefused, EndpointError, EndpointUnreachable
-from torchmoor.clients.runtime import readable_errors
+from torchmoor.clients.runtime import TRUST_HINT, readable_errors
 from torchmoor.clients.signing import Login, Signer
+from torchmoor.wire.connection_errors import failure_reason
 
 CONNECT_TIMEOUT_S = 10.0
 INTERVAL_S = 1.0
@@ -76,7 +77,10 @@ async def _check(http: aiohttp.ClientSession, signer: Signer, plan: Conversation
     url = f"{plan.url.rstrip('/')}/endpoints/{plan.endpoint}"
     try:
         async with http.get(url, headers=signer.sign("GET", url, {})) as answer:
-            status, content = answer.status, await answer.text()
+            status, reason = answer.status, await reason_of(answer)
+    except aiohttp.ClientSSLError as error:  # of a certificate: also a ValueError
+        found = f"no TLS connection to {plan.url}: {failure_reason(error)}"
+        raise EndpointUnreachable(f"{found} ({TRUST_HINT})") from error
     except (aiohttp.InvalidURL, ValueError) as error:
         raise EndpointError(f"--url must be an http(s) address, not {plan.url!r}") from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -84,7 +88,7 @@ async def _check(http: aiohttp.ClientSession, signer: Signer, plan: Conversation
     if status in (401, 403):
         raise CredentialsRefused(f"{plan.url} does not accept these credentials: see docs/access.md")
     if status != 200:
-        raise EndpointError(f"endpoint {plan.endpoint!r} answers with status {status}: {content[:300]}")
+        raise EndpointError(f"endpoint {plan.endpoint!r} answers with status {status}: {reason[:MAX_REASON]}")
 
 
 async def _report(outcome: LoadOutcome, settings: LoadSettings, report: Callable[[str], None]) -> None:

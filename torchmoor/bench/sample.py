@@ -10,8 +10,8 @@ class Sample:
     """A question and its answer, or its error. Times are seconds of a monotonic clock.
 
     began: when the question was sent. token_times: arrival of each part of a streamed answer; empty for a whole answer.
-    error: the kind of failure, one of a few; None for a complete answer. was_asked: False if the failure prevented the
-    question from being sent.
+    error: the kind of failure, one of a few; None for a complete answer. reason: the endpoint's words about it, if any.
+    was_asked: False if the failure prevented the question from being sent.
     """
 
     began: float
@@ -20,6 +20,7 @@ class Sample:
     output_tokens: int = 0
     receipt: dict[str, str | int | float] = field(default_factory=dict)
     error: str | None = None
+    reason: str = ""
     text: str = ""
     was_asked: bool = True
 

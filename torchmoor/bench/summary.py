@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median, pstdev
+from textwrap import wrap
 from typing import Any
 
 from torchmoor.bench.load import LoadOutcome, LoadSettings
 from torchmoor.bench.sample import Sample
 
 PERCENTILES = (50, 90, 99)
+WIDTH = 80
+INDENT = " " * 11  # of a failure's reason
 METRICS = {
     "ttft": "time to first token",
     "tpot": "time per output token after it",
@@ -44,6 +47,7 @@ def summarize(outcome: LoadOutcome, settings: LoadSettings) -> dict[str, Any]:
         **_describe("itl", itls),
         **_describe("e2el", [sample.latency_s for sample in done]),
         "errors": dict(Counter(str(sample.error) for sample in failed).most_common()),
+        "error_reasons": {str(sample.error): sample.reason for sample in reversed(failed) if sample.reason},
         "instances": _count(done, "instance"),
         "routing_reasons": _count(done, "routing_reason"),
         "cache_tiers": _count(done, "cache_tier"),
@@ -99,4 +103,9 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
         if found[field]:
             yield ""
             yield f"{title}:"
-            yield from (f"  {number:>7}  {name}" for name, number in found[field].items())
+            for name, number in found[field].items():
+                yield f"  {number:>7}  {name}"
+                if field == "errors":
+                    yield from wrap(
+                        found["error_reasons"].get(name, ""), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT
+                    )

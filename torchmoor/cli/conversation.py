@@ -21,6 +21,7 @@ from torchmoor.wire.receipt import read_receipt
 
 READ_TIMEOUT_S = 120
 LIST_TIMEOUT_S = 5
+MAX_SHOWN = 60  # characters of a text that cannot be sent
 HINT = " (is `torchmoor up` running, and is this its --url?)"
 
 
@@ -126,6 +127,7 @@ class SessionConversation:
         self, calls: EndpointCalls, session_id: str | None, images: Sequence[str] = (), system: str = ""
     ) -> None:
         """images: at the beginning of a new session. system: its system message, also of one that is open."""
+        _check_text(system)
         self._calls = calls
         self._system = system
         self.receipt: dict[str, Any] = {}
@@ -146,7 +148,8 @@ class SessionConversation:
         self.id = session_id
 
     def ask(self, question: str, images: Sequence[str] = ()) -> Iterator[str]:
-        """Yield the answer's text as it is generated. images: from `image_reference`. Raises CallFailed."""
+        """Yield the answer's text as it is generated. images: from `image_reference`. Raises CallFailed, ChatError."""
+        _check_text(question)
         body: dict[str, Any] = {
             "type": "send_text_prompt",
             "prompt_text": question,
@@ -165,12 +168,28 @@ class SessionConversation:
                 if text := decoder.decode(event["PayloadPart"]["Bytes"]):
                     yield text
 
+    def stop_answer(self) -> bool:
+        """End the answer that `ask` receives; False if none has begun. Call from another thread. Raises CallFailed."""
+        answer = self._calls.call(self.id, {"type": "stop_answer"})
+        try:
+            return bool(json.loads(answer["Body"].read())["stopped"])
+        except (ValueError, KeyError, TypeError):  # of another handler than ours
+            return False
+
     def close(self) -> None:
         """End the session. Raises CallFailed."""
         try:
             self._calls.call(self.id, {"type": "close_session"})
         finally:
             self._calls.client.close()
+
+
+def _check_text(text: str) -> None:
+    """Raise ChatError for lone surrogates: bytes that are not UTF-8, of an argument, or read in the locale C."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ChatError(f"{text[:MAX_SHOWN]!r} is not text in UTF-8: convert it first, as with iconv") from error
 
 
 def image_reference(image: str) -> str:

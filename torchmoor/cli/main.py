@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "undrain": ("drain:undrain", "Put drained instances back into service."),
     "sessions": ("sessions:sessions", "List, close, pin, unpin open sessions."),
     "models": ("models:models", "List, pin, unpin, prewarm, unload models."),
-    "async": ("async_:async_", "List, show, cancel, fetch asynchronous requests."),
+    "async": ("async_:async_", "List, get, cancel asynchronous requests."),
     "doctor": ("doctor:doctor", "Find problems of this machine or a running fleet."),
     "completion": ("completion:completion", "Print a shell's completion script."),
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 import click
@@ -24,6 +26,7 @@ HELP = """\
 /image PATH   add an image to the next question: a file, or an http(s) or s3 address
 /help         print this list
 /quit         end the conversation, as Ctrl-D does
+Ctrl-C        stop the answer; what is there of it stays in the conversation
 Any other line is a question."""
 
 
@@ -102,12 +105,38 @@ def _converse(conversation: SessionConversation, images: Sequence[str], options:
                 images = (*images, image_reference(line.removeprefix("/image ").strip()))
             elif line:
                 asked, images = images, ()  # a refused image must not fail the next question as well
-                _show(conversation, line, asked, options)
+                with _stopped_by_ctrl_c(conversation) if is_terminal else nullcontext():
+                    _show(conversation, line, asked, options)
         except (ChatError, CallFailed) as error:
             click.echo(f"Error: {error}", err=True)
             num_failed += 1
     if num_failed and not is_terminal:  # a user has seen the errors; a program needs the exit status
         raise ChatError(f"{num_failed} of the questions failed; the errors are above")
+
+
+@contextmanager
+def _stopped_by_ctrl_c(conversation: SessionConversation) -> Iterator[None]:
+    """Let Ctrl-C stop the answer that the block shows. A second one, or one between two answers, ends the command."""
+    is_over = threading.Event()
+
+    def stop() -> None:
+        try:
+            is_stopped = conversation.stop_answer()
+        except CallFailed:
+            is_stopped = False
+        if not is_stopped and not is_over.is_set():
+            click.echo("The answer cannot be stopped yet; Ctrl-C again ends the conversation.", err=True)
+
+    def on_interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        threading.Thread(target=stop, name="stop", daemon=True).start()  # the main thread may hold a lock of boto3
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        is_over.set()
+        signal.signal(signal.SIGINT, before)
 
 
 def _show(conversation: SessionConversation, question: str, images: Sequence[str], options: ChatOptions) -> None:

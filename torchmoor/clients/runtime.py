@@ -19,6 +19,7 @@ from torchmoor.clients.errors import CredentialsRefused, EndpointError, Endpoint
 from torchmoor.clients.local import is_local
 from torchmoor.wire.connection_errors import failure_reason
 
+TRUST_HINT = "AWS_CA_BUNDLE names the certificate of a private authority"
 ADDRESSES = ("http://", "https://", "data:", "s3://")
 
 
@@ -37,7 +38,7 @@ def readable_errors(hint: str = "") -> Iterator[None]:
         raise EndpointError("the connection was lost before the answer was complete") from error
     except SSLError as error:
         found = f"no TLS connection to {error.kwargs['endpoint_url']}: {failure_reason(error)}"
-        raise EndpointUnreachable(f"{found} (AWS_CA_BUNDLE names the certificate of a private authority)") from error
+        raise EndpointUnreachable(f"{found} ({TRUST_HINT})") from error
     except (ConnectionError, HTTPClientError) as error:
         raise EndpointUnreachable(f"{error}{hint}") from error
     except BotoCoreError as error:

@@ -60,7 +60,10 @@ class TensorForm:
     is_sagemakers: bool
 
     def encode(self, version: str, outputs: Sequence[tuple[str, Tensor]]) -> Any:
-        """Encode the wanted outputs: a value of JSON, or an EncodedAnswer if one of them is raw."""
+        """Encode the wanted outputs: a value of JSON, or an EncodedAnswer if one of them is raw.
+
+        Raises InvalidRequest for a value that JSON cannot have.
+        """
         raw: list[bytes] = []
         described = [self._describe(name, tensor, raw) for name, tensor in outputs]
         answer: dict[str, Any] = {"model_name": self.model, "model_version": version, "outputs": described}
@@ -79,6 +82,12 @@ class TensorForm:
             data = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
             raw.append(data)
             return {**described, "parameters": {"binary_data_size": len(data)}}
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise InvalidRequest(
+                f"the output {name!r} has a value that is not finite, which JSON cannot have: ask for raw data, with "
+                '{"parameters": {"binary_data": true}} of the output',
+                param="outputs",
+            )
         return {**described, "data": _numbers(tensor)}
 
 
@@ -95,7 +104,10 @@ def read_inference(incoming: Incoming, max_json_values: int) -> TaskRequest:
     wanted = body.get("outputs") or []
     if not isinstance(wanted, list) or not all(isinstance(w, dict) and isinstance(w.get("name"), str) for w in wanted):
         raise InvalidRequest("'outputs' must be a list of objects with 'name'", param="outputs")
-    flags = {each["name"]: _parameters(each, "outputs").get("binary_data") for each in wanted}
+    parameters = {each["name"]: _parameters(each, "outputs") for each in wanted}
+    if any("classification" in each for each in parameters.values()):
+        raise InvalidRequest("'classification' of an output is not supported: rank its values", param="outputs")
+    flags = {name: each.get("binary_data") for name, each in parameters.items()}
     form = TensorForm(
         model=incoming.headers.get(wire.TARGET_MODEL, ""),
         id=body.get("id"),

@@ -3,6 +3,9 @@
 import base64
 import gc
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -307,6 +310,23 @@ def test_standard_input_that_is_not_text_is_told(runtime: Runtime, command: tupl
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: standard input is not text in UTF-8")
     assert [body.get("type") for body in runtime.bodies] in ([], [None, "close_session"])
+
+
+@pytest.mark.parametrize("arguments", [("ask", "caf\udce9"), ("ask", "hi", "--system", "caf\udce9"), ("chat",)])
+def test_bytes_that_python_has_decoded_to_surrogates_are_told(runtime: Runtime, arguments: tuple[str, ...]) -> None:
+    """Arguments are decoded so everywhere, and standard input in locale C, as in most containers."""
+    if "chat" in arguments:
+        program = [sys.executable, "-m", "torchmoor", "chat", "--url", runtime.url]
+        environment = {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(program, input=b"caf\xe9\nhi\n", capture_output=True, env=environment)
+        status, errors = done.returncode, done.stderr.decode()
+        assert runtime.bodies[1]["prompt_text"] == "hi"
+    else:
+        result = CliRunner().invoke(main, [*arguments, "--url", runtime.url])
+        status, errors = result.exit_code, result.stderr
+
+    assert status == 1
+    assert errors.startswith("Error: 'caf\\udce9' is not text in UTF-8: convert it first")
 
 
 def presigned(client: Any) -> str:

@@ -24,7 +24,8 @@ from torchmoor.cli.terminal_chat import ChatOptions, run
 def chat(image: str | None, ask: tuple[str, ...], options: ChatOptions) -> None:
     """Chat with streamed answers, about IMAGE (a file or an http(s) address) or without one.
 
-    In the conversation, /image PATH adds an image, /help lists the commands and /quit ends.
+    In the conversation, /image PATH adds an image, /help lists the commands and /quit ends. Ctrl-C stops an answer, and
+    ends the conversation between two answers.
 
     \b
     Examples:

@@ -168,3 +168,11 @@ def test_an_unknown_field_is_found_among_many() -> None:
 def test_a_body_with_inputs_is_the_tasks_own() -> None:
     """Hugging Face's form has no other answer."""
     assert read({"inputs": "a", "input": "b"}).form is None
+
+
+def test_raw_tensors_are_refused_by_the_models_task() -> None:
+    """As a client of the open inference protocol sends them by default: the body is not JSON all through."""
+    incoming = Incoming({"inference-header-content-length": "14"}, b'{"inputs": []}\xff\xff')
+
+    with pytest.raises(InvalidRequest, match="this model's task is sentence-embeddings, which takes no tensors"):
+        read_task_request(incoming, MAX_VALUES, task=EMBEDDINGS, max_inputs=MAX_INPUTS)

@@ -258,6 +258,26 @@ def test_floats_have_the_digits_of_their_type(dtype: torch.dtype) -> None:
     assert max(len(json.dumps(value)) for value in data) <= 14
 
 
+def test_values_that_json_cannot_have_are_refused_with_the_way_out(folder: Path) -> None:
+    """A model may mean its infinities: they come raw, and not in JSON."""
+    task = TritonTask.load(folder, CPU, is_allowed=True)
+    inputs = [tensor("A__0", [3e38]), tensor("B__1", [3e38])]
+
+    with pytest.raises(InvalidRequest, match=r"'SUM__0' has a value that is not finite.*\"binary_data\": true"):
+        answer(task, {"inputs": inputs})
+    [found] = answer(task, {"inputs": inputs, "parameters": {"binary_data_output": True}})
+
+    assert found.body.endswith(torch.tensor([torch.inf, 0]).numpy().tobytes())
+
+
+def test_classification_is_refused(folder: Path) -> None:
+    """An extension of Triton that would change the answer's values."""
+    body = {"inputs": [tensor("A__0", [1])], "outputs": [{"name": "SUM__0", "parameters": {"classification": 2}}]}
+
+    with pytest.raises(InvalidRequest, match="'classification' of an output is not supported"):
+        work_of(TritonTask.load(folder, CPU, is_allowed=True), body)
+
+
 # Raw tensors
 
 
