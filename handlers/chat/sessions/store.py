@@ -111,7 +111,7 @@ class SessionStore(SessionTable):
     def add_images(self, session: Session, images: Sequence[Image], *, are_recorded: bool = False) -> None:
         """Add images for the session's next question. The session holds them from now on.
 
-        are_recorded: by another worker, so those that the running turn has brought do not count.
+        are_recorded: by another worker, so those that came with the running turn do not count.
 
         Raises InvalidRequest if there are too many, the session's error if it has ended; then the caller still holds
         them.
@@ -134,7 +134,7 @@ class SessionStore(SessionTable):
             return images
 
     def drop_unrecorded(self, session: Session) -> None:
-        """Remove and release the images that the running turn has brought."""
+        """Remove and release the images that came with the running turn."""
         with self._lock:
             self.drop_images(session, session.unrecorded)
             session.unrecorded = []

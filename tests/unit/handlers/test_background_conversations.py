@@ -185,7 +185,7 @@ def test_a_turn_about_the_same_picture_has_its_own(make_client: Any, journal: Di
 def test_a_turn_that_another_worker_answers_leaves_a_response_its_picture(
     make_client: Any, endless_llava: Any, journal: DirectoryJournal, red: Any
 ) -> None:
-    """The picture that the turn has brought is the same one."""
+    """The picture that came with the turn is the same one."""
     talk = Talk(make_client(endless_llava, instance="llava-0", journal=journal))
     elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
     response_id = talk.queue(about(red))
