@@ -209,7 +209,8 @@ class Pump:
         limit = self._settings.max_response_bytes
         said = reply.take(limit) if reply is not None else _error(InternalError("the request could not be handled"))
         if isinstance(said, WholeReply) and len(said.body) > limit:
-            said = _error(InternalError(f"the answer has more than {limit} bytes, the most that this worker may send"))
+            what = f"the answer has {len(said.body)} bytes, and may have {limit} (handler.pump.max_response_bytes)"
+            said = _error(InvalidRequest(f"{what}: ask for less at once"))
         if said is None:
             del context.request_ids[index]
             return

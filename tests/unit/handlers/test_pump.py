@@ -769,7 +769,7 @@ def test_answer_larger_than_torchserve_carries_is_an_error(
     service.replies[1].finish({}, b"x" * 100)
     front.run()
 
-    assert (front.over["a"].status, front.error("a")) == (500, "InternalError")
+    assert (front.over["a"].status, front.error("a")) == (400, "InvalidRequest")
     assert front.bodies["b"] == b"x" * 100
 
 

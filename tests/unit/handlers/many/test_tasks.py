@@ -360,6 +360,7 @@ def test_pieces_are_counted_before_they_are_made(tmp_path: Path, load: Load, mon
     [
         ("BertModel", ["the cat sat"] * 40, {}),
         ("BertForMaskedLM", ["a [MASK] [MASK]"] * 3, {"top_k": 1 << 70}),
+        ("BertForSequenceClassification", ["the cat"] * 640, {"top_k": 1 << 70}),
         ("BertForQuestionAnswering", {"question": "who", "context": " ".join(TEXTS)}, {"top_k": 1 << 70}),
     ],
 )
