@@ -209,7 +209,7 @@ class Turn:
         tools = () if self._ask.parameters.tools is None else self._ask.parameters.tools.definitions
         limit = self._parts.limits.max_prompt_beside_answer(self._ask.parameters.max_new_tokens)
         num_turns = count_turns(messages) - 1
-        if not self._may_drop or not num_turns:
+        if not self._may_drop or num_turns < 1:
             return model.render(messages, sizes, tools)
 
         def try_render(num_dropped: int) -> list[int] | None:
