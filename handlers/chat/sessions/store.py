@@ -125,6 +125,12 @@ class SessionStore(SessionTable):
             session.used_at = self._wall()
             session.pending_images.extend(images)
 
+    def check_images(self, session: Session) -> None:
+        """Raise InvalidRequest if the session has too many images, of which other workers have added some."""
+        with self._lock:
+            num_images = len(session.images) + len(session.pending_images)
+        check_num_images(num_images, self.settings.max_images)
+
     def recorded_images_for(self, session: Session, queued: QueuedResponse | None) -> list[Image]:
         """Return what `Session.images_for` does, without what the journal does not have. Hold `session.recording`."""
         with self._lock:

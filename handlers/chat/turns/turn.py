@@ -299,6 +299,7 @@ class Turn:
         try:
             if session.messages is not self._history:  # another request has caught up with the journal
                 raise TurnConflict(CONFLICT)
+            self._store.check_images(session)
             self._recorder.record(session, event, [item.encoded for item in self._own_images])
         except TurnConflict:  # perhaps by this same request, retried on another instance
             self._recorder.catch_up(session)
