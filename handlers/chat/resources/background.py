@@ -104,11 +104,7 @@ class BackgroundResponses:
                 return queued
             check_results(form.items, session.messages)
         received = self._receiver.receive(session.scope, ask.images, reply)
-        with session.recording:
-            if (queued := _find_first(session, event)) is not None:  # while the images were received
-                self._receiver.release(received)
-                return queued
-            return self._sessions.queue_response(session, event, received)
+        return self._sessions.queue_response(session, event, received, lambda: _find_first(session, event))
 
     def run(self, command: RunResponse, reply: PendingReply) -> None:
         """Generate a response, unless it has ended. Raises ResponseCancelled."""

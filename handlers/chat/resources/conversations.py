@@ -56,16 +56,10 @@ class Conversations:
 
     def add_items(self, session: Session, command: AddItems, reply: PendingReply) -> int:
         """Add items to a held session. Return the number of their entry."""
-        question, images = write_items(command.items), images_in(command.items)
-        name = name_request(command.invocation_id, images)
+        images = images_in(command.items)
         received = self._receiver.receive(session.scope, images, reply)
-        with session.recording:
-            event = self._recorder.find_answer(session, name, question)
-            if event is not None:
-                self._receiver.release(received)
-                return session.entries.index(event) + 1
-            self._sessions.add_entry(session, question, received, name)
-            return len(session.entries)
+        name = name_request(command.invocation_id, images)
+        return self._sessions.add_entry(session, write_items(command.items), received, name)
 
     def update(self, command: UpdateConversation) -> dict[str, Any]:
         """Change the metadata, or delete an item."""

@@ -59,9 +59,9 @@ def remember_entry(session: Session, event: Event, rebuild: Callable[[list[dict[
         case "queue":
             _add_queued(session, event)
         case "begin":
-            _find_queued(session, event).has_begun = True
+            find_queued(session, event).has_begun = True
         case "end":
-            queued = _find_queued(session, event)
+            queued = find_queued(session, event)
             queued.ended = fields_of(event.response)
             queued.feed.fail(queued.ended)  # perhaps another instance has ended it
             unused, queued.images = queued.images, []
@@ -89,7 +89,7 @@ def remember_entry(session: Session, event: Event, rebuild: Callable[[list[dict[
 def _add_turn(session: Session, event: Event) -> None:
     """Append a turn, or put it into the entry that its response in the background has reserved."""
     if event.entry:
-        queued = _find_queued(session, event)
+        queued = find_queued(session, event)
         if session.find_turn(queued.number) is not None:
             raise InvalidRequest("an event answers a response that has its answer")
         queued.images = []
@@ -118,8 +118,11 @@ def _find_pending(session: Session, digest: str) -> Image:
     return found
 
 
-def _find_queued(session: Session, event: Event) -> QueuedResponse:
-    """Return the response in the background that an event is about: by its entry, or the only one."""
+def find_queued(session: Session, event: Event) -> QueuedResponse:
+    """Return the response in the background that an event is about: by its entry, or the only one.
+
+    Raises InvalidRequest if there is none.
+    """
     number = _number(event.entry) if event.entry else next(iter(session.queued), 0)
     if number not in session.queued:
         raise InvalidRequest("an event refers to no response of its session")

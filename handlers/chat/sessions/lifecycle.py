@@ -206,45 +206,79 @@ class SessionLifecycle:
     def add_images(self, command: AddImages, reply: PendingReply) -> None:
         """Add images for the session's next question, only once if the client retries the request."""
         with self.hold(command.session_id, command.caller) as session:
-            self._add_once(session, command, self._receiver.receive(session.scope, command.images, reply))
+            received = self._receiver.receive(session.scope, command.images, reply)
+            images = digests(item.image for item in received)
+            event = Event(kind="images", images=images, invocation_id=command.invocation_id)
+            self._record_once(
+                session,
+                received,
+                lambda: self._recorder.has_added(session, command.invocation_id, images),
+                lambda: self._record_with(session, event, received, self._recorder.record),
+            )
 
-    def _add_once(self, session: Session, command: AddImages, received: Sequence[ReceivedImage]) -> None:
-        """Add received images unless this request has added them before. Raises TurnConflict, the session's end."""
+    def add_entry(self, session: Session, question: str, received: Sequence[ReceivedImage], name: str) -> int:
+        """Add items to the conversation, without an answer, only once if the client retries the request.
+
+        name: of the request, by `name_request`. Return the number of their entry. Raises TurnConflict, the session's
+        end, InvalidRequest.
+        """
         images = digests(item.image for item in received)
-        event = Event(kind="images", images=images, invocation_id=command.invocation_id)
+        event = Event(kind="turn", images=images, question=question, response="{}", invocation_id=name)
+        with session.recording:
+            self._record_once(
+                session,
+                received,
+                lambda: self._recorder.find_answer(session, name, question) is not None,
+                lambda: self._record_with(session, event, received, self._recorder.add),
+            )
+            found = self._recorder.find_answer(session, name, question)
+            return len(session.entries) if found is None else session.entries.index(found) + 1
+
+    def queue_response(
+        self,
+        session: Session,
+        event: Event,
+        received: Sequence[ReceivedImage],
+        find: Callable[[], QueuedResponse | None],
+    ) -> QueuedResponse:
+        """Record what a response in the background is to answer, unless `find` returns what the same request did.
+
+        In a conversation, which has other turns as well, the response reserves an entry. Raises TurnConflict, the
+        session's end.
+        """
+        images = digests(item.image for item in received)
+
+        def record() -> None:
+            entry = "" if session.resource is None else str(len(session.entries) + 1)
+            self._record_with(session, replace(event, images=images, entry=entry), received, self._recorder.record)
+
+        with session.recording:
+            self._record_once(session, received, lambda: find() is not None, record)
+            return find() or session.queued[max(session.queued)]
+
+    def _record_once(
+        self,
+        session: Session,
+        received: Sequence[ReceivedImage],
+        is_recorded: Callable[[], bool],
+        record: Callable[[], None],
+    ) -> None:
+        """Record a request, unless an earlier attempt did so. Raises TurnConflict, the session's end."""
         with session.recording:
             try:
                 self._recorder.catch_up(session)
             except HandlerError:
                 self._receiver.release(received)
                 raise
-            if self._recorder.has_added(session, command.invocation_id, images):
+            if is_recorded():
                 self._receiver.release(received)
                 return
             try:
-                self._record_with(session, event, received, self._recorder.record)
+                record()
             except TurnConflict:  # perhaps by this same request, sent to another instance
                 self._recorder.catch_up(session)
-                if not self._recorder.has_added(session, command.invocation_id, images):
+                if not is_recorded():
                     raise
-
-    def add_entry(self, session: Session, question: str, received: Sequence[ReceivedImage], invocation_id: str) -> None:
-        """Add items to the conversation, without an answer. Raises TurnConflict, the session's end, InvalidRequest."""
-        images = digests(item.image for item in received)
-        event = Event(kind="turn", images=images, question=question, response="{}", invocation_id=invocation_id)
-        self._record_with(session, event, received, self._recorder.add)
-
-    def queue_response(self, session: Session, event: Event, received: Sequence[ReceivedImage]) -> QueuedResponse:
-        """Record what a response in the background is to answer. Raises TurnConflict, the session's end.
-
-        In a conversation, which has other turns as well, the response reserves an entry.
-        """
-        images = digests(item.image for item in received)
-        with session.recording:
-            number = len(session.entries) + 1
-            entry = "" if session.resource is None else str(number)
-            self._record_with(session, replace(event, images=images, entry=entry), received, self._recorder.record)
-            return session.queued[number]
 
     def _record_with(
         self,

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from handlers.chat.images.store import Image, ImageStore
-from handlers.chat.sessions.entries import entries_of, fields_of, messages_added, remember_entry
+from handlers.chat.sessions.entries import entries_of, fields_of, find_queued, messages_added, remember_entry
 from handlers.chat.sessions.openings import RememberedOpenings
 from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.store import SessionStore
@@ -143,7 +143,8 @@ class SessionRecorder:
         self._apply_turn(session, event)
 
     def _apply_turn(self, session: Session, event: Event) -> None:
-        pending = list(session.pending_images)
+        queued = find_queued(session, event) if event.entry else None
+        pending = self._store.recorded_images_for(session, queued)
         used: list[Image] = []
         for name in event.images:
             image = next((image for image in pending if image.digest == name), None)
@@ -161,7 +162,7 @@ class SessionRecorder:
             for name in names:
                 encoded = self.fetch(session, name)
                 images.append(self._images.take_in(session.scope, encoded, is_recorded=True))
-            self._store.add_images(session, images)
+            self._store.add_images(session, images, are_recorded=True)
         except BaseException:
             for image in images:
                 self._images.release(image)

@@ -33,6 +33,7 @@ class Session:
     used_at: float
     images: list[Image] = field(default_factory=list)
     pending_images: list[Image] = field(default_factory=list)  # belong to the next question
+    unrecorded: list[Image] = field(default_factory=list)  # pending ones that came with the running turn
     messages: list[dict[str, Any]] = field(default_factory=list)
     num_dropped: int = 0  # turns that were removed from `messages` because they exceeded the context
     num_holds: int = 0  # requests other than turns that use the session, which prevents its eviction

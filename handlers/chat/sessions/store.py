@@ -12,7 +12,7 @@ from typing import Any
 
 from handlers.chat.images.receiver import check_num_images
 from handlers.chat.images.store import Image, ImageTier
-from handlers.chat.queued_response import QueuedTurn
+from handlers.chat.queued_response import QueuedResponse, QueuedTurn
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.table import SessionTable
 from handlers.errors import InvalidRequest, OutOfMemory, Overloaded
@@ -108,8 +108,10 @@ class SessionStore(SessionTable):
                 session.cache.unpin()
             self._note_use(session)
 
-    def add_images(self, session: Session, images: Sequence[Image]) -> None:
+    def add_images(self, session: Session, images: Sequence[Image], *, are_recorded: bool = False) -> None:
         """Add images for the session's next question. The session holds them from now on.
+
+        are_recorded: by another worker, so those that came with the running turn do not count.
 
         Raises InvalidRequest if there are too many, the session's error if it has ended; then the caller still holds
         them.
@@ -118,9 +120,30 @@ class SessionStore(SessionTable):
             if session.end is not None:
                 raise session.end
             num_images = len(session.images) + len(session.pending_images) + len(images)
+            num_images -= len(session.unrecorded) if are_recorded else 0
             check_num_images(num_images, self.settings.max_images)
             session.used_at = self._wall()
             session.pending_images.extend(images)
+
+    def check_images(self, session: Session) -> None:
+        """Raise InvalidRequest if the session has too many images, of which other workers have added some."""
+        with self._lock:
+            num_images = len(session.images) + len(session.pending_images)
+        check_num_images(num_images, self.settings.max_images)
+
+    def recorded_images_for(self, session: Session, queued: QueuedResponse | None) -> list[Image]:
+        """Return what `Session.images_for` does, without what the journal does not have. Hold `session.recording`."""
+        with self._lock:
+            images = session.images_for(queued)
+            for image in session.unrecorded:
+                images.remove(image)
+            return images
+
+    def drop_unrecorded(self, session: Session) -> None:
+        """Remove and release the images that came with the running turn."""
+        with self._lock:
+            self.drop_images(session, session.unrecorded)
+            session.unrecorded = []
 
     def drop_images(self, session: Session, images: Sequence[Image]) -> None:
         """Remove and release the images of a request that failed."""

@@ -186,11 +186,14 @@ class Turn:
         return TOOL if self._ask.are_results else ""
 
     def _add_images(self, received: list[ReceivedImage]) -> None:
-        try:
-            self._store.add_images(self._session, [item.image for item in received])
-        except HandlerError:
-            self._parts.receiver.release(received)
-            raise
+        session, images = self._session, [item.image for item in received]
+        with session.recording:
+            try:
+                self._store.add_images(session, images)
+            except HandlerError:
+                self._parts.receiver.release(received)
+                raise
+            session.unrecorded = images
         self._own_images = received
 
     @property
@@ -206,7 +209,7 @@ class Turn:
         tools = () if self._ask.parameters.tools is None else self._ask.parameters.tools.definitions
         limit = self._parts.limits.max_prompt_beside_answer(self._ask.parameters.max_new_tokens)
         num_turns = count_turns(messages) - 1
-        if not self._may_drop or not num_turns:
+        if not self._may_drop or num_turns < 1:
             return model.render(messages, sizes, tools)
 
         def try_render(num_dropped: int) -> list[int] | None:
@@ -276,7 +279,7 @@ class Turn:
         """Add question and answer to the journal and to the conversation."""
         with self._session.recording:
             self._commit(summary)
-        self._own_images = []
+            self._session.unrecorded, self._own_images = [], []
 
     def _commit(self, summary: Summary) -> None:
         session, draft = self._session, self._ask.draft
@@ -296,6 +299,7 @@ class Turn:
         try:
             if session.messages is not self._history:  # another request has caught up with the journal
                 raise TurnConflict(CONFLICT)
+            self._store.check_images(session)
             self._recorder.record(session, event, [item.encoded for item in self._own_images])
         except TurnConflict:  # perhaps by this same request, retried on another instance
             self._recorder.catch_up(session)
@@ -308,7 +312,8 @@ class Turn:
 
     def _release(self) -> None:
         """Remove the images of a question that was not answered, and begin the session's next turn."""
-        self._store.drop_images(self._session, [item.image for item in self._own_images])
+        if self._own_images:
+            self._store.drop_unrecorded(self._session)
         following = self._store.dequeue(self._session, self)
         if following is not None:
             following.begin()

@@ -157,13 +157,15 @@ class CheckpointLoader:
         tokenizer = self._get_tokenizer(folder)
         if task in (Embeddings.name, TextClassification.name):
             own = own.model_copy(update={"max_inputs": own.max_texts})
-        if task == Embeddings.name:
-            return Embeddings(model, tokenizer, own, read_pooling(folder), max_answer_bytes)
         makers: dict[str, Callable[..., Any]] = {
             kind.name: kind
             for kind in (TextClassification, TokenClassification, FillMask, QuestionAnswering, FeatureExtraction)
         }
-        made: Task = makers[task](model, tokenizer, own, max_answer_bytes)
+        made: Task
+        if task == Embeddings.name:
+            made = Embeddings(model, tokenizer, own, read_pooling(folder), max_answer_bytes)
+        else:
+            made = makers[task](model, tokenizer, own, max_answer_bytes)
         if model.config.is_encoder_decoder:
             _check_reads_text_alone(made)
         return made

@@ -13,6 +13,7 @@ from handlers.many.tasks.text import TextTask
 from handlers.requests.reply import PendingReply
 
 PARAMETERS = {"top_k": int, "function_to_apply": str, "truncation": bool, "return_all_scores": bool}
+RESULT_BYTES = 40  # of a result in JSON, at least
 
 
 class TextClassification(TextTask):
@@ -32,12 +33,14 @@ class TextClassification(TextTask):
         function = choose_function(request, config)
         are_all = request.get("return_all_scores", False) or "top_k" in request.parameters
         top_k = request.top_k(None)
+        num_labels = min(top_k or config.num_labels, config.num_labels) if are_all else 1
+        what = f"{num_labels} labels of each of {len(rows)} texts"
+        self.check_answer(what, len(rows) * num_labels * RESULT_BYTES, "send fewer texts at once, or a smaller 'top_k'")
 
         def finish(outputs: Sequence[Tensor]) -> Any:
-            scored = [label_scores(logits, config, function) for logits in outputs]
+            best = [label_scores(logits, config, function)[:num_labels] for logits in outputs]
             if not are_all:
-                return [labels[0] for labels in scored]
-            best = [labels[:top_k] for labels in scored]
+                return [labels[0] for labels in best]
             return best if isinstance(request.inputs, list) else best[0]
 
         return TaskWork(rows, finish)

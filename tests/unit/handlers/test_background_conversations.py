@@ -48,8 +48,9 @@ class Talk:
         """Send what the queue sends, which does not wait."""
         return self.send(background.run_resource(response_id))
 
-    def ask(self, said: Any) -> Any:
-        return self.send("POST responses", {**BODY, "conversation": self.id, "input": said})
+    def ask(self, said: Any, invocation_id: str = "") -> Any:
+        named = {wire.INVOCATION_ID: invocation_id} if invocation_id else {}
+        return self.send("POST responses", {**BODY, "conversation": self.id, "input": said}, **named)
 
     def end(self, response_id: str) -> None:
         body = {background.STATUS: background.FAILED, background.MESSAGE: "too long"}
@@ -65,6 +66,12 @@ class Talk:
     def said(self) -> list[str]:
         """Return the texts of the items of users."""
         return [item["content"][0]["text"] for item in self.items() if item["role"] == "user"]
+
+
+def about(picture: Any) -> list[dict[str, Any]]:
+    """Return an input with a text and a picture."""
+    shown = {"type": "input_image", "image_url": data_url(picture)}
+    return [{"role": "user", "content": [{"type": "input_text", "text": "what?"}, shown]}]
 
 
 @pytest.fixture
@@ -145,8 +152,7 @@ def test_a_picture_waits_for_its_own_question(make_client: Any, journal: Directo
     """Other turns do not get it, neither here nor at a worker that takes the conversation over."""
     first = make_client(instance="llava-0", journal=journal)
     talk, direct = Talk(first), Talk(make_client())
-    picture = {"type": "input_image", "image_url": data_url(red)}
-    asked = [{"role": "user", "content": [{"type": "input_text", "text": "what?"}, picture]}]
+    asked = about(red)
     response_id = talk.queue(asked)
     between = talk.ask("hello").wait().json
     assert between["usage"] == direct.ask("hello").wait().json["usage"]
@@ -160,6 +166,41 @@ def test_a_picture_waits_for_its_own_question(make_client: Any, journal: Directo
     assert seen == direct.ask(asked).wait().json["usage"]["input_tokens"]
     (session,) = talk.client.service.store.snapshot()
     assert (len(session.pending_images), len(session.images)) == (0, 1)
+
+
+def test_a_turn_about_the_same_picture_has_its_own(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
+    """A worker that takes the conversation over leaves the response its picture."""
+    talk = Talk(make_client(instance="llava-0", journal=journal))
+    response_id = talk.queue(about(red))
+    assert talk.ask(about(red)).wait().status == 200
+    talk = talk.on(make_client(instance="llava-1", journal=journal))
+
+    assert talk.ask("hello").wait().status == 200
+    assert talk.run(response_id).wait().status == 200
+
+    (session,) = talk.client.service.store.snapshot()
+    assert (len(session.pending_images), len(session.images)) == (0, 2)
+
+
+def test_a_turn_that_another_worker_answers_leaves_a_response_its_picture(
+    make_client: Any, endless_llava: Any, journal: DirectoryJournal, red: Any
+) -> None:
+    """The picture that came with the turn is the same one."""
+    talk = Talk(make_client(endless_llava, instance="llava-0", journal=journal))
+    elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
+    response_id = talk.queue(about(red))
+    hold = Hold(endless_llava)
+    asked = talk.ask(about(red), "one-id")
+    hold.wait()
+    assert elsewhere.ask(about(red), "one-id").wait().status == 200
+    hold.release()
+
+    assert asked.wait().status == 200
+
+    (session,) = talk.client.service.store.snapshot()
+    assert (len(session.pending_images), len(session.images)) == (1, 1)
+    assert talk.run(response_id).wait().status == 200
+    assert (len(session.pending_images), len(session.images)) == (0, 2)
 
 
 def test_a_cancel_stops_its_own_turn_and_no_other(make_client: Any, endless_llava: Any) -> None:
@@ -254,6 +295,33 @@ def test_a_retry_queues_nothing_more(make_client: Any, journal: DirectoryJournal
 
     assert elsewhere.queue("hello", "one-id") == first
     assert len({first, talk.queue("hello", "another"), talk.queue("hello"), talk.queue("hello")}) == 4
+
+
+@pytest.mark.parametrize("resource", ["responses", "conversations/{}/items"])
+def test_a_retry_that_two_workers_record_at_once_is_one_request(
+    make_client: Any, journal: DirectoryJournal, monkeypatch: pytest.MonkeyPatch, resource: str
+) -> None:
+    """The one that comes second answers as the first."""
+    talk = Talk(make_client(instance="llava-0", journal=journal))
+    elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
+    body: dict[str, Any] = {"items": [{"role": "user", "content": "hello"}]}
+    if resource == "responses":
+        body = {**BODY, "background": True, "conversation": talk.id, "input": "hello"}
+    append, answers = journal.append, []
+
+    def send(by: Talk) -> None:
+        answers.append(by.send(f"POST {resource}".format(talk.id), body, **{wire.INVOCATION_ID: "one-id"}).wait())
+
+    def append_second(*args: Any) -> None:
+        monkeypatch.setattr(journal, "append", append)
+        send(elsewhere)
+        append(*args)
+
+    monkeypatch.setattr(journal, "append", append_second)
+    send(talk)
+
+    assert [answer.status for answer in answers] == [200, 200]
+    assert answers[0].json == answers[1].json
 
 
 def test_a_deleted_response_leaves_its_conversation(make_client: Any) -> None:

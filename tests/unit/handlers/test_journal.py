@@ -635,6 +635,49 @@ def test_a_retry_that_another_instance_answers_meanwhile_gets_the_recorded_answe
     assert [event.kind for event in journal.read(sid)] == ["open", "turn"]
 
 
+def test_images_of_a_question_that_loses_do_not_count(
+    make_client: Any, endless_llava: Any, journal: DirectoryJournal, red: Any, blue: Any
+) -> None:
+    """Another instance has answered meanwhile, and with both questions' images the session would have too many."""
+    few = {"max_images": 2}
+    first = make_client(endless_llava, instance="llava-0", journal=journal, session=few)
+    second = make_client(instance="llava-1", journal=journal, session=few)
+    sid = first.open(data_url(red))
+    hold = Hold(endless_llava)
+    asking = first.ask(sid, "what?", images=[data_url(blue)], **SHORT)
+    hold.wait()
+    second.answer(sid, "and this?", images=[data_url(red)], **SHORT)
+    hold.release()
+
+    assert asking.wait().error == "TurnConflict"
+
+    assert first.answer(sid, "why?", **SHORT)
+    session = first.session(sid)
+    assert (len(session.pending_images), len(session.images)) == (0, 2)
+
+
+def test_images_that_another_worker_has_added_meanwhile_count_for_a_running_question(
+    make_client: Any, endless_llava: Any, journal: DirectoryJournal, red: Any, blue: Any
+) -> None:
+    """Otherwise the journal would have more images than a worker takes over."""
+    few = {"max_images": 2}
+    first = make_client(endless_llava, instance="llava-0", journal=journal, session=few)
+    second = make_client(instance="llava-1", journal=journal, session=few)
+    sid = first.open(data_url(red))
+    add = {"type": "add_images", "session_id": sid, "image": data_url(red)}
+    hold = Hold(endless_llava)
+    asking = first.ask(sid, "what?", images=[data_url(blue)], **SHORT)
+    hold.wait()
+    assert second.call(add).status == 200
+    assert first.call(add).status == 400  # it has caught up
+    hold.release()
+
+    assert (asking.wait().status, asking.json["error"]["message"]) == (400, "a conversation may have 2 images, not 3")
+
+    assert first.answer(sid, "what?", **SHORT)
+    assert second.answer(sid, "what?", **SHORT)
+
+
 def test_what_is_remembered_of_a_session_is_bounded(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
     """A request older than the setting remembers is treated as new."""
     client = make_client(instance="llava-0", journal=journal, journal_settings={"max_replays": 2})

@@ -162,6 +162,14 @@ def test_input_may_be_left_out_in_a_conversation(client: Client, *, is_backgroun
     assert [item["role"] for item in items] == ["user", "user", "assistant"]
 
 
+def test_instructions_that_are_too_long_are_refused_without_turns_that_could_be_left_out(client: Client) -> None:
+    long = [{"role": "system", "content": "word " * 3000}]
+
+    refused = client.call({"model": "llava", "input": long, "truncation": "auto"}, CREATE)
+
+    assert (refused.status, refused.error) == (400, "ContextTooLong")
+
+
 def test_input_is_required_elsewhere(client: Client) -> None:
     refused = client.call({"model": "llava", "input": []}, CREATE)
 

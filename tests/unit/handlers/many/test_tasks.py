@@ -362,6 +362,7 @@ def test_pieces_are_counted_before_they_are_made(tmp_path: Path, load: Load, mon
         ("BertModel", ["the cat sat"] * 40, {}),
         ("BertForMaskedLM", ["a [MASK] [MASK]"] * 3, {"top_k": 1 << 70}),
         ("BertForTokenClassification", ["the cat sat on the mat"] * 100, {"ignore_labels": []}),
+        ("BertForSequenceClassification", ["the cat"] * 640, {"top_k": 1 << 70}),
         ("BertForQuestionAnswering", {"question": "who", "context": " ".join(TEXTS)}, {"top_k": 1 << 70}),
     ],
 )
@@ -569,16 +570,18 @@ def test_a_token_that_the_model_does_not_know_is_refused(architecture: str, tmp_
     assert message == "the tokenizer has a token 'zebra', which the model does not know: leave it out"
 
 
-def test_a_model_whose_decoder_needs_an_input_is_refused(tmp_path: Path, load: Load) -> None:
+@pytest.mark.parametrize("task", ["feature-extraction", "sentence-embeddings"])
+def test_a_model_whose_decoder_needs_an_input_is_refused(task: str, tmp_path: Path, load: Load) -> None:
     """Each request would fail with a status of 500. BART's decoder gets the text itself."""
     sizes = {"vocab_size": len(VOCABULARY), "d_model": 32, "pad_token_id": 0, "decoder_start_token_id": 0}
     hf.T5Model(hf.T5Config(**sizes, d_kv=8, d_ff=48, num_layers=1, num_heads=4)).save_pretrained(tmp_path / "t5")
     hf.BartModel(hf.BartConfig(**sizes, encoder_layers=1, decoder_layers=1)).save_pretrained(tmp_path / "bart")
     for name in ("t5", "bart"):
         make_tokenizer().save_pretrained(tmp_path / name)
+        (tmp_path / name / "torchmoor.json").write_text(json.dumps({"task": task}))
 
-    assert len(ask(load(tmp_path / "bart"), "cat")[0][0]) == 32
-    with pytest.raises(ModelBroken, match=r"models of type t5 do not compute feature-extraction from a text alone"):
+    assert ask(load(tmp_path / "bart"), "cat")
+    with pytest.raises(ModelBroken, match=f"models of type t5 do not compute {task} from a text alone"):
         load(tmp_path / "t5")
 
 
