@@ -369,7 +369,7 @@ def drawing() -> Callable[..., Image.Image]:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the demo checkpoint with two layers of each of its models, which halves the cost of a step.
 
-    Its answers are no descriptions; the tests compare them with those of transformers.
+    Its answers do not describe pictures; the tests compare them with those of transformers.
     """
     folder = tmp_path_factory.mktemp("checkpoint")
     copy_with_two_layers(DEMO, folder)
