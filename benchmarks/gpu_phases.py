@@ -15,12 +15,12 @@ from benchmarks.gpu_bench import FOREVER, TESTS_S, Answer, Bench
 from benchmarks.gpu_model import kv_token_bytes, weight_bytes
 from benchmarks.gpu_served import served
 from benchmarks.report import ROOT
-from handlers.device import driver_version
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import AnswerRequest, PlacedImage, SamplingParams
 from handlers.errors import TurnTimedOut
+from handlers.worker.device import driver_version
 
 SYNCHRONIZES = "called a synchronizing CUDA operation"  # torch's words
 

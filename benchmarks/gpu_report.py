@@ -40,7 +40,7 @@ from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_model import SHAPES
 from benchmarks.gpu_page import as_page
 from benchmarks.gpu_phases import PHASES
-from handlers.device import choose_device
+from handlers.worker.device import choose_device
 
 SPARE_S = 10.0  # of the time, for the end of the soak's last step
 

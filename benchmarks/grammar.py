@@ -39,8 +39,8 @@ from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import AnswerRequest, FinishReason, GrammarText, SamplingParams, TokenEvent
 from handlers.engine.grammar import Grammar, GrammarCompiler
-from handlers.grammar_settings import GrammarSettings
 from handlers.models.loader import load_model
+from handlers.settings.grammar import GrammarSettings
 
 ROWS = 8
 NUM_NEW = 64

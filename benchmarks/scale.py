@@ -34,7 +34,7 @@ from benchmarks.report import parse_options, print_report
 from benchmarks.scale_fleet import ENDPOINT, EXPIRES_AT, KEYS, Fleet, Outcome, Plan
 from benchmarks.scale_journal import NUM_TURNS, JournalCost, measure_redis, measure_s3
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.requests import Caller
+from handlers.requests.incoming import Caller
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire.session_ids import verify
 

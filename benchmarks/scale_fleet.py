@@ -12,7 +12,7 @@ from random import Random
 
 from benchmarks.routing_simulation import Run, service_time
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.requests import Caller
+from handlers.requests.incoming import Caller
 from torchmoor.config.health import RecoverySettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.metrics.invocations import InvocationMetrics

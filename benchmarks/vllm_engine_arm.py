@@ -24,8 +24,8 @@ from typing import Any
 import psutil
 
 from handlers.engine.vllm.start import make_arguments, open_vllm, prepare_environment, read_prompts
-from handlers.settings import ChatSessionSettings, EngineSettings, HandlerSettings, ModelSettings
-from handlers.vllm_settings import VllmSettings
+from handlers.settings.handler import ChatSessionSettings, EngineSettings, HandlerSettings, ModelSettings
+from handlers.settings.vllm import VllmSettings
 
 ANSWERS = os.dup(1)  # vLLM talks on standard output
 os.dup2(2, 1)
@@ -144,8 +144,8 @@ class Request:
     """A request to the chat service, whose reply is read as the pump does."""
 
     def __init__(self, service: Any, body: Any, headers: dict[str, str] | None = None) -> None:
-        from handlers.reply import PendingReply
-        from handlers.requests import Incoming
+        from handlers.requests.incoming import Incoming
+        from handlers.requests.reply import PendingReply
 
         self._news = threading.Event()
         self._reply = PendingReply(self._news.set)
@@ -155,7 +155,7 @@ class Request:
 
     def read(self) -> bytes:
         """Wait for the end, and return the whole body."""
-        from handlers.reply import ReplyPieces, WholeReply
+        from handlers.requests.reply import ReplyPieces, WholeReply
 
         body = b""
         while True:

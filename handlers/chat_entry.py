@@ -22,11 +22,11 @@ class ChatHandler:
         )
 
         with without_collections():
-            from handlers.batch_reader import BatchReader
             from handlers.chat.metrics import CHAT_METRICS
             from handlers.many.metrics import ADAPTER_METRICS
-            from handlers.metrics_publisher import publish_metrics
-            from handlers.start import start_chat
+            from handlers.torchserve.batch_reader import BatchReader
+            from handlers.torchserve.metrics_publisher import publish_metrics
+            from handlers.torchserve.start_chat import start_chat
 
         started = time.monotonic()
         BatchReader().install()

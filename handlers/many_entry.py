@@ -22,10 +22,10 @@ class ManyHandler:
         )
 
         with without_collections():
-            from handlers.batch_reader import BatchReader
             from handlers.many.metrics import MANY_METRICS
-            from handlers.metrics_publisher import publish_metrics
-            from handlers.start_many import start_many
+            from handlers.torchserve.batch_reader import BatchReader
+            from handlers.torchserve.metrics_publisher import publish_metrics
+            from handlers.torchserve.start_many import start_many
 
         started = time.monotonic()
         BatchReader().install()

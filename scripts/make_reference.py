@@ -14,8 +14,8 @@ from pydantic import BaseModel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the set-up installs torchmoor only, without the handlers
 
 from handlers.chat.metrics import CHAT_METRICS
-from handlers.metrics_publisher import PREFIX
-from handlers.settings import ENV_PREFIX, HandlerSettings
+from handlers.settings.handler import ENV_PREFIX, HandlerSettings
+from handlers.torchserve.metrics_publisher import PREFIX
 from torchmoor.admin.collectors import METRICS
 from torchmoor.config.endpoints import VARIANT_GROUPS
 from torchmoor.config.group import allowed_range

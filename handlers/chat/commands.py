@@ -9,7 +9,7 @@ from handlers.chat.items import Item, References, Referred
 from handlers.chat.messages import ImageReference, Message
 from handlers.chat.parameters import Parameters
 from handlers.chat.queued_response import QueuedResponse
-from handlers.requests import Caller
+from handlers.requests.incoming import Caller
 from torchmoor.wire.session_query import SessionQuery
 
 

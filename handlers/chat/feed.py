@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from handlers.chat.forms import AnswerForm, Token
 from handlers.errors import HandlerError
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
 
 
 class FollowedForm(AnswerForm, Protocol):

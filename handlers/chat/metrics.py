@@ -5,8 +5,8 @@ from dataclasses import asdict
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.store import SessionStore
-from handlers.counters import COUNTER, GAUGE, HISTOGRAM, Counters, Metric
 from handlers.engine.contract import ChatEngine
+from handlers.worker.counters import COUNTER, GAUGE, HISTOGRAM, Counters, Metric
 
 DECODING_METRICS = (
     Metric(

@@ -30,7 +30,7 @@ from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.images.store import ImageStore
 from handlers.chat.metrics import count_everything
-from handlers.chat.resource_service import ResourceService, find_fetches
+from handlers.chat.resources.service import ResourceService, find_fetches
 from handlers.chat.sessions.expiry import ExpiryThread
 from handlers.chat.sessions.inspection import describe, list_sessions
 from handlers.chat.sessions.lifecycle import SessionLifecycle
@@ -47,12 +47,12 @@ from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.turn import Turn
 from handlers.engine.contract import ChatEngine
 from handlers.errors import InvalidRequest, SessionLost
-from handlers.fair_threads import FairThreads
 from handlers.journal.journal import Journal
 from handlers.models.prompt_format import PromptFormat
-from handlers.reply import PendingReply
-from handlers.requests import Incoming
-from handlers.settings import HandlerSettings
+from handlers.requests.incoming import Incoming
+from handlers.requests.reply import PendingReply
+from handlers.settings.handler import HandlerSettings
+from handlers.worker.fair_threads import FairThreads
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
 from torchmoor.wire.session_query import SessionQuery

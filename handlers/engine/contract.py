@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from PIL.Image import Image
 
-from handlers.counters import Counters
+from handlers.worker.counters import Counters
 
 WHITESPACE = " ?"  # between the tokens of JSON; without a bound a weak model would write nothing else
 # llguidance's options of a JSON schema. They win over its own "x-guidance", which could make its keywords void.

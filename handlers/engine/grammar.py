@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerFast
 
-from handlers.counters import Counters
 from handlers.engine.contract import JSON_OPTIONS, GrammarText
 from handlers.errors import InvalidRequest, Overloaded
-from handlers.grammar_settings import GrammarSettings
-from handlers.limited_process import LimitedProcess, WorkTooCostly
+from handlers.settings.grammar import GrammarSettings
+from handlers.worker.counters import Counters
+from handlers.worker.limited_process import LimitedProcess, WorkTooCostly
 
 if TYPE_CHECKING:  # loaded with the first grammar, because many workers need none
     from llguidance import LLMatcher, LLTokenizer

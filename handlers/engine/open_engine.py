@@ -4,7 +4,7 @@ from pathlib import Path
 
 from handlers.engine.contract import ChatEngine
 from handlers.models.prompt_format import PromptFormat
-from handlers.settings import HandlerSettings
+from handlers.settings.handler import HandlerSettings
 
 
 def open_engine(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -> tuple[PromptFormat, ChatEngine]:

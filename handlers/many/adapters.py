@@ -13,9 +13,9 @@ from handlers.many.metrics import count_memory
 from handlers.many.model import Cancel, LoadProgress, ModelLease
 from handlers.many.operations import manage_models
 from handlers.many.residency.registry import ModelRegistry, open_registry
-from handlers.reply import PendingReply
-from handlers.requests import Incoming
-from handlers.settings import HandlerSettings
+from handlers.requests.incoming import Incoming
+from handlers.requests.reply import PendingReply
+from handlers.settings.handler import HandlerSettings
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.chat.metrics import DECODING_METRICS
-from handlers.counters import COUNTER, GAUGE, HISTOGRAM, Counters, Metric
+from handlers.worker.counters import COUNTER, GAUGE, HISTOGRAM, Counters, Metric
 
 TIERS = ("device", "host", "disk")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from handlers.errors import LoadStopped, LoadTimedOut
-from handlers.reply import PendingReply
-from handlers.requests import Incoming
+from handlers.requests.incoming import Incoming
+from handlers.requests.reply import PendingReply
 
 
 class ModelTier(Enum):

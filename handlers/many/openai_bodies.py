@@ -14,7 +14,7 @@ from typing import Any
 from handlers.chat.checks import is_int, read_flag
 from handlers.errors import InvalidRequest
 from handlers.many.request import MAX_NAME, NUMBER_BYTES, TaskRequest, as_list, read_body, read_request
-from handlers.requests import Incoming
+from handlers.requests.incoming import Incoming
 from torchmoor.wire import headers as wire
 
 EMBEDDINGS, CLASSIFICATION = "sentence-embeddings", "text-classification"

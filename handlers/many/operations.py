@@ -6,8 +6,8 @@ from typing import Any
 from handlers.errors import HandlerError, InvalidRequest
 from handlers.many.request import read_body
 from handlers.many.residency.registry import ModelRegistry
-from handlers.reply import PendingReply
-from handlers.requests import Incoming
+from handlers.requests.incoming import Incoming
+from handlers.requests.reply import PendingReply
 from torchmoor.wire import operations
 from torchmoor.wire.operations import ACTION, MODEL, MODEL_ACTIONS, URL
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handlers.errors import InvalidRequest
-from handlers.json_values import begins_as_json, load_json
-from handlers.many_settings import TaskSettings
-from handlers.requests import JSON_TYPES, Incoming, missing_body, refuse_other_media
+from handlers.requests.incoming import JSON_TYPES, Incoming, missing_body, refuse_other_media
+from handlers.requests.json_values import begins_as_json, load_json
+from handlers.settings.many import TaskSettings
 
 MAX_NAME = 40
 NUMBER_BYTES = 20.0  # of a float in JSON; the mean is 22

@@ -3,15 +3,15 @@
 import time
 from typing import Any, cast
 
-from handlers.counters import Counters
 from handlers.errors import HandlerError, InvalidRequest, ResponseUnknown
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.metrics import MANY_METRICS, count_models
 from handlers.many.model import AnsweringModel, ModelLease
 from handlers.many.operations import manage_models
 from handlers.many.residency.registry import ModelRegistry
-from handlers.reply import PendingReply
-from handlers.requests import Incoming
+from handlers.requests.incoming import Incoming
+from handlers.requests.reply import PendingReply
+from handlers.worker.counters import Counters
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
 from torchmoor.wire.response_ids import read_resource_path

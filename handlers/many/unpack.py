@@ -18,7 +18,7 @@ from typing import IO, BinaryIO, cast
 from handlers.errors import ModelBroken
 from handlers.many.folder import CODE
 from handlers.many.model import LoadProgress
-from handlers.many_settings import ManySettings
+from handlers.settings.many import ManySettings
 from torchmoor.wire.archive_headers import BoundedTarInfo, BoundedZip
 
 Take = Callable[[int], None]  # reserves this number of bytes; raises OutOfDisk

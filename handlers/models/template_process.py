@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from handlers.limited_process import LimitedProcess, WorkTooCostly
+from handlers.worker.limited_process import LimitedProcess, WorkTooCostly
 
 CPU_S = 3.0
 MEMORY_BYTES = 256 << 20

@@ -10,7 +10,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from handlers.device import choose_device
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.pace import Pace
@@ -21,7 +20,8 @@ from handlers.engine.builtin.start import choose_kv_bytes
 from handlers.engine.contract import AnswerRequest, PlacedImage, SamplingParams, TokenEvent
 from handlers.errors import OutOfMemory
 from handlers.models.loader import load_model
-from handlers.settings import ChatSessionSettings
+from handlers.settings.handler import ChatSessionSettings
+from handlers.worker.device import choose_device
 from scripts.make_adapters import make_adapters
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save
 

@@ -23,8 +23,8 @@ from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, environ
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", ResourceWarning)  # TorchServe leaves its version file open
     from handlers.chat.metrics import CHAT_METRICS
-    from handlers.counters import COUNTER, GAUGE
-    from handlers.metrics_publisher import PREFIX
+    from handlers.torchserve.metrics_publisher import PREFIX
+    from handlers.worker.counters import COUNTER, GAUGE
 
 pytestmark = pytest.mark.torchserve
 

@@ -49,7 +49,7 @@ def test_an_archive_has_code_weights_and_configuration(models: Path) -> None:
     assert {
         "chat_entry.py",
         "chat.yaml",
-        "handlers/start.py",
+        "handlers/torchserve/start_chat.py",
         "torchmoor/__init__.py",
         "torchmoor/wire/headers.py",
         "model/config.json",

@@ -5,7 +5,7 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, Field
 
-from handlers.settings import HandlerSettings
+from handlers.settings.handler import HandlerSettings
 from scripts.make_reference import (
     CONTAINER_PAGE,
     METRICS_PAGE,

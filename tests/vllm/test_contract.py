@@ -9,9 +9,9 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from handlers.engine.open_engine import open_engine
 from handlers.errors import InternalError
-from handlers.many_settings import AdapterSettings
-from handlers.settings import ChatSessionSettings, EngineSettings, HandlerSettings, ModelSettings
-from handlers.vllm_settings import VllmSettings
+from handlers.settings.handler import ChatSessionSettings, EngineSettings, HandlerSettings, ModelSettings
+from handlers.settings.many import AdapterSettings
+from handlers.settings.vllm import VllmSettings
 from tests.unit.handlers.engine_contract import ENDLESS, Contender, EngineContract
 from tests.vllm.rename_weights import copy_renamed
 

@@ -9,8 +9,8 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from handlers.engine.open_engine import open_engine
-from handlers.settings import ChatSessionSettings, EngineSettings, HandlerSettings, ModelSettings
-from handlers.vllm_settings import VllmSettings
+from handlers.settings.handler import ChatSessionSettings, EngineSettings, HandlerSettings, ModelSettings
+from handlers.settings.vllm import VllmSettings
 from tests.unit.handlers.engine_contract import Contender, draw
 from tests.vllm.rename_weights import copy_renamed
 from tests.vllm.tiny_families import ANSWERING, FAMILIES

@@ -177,7 +177,7 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
         "ts_header_key_sequence_end": headers.SEQUENCE_END,
         "disable_system_metrics": "true",
         "metrics_mode": "prometheus",
-        "model_metrics_auto_detect": "true",  # handlers/metrics_publisher.py prints the handler's metrics
+        "model_metrics_auto_detect": "true",  # handlers/torchserve/metrics_publisher.py prints the handler's metrics
         "vmargs": " ".join([f"-Xmx{settings.heap_mib}m", *JAVA_FLAGS, *_java_flags(settings)]),
         **settings.properties,
         **spec.properties,

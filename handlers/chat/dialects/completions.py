@@ -20,8 +20,8 @@ from handlers.chat.dialects.openai_fields import (
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.parameters import Parameters, check_parameter
 from handlers.errors import InvalidRequest
-from handlers.requests import Incoming
-from handlers.settings import RequestSettings
+from handlers.requests.incoming import Incoming
+from handlers.settings.handler import RequestSettings
 
 DEFAULT_TOKENS = 16  # OpenAI's
 KIND = "text_completion"

@@ -29,8 +29,8 @@ from handlers.chat.messages import TOOL, ImagePart, Message, Part, TextPart, Too
 from handlers.chat.parameters import Parameters
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import ContextTooLong, InvalidRequest, UnsupportedMedia
-from handlers.requests import Incoming
-from handlers.settings import RequestSettings
+from handlers.requests.incoming import Incoming
+from handlers.settings.handler import RequestSettings
 from torchmoor.wire import headers as wire
 
 CHUNK = "chat.completion.chunk"

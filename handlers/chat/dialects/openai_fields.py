@@ -10,8 +10,8 @@ from handlers.chat.checks import is_int, is_unicode, names, read_flag
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.parameters import OPENAI_NAMES, check_parameter
 from handlers.errors import HandlerError, InvalidRequest
-from handlers.requests import Incoming
-from handlers.settings import RequestSettings
+from handlers.requests.incoming import Incoming
+from handlers.settings.handler import RequestSettings
 from torchmoor.wire import headers as wire
 
 MAX_NAME_CHARS = 256

@@ -35,8 +35,8 @@ from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.identity import identify
 from handlers.chat.items import NOTHING, Referred, find_references, parse_input
 from handlers.errors import InvalidRequest, ResponseUnknown
-from handlers.requests import Incoming
-from handlers.settings import RequestSettings
+from handlers.requests.incoming import Incoming
+from handlers.settings.handler import RequestSettings
 from torchmoor.wire import background
 from torchmoor.wire import headers as wire
 

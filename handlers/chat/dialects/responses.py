@@ -27,8 +27,8 @@ from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter, 
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import InvalidRequest, ResponseUnknown
-from handlers.requests import Incoming
-from handlers.settings import RequestSettings
+from handlers.requests.incoming import Incoming
+from handlers.settings.handler import RequestSettings
 from torchmoor.wire import headers as wire
 from torchmoor.wire.response_ids import Place, read_conversation_id, read_response_id
 

@@ -12,8 +12,8 @@ from handlers.chat.messages import SYSTEM, TOOL, ImageReference, Message, TextPa
 from handlers.chat.parameters import Parameters, check_fields, parse_parameters
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch
-from handlers.requests import Incoming
-from handlers.settings import RequestSettings
+from handlers.requests.incoming import Incoming
+from handlers.settings.handler import RequestSettings
 from torchmoor.wire import headers as wire
 from torchmoor.wire.headers import NEW_SESSION
 from torchmoor.wire.marked_text import ERROR_MARK

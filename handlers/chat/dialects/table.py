@@ -15,9 +15,9 @@ from handlers.chat.dialects.session import parse_image, parse_session
 from handlers.chat.dialects.tgi import parse_inputs
 from handlers.chat.dialects.turns import join_session
 from handlers.errors import EulaNotAccepted, InvalidRequest
-from handlers.json_values import begins_as_json, load_json
-from handlers.requests import JSON_TYPES, Incoming, missing_body, refuse_other_media
-from handlers.settings import RequestSettings
+from handlers.requests.incoming import JSON_TYPES, Incoming, missing_body, refuse_other_media
+from handlers.requests.json_values import begins_as_json, load_json
+from handlers.settings.handler import RequestSettings
 from torchmoor.wire import headers as wire
 
 # Parsers by the field that identifies a dialect's body. Such a body does not name a session, but the session header

@@ -12,8 +12,8 @@ from handlers.chat.commands import Generate
 from handlers.chat.forms import AnswerForm, Summary, Token, encode
 from handlers.chat.parameters import Parameters, check_fields, parse_parameters
 from handlers.errors import BadImage, BadInput, HandlerError, InvalidRequest, NoRoom
-from handlers.requests import Incoming
-from handlers.settings import RequestSettings
+from handlers.requests.incoming import Incoming
+from handlers.settings.handler import RequestSettings
 
 _FIELDS = {"inputs", "parameters", "stream", "model"}  # huggingface_hub adds the model's name
 

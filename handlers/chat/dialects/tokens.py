@@ -7,8 +7,8 @@ from handlers.chat.commands import Detokenize, Tokenize
 from handlers.chat.dialects.completions import parse_completion
 from handlers.chat.dialects.openai import parse_chat_completion
 from handlers.errors import InvalidRequest
-from handlers.requests import Incoming
-from handlers.settings import RequestSettings
+from handlers.requests.incoming import Incoming
+from handlers.settings.handler import RequestSettings
 
 MAX_TOKENS = 1 << 17  # of a request
 

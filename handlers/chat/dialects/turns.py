@@ -3,7 +3,7 @@
 from handlers.chat.commands import Ask, Generate, OpenAndAsk, opening_of
 from handlers.chat.messages import TOOL, Message, Part, TextPart, images_of, split_images, write_results
 from handlers.errors import InvalidRequest, SessionLimitReached
-from handlers.requests import Incoming
+from handlers.requests.incoming import Incoming
 from torchmoor.wire import headers as wire
 from torchmoor.wire.headers import NEW_SESSION
 

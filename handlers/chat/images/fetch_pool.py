@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 from handlers.chat.images.addresses import is_fetched
 from handlers.chat.messages import ImageReference
 from handlers.errors import InternalError
-from handlers.fair_threads import FairThreads
-from handlers.reply import PendingReply
-from handlers.requests import Caller
-from handlers.settings import IntakeSettings
+from handlers.requests.incoming import Caller
+from handlers.requests.reply import PendingReply
+from handlers.settings.handler import IntakeSettings
+from handlers.worker.fair_threads import FairThreads
 
 TIME_SHARE = 2 / 3  # fraction of a request's time for its downloads; the rest is for its answer
 

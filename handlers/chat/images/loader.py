@@ -21,9 +21,9 @@ from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.chat.images.http import HttpImages, Resolver, resolve
 from handlers.chat.messages import ImageReference, KeptImage
 from handlers.errors import ImageTooLarge, ImageUrlForbidden, NotAnImage
-from handlers.reply import PendingReply
-from handlers.requests import refuse_other_media
-from handlers.settings import IntakeSettings
+from handlers.requests.incoming import refuse_other_media
+from handlers.requests.reply import PendingReply
+from handlers.settings.handler import IntakeSettings
 
 if TYPE_CHECKING:
     from handlers.chat.images.s3 import S3Images

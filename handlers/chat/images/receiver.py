@@ -7,9 +7,9 @@ from handlers.chat.images.addresses import is_fetched
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.store import Image, ImageStore
 from handlers.chat.messages import ImageReference
-from handlers.counters import Counters
 from handlers.errors import InvalidRequest
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
+from handlers.worker.counters import Counters
 
 
 @dataclass(frozen=True, slots=True)

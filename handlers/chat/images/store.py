@@ -21,10 +21,10 @@ from enum import Enum
 
 from PIL import Image as Pillow
 
-from handlers.counters import Counters
 from handlers.engine.contract import ImageFeatures
 from handlers.errors import OutOfMemory
 from handlers.journal.event import image_hash
+from handlers.worker.counters import Counters
 
 logger = logging.getLogger(__name__)
 ROWS_PER_DIGEST = 64  # copied at a time

@@ -13,7 +13,6 @@ from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
-from handlers.counters import Counters
 from handlers.errors import (
     HandlerError,
     InvalidRequest,
@@ -24,10 +23,11 @@ from handlers.errors import (
     SessionUnknown,
     TurnConflict,
 )
-from handlers.fair_threads import FairThreads
 from handlers.journal.event import Event
-from handlers.reply import PendingReply
-from handlers.requests import Caller
+from handlers.requests.incoming import Caller
+from handlers.requests.reply import PendingReply
+from handlers.worker.counters import Counters
+from handlers.worker.fair_threads import FairThreads
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
 from torchmoor.wire.response_ids import Place

@@ -21,7 +21,6 @@ from handlers.chat.sessions.entries import entries_of, fields_of, messages_added
 from handlers.chat.sessions.openings import RememberedOpenings
 from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.store import SessionStore
-from handlers.counters import Counters
 from handlers.errors import (
     BadImage,
     CallerBudgetReached,
@@ -37,7 +36,8 @@ from handlers.errors import (
 from handlers.journal.event import DamagedRecord, Event, EventTooLarge
 from handlers.journal.failures import explain_failure
 from handlers.journal.journal import EventTaken, Journal, JournalClosed, JournalFull, Listed, OwnerFull, make_listed
-from handlers.requests import Caller
+from handlers.requests.incoming import Caller
+from handlers.worker.counters import Counters
 from torchmoor.wire.session_hash import session_hash
 
 logger = logging.getLogger(__name__)

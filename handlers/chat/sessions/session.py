@@ -12,7 +12,7 @@ from handlers.engine.contract import KvCache, KvPart
 from handlers.errors import SessionGone
 from handlers.journal.event import Event
 from handlers.journal.journal import owner_key
-from handlers.requests import Caller
+from handlers.requests.incoming import Caller
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import SessionId
 

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from handlers.errors import SettingsError
-from handlers.requests import Caller
+from handlers.requests.incoming import Caller
 from torchmoor.wire.session_ids import (
     INSTANCE_VARIABLE,
     KEYS_VARIABLE,

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 
 from handlers.chat.images.store import Image
 from handlers.chat.sessions.session import Session
-from handlers.counters import Counters
 from handlers.engine.contract import KvParts
 from handlers.errors import HandlerError, OutOfMemory
 from handlers.journal.event import DamagedRecord
 from handlers.journal.journal import Journal, JournalFull, OwnerFull
 from handlers.journal.kv_codec import HEAD_BYTES, KvCodec
+from handlers.worker.counters import Counters
 
 logger = logging.getLogger(__name__)
 MAX_WAITING = 10_000  # sessions that wait to be written; beyond this number the oldest is skipped

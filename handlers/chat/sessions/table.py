@@ -16,11 +16,11 @@ from handlers.chat.sessions.eviction import IdleSessions
 from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones
 from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.counters import Counters
 from handlers.engine.contract import KvPool
 from handlers.errors import Overloaded, SessionClosed, SessionExpired, SessionGone, SessionLost, SessionUnknown
-from handlers.requests import Caller
-from handlers.settings import ChatSessionSettings
+from handlers.requests.incoming import Caller
+from handlers.settings.handler import ChatSessionSettings
+from handlers.worker.counters import Counters
 from torchmoor.wire.session_ids import SessionId
 
 logger = logging.getLogger(__name__)

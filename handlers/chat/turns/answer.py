@@ -16,11 +16,11 @@ from handlers.chat.commands import Ask, Generate
 from handlers.chat.feed import FollowedForm
 from handlers.chat.forms import Summary, Token
 from handlers.chat.turns.detokenizer import Detokenizer
-from handlers.continuation import AnswerStart, Continuation, write_note
 from handlers.engine.contract import FinishReason, TokenEvent
 from handlers.errors import TurnConflict
 from handlers.models.prompt_format import PromptFormat
-from handlers.reply import JSON, PendingReply
+from handlers.requests.continuation import AnswerStart, Continuation, write_note
+from handlers.requests.reply import JSON, PendingReply
 from torchmoor.wire import headers as wire
 from torchmoor.wire.receipt import CACHE_TIER, GENERATED_TOKENS
 

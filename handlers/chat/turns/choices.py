@@ -19,7 +19,7 @@ from handlers.chat.turns.completion import Completion
 from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.question import Prompt
 from handlers.errors import HandlerError
-from handlers.reply import JSON, PendingReply, ReplyPieces
+from handlers.requests.reply import JSON, PendingReply, ReplyPieces
 from torchmoor.wire.receipt import GENERATED_TOKENS
 
 _ALL = 1 << 62  # bytes of a choice's stream that are taken at once

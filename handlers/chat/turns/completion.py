@@ -18,7 +18,7 @@ from handlers.chat.turns.generation import Generation
 from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.question import Prompt
 from handlers.errors import InvalidRequest
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
 
 
 class Completion:

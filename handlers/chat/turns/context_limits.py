@@ -6,7 +6,7 @@ from handlers.chat.parameters import Parameters
 from handlers.engine.contract import KvPool
 from handlers.errors import ContextTooLong, InvalidRequest
 from handlers.models.prompt_format import PromptFormat
-from handlers.settings import ChatSessionSettings, EngineSettings
+from handlers.settings.handler import ChatSessionSettings, EngineSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from handlers.chat.turns.answer import AnswerWriter
 from handlers.chat.turns.generation_parts import GenerationParts, Submit
 from handlers.chat.turns.placed_images import PlacedImages, place_images
 from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of
-from handlers.continuation import AnswerStart, Continuation
 from handlers.engine.contract import (
     AnswerRequest,
     Cancel,
@@ -44,7 +43,8 @@ from handlers.errors import (
     TurnTimedOut,
 )
 from handlers.models.answer_style import AnswerStyle
-from handlers.reply import PendingReply
+from handlers.requests.continuation import AnswerStart, Continuation
+from handlers.requests.reply import PendingReply
 from torchmoor.wire.receipt import CACHE_TIER, CONTEXT_TOKENS, PREFILL_TOKENS, QUEUE_MS, TTFT_MS, TURN
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from handlers.chat.images.store import ImageStore
 from handlers.chat.sessions.stored_kv import StoredKv
 from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.context_limits import ContextLimits
-from handlers.counters import Counters
 from handlers.engine.contract import ChatEngine
-from handlers.fair_threads import FairThreads
 from handlers.models.prompt_format import PromptFormat
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
+from handlers.worker.counters import Counters
+from handlers.worker.fair_threads import FairThreads
 
 Submit = Callable[[Callable[[], None]], Future[None]]
 """Runs an action on another thread. Raises RuntimeError once that is shut down."""

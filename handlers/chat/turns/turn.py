@@ -28,7 +28,7 @@ from handlers.chat.turns.history import count_turns, read_system, without_oldest
 from handlers.chat.turns.question import AnsweredBefore, Prompt
 from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.journal.event import Event
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
 from torchmoor.wire.receipt import DROPPED_TURNS, REBUILT_EVENTS, TURN
 
 DROP_STEP = 4  # turns dropped at once: fewer would change the prompt's beginning, and so its cached blocks, more often

@@ -7,8 +7,6 @@ from pathlib import Path
 from PIL.Image import Image
 from torch import Tensor
 
-from handlers.counters import Counters
-from handlers.device import exit_worker
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import BlockPool
 from handlers.engine.builtin.kv_parts import BlockParts
@@ -26,10 +24,12 @@ from handlers.engine.contract import (
 )
 from handlers.engine.grammar import Grammar, GrammarCompiler
 from handlers.errors import OutOfMemory
-from handlers.grammar_settings import GrammarSettings
 from handlers.models.lora import LoraAdapter
 from handlers.models.text import TextModel
-from handlers.settings import EngineSettings
+from handlers.settings.grammar import GrammarSettings
+from handlers.settings.handler import EngineSettings
+from handlers.worker.counters import Counters
+from handlers.worker.device import exit_worker
 
 
 class BuiltinEngine:

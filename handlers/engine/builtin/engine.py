@@ -16,7 +16,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from handlers.device import use_device
 from handlers.engine.builtin.draw import Draw
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.engine.builtin.pace import MIN_CHUNK
@@ -27,6 +26,7 @@ from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import FinishReason, TokenEvent
 from handlers.engine.grammar import GrammarFailed
 from handlers.errors import InternalError, InvalidRequest, OutOfMemory, TurnTimedOut
+from handlers.worker.device import use_device
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

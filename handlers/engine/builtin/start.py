@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from handlers.device import choose_device
 from handlers.engine.builtin.chat_engine import BuiltinEngine, make_builtin_engine
 from handlers.engine.builtin.runner import cache_shape
 from handlers.errors import OutOfMemory, SettingsError
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
-from handlers.settings import ChatSessionSettings, HandlerSettings
+from handlers.settings.handler import ChatSessionSettings, HandlerSettings
+from handlers.worker.device import choose_device
 
 DEFAULT_CPU_KV_BYTES = 1 << 30
 STEP_BYTES = 512 << 20  # of a GPU, for activations, workspaces and graphs; logits are added

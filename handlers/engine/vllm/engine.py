@@ -21,8 +21,6 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from handlers.counters import Counters
-from handlers.device import exit_worker
 from handlers.engine.contract import (
     AnswerRequest,
     Cancel,
@@ -44,6 +42,8 @@ from handlers.engine.vllm.step_log import StepLog
 from handlers.errors import BadImage, HandlerError, InternalError, InvalidRequest, ModelBroken, TurnTimedOut
 from handlers.models.lora import read_files
 from handlers.models.prompt_format import PromptFormat
+from handlers.worker.counters import Counters
+from handlers.worker.device import exit_worker
 
 logger = logging.getLogger(__name__)
 MAX_REASON_CHARS = 500

@@ -11,13 +11,13 @@ from typing import Any
 
 from transformers import AutoConfig, AutoProcessor, GenerationConfig
 
-from handlers.counters import Counters
 from handlers.errors import SettingsError
 from handlers.models.memory import read_headers
 from handlers.models.processor import Processor
 from handlers.models.prompt_format import PromptFormat
 from handlers.models.tokenizer import load_tokenizer
-from handlers.settings import HandlerSettings
+from handlers.settings.handler import HandlerSettings
+from handlers.worker.counters import Counters
 from torchmoor.wire.sampling_ranges import TOP_TOKENS
 
 logger = logging.getLogger(__name__)

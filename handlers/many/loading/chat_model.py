@@ -20,9 +20,9 @@ from handlers.models.loader import load_model, make_text_model
 from handlers.models.text import TextModel
 from handlers.models.tokenizer import load_tokenizer
 from handlers.models.transformers_check import TransformersCheck
-from handlers.reply import PendingReply
-from handlers.requests import Incoming
-from handlers.settings import HandlerSettings, JournalSettings
+from handlers.requests.incoming import Incoming
+from handlers.requests.reply import PendingReply
+from handlers.settings.handler import HandlerSettings, JournalSettings
 
 
 class ChatModel(PlacedModel):

@@ -11,9 +11,7 @@ from transformers import AutoImageProcessor
 
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.device import exit_worker
 from handlers.errors import ModelBroken, SettingsError
-from handlers.fair_threads import FairThreads
 from handlers.many.compute import Compute, TaskRow
 from handlers.many.folder import CONFIG, OWN_CONFIG, read_json, read_own_config
 from handlers.many.loading.chat_model import ChatModel
@@ -36,7 +34,9 @@ from handlers.many.tasks.triton import TritonTask, is_triton
 from handlers.models.declared_size import check_files
 from handlers.models.loader import choose_type
 from handlers.models.tokenizer import load_tokenizer
-from handlers.settings import HandlerSettings
+from handlers.settings.handler import HandlerSettings
+from handlers.worker.device import exit_worker
+from handlers.worker.fair_threads import FairThreads
 
 logger = logging.getLogger(__name__)
 

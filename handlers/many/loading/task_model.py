@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from handlers.errors import HandlerError, InternalError, InvalidRequest
-from handlers.fair_threads import FairThreads
 from handlers.many.compute import Compute, RowQueue, TaskRow
 from handlers.many.loading.tensor_placement import Assembled, PlacedModel
 from handlers.many.openai_bodies import GENERATION, read_task_request
 from handlers.many.request import TaskForm, TaskRequest
 from handlers.many.tasks.task import EncodedAnswer, Task, TaskWork
-from handlers.reply import JSON, PendingReply
-from handlers.requests import Incoming
+from handlers.requests.incoming import Incoming
+from handlers.requests.reply import JSON, PendingReply
+from handlers.worker.fair_threads import FairThreads
 from torchmoor.wire import headers as wire
 
 

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from handlers.counters import Counters
 from handlers.errors import HandlerError, ModelBroken, ModelLoading, ModelUnknown, OutOfMemory, Overloaded
 from handlers.many.model import DiskLease, LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency import eviction
@@ -30,7 +29,8 @@ from handlers.many.residency.entry import RESIDENT, LoaderStep, ModelEntry, Mode
 from handlers.many.residency.load_history import BrokenModel, LoadHistory
 from handlers.many.residency.memory_budget import MemoryBudget
 from handlers.many.residency.ticket import ModelTicket
-from handlers.many_settings import ManySettings
+from handlers.settings.many import ManySettings
+from handlers.worker.counters import Counters
 
 
 class ModelCache:

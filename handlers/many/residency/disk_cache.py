@@ -31,7 +31,7 @@ from uuid import uuid4
 from handlers.errors import OutOfDisk, SettingsError
 from handlers.many.model import DiskLease
 from handlers.many.residency.memory_budget import TierBudget
-from handlers.many_settings import ManySettings
+from handlers.settings.many import ManySettings
 
 logger = logging.getLogger(__name__)
 MARKER = "marker.json"

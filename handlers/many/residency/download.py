@@ -16,7 +16,7 @@ from handlers.many.model import DiskLease, LoadProgress
 from handlers.many.residency.disk_cache import DiskCache, PartialFolder
 from handlers.many.sources.source import Find, Replaced, SourceModel
 from handlers.many.unpack import PIECE_BYTES, unpack_tar, unpack_zip
-from handlers.many_settings import ManySettings
+from handlers.settings.many import ManySettings
 
 logger = logging.getLogger(__name__)
 MAX_CHANGES = 5  # of a model while it is read

@@ -18,8 +18,8 @@ from handlers.many.model import Loader
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.download import Downloader
 from handlers.many.residency.entry import LoaderStep, ModelEntry
-from handlers.many_settings import ManySettings
-from handlers.process_memory import release_memory
+from handlers.settings.many import ManySettings
+from handlers.worker.process_memory import release_memory
 
 logger = logging.getLogger(__name__)
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")

@@ -29,8 +29,8 @@ from handlers.many.residency.ticket import ModelTicket
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import identify_source, open_source
 from handlers.many.sources.source import SOURCE, check_name
-from handlers.many_settings import ManySettings
-from handlers.process_memory import choose_device_bytes
+from handlers.settings.many import ManySettings
+from handlers.worker.process_memory import choose_device_bytes
 
 logger = logging.getLogger(__name__)
 MIN_TICK_S = 0.01

@@ -7,7 +7,7 @@ from handlers.errors import ModelUnknown, SettingsError
 from handlers.many.sources.directory import find_in
 from handlers.many.sources.given import FILE_URL
 from handlers.many.sources.source import SOURCE, Find, SourceModel
-from handlers.many_settings import ManySettings
+from handlers.settings.many import ManySettings
 
 
 def open_source(settings: ManySettings, worker_dir: Path, setting: str = SOURCE) -> Find:

@@ -22,8 +22,8 @@ from handlers.many.sources.source import (
     unknown_model,
     version_of,
 )
-from handlers.many_settings import ManySettings
 from handlers.s3 import PIECE_BYTES, PieceReader, S3Error, list_objects, make_client, read_object, split_url, translated
+from handlers.settings.many import ManySettings
 
 
 class S3Source:

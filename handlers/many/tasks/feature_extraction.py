@@ -8,7 +8,7 @@ from handlers.many.compute import TaskRow
 from handlers.many.request import NUMBER_BYTES, TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
 
 
 class FeatureExtraction(TextTask):

@@ -12,7 +12,7 @@ from handlers.many.compute import TaskRow
 from handlers.many.request import Parameters, TaskRequest, check_text, texts_of
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
 
 PARAMETERS: Parameters = {"top_k": int, "targets": (str, list), "truncation": bool}
 DEFAULT_TOP_K = 5

@@ -12,9 +12,9 @@ from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest, as_list
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import Input, TaskWork
-from handlers.many_settings import TaskSettings
 from handlers.models.processor import scaled_side
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
+from handlers.settings.many import TaskSettings
 
 DEFAULT_TOP_K = 5
 PIXELS_PER_TOKEN = 256  # a patch of 16 by 16 counts as one token of a batch

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from handlers.errors import InvalidRequest
-from handlers.json_values import load_json
 from handlers.many.request import TaskRequest, read_body
 from handlers.many.tasks.task import EncodedAnswer
-from handlers.requests import Incoming
+from handlers.requests.incoming import Incoming
+from handlers.requests.json_values import load_json
 from torchmoor.wire import headers as wire
 
 MAX_TENSORS = 64

@@ -16,7 +16,7 @@ from handlers.many.compute import TaskRow
 from handlers.many.request import Parameters, TaskRequest, check_text, text_inputs
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
 
 PARAMETERS: Parameters = {
     **dict.fromkeys(("top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len"), int),

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
 
 
 @dataclass(frozen=True, slots=True)

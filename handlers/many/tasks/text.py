@@ -14,8 +14,8 @@ from handlers.errors import ContextTooLong, InvalidRequest
 from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import Input, TaskWork
-from handlers.many_settings import TaskSettings
 from handlers.models.tokenizer import check_known
+from handlers.settings.many import TaskSettings
 
 UNLIMITED = 1_000_000  # tokenizers without a limit report a much larger number
 # From one encoding and its output to one result.

@@ -10,7 +10,7 @@ from handlers.many.request import TaskRequest, check_text, text_inputs
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
 
 PARAMETERS = {"top_k": int, "function_to_apply": str, "truncation": bool, "return_all_scores": bool}
 

@@ -11,7 +11,7 @@ from handlers.errors import InvalidRequest
 from handlers.many.request import TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
 
 
 class TokenClassification(TextTask):

@@ -22,7 +22,7 @@ from handlers.many.request import TaskRequest
 from handlers.many.tasks.open_inference import MAX_DIMENSIONS, MAX_TENSORS, NAMES, TYPES, TensorForm, read_tensor
 from handlers.many.tasks.pbtxt import Message, parse_pbtxt
 from handlers.many.tasks.task import Input, TaskWork
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
 
 CONFIG = "config.pbtxt"
 MODEL = "model.pt"

@@ -23,12 +23,11 @@ from handlers.engine.builtin.engine import Engine
 from handlers.errors import InternalError
 from handlers.journal.journal import Journal
 from handlers.many.adapters import AdapterStore, open_adapters
-from handlers.many_settings import AdapterSettings, ManySettings
 from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
-from handlers.reply import PendingReply, ReplyPieces, WholeReply
-from handlers.requests import Incoming
-from handlers.settings import (
+from handlers.requests.incoming import Incoming
+from handlers.requests.reply import PendingReply, ReplyPieces, WholeReply
+from handlers.settings.handler import (
     ChatSessionSettings,
     EngineSettings,
     HandlerSettings,
@@ -37,6 +36,7 @@ from handlers.settings import (
     PumpSettings,
     RequestSettings,
 )
+from handlers.settings.many import AdapterSettings, ManySettings
 from tests.unit.handlers.journal_stores import store as store
 from tests.unit.handlers.tiny_checkpoints import copy_with_two_layers
 from tests.waiting import wait_until

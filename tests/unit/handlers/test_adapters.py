@@ -23,9 +23,9 @@ from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import Adapter, AnswerRequest, ChatEngine, KvCache, SamplingParams, TokenEvent
 from handlers.engine.open_engine import open_engine
 from handlers.errors import ModelBroken, SettingsError
-from handlers.many_settings import AdapterSettings
 from handlers.models.loader import load_model
-from handlers.settings import ChatSessionSettings, HandlerSettings, ModelSettings
+from handlers.settings.handler import ChatSessionSettings, HandlerSettings, ModelSettings
+from handlers.settings.many import AdapterSettings
 from scripts.make_adapters import make_adapters, read_layers, write_adapter
 from tests.unit.handlers.conftest import DEMO
 from tests.unit.handlers.merged import add_adapter, generate_greedily

@@ -9,7 +9,7 @@ from handlers.chat.dialects.background_form import BackgroundForm
 from handlers.chat.feed import AnswerFeed
 from handlers.chat.forms import Token
 from handlers.errors import ClientGone
-from handlers.reply import PendingReply, ReplyPieces
+from handlers.requests.reply import PendingReply, ReplyPieces
 from tests.unit.handlers.test_response_form import ITEMS, read, summarise
 
 FAILED = {"status": "failed", "error": {"code": "server_error", "message": "why"}}

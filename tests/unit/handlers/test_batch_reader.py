@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.batch_reader import PART_BYTES, BatchReader
+from handlers.torchserve.batch_reader import PART_BYTES, BatchReader
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", ResourceWarning)  # it leaves its version file open

@@ -15,8 +15,8 @@ from handlers.journal.directory import DirectoryJournal
 from handlers.journal.url import open_journal
 from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
-from handlers.requests import Incoming
-from handlers.settings import JournalSettings
+from handlers.requests.incoming import Incoming
+from handlers.settings.handler import JournalSettings
 from scripts.make_adapters import make_adapters
 from tests.servers import BUCKET, S3Server
 from tests.unit.handlers.conftest import Client, EndlessModel, Exchange, Reference, ServiceFactory

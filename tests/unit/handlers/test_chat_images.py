@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from PIL import Image as Pillow
 
 from handlers.chat.images.store import MAX_ENCODINGS, Image, ImageStore, ImageTier
-from handlers.counters import Counters
 from handlers.errors import JournalUnavailable, NotAnImage, OutOfMemory
+from handlers.worker.counters import Counters
 
 ONE = 2 * 4 * 4  # bytes of a picture's features here
 SCOPE = "endpoint|caller"

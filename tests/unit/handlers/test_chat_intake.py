@@ -31,8 +31,8 @@ from handlers.errors import (
     OutOfMemory,
     UnsupportedMedia,
 )
-from handlers.reply import PendingReply
-from handlers.settings import IntakeSettings
+from handlers.requests.reply import PendingReply
+from handlers.settings.handler import IntakeSettings
 from tests.tools import require
 
 LOCAL = ("127.0.0.1", "::1")

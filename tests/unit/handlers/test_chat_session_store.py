@@ -16,7 +16,6 @@ from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
-from handlers.counters import Counters
 from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape
 from handlers.errors import (
     HandlerError,
@@ -28,8 +27,9 @@ from handlers.errors import (
     SessionLost,
     SessionUnknown,
 )
-from handlers.requests import Caller
-from handlers.settings import ChatSessionSettings
+from handlers.requests.incoming import Caller
+from handlers.settings.handler import ChatSessionSettings
+from handlers.worker.counters import Counters
 from torchmoor.wire.session_ids import SessionId
 
 SHAPE = CacheShape(2, 1, 4, torch.float32, torch.device("cpu"))

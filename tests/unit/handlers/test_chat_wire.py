@@ -21,7 +21,7 @@ from handlers.errors import (
     SessionLimitReached,
     UnsupportedMedia,
 )
-from handlers.requests import Caller, Incoming
+from handlers.requests.incoming import Caller, Incoming
 
 NOBODY = Caller("", "")
 SESSION = "x-amzn-sagemaker-session-id"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from handlers.continuation import read_continuation
 from handlers.engine.builtin import chat_engine
 from handlers.engine.contract import Capabilities
 from handlers.errors import InvalidRequest
 from handlers.journal.directory import DirectoryJournal
 from handlers.models.llava import LlavaModel
-from handlers.requests import Incoming
-from handlers.settings import JournalSettings
+from handlers.requests.continuation import read_continuation
+from handlers.requests.incoming import Incoming
+from handlers.settings.handler import JournalSettings
 from tests.unit.handlers.conftest import Client, EndlessModel, Exchange, ServiceFactory
 from torchmoor.wire import headers as wire
 from torchmoor.wire.continuation import ContinuationRequest, MarkedPiece, MarkedPieceReader, PieceKind, join_request

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from handlers.fair_threads import FairThreads
+from handlers.worker.fair_threads import FairThreads
 from tests.unit.handlers.conftest import ServiceFactory
 
 ALICE, BOB = ({"x-torchmoor-endpoint": "e", "x-torchmoor-principal": name} for name in ("alice", "bob"))

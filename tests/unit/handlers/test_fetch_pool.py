@@ -12,9 +12,9 @@ import pytest
 from handlers.chat.images.fetch_pool import FetchPool, find_line
 from handlers.chat.images.loader import ImageLoader
 from handlers.errors import ImageUnreachable, InternalError, Overloaded
-from handlers.reply import PendingReply
-from handlers.requests import Caller
-from handlers.settings import IntakeSettings
+from handlers.requests.incoming import Caller
+from handlers.requests.reply import PendingReply
+from handlers.settings.handler import IntakeSettings
 from tests.unit.handlers.conftest import FakeClock
 from tests.unit.handlers.test_chat_intake import PNG, WebServer, answer
 from tests.waiting import wait_until

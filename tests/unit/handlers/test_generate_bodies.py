@@ -14,8 +14,8 @@ from handlers.chat.forms import AnswerForm
 from handlers.chat.messages import ImagePart, Message, TextPart, images_of, split_images
 from handlers.chat.parameters import Parameters
 from handlers.errors import ContextTooLong, HandlerError, InvalidRequest
-from handlers.requests import Caller, Incoming
-from handlers.settings import RequestSettings
+from handlers.requests.incoming import Caller, Incoming
+from handlers.settings.handler import RequestSettings
 
 URL = "https://example.com/a.png"
 DATA = "data:image/png;base64,aGk="

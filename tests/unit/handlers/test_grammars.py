@@ -25,8 +25,8 @@ from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import AnswerRequest, FinishReason, GrammarText, SamplingParams, TokenEvent
 from handlers.engine.grammar import GrammarCompiler, GrammarFailed, GrammarState
 from handlers.errors import InvalidRequest, Overloaded
-from handlers.grammar_settings import GrammarSettings
-from handlers.limited_process import LimitedProcess
+from handlers.settings.grammar import GrammarSettings
+from handlers.worker.limited_process import LimitedProcess
 from tests.waiting import wait_until
 
 PROMPT = [1, 5, 9, 12]

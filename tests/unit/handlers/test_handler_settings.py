@@ -10,10 +10,10 @@ import yaml
 from pydantic import ValidationError
 
 from handlers.chat_entry import ChatHandler
-from handlers.device import choose_device
 from handlers.errors import SettingsError
-from handlers.settings import HandlerSettings, load_settings
-from handlers.start import start_chat
+from handlers.settings.handler import HandlerSettings, load_settings
+from handlers.torchserve.start_chat import start_chat
+from handlers.worker.device import choose_device
 
 
 def test_defaults_need_nothing() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.errors import InvalidJson, InvalidRequest
-from handlers.json_values import begins_as_json, load_json
+from handlers.requests.json_values import begins_as_json, load_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),

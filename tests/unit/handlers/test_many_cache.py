@@ -24,7 +24,7 @@ from handlers.many.model import DiskLease, ModelLease, ModelTier, ResidentModel
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.entry import LoaderStep, ModelEntry, ModelState
 from handlers.many.residency.ticket import ModelTicket
-from handlers.many_settings import ManySettings
+from handlers.settings.many import ManySettings
 
 NAMES = ("a", "b", "c", "d")
 

@@ -20,7 +20,7 @@ from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import identify_source, open_source
 from handlers.many.sources.s3 import open_s3
 from handlers.many.sources.source import Find, Replaced, SourceModel, check_name
-from handlers.many_settings import ManySettings
+from handlers.settings.many import ManySettings
 from tests.servers import BUCKET, LossyProxy, run_s3, run_silent_server
 
 

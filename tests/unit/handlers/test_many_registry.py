@@ -30,7 +30,7 @@ from handlers.errors import (
 )
 from handlers.many.model import LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency.registry import ModelRegistry, open_registry
-from handlers.many_settings import ManySettings
+from handlers.settings.many import ManySettings
 from tests.waiting import wait_until
 
 MIB = 1 << 20
@@ -443,7 +443,7 @@ from pathlib import Path
 from queue import SimpleQueue
 import torch
 from handlers.many.residency.registry import open_registry
-from handlers.many_settings import ManySettings
+from handlers.settings.many import ManySettings
 
 MIB = 1 << 20
 SIZE = 24 * MIB

@@ -15,7 +15,7 @@ from handlers.errors import HandlerError, LoadTimedOut, ModelBroken, OutOfDisk
 from handlers.many.folder import find_model_folder
 from handlers.many.model import LoadProgress
 from handlers.many.unpack import unpack_tar, unpack_zip
-from handlers.many_settings import ManySettings
+from handlers.settings.many import ManySettings
 
 Member = tuple[str, bytes] | tarfile.TarInfo
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from handlers.chat.metrics import CHAT_METRICS
-from handlers.counters import COUNTER, HISTOGRAM, MAX_TIMES, Counters
-from handlers.metrics_publisher import PREFIX, MetricsPublisher, enable_metric_lines
+from handlers.torchserve.metrics_publisher import PREFIX, MetricsPublisher, enable_metric_lines
+from handlers.worker.counters import COUNTER, HISTOGRAM, MAX_TIMES, Counters
 from tests.unit.handlers.test_chat_service import data_url
 from tests.waiting import wait_until
 

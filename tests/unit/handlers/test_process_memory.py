@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from handlers.process_memory import FREED_BYTES, HeapTrimmer
+from handlers.worker.process_memory import FREED_BYTES, HeapTrimmer
 
 MB = 1 << 20
 
@@ -47,7 +47,7 @@ def test_the_heap_is_trimmed_when_it_has_kept_much_since_the_last_trim() -> None
 MEASURE = """
 import json, time
 from pathlib import Path
-from handlers.process_memory import bound_freed_memory
+from handlers.worker.process_memory import bound_freed_memory
 
 def memory():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from handlers import pump as pump_module
-from handlers.counters import Counters
 from handlers.errors import HandlerError, InternalError, InvalidRequest, NotAnImage
-from handlers.pump import MAX_EARLY, Pump, read_row
-from handlers.reply import PendingReply, ReplyPieces
-from handlers.requests import Incoming
-from handlers.settings import PumpSettings
+from handlers.requests.incoming import Incoming
+from handlers.requests.reply import PendingReply, ReplyPieces
+from handlers.settings.handler import PumpSettings
+from handlers.torchserve import pump as pump_module
+from handlers.torchserve.pump import MAX_EARLY, Pump, read_row
+from handlers.worker.counters import Counters
 from tests.unit.handlers.conftest import FakeClock
 
 with warnings.catch_warnings():
@@ -913,7 +913,7 @@ def test_failures_are_logged_by_the_ids_of_proxy_and_client(
 ) -> None:
     """A server error logs one line per request, whole or streamed; a client's mistake logs none."""
     ids = {"x_torchmoor_request_id": "r-1", "x_amzn_sagemaker_inference_id": "order-7\nforged=line"}
-    with caplog.at_level("INFO", logger="handlers.pump"):
+    with caplog.at_level("INFO", logger="handlers.torchserve.pump"):
         front.send("whole", b"{}", **ids)
         front.send("stream", b"{}", x_torchmoor_request_id="r-2")
         front.send("mistake", b"{}", x_torchmoor_request_id="r-3")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings import JournalSettings
+from handlers.settings.handler import JournalSettings
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from torchmoor.wire import headers as wire
 from torchmoor.wire.background import run_resource

@@ -19,8 +19,8 @@ from handlers.chat.images.image_decoding import FORMATS, decoded, scale_down
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.s3 import Transfer
 from handlers.errors import ClientGone, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfDisk
-from handlers.reply import PendingReply
-from handlers.settings import IntakeSettings
+from handlers.requests.reply import PendingReply
+from handlers.settings.handler import IntakeSettings
 from tests.servers import S3Server
 from tests.torchserve.drawings import draw
 

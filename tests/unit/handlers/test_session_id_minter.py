@@ -7,7 +7,7 @@ import pytest
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import SettingsError
-from handlers.requests import Caller
+from handlers.requests.incoming import Caller
 from torchmoor.wire.session_ids import SessionId, verify
 
 EXPIRES_AT = 1_800_003_600

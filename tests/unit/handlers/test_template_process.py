@@ -12,10 +12,10 @@ import psutil
 import pytest
 from transformers import AutoTokenizer
 
-from handlers import limited_process
 from handlers.errors import InvalidRequest, SettingsError
 from handlers.models.chat_template import LLAMA2, LLAVA15, ChatTemplate
 from handlers.models.template_process import TemplateFailed, TemplateProcess
+from handlers.worker import limited_process
 from scripts.tiny_llava.build import CHAT_TEMPLATE
 from tests.waiting import wait_until
 

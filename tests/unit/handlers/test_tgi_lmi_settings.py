@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from handlers import tgi_lmi_settings
 from handlers.errors import SettingsError
-from handlers.settings import HandlerSettings, load_settings
-from handlers.tgi_lmi_settings import understand
-from handlers.vllm_settings import VllmSettings
+from handlers.settings import tgi_lmi as tgi_lmi_settings
+from handlers.settings.handler import HandlerSettings, load_settings
+from handlers.settings.tgi_lmi import understand
+from handlers.settings.vllm import VllmSettings
 
 
 @pytest.fixture(autouse=True)
@@ -218,7 +218,7 @@ def test_unknown_options_are_ignored_aloud(tmp_path: Path, caplog: pytest.LogCap
     """Settings of other engines are ignored, and the log names them."""
     folder = properties(tmp_path, "option.rolling_batch=vllm", "option.model_id=/weights")
 
-    with caplog.at_level(logging.WARNING, logger="handlers.tgi_lmi_settings"):
+    with caplog.at_level(logging.WARNING, logger="handlers.settings.tgi_lmi"):
         found = settings({"OPTION_GPU_MEMORY_UTILIZATION": "0.9"}, folder)
 
     assert found.model.path == "/weights"

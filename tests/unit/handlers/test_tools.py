@@ -19,11 +19,11 @@ from handlers.chat.tools import constrain, read_tools
 from handlers.engine.contract import GrammarText
 from handlers.engine.grammar import GrammarCompiler, GrammarFailed
 from handlers.errors import InvalidRequest
-from handlers.grammar_settings import GrammarSettings
 from handlers.journal.directory import DirectoryJournal
 from handlers.models.answer_style import CALL, THOUGHT, AnswerStyle, find_answer_style
 from handlers.models.loader import load_model
-from handlers.settings import JournalSettings
+from handlers.settings.grammar import GrammarSettings
+from handlers.settings.handler import JournalSettings
 from tests.unit.handlers.test_chat_completion import chat, events, user
 
 HERMES = AnswerStyle(call=CALL, knows_tools=True)

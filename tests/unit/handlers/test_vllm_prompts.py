@@ -11,8 +11,8 @@ from handlers.engine.contract import PlacedImage
 from handlers.engine.vllm.images import VllmImage, make_prompt
 from handlers.engine.vllm.start import make_arguments, prepare_environment, read_prompts
 from handlers.errors import SettingsError
-from handlers.settings import HandlerSettings, load_settings
-from handlers.start_many import check_engine
+from handlers.settings.handler import HandlerSettings, load_settings
+from handlers.torchserve.start_many import check_engine
 from tests.unit.handlers.many.tiny import save_checkpoint
 
 IMAGE = 3

@@ -233,7 +233,13 @@ def test_a_mar_of_a_model_that_chats_has_the_chat_handler(
 
     assert made.endpoint == "my-llava"
     assert manifest["model"]["modelName"] == "my-llava"
-    assert {"chat_entry.py", "chat.yaml", "handlers/start.py", "model/config.json", "model/model.safetensors"} <= names
+    assert {
+        "chat_entry.py",
+        "chat.yaml",
+        "handlers/torchserve/start_chat.py",
+        "model/config.json",
+        "model/model.safetensors",
+    } <= names
     assert find_model_folder(tmp_path / "unpacked") == tmp_path / "unpacked" / "model"
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".partial"] == []
 

@@ -11,7 +11,7 @@ import torch
 
 from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, Overloaded
 from handlers.many.compute import Compute, RowQueue, TaskRow
-from handlers.many_settings import TaskSettings
+from handlers.settings.many import TaskSettings
 from tests.waiting import wait_until
 
 

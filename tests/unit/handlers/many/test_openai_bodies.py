@@ -11,8 +11,8 @@ import pytest
 from handlers.errors import InvalidRequest
 from handlers.many.openai_bodies import read_task_request
 from handlers.many.request import TaskRequest
-from handlers.many_settings import TaskSettings
-from handlers.requests import Incoming
+from handlers.requests.incoming import Incoming
+from handlers.settings.many import TaskSettings
 
 MAX_VALUES, MAX_INPUTS = TaskSettings().max_json_values, TaskSettings().max_inputs
 EMBEDDINGS, CLASSIFICATION = "sentence-embeddings", "text-classification"

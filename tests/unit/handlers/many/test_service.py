@@ -16,10 +16,10 @@ from handlers.many.residency.registry import ModelRegistry, open_registry
 from handlers.many.service import ManyService
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.source import SourceModel
-from handlers.many_settings import ManySettings
-from handlers.reply import PendingReply, ReplyPieces, WholeReply
-from handlers.requests import Incoming
-from handlers.settings import HandlerSettings
+from handlers.requests.incoming import Incoming
+from handlers.requests.reply import PendingReply, ReplyPieces, WholeReply
+from handlers.settings.handler import HandlerSettings
+from handlers.settings.many import ManySettings
 from tests.unit.handlers.many.tiny import save_checkpoint
 from tests.waiting import wait_until
 
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 class Worker:
-    """A service and its parts, as handlers/start_many.py connects them."""
+    """A service and its parts, as handlers/torchserve/start_many.py connects them."""
 
     def __init__(self, folder: Path) -> None:
         many = ManySettings(source=str(folder / "models"), cache_dir=str(folder / "cache"))

@@ -20,10 +20,10 @@ from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many.tasks.question_answering import QuestionAnswering
-from handlers.many_settings import ManySettings, TaskSettings
-from handlers.reply import PendingReply, WholeReply
-from handlers.requests import Incoming
-from handlers.settings import HandlerSettings, IntakeSettings, ModelSettings, PumpSettings
+from handlers.requests.incoming import Incoming
+from handlers.requests.reply import PendingReply, WholeReply
+from handlers.settings.handler import HandlerSettings, IntakeSettings, ModelSettings, PumpSettings
+from handlers.settings.many import ManySettings, TaskSettings
 from tests.unit.handlers.many.tiny import VOCABULARY, make_tokenizer, save_checkpoint
 from tests.waiting import wait_until
 

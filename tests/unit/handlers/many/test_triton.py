@@ -19,9 +19,9 @@ from handlers.many.tasks.triton import (
     is_triton,
     read_config,
 )
-from handlers.many_settings import TaskSettings
-from handlers.reply import PendingReply
-from handlers.requests import Incoming
+from handlers.requests.incoming import Incoming
+from handlers.requests.reply import PendingReply
+from handlers.settings.many import TaskSettings
 
 MAX_VALUES = TaskSettings().max_json_values
 TARGET = "x-amzn-sagemaker-target-model"

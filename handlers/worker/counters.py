@@ -1,7 +1,7 @@
 """What a worker has done since it started, and the form of the tables that make metrics of it.
 
 Parts only write here. The status operation and the metrics read. The tables are in handlers/chat/metrics.py and
-handlers/many/metrics.py; handlers/metrics_publisher.py publishes them.
+handlers/many/metrics.py; handlers/torchserve/metrics_publisher.py publishes them.
 """
 
 import threading

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.device import choose_device
 from handlers.errors import SettingsError
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import open_registry
 from handlers.many.service import ManyService
-from handlers.process_memory import bound_freed_memory
-from handlers.pump import Pump
-from handlers.settings import HandlerSettings, load_settings
-from handlers.start import check_batch_size
+from handlers.settings.handler import HandlerSettings, load_settings
+from handlers.torchserve.pump import Pump
+from handlers.torchserve.start_chat import check_batch_size
+from handlers.worker.device import choose_device
+from handlers.worker.process_memory import bound_freed_memory
 
 
 def start_many(

@@ -12,7 +12,7 @@ from typing import Any
 
 from ts.metrics.metric_type_enum import MetricTypes
 
-from handlers.counters import GAUGE, HISTOGRAM, Metric
+from handlers.worker.counters import GAUGE, HISTOGRAM, Metric
 
 logger = logging.getLogger(__name__)
 

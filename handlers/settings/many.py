@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from handlers.settings_group import Count, HandlerGroup, Number, Positive, Size, Switch, Texts, from_text, refusal
+from handlers.settings.group import Count, HandlerGroup, Number, Positive, Size, Switch, Texts, from_text, refusal
 
 GIB = 1 << 30
 

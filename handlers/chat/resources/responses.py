@@ -22,8 +22,8 @@ from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.errors import InvalidRequest, ResponseUnknown, SessionGone
 from handlers.journal.event import Event
-from handlers.reply import PendingReply
-from handlers.requests import Caller
+from handlers.requests.incoming import Caller
+from handlers.requests.reply import PendingReply
 from torchmoor.wire import background, operations
 from torchmoor.wire.response_ids import read_compaction_id
 

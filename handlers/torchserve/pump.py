@@ -22,12 +22,12 @@ from collections.abc import Callable, Mapping
 from time import thread_time
 from typing import Any
 
-from handlers.continuation import read_continuation
-from handlers.counters import Counters
 from handlers.errors import HandlerError, InternalError, InvalidRequest, Overloaded
-from handlers.reply import PendingReply, ReplyPieces, WholeReply
-from handlers.requests import Incoming, check_accept
-from handlers.settings import PumpSettings
+from handlers.requests.continuation import read_continuation
+from handlers.requests.incoming import Incoming, check_accept
+from handlers.requests.reply import PendingReply, ReplyPieces, WholeReply
+from handlers.settings.handler import PumpSettings
+from handlers.worker.counters import Counters
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
 from torchmoor.wire.continuation import MARKING

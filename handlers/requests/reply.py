@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from handlers.continuation import Continuation
 from handlers.errors import ClientGone, HandlerError, InternalError, TurnTimedOut
+from handlers.requests.continuation import Continuation
 from torchmoor.wire.continuation import PieceKind, mark_piece
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from handlers.settings_group import Count, HandlerGroup, Positive
+from handlers.settings.group import Count, HandlerGroup, Positive
 
 MIB = 1 << 20
 

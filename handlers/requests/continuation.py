@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from handlers.errors import InvalidRequest
-from handlers.requests import Incoming
+from handlers.requests.incoming import Incoming
 from torchmoor.wire import continuation as wire_continuation
 from torchmoor.wire import headers as wire
 

@@ -14,10 +14,10 @@ from handlers.journal.url import open_journal
 from handlers.many.adapters import AdapterStore, open_adapters
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.declared_size import check_files
-from handlers.process_memory import bound_freed_memory
-from handlers.pump import Pump
-from handlers.settings import PumpSettings, load_settings
-from handlers.tgi_lmi_settings import SAGEMAKER_MODEL, understand
+from handlers.settings.handler import PumpSettings, load_settings
+from handlers.settings.tgi_lmi import SAGEMAKER_MODEL, understand
+from handlers.torchserve.pump import Pump
+from handlers.worker.process_memory import bound_freed_memory
 from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any, Protocol
 
-from handlers.chat.background import BackgroundResponses, BackgroundService
 from handlers.chat.commands import (
     ActOnSession,
     AddItems,
@@ -32,23 +31,24 @@ from handlers.chat.commands import (
     UpdateConversation,
     opening_of,
 )
-from handlers.chat.conversations import Conversations
 from handlers.chat.dialects.response_form import ResponseForm, show_compaction
 from handlers.chat.dialects.responses import generate
 from handlers.chat.dialects.turns import limit_reached
-from handlers.chat.files import Files
 from handlers.chat.images.fetch_pool import find_line
 from handlers.chat.images.receiver import check_num_images
 from handlers.chat.items import Item, Referred, images_in
 from handlers.chat.messages import SYSTEM, first_address, images_of
-from handlers.chat.responses import StoredResponses
+from handlers.chat.resources.background import BackgroundResponses, BackgroundService
+from handlers.chat.resources.conversations import Conversations
+from handlers.chat.resources.files import Files
+from handlers.chat.resources.responses import StoredResponses
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.turns.completion import Completion
 from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.errors import InvalidRequest
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
 from torchmoor.wire.response_ids import conversation_id, file_id
 
 

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from handlers.chat.commands import Ask, EndResponse, OpenSession, QueueResponse, RunResponse, ShowResponse, opening_of
-from handlers.chat.conversations import Conversations
 from handlers.chat.dialects.background_form import BackgroundForm
 from handlers.chat.dialects.response_form import show_response
 from handlers.chat.dialects.responses import resume_response, unknown_response
@@ -18,14 +17,15 @@ from handlers.chat.identity import name_request
 from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.items import check_results, read_items, write_items
 from handlers.chat.queued_response import QueuedResponse
-from handlers.chat.responses import StoredResponses
+from handlers.chat.resources.conversations import Conversations
+from handlers.chat.resources.responses import StoredResponses
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.turns.turn import Turn
 from handlers.errors import InvalidRequest
 from handlers.journal.event import Event
-from handlers.reply import PendingReply
+from handlers.requests.reply import PendingReply
 from torchmoor.wire import headers as wire
 from torchmoor.wire.response_ids import response_id
 

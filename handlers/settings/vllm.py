@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from handlers.settings_group import Count, HandlerGroup, Size, Switch, from_text
+from handlers.settings.group import Count, HandlerGroup, Size, Switch, from_text
 
 Options = Annotated[dict[str, Any], from_text(json.loads)]
 

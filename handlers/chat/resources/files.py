@@ -13,8 +13,8 @@ from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.errors import InvalidRequest, ResponseUnknown, SessionLost
 from handlers.journal.journal import expiry
-from handlers.reply import PendingReply
-from handlers.requests import Caller
+from handlers.requests.incoming import Caller
+from handlers.requests.reply import PendingReply
 from torchmoor.wire.response_ids import file_id, read_file_id
 
 FILE = "file"

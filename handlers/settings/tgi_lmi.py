@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from handlers.errors import SettingsError
-from handlers.settings import ENV_PREFIX, PumpSettings
+from handlers.settings.handler import ENV_PREFIX, PumpSettings
 
 logger = logging.getLogger(__name__)
 

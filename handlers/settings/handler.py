@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from handlers.errors import SettingsError
-from handlers.grammar_settings import GrammarSettings
-from handlers.many_settings import AdapterSettings, ManySettings, TaskSettings
-from handlers.settings_group import (
+from handlers.settings.grammar import GrammarSettings
+from handlers.settings.group import (
     Count,
     HandlerGroup,
     Number,
@@ -24,7 +23,8 @@ from handlers.settings_group import (
     nested_groups,
     refusal,
 )
-from handlers.vllm_settings import VllmSettings
+from handlers.settings.many import AdapterSettings, ManySettings, TaskSettings
+from handlers.settings.vllm import VllmSettings
 from torchmoor.wire.store_urls import JOURNAL_URLS
 
 ENV_PREFIX = "TORCHMOOR_HANDLER_"

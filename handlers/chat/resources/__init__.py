@@ -1,0 +1,1 @@
+"""OpenAI's stored responses, conversations and files, which are sessions and their turns."""

@@ -1,0 +1,1 @@
+"""A request as a service gets it, and its reply. Imports handlers.errors only."""
