@@ -34,7 +34,7 @@ from scripts.make_adapters import make_adapters
 
 ROWS = 8
 RANK = 8
-NUM_STEPS = 32
+NUM_STEPS, QUICK_STEPS = 32, 8
 CHECKPOINT = ROOT / "models" / "smollm2"
 PROMPT = list(range(1000, 1020))
 
@@ -48,14 +48,14 @@ class AdapterArm:
         self._engine = Engine(ModelRunner(self.model, KV_BYTES), Scheduler(ROWS, Pace(512, 1e9)), 1)
         self._scopes = count()
 
-    def run(self, adapters: Sequence[LoraAdapter | None]) -> float:
+    def run(self, adapters: Sequence[LoraAdapter | None], num_steps: int) -> float:
         """Return the processor milliseconds of a step in which each row has one of these adapters."""
         caches = []
         for adapter in adapters:
             cache = SequenceCache(self._engine.runner.pool, scope=str(next(self._scopes)))
             cache.pin()
             cache.match(PROMPT, "" if adapter is None else adapter.version)
-            params = SamplingParams(max_new_tokens=NUM_STEPS + 1)
+            params = SamplingParams(max_new_tokens=num_steps + 1)
             request = AnswerRequest(
                 prompt=PROMPT, images=[], params=params, deadline=FOR_EVER, on_event=lambda event: True, adapter=adapter
             )
@@ -73,7 +73,7 @@ class AdapterArm:
         return spent * 1000 / (self._engine.num_steps - before)
 
 
-def measure(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def measure(rounds: int, num_steps: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     plain, adapted = AdapterArm(0), AdapterArm(RANK)
     assert adapted.model.adapted is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def measure(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     spent: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(rounds + 1):  # the first round warms up
         for name, (arm, adapters) in arms.items():
-            spent[name].append(arm.run(adapters))
+            spent[name].append(arm.run(adapters, num_steps))
     own = {name: median(values[1:]) for name, values in spent.items()}
     rows = [{"arm": name, "cpu_ms_a_step": value} for name, value in own.items()]
     base, *others = own
@@ -97,9 +97,9 @@ def measure(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="one round")
+    options = parse_options(__doc__, quick=f"one round of {QUICK_STEPS} steps")
     torch.set_num_threads(1)
-    rows, ratios = measure(options.rounds)
+    rows, ratios = measure(options.rounds, QUICK_STEPS if options.quick else NUM_STEPS)
     print_report("adapters", rows, ratios, save=options.save, quick=options.quick, rounds=options.rounds)
 
 

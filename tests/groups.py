@@ -36,7 +36,7 @@ def place_of(path: Path) -> tuple[int, str]:
         return FLEETS.index(group), ""
     if folder not in FILE_BY_FILE:
         return len(FLEETS), folder
-    return len(FLEETS) + 1 + FILE_BY_FILE.index(folder), ""
+    return len(FLEETS) + 1 + FILE_BY_FILE.index(folder), group
 
 
 def _wanted_fixtures(tree: ast.Module) -> set[str]:

@@ -1,4 +1,4 @@
-"""Run fleets for the whole run, with `torchmoor up` as a user starts it: `fleet`, and `small`, which tests kill."""
+"""Run fleets for this folder, with `torchmoor up` as a user starts it: `fleet`, and `small`, which tests kill."""
 
 import json
 import os
@@ -147,7 +147,7 @@ def archives() -> Path:
     return ROOT / "model_store"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fleet(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Run two instances that may fetch images from this machine."""
     folder = tmp_path_factory.mktemp("fleet")
@@ -157,7 +157,7 @@ def fleet(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def small(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Run one instance with little memory and a small batch; test_killed_fleet.py kills it when others have used it."""
     with run_small(tmp_path_factory.mktemp("small"), "first.log") as running:
@@ -189,7 +189,7 @@ def run_small(folder: Path, log: str) -> Iterator[Fleet]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Run one instance of the scripted model, whose template marks reasoning."""
     folder, demo, own = (

@@ -88,7 +88,7 @@ class Adapted:
 def find_expected(adapters: Sequence[Path]) -> dict[str, str]:
     """Return transformers' answers: of the demo model under an empty name, and of it with each adapter."""
     torch.set_num_threads(1)
-    reference = Reference()
+    reference = Reference(CHECKPOINT)
     messages = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
     expected = {"": reference(messages, [], NUM_TOKENS)}
     for each in adapters:

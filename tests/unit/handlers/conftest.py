@@ -38,6 +38,7 @@ from handlers.settings.handler import (
 )
 from handlers.settings.many import AdapterSettings, ManySettings
 from tests.unit.handlers.journal_stores import store as store
+from tests.unit.handlers.tiny_checkpoints import copy_with_two_layers
 from tests.waiting import wait_until
 
 with warnings.catch_warnings():
@@ -45,7 +46,7 @@ with warnings.catch_warnings():
     import ts
     from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
-CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny-llava"
+DEMO = Path(__file__).parents[3] / "models" / "tiny-llava"
 DEADLINE_S = 30.0
 
 
@@ -221,9 +222,17 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_llava(one_thread: None) -> LlavaModel:
-    """Load the demo checkpoint as the handlers do, in float32."""
-    model = load_model(CHECKPOINT, torch.device("cpu"), "float32")
+def tiny_llava(one_thread: None, checkpoint: Path) -> LlavaModel:
+    """Load the checkpoint as the handlers do, in float32."""
+    model = load_model(checkpoint, torch.device("cpu"), "float32")
+    assert isinstance(model, LlavaModel)
+    return model
+
+
+@pytest.fixture(scope="session")
+def demo_llava(one_thread: None) -> LlavaModel:
+    """Load the whole demo checkpoint, whose answers are about the picture."""
+    model = load_model(DEMO, torch.device("cpu"), "float32")
     assert isinstance(model, LlavaModel)
     return model
 
@@ -237,10 +246,10 @@ def endless_llava(tiny_llava: LlavaModel) -> EndlessModel:
 class Reference:
     """The greedy answers of transformers alone, without a session."""
 
-    def __init__(self) -> None:
-        self._processor = AutoProcessor.from_pretrained(CHECKPOINT, local_files_only=True)
+    def __init__(self, checkpoint: Path) -> None:
+        self._processor = AutoProcessor.from_pretrained(checkpoint, local_files_only=True)
         loader = AutoModelForImageTextToText
-        self.model = loader.from_pretrained(CHECKPOINT, dtype=torch.float32, local_files_only=True).eval()
+        self.model = loader.from_pretrained(checkpoint, dtype=torch.float32, local_files_only=True).eval()
 
     def __call__(self, messages: list[dict[str, Any]], images: list[Image.Image], max_new_tokens: int) -> str:
         """Return the answer to a conversation."""
@@ -257,9 +266,9 @@ class Reference:
 
 
 @pytest.fixture(scope="session")
-def reference(one_thread: None) -> Reference:
+def reference(one_thread: None, checkpoint: Path) -> Reference:
     """Return a function of (messages, images, max_new_tokens)."""
-    return Reference()
+    return Reference(checkpoint)
 
 
 def make_settings(**groups: dict[str, Any]) -> HandlerSettings:
@@ -357,8 +366,14 @@ def drawing() -> Callable[..., Image.Image]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint() -> Path:
-    return CHECKPOINT
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the demo checkpoint with two layers of each of its models, which halves the cost of a step.
+
+    Its answers do not describe pictures; the tests compare them with those of transformers.
+    """
+    folder = tmp_path_factory.mktemp("checkpoint")
+    copy_with_two_layers(DEMO, folder)
+    return folder
 
 
 @pytest.fixture

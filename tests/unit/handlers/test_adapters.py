@@ -27,6 +27,7 @@ from handlers.models.loader import load_model
 from handlers.settings.handler import ChatSessionSettings, HandlerSettings, ModelSettings
 from handlers.settings.many import AdapterSettings
 from scripts.make_adapters import make_adapters, read_layers, write_adapter
+from tests.unit.handlers.conftest import DEMO
 from tests.unit.handlers.merged import add_adapter, generate_greedily
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save
 
@@ -73,6 +74,12 @@ class Row:
         assert self._error is None, self._error
         self.cache.unpin()
         return self
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Path:
+    """Return the whole demo, whose answers with each adapter differ."""
+    return DEMO
 
 
 @pytest.fixture(scope="module")

@@ -49,9 +49,9 @@ def folders(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
 
 
 @pytest.fixture(scope="module")
-def expected(folders: Sequence[Path], one_thread: None) -> dict[str, str]:
+def expected(checkpoint: Path, folders: Sequence[Path], one_thread: None) -> dict[str, str]:
     """Return transformers' answer of each adapter, and of the base model under an empty name."""
-    reference = Reference()
+    reference = Reference(checkpoint)
     messages = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
     found = {"": reference(messages, [], MAX_NEW_TOKENS)}
     for folder in folders:

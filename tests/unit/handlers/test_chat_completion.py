@@ -15,6 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from handlers.chat.images.loader import ImageLoader
 from handlers.errors import ImageUnreachable
 from handlers.models.loader import load_model
+from tests.unit.handlers.conftest import DEMO, Reference
 from tests.unit.handlers.test_chat_service import (
     SHORT,
     data_url,
@@ -100,8 +101,9 @@ def test_raw_prompt_is_given_as_it_is(client: Any) -> None:
     assert found.headers[length] == expected.headers[length]
 
 
-def test_image_in_a_raw_prompt_is_seen_where_it_stands(client: Any, reference: Any, red: Any, blue: Any) -> None:
+def test_image_in_a_raw_prompt_is_seen_where_it_stands(make_client: Any, demo_llava: Any, red: Any, blue: Any) -> None:
     """Images in TGI's markdown are placed in their order in the prompt."""
+    client, reference = make_client(demo_llava), Reference(DEMO)
     answers = []
     for images in ([red], [blue], [red, blue], [blue, red]):
         addresses = "".join(f"![]({data_url(image)})" for image in images)

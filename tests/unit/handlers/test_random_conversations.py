@@ -55,10 +55,10 @@ class Asked:
 class Expected:
     """The greedy answers of transformers, with or without an adapter in the weights."""
 
-    def __init__(self, folders: list[Path]) -> None:
-        self._models = {"": Reference()}
+    def __init__(self, checkpoint: Path, folders: list[Path]) -> None:
+        self._models = {"": Reference(checkpoint)}
         for folder in folders:
-            self._models[folder.name] = Reference()
+            self._models[folder.name] = Reference(checkpoint)
             add_adapter(self._models[folder.name].model, folder)
         self._known: dict[str, str] = {}
 
@@ -75,8 +75,8 @@ def folders(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
 
 
 @pytest.fixture(scope="module")
-def expected(folders: list[Path], one_thread: None) -> Expected:
-    return Expected(folders)
+def expected(checkpoint: Path, folders: list[Path], one_thread: None) -> Expected:
+    return Expected(checkpoint, folders)
 
 
 @pytest.fixture(scope="module")

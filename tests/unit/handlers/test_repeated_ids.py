@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.unit.handlers.conftest import Client, Exchange
+from handlers.models.llava import LlavaModel
+from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire import headers as wire
 from torchmoor.wire.receipt import CACHE_TIER
@@ -36,7 +37,10 @@ def open_conversation(client: Client) -> str:
     return str(client.call({}, {wire.RESOURCE: "POST conversations"}).json["id"])
 
 
-def test_question_about_another_image_is_answered(client: Client, red: Image.Image, green: Image.Image) -> None:
+def test_question_about_another_image_is_answered(
+    make_client: ServiceFactory, demo_llava: LlavaModel, red: Image.Image, green: Image.Image
+) -> None:
+    client = make_client(demo_llava)
     sid = client.open()
 
     def ask(image: Image.Image) -> Exchange:

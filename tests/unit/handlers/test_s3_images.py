@@ -196,9 +196,11 @@ def test_a_large_picture_goes_through_a_file(door: ImageLoader) -> None:
     assert decode(found[0]).size == (140, 70)
 
 
-def test_a_session_is_opened_on_a_large_picture(bucket: Any, make_client: Callable[..., Any]) -> None:
+def test_a_session_is_opened_on_a_large_picture(bucket: Any, make_client: Callable[..., Any], demo_llava: Any) -> None:
     """The model sees the picture, and the host keeps the scaled version instead of 9 MB."""
-    client = make_client(intake={"allowed_buckets": (BUCKET,), "max_bytes": 1_000_000, "scaled_pixels": 300_000})
+    client = make_client(
+        demo_llava, intake={"allowed_buckets": (BUCKET,), "max_bytes": 1_000_000, "scaled_pixels": 300_000}
+    )
 
     session = client.open(f"s3://{BUCKET}/circle.tif")
 

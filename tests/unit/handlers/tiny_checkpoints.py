@@ -1,5 +1,7 @@
 """Tiny random checkpoints of many families, and the engine's answers from one."""
 
+import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import BLOCK, SequenceCache
@@ -50,7 +53,7 @@ WORKING: dict[str, Callable[[], Any]] = {
     ),
     "qwen2": lambda: hf.Qwen2Config(**GQA),
     "qwen2-mixed-windows": lambda: hf.Qwen2Config(
-        **{**GQA, "num_hidden_layers": 4}, use_sliding_window=True, sliding_window=6, max_window_layers=2
+        **GQA, use_sliding_window=True, sliding_window=6, max_window_layers=1
     ),
     "qwen3": lambda: hf.Qwen3Config(**GQA, head_dim=8),
     "mistral": lambda: hf.MistralConfig(**GQA, sliding_window=None),
@@ -70,7 +73,9 @@ WORKING: dict[str, Callable[[], Any]] = {
         **GQA, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     ),
     "gemma": lambda: hf.GemmaConfig(**GQA, head_dim=8),
-    "gemma3": lambda: hf.Gemma3TextConfig(**{**GQA, "num_hidden_layers": 7}, head_dim=8, sliding_window=8),
+    "gemma3": lambda: hf.Gemma3TextConfig(
+        **GQA, head_dim=8, sliding_window=8, layer_types=["sliding_attention", "full_attention"]
+    ),
     "olmo2": lambda: hf.Olmo2Config(**GQA),
     "smollm3": lambda: hf.SmolLM3Config(**GQA),
     "qwen2-moe": lambda: hf.Qwen2MoeConfig(**GQA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
@@ -141,6 +146,26 @@ def save(config: Any, where: Path, tokenizer_from: Path) -> Any:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "processor_config.json"):
         shutil.copy(tokenizer_from / name, where)
     return model
+
+
+def copy_with_two_layers(llava: Path, where: Path) -> None:
+    """Copy a LLaVA checkpoint with the first and the last layer of each of its models."""
+    for path in llava.iterdir():
+        if path.is_file():
+            shutil.copy(path, where)
+    config = json.loads((llava / "config.json").read_text())
+    tensors = load_file(llava / "model.safetensors")
+    for part, prefix in (("text_config", "language_model"), ("vision_config", "vision_tower")):
+        last = config[part]["num_hidden_layers"] - 1
+        config[part]["num_hidden_layers"] = 2
+        for name in [each for each in tensors if each.startswith(prefix)]:
+            layer = re.search(r"\blayers\.(\d+)", name)
+            if layer is not None and layer[1] != "0":
+                tensor = tensors.pop(name)
+                if int(layer[1]) == last:
+                    tensors[name.replace(layer[0], "layers.1")] = tensor
+    (where / "config.json").write_text(json.dumps(config))
+    save_file(tensors, where / "model.safetensors", {"format": "pt"})
 
 
 def generate(

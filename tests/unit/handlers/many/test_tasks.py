@@ -607,7 +607,8 @@ def test_the_encoder_of_a_family_with_a_decoder_gives_its_vectors(family: str, t
 @pytest.mark.parametrize("family", ["Roberta", "RobertaPreLayerNorm", "Data2VecText", "IBert", "Luke", "MPNet"])
 def test_positions_may_begin_after_the_paddings(family: str, tmp_path: Path, load: Load) -> None:
     """A text of as many tokens as the configuration has positions would fail, with a status of 500."""
-    config = getattr(hf, f"{family}Config")(**_TEXT, vocab_size=len(VOCABULARY), max_position_embeddings=40)
+    sizes = {**_TEXT, "vocab_size": len(VOCABULARY), "max_position_embeddings": 40, "entity_vocab_size": 8}  # Luke's
+    config = getattr(hf, f"{family}Config")(**sizes)
     getattr(hf, f"{family}Model")(config).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     model = load(tmp_path)
