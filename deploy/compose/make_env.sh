@@ -2,6 +2,7 @@
 # Write new keys into .env and generated/ beside this script, once. The script does not print them. Clients use the access
 # key or the token in .env (docs/access.md).
 set -eu
+[ $# -eq 0 ] || { sed -n "2,3s/^# //p" "$0"; exit 2; } >&2
 cd "$(dirname "$0")"
 umask 077
 [ ! -e generated ] || { echo "$PWD/generated exists: remove it first to make new keys" >&2; exit 1; }

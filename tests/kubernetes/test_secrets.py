@@ -254,3 +254,15 @@ def test_folder_that_cannot_be_made_is_not_said_to_exist(script: str, tmp_path: 
     )
 
     assert (done.returncode, done.stderr) == (1, "mkdir: Read-only file system\n")
+
+
+@pytest.mark.parametrize("script", ["kubernetes/components/secrets/make_secrets.sh", "compose/make_env.sh"])
+def test_with_arguments_nothing_is_written(script: str, tmp_path: Path) -> None:
+    """`--help` too: the script says what it does instead."""
+    copy = shutil.copy(DEPLOY / script, tmp_path)
+
+    done = subprocess.run([copy, "--help"], capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("Write new ")
+    assert [path.name for path in tmp_path.iterdir()] == [Path(script).name]

@@ -2,6 +2,7 @@
 # Write new secrets into generated/ beside this script, once, for kubectl apply -k. The script does not print them. Give
 # each client the token or the key of its line in generated/keys.txt (docs/access.md).
 set -eu
+[ $# -eq 0 ] || { sed -n "2,3s/^# //p" "$0"; exit 2; } >&2
 cd "$(dirname "$0")"
 umask 077
 [ ! -e generated ] || { echo "$PWD/generated exists: remove it first to make new secrets" >&2; exit 1; }
