@@ -15,9 +15,10 @@ pytestmark = pytest.mark.torchserve
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)])
-def test_demo_that_is_ended_stops_its_fleet(tmp_path: Path, number: int, status: int) -> None:
+def test_demo_that_is_ended_stops_its_fleet(tmp_path_factory: pytest.TempPathFactory, number: int, status: int) -> None:
     """No process and no file of the fleet stays, and Ctrl-C shows no traceback."""
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    folder = tmp_path_factory.mktemp("demo")  # `tmp_path` is too long a path for the sockets below it
+    environment = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(
         [sys.executable, DEMO],
         stdout=subprocess.PIPE,
@@ -37,4 +38,4 @@ def test_demo_that_is_ended_stops_its_fleet(tmp_path: Path, number: int, status:
             with suppress(ProcessLookupError):
                 os.killpg(demo.pid, signal.SIGTERM)
         assert "Traceback" not in demo.stderr.read()
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
