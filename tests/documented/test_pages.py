@@ -35,8 +35,9 @@ submit() {
     python -c 'import json, sys; print(json.load(sys.stdin)["InferenceId"])'
 }
 SHORT=$(submit '{"max_new_tokens": 2}')
-LONG=$(submit '{"max_new_tokens": 1500, "do_sample": true, "temperature": 1000000, "seed": 11}')
 until torchmoor async get $SHORT -o answer.json 2>errors; do sleep 0.2; done
+torchmoor drain llava-0
+LONG=$(submit '{"max_new_tokens": 1500}')  # waits until it is cancelled
 """
 
 
