@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Make the Helm chart in build/helm/torchmoor: deploy/helm, with the overlays of deploy/kubernetes rendered into it.
 
+The templates, which adapt the rendered objects to the values, are in deploy/helm/templates; this script copies them.
+
 The chart has no Secrets of the overlays; its values give them. Needs kubectl, which includes kustomize.
 """
 

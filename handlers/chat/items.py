@@ -21,6 +21,7 @@ from handlers.chat.messages import (
     joined,
     read_call,
 )
+from handlers.chat.output_items import write_output_text
 from handlers.errors import ContextTooLong, InvalidRequest
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -269,7 +270,7 @@ def _answer_part(given: dict[str, Any], kind: Any, where: str) -> tuple[Part, di
             f"{where}.type must be output_text or refusal", param=f"{where}.type", api_code="invalid_value"
         )
     text = _text(given.get("text"), f"{where}.text")
-    return TextPart(text), {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return TextPart(text), write_output_text(text)
 
 
 def _image(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] | None) -> tuple[Part, dict[str, Any]]:

@@ -9,6 +9,10 @@ from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Con
 MESSAGE, REASONING, CALL = "message", "reasoning", "function_call"
 
 
+def write_output_text(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
 @dataclass(slots=True)
 class OutputItem:
     """One item, whose kind is its type. pieces: lengths of the deltas that made its text."""
@@ -36,7 +40,7 @@ class OutputItem:
         """Return the item's text as a part of its content."""
         text = "" if is_empty else self.text
         if self.kind == MESSAGE:
-            return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            return write_output_text(text)
         return {"type": "summary_text", "text": text}
 
 

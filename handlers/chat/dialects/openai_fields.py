@@ -15,9 +15,6 @@ from handlers.settings.handler import RequestSettings
 from torchmoor.wire import headers as wire
 
 MAX_NAME_CHARS = 256
-EFFORTS = (None, "none", "minimal", "low", "medium", "high", "xhigh", "max")
-SUMMARIES = (None, "auto", "concise", "detailed")
-REASONING_WANTED = "an object with an effort and a summary"
 IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # a client's own labels
 DONE = b"data: [DONE]\n\n"  # the end of a complete stream
 
@@ -84,27 +81,6 @@ def read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
             if name == "max_new_tokens":
                 values["length_field"] = called
     return values
-
-
-def is_reasoning(given: Any) -> bool:
-    """Return whether a value is OpenAI's `reasoning`: an effort and a kind of summary."""
-    return (
-        isinstance(given, dict)
-        and {name for name, value in given.items() if value is not None} <= {"effort", "summary"}
-        and given.get("effort") in EFFORTS
-        and given.get("summary") in SUMMARIES
-    )
-
-
-def find_reasoning(given: Mapping[str, Any]) -> str:
-    """Return the name of the field that requests reasoning, or "". Its amount has no effect.
-
-    given: a request whose fields `is_reasoning` has checked.
-    """
-    reasoning = given.get("reasoning", {})
-    if reasoning.get("summary") is not None or reasoning.get("effort") not in (None, "none"):
-        return "reasoning"
-    return "" if given.get("reasoning_effort") in (None, "none") else "reasoning_effort"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from handlers.chat.commands import (
     opening_of,
 )
 from handlers.chat.dialects.background_form import BackgroundForm
-from handlers.chat.dialects.openai_fields import REASONING_WANTED, find_reasoning, is_reasoning
+from handlers.chat.dialects.reasoning_fields import REASONING_WANTED, find_reasoning, is_reasoning
 from handlers.chat.dialects.response_form import ResponseForm
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.grammars import read_text_format
@@ -42,8 +42,8 @@ _PARAMETERS = {
     "max_output_tokens": "max_new_tokens",
 }
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")
-_UNUSED = {"stream_options", "prompt_cache_retention", "prompt_cache_options", "include"}  # have no effect here
-_INCLUDED = {"reasoning.encrypted_content", "message.input_image.image_url"}
+_UNUSED = {"stream_options", "prompt_cache_retention", "prompt_cache_options"}  # have no effect here
+_INCLUDED = {"reasoning.encrypted_content", "message.input_image.image_url"}  # accepted, without effect
 
 # Fields with few valid values: the check, and the description of valid values for an error.
 _CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -57,7 +57,7 @@ _CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_logprobs": (lambda v: is_int(v) and v == 0, "0"),
     "truncation": (lambda v: v in ("auto", "disabled"), "auto or disabled"),
 }
-_FIELDS = {"model", "input", "instructions", "previous_response_id", "conversation", "metadata"}
+_FIELDS = {"model", "input", "instructions", "previous_response_id", "conversation", "metadata", "include"}
 _FIELDS |= {*TOOL_FIELDS, *_LABELS, *_UNUSED}
 
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from handlers.chat.commands import Command
+from handlers.chat.dialects.chat_completions import parse_chat_completion
 from handlers.chat.dialects.completions import parse_completion
-from handlers.chat.dialects.openai import parse_chat_completion
 from handlers.chat.dialects.operations import parse_operation
 from handlers.chat.dialects.resources import parse_resource
 from handlers.chat.dialects.session import parse_image, parse_session

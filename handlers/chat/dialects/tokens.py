@@ -4,8 +4,8 @@ from typing import Any
 
 from handlers.chat.checks import is_int, read_flag
 from handlers.chat.commands import Detokenize, Tokenize
+from handlers.chat.dialects.chat_completions import parse_chat_completion
 from handlers.chat.dialects.completions import parse_completion
-from handlers.chat.dialects.openai import parse_chat_completion
 from handlers.errors import InvalidRequest
 from handlers.requests.incoming import Incoming
 from handlers.settings.handler import RequestSettings

@@ -18,7 +18,7 @@ from typing import Any
 
 from handlers.chat.images.store import Image, ImageStore
 from handlers.chat.sessions.entries import entries_of, fields_of, find_queued, messages_added, remember_entry
-from handlers.chat.sessions.openings import RememberedOpenings
+from handlers.chat.sessions.remembered_openings import RememberedOpenings
 from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.store import SessionStore
 from handlers.errors import (

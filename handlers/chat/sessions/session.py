@@ -37,7 +37,7 @@ class Session:
     messages: list[dict[str, Any]] = field(default_factory=list)
     num_dropped: int = 0  # turns that were removed from `messages` because they exceeded the context
     num_holds: int = 0  # requests other than turns that use the session, which prevents its eviction
-    turn: QueuedTurn | None = None  # the running turn; it pins the session
+    turn: QueuedTurn | None = None  # the running turn, which prevents its eviction
     waiting: deque[QueuedTurn] = field(default_factory=deque)
     stored_kv: list[KvPart] = field(default_factory=list)  # names of the parts of its KV cache that the journal has
     adapter: str = ""  # that answers unless a request names another; empty for the base model
@@ -86,7 +86,7 @@ class Session:
         return images
 
     def __repr__(self) -> str:
-        state = "ended" if self.end else "pinned" if self.turn else "idle"
+        state = "ended" if self.end else "running" if self.turn else "idle"
         return f"<Session {self.id.text[:24]} {state} {len(self.images)} images {self.cache!r}>"
 
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from handlers.chat.dialects.chat_completions import ChatCompletionForm
 from handlers.chat.dialects.completions import CompletionForm
-from handlers.chat.dialects.openai import OpenAIForm
 from handlers.chat.dialects.session import SessionForm
 from handlers.chat.dialects.tgi import LmiForm, LmiJsonForm, TgiForm
 from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.errors import HandlerError, InvalidRequest, OutOfMemory, Overloaded, TurnTimedOut
 
 TEXTS = ["Grün", "", " 🟢", "\n\n", ' "data:{}" ', "です", ""]
-OPENAI = OpenAIForm(id="chatcmpl-1", created=7, model="llava")
+OPENAI = ChatCompletionForm(id="chatcmpl-1", created=7, model="llava")
 
 
 def tokens_of(texts: Sequence[str]) -> list[Token]:
@@ -163,7 +163,7 @@ def test_openai_stream() -> None:
 
 def test_openai_stream_with_usage() -> None:
     """stream_options.include_usage adds a last chunk without choices, and null before it."""
-    *chunks, last = read_openai(stream(OpenAIForm(id="x", created=7, model="m", has_usage=True)))
+    *chunks, last = read_openai(stream(ChatCompletionForm(id="x", created=7, model="m", has_usage=True)))
 
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
@@ -193,7 +193,7 @@ def test_completions() -> None:
 
 def test_openai_logprobs() -> None:
     """Each token has one entry, also when its text comes later, streamed and whole."""
-    form = OpenAIForm(id="x", created=7, model="m", has_logprobs=True)
+    form = ChatCompletionForm(id="x", created=7, model="m", has_logprobs=True)
 
     chunks = read_openai(stream(form))
     whole = json.loads(form.whole(summary_of(TEXTS)))["choices"][0]["logprobs"]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from handlers.chat.images.loader import ImageLoader
-from handlers.chat.sessions.openings import RememberedOpenings
+from handlers.chat.sessions.remembered_openings import RememberedOpenings
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.engine.builtin.runner import cache_shape
 from handlers.errors import ImageUnreachable

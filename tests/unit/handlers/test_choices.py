@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from handlers.chat.adapters import AdapterUse
-from handlers.chat.dialects.openai import OpenAIForm
+from handlers.chat.dialects.chat_completions import ChatCompletionForm
 from handlers.chat.forms import Summary, Token
 
 NUM_TOKENS = 3
@@ -25,9 +25,9 @@ def test_a_choice_that_encodes_its_end_slowly_is_complete(
     make_client: Any, endless_llava: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream does not end before each choice has sent its last token and its finish_reason."""
-    encode, is_slow, go_on = OpenAIForm.part, threading.Event(), threading.Event()
+    encode, is_slow, go_on = ChatCompletionForm.part, threading.Event(), threading.Event()
 
-    def encode_slowly(form: OpenAIForm, token: Token, summary: Summary | None) -> bytes:
+    def encode_slowly(form: ChatCompletionForm, token: Token, summary: Summary | None) -> bytes:
         if summary is not None and form.index:
             is_slow.set()
             assert go_on.wait(30)
@@ -35,7 +35,7 @@ def test_a_choice_that_encodes_its_end_slowly_is_complete(
             assert is_slow.wait(30)
         return encode(form, token, summary)
 
-    monkeypatch.setattr(OpenAIForm, "part", encode_slowly)
+    monkeypatch.setattr(ChatCompletionForm, "part", encode_slowly)
     exchange = make_client(endless_llava).send(BODY)
     exchange.wait_until(lambda each: b'"finish_reason":"length"' in each.body)
     go_on.set()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handlers.chat.commands import Ask, Generate, OpenAndAsk
-from handlers.chat.dialects.openai import OpenAIForm
+from handlers.chat.dialects.chat_completions import ChatCompletionForm
 from handlers.chat.dialects.table import parse
 from handlers.chat.dialects.tgi import LmiForm, LmiJsonForm, TgiForm
 from handlers.chat.forms import AnswerForm
@@ -203,7 +203,7 @@ def test_messages_with_images() -> None:
     )
 
     assert found.prompt is None
-    assert found.form == OpenAIForm(id="chatcmpl-r-1", created=int(NOW), model="llava")
+    assert found.form == ChatCompletionForm(id="chatcmpl-r-1", created=int(NOW), model="llava")
     assert [m.role for m in found.messages] == ["system", "user", "assistant", "system"]
     question = found.messages[1]
     assert images_of(question.parts) == (URL, DATA)

@@ -79,7 +79,7 @@ class EndpointCapacity:
                 continue
             pool = dispatcher.variant.pool
             full = frozenset(name for name, held in self._held.items() if self._is_full(pool.find(name), held))
-            instance = pool.find_least_outstanding(full)
+            instance = pool.find_least_loaded(full)
             if instance is not None:
                 self._held[instance.name] += 1
                 return InstanceCapacityLease(self, dispatcher, instance)

@@ -1,4 +1,4 @@
-"""Queue of one variant: requests wait for an instance and go on when one can take them.
+"""Dispatcher of one variant: its requests go to an instance, or wait (routing/waiting.py) until one can take them.
 
 With late binding an instance gets at most its capacity of running requests. If instances are started on demand, a
 request that finds none waits for the start. Whenever a request ends or an instance becomes ready, `on_free` sends

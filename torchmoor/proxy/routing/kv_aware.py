@@ -144,7 +144,7 @@ class KvAware(Strategy):
 
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return the open instance with the least cost; without a match, the one with the fewest outstanding."""
-        best = pool.find_least_outstanding(request.excluded)
+        best = pool.find_least_loaded(request.excluded)
         if best is None:
             return None
         cost, reason = float(best.load), LEAST_OUTSTANDING

@@ -15,5 +15,5 @@ class LeastOutstanding(Strategy):
     name = "LEAST_OUTSTANDING_REQUESTS"
 
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
-        instance = pool.find_least_outstanding(request.excluded)
+        instance = pool.find_least_loaded(request.excluded)
         return None if instance is None else Pick(instance, LEAST_OUTSTANDING)

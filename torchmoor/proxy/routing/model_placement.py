@@ -88,7 +88,7 @@ class ModelPlacement:
         holders = self._memory.get(model, _NOWHERE)
         queued = self._outstanding.get(model, _NONE)
         if len(holders) > MANY_HOLDERS:  # the least busy instance is most likely one of them
-            least = pool.find_least_outstanding(excluded)
+            least = pool.find_least_loaded(excluded)
             is_held = least is not None and holders.get(least.name) is ReportedTier.DEVICE
             if least is not None and is_held and queued.get(least.name, 0) < self._hot:
                 return Pick(least, MODEL_RESIDENT)

@@ -152,7 +152,7 @@ class Pool(Generic[C]):
     def find(self, name: str) -> C | None:
         return self._members.get(name)
 
-    def find_least_outstanding(self, excluded: frozenset[str] = frozenset()) -> C | None:
+    def find_least_loaded(self, excluded: frozenset[str] = frozenset()) -> C | None:
         """Return the open instance with the least load.
 
         Of several, the one that has had this load the longest, so that requests spread.

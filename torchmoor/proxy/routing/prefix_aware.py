@@ -34,7 +34,7 @@ class PrefixAware(Strategy):
 
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return the most preferred instance below the threshold, or else the one with the fewest outstanding."""
-        least = pool.find_least_outstanding(request.excluded)
+        least = pool.find_least_loaded(request.excluded)
         if least is None:
             return None
         if least.outstanding < self._threshold:

@@ -1,4 +1,4 @@
-"""The queue of late binding: requests wait in one place, and go to the instance that becomes free first.
+"""The queue of a variant: requests wait in one place, for an instance that is free (late binding) or being started.
 
 When an instance becomes free, the next request is, in this order:
 

@@ -30,7 +30,7 @@ _ELSEWHERE = _ConnectionElsewhere()
 
 
 class VariantTotal:
-    """One variant's numbers over all children; the Traffic of the metrics collectors."""
+    """One variant's numbers over all children; a `VariantTraffic` of the metrics' collectors."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.chat.dialects.openai import OpenAIForm
+from handlers.chat.dialects.chat_completions import ChatCompletionForm
 from handlers.chat.dialects.tgi import LmiForm, TgiForm
 from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.errors import Overloaded
@@ -24,7 +24,7 @@ FORMS: dict[str, AnswerForm] = {
     "tgi": TgiForm(),
     "lmi": LmiForm(),
     "lmi-outputs": LmiForm(are_outputs=True),
-    "openai": OpenAIForm(id="chatcmpl-1", created=1, model="llava", has_usage=True),
+    "openai": ChatCompletionForm(id="chatcmpl-1", created=1, model="llava", has_usage=True),
 }
 NAMES = st.sampled_from(list(FORMS))
 # Text with characters of several bytes, line ends, and what JSON and event streams themselves are made of.

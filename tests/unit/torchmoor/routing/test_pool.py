@@ -21,9 +21,9 @@ def test_least_outstanding_is_the_least_loaded_that_is_open() -> None:
     one, two = FakeCandidate("one", 1), FakeCandidate("two", 2)
     pool = pool_of(full, down, two, one)
 
-    assert pool.find_least_outstanding() is one
-    assert pool.find_least_outstanding(frozenset({"one"})) is two
-    assert pool.find_least_outstanding(frozenset({"one", "two"})) is None
+    assert pool.find_least_loaded() is one
+    assert pool.find_least_loaded(frozenset({"one"})) is two
+    assert pool.find_least_loaded(frozenset({"one", "two"})) is None
 
 
 def test_ties_go_to_the_one_that_has_waited_longest() -> None:
@@ -33,7 +33,7 @@ def test_ties_go_to_the_one_that_has_waited_longest() -> None:
     chosen = []
 
     for _ in range(6):
-        found = pool.find_least_outstanding()
+        found = pool.find_least_loaded()
         assert found is not None
         change(pool, found, outstanding=1)
         chosen.append(found.name)
@@ -48,11 +48,11 @@ def test_instance_that_ends_a_request_is_found_below_the_others() -> None:
     pool = pool_of(*instances)
     for instance in instances:
         change(pool, instance, outstanding=2)
-    assert pool.find_least_outstanding() is instances[0]
+    assert pool.find_least_loaded() is instances[0]
 
     change(pool, instances[1], outstanding=1)
 
-    assert pool.find_least_outstanding() is instances[1]
+    assert pool.find_least_loaded() is instances[1]
 
 
 def test_random_reaches_every_open_instance_and_no_other() -> None:
@@ -112,12 +112,12 @@ def test_change_of_an_instance_that_was_removed_is_ignored() -> None:
     pool = pool_of(old)
     pool.remove(old)
     change(pool, old, outstanding=0)
-    assert pool.find_least_outstanding() is None
+    assert pool.find_least_loaded() is None
 
     pool.add(new)
     change(pool, old, is_ready=False)
 
-    assert pool.find_least_outstanding() is new
+    assert pool.find_least_loaded() is new
     assert pool.find("a") is new
     pool.check_integrity()
 
@@ -148,7 +148,7 @@ def test_pool_agrees_with_a_search_of_all_instances(steps: list[tuple[str, str, 
         pool.check_integrity()
         if ask:
             open_loads = [i.outstanding for i in known.values() if i.is_ready and i.outstanding < i.capacity]
-            found = pool.find_least_outstanding()
+            found = pool.find_least_loaded()
             assert (None if found is None else found.outstanding) == min(open_loads, default=None)
 
 

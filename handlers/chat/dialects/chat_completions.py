@@ -8,12 +8,8 @@ from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Con
 from handlers.chat.checks import check_unicode, is_unicode, names, read_flag
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.openai_fields import (
-    EFFORTS,
-    REASONING_WANTED,
     Neutral,
     OpenAIAnswer,
-    find_reasoning,
-    is_reasoning,
     name_finish_reason,
     read_answer,
     read_num_choices,
@@ -22,6 +18,7 @@ from handlers.chat.dialects.openai_fields import (
     write_event,
     write_usage,
 )
+from handlers.chat.dialects.reasoning_fields import EFFORTS, REASONING_WANTED, find_reasoning, is_reasoning
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.grammars import read_response_format
 from handlers.chat.images.addresses import is_address
@@ -60,7 +57,9 @@ def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: Re
     messages = _messages(given.get("messages"), settings)
     if not incoming.headers.get(wire.SESSION_ID):  # else the session has the calls
         _check_results(messages)
-    form = OpenAIForm(**read_answer("chatcmpl", given, incoming, now), has_logprobs=read_flag(given, "logprobs"))
+    form = ChatCompletionForm(
+        **read_answer("chatcmpl", given, incoming, now), has_logprobs=read_flag(given, "logprobs")
+    )
     return Generate(
         caller=incoming.caller,
         prompt=None,
@@ -179,7 +178,7 @@ def _text(given: Any, where: str) -> TextPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAIForm(OpenAIAnswer):
+class ChatCompletionForm(OpenAIAnswer):
     """Encodes `chat.completion.chunk` events that end with `data: [DONE]`, or one `chat.completion`."""
 
     chunk_kind = CHUNK

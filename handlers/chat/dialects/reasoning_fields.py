@@ -1,0 +1,29 @@
+"""The fields in which chat completions and the Responses API request reasoning, and their checks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+EFFORTS = (None, "none", "minimal", "low", "medium", "high", "xhigh", "max")
+SUMMARIES = (None, "auto", "concise", "detailed")
+REASONING_WANTED = "an object with an effort and a summary"
+
+
+def is_reasoning(given: Any) -> bool:
+    """Return whether a value is OpenAI's `reasoning`: an effort and a kind of summary."""
+    return (
+        isinstance(given, dict)
+        and {name for name, value in given.items() if value is not None} <= {"effort", "summary"}
+        and given.get("effort") in EFFORTS
+        and given.get("summary") in SUMMARIES
+    )
+
+
+def find_reasoning(given: Mapping[str, Any]) -> str:
+    """Return the name of the field that requests reasoning, or "". Its amount has no effect.
+
+    given: a request whose fields `is_reasoning` has checked.
+    """
+    reasoning = given.get("reasoning", {})
+    if reasoning.get("summary") is not None or reasoning.get("effort") not in (None, "none"):
+        return "reasoning"
+    return "" if given.get("reasoning_effort") in (None, "none") else "reasoning_effort"
