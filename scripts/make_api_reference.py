@@ -1,4 +1,4 @@
-"""Write docs/api.md: every route of both planes, from the table that /openapi.json is made of. A test compares them.
+"""Write docs/api.md: every route of both planes, from what /openapi.json is made of. A test compares them.
 
 python scripts/make_api_reference.py
 """
@@ -10,17 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchmoor.proxy.api.reference.admin_routes import ADMIN_PLANE
+from torchmoor.admin.server import ADMIN_PLANE
 from torchmoor.proxy.api.reference.data_routes import DATA_PLANE
 from torchmoor.proxy.api.reference.document import make_document
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 HEAD = """# API reference
 
-Every route of the two planes. `scripts/make_api_reference.py` writes this page from the table in
-`torchmoor/proxy/api/reference/`. `GET /openapi.json` returns the same as an OpenAPI 3.1 document, on each port for its
-own routes. [runtime-api.md](runtime-api.md), [responses.md](responses.md) and [many-models.md](many-models.md) describe
-bodies and errors.
+Every route of the two planes, written by `scripts/make_api_reference.py`. `GET /openapi.json` returns the same as an
+OpenAPI 3.1 document, on each port for its own routes. [runtime-api.md](runtime-api.md), [responses.md](responses.md)
+and [many-models.md](many-models.md) describe bodies and errors.
 
 """
 

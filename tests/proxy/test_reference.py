@@ -22,12 +22,12 @@ from tests.openapi_cases import find_violations, with_values
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_many import FakeFleet
 from torchmoor.admin.models import ACTIONS
+from torchmoor.admin.server import ADMIN_PLANE
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.errors import AccessDenied
 from torchmoor.proxy.api.openai_dialects import COMPLETIONS, TASKS, TOKENS
 from torchmoor.proxy.api.reference import schemas
-from torchmoor.proxy.api.reference.admin_routes import ADMIN_PLANE
 from torchmoor.proxy.api.reference.data_routes import DATA_PLANE
 from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers

@@ -7,10 +7,11 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import RequestRefused, read_limit
+from torchmoor.admin.http import RequestRefused, get, post, read_limit
 from torchmoor.async_inference.objects.object_store import ObjectDenied, ObjectError, ObjectMissing, ObjectUnavailable
 from torchmoor.async_inference.request import AsyncRecord, AsyncState
 from torchmoor.async_inference.service import AsyncInference
+from torchmoor.proxy.api.reference import schemas
 
 PATH = "/async-requests"
 DEFAULT_PAGE = 100
@@ -27,9 +28,7 @@ RESULT_HEADERS = {
 
 
 class AsyncAdmin:
-    """Serves GET /async-requests?endpoint=E&state=S&after=ID&limit=N&order=oldest|newest, GET /async-requests/ID, GET
-    /async-requests/ID/result (the published object), and POST /async-requests/ID/cancel.
-    """
+    """Serves the list, ?endpoint=E&state=S&after=ID&limit=N&order=oldest|newest, and the requests by their ids."""
 
     def __init__(self, service: AsyncInference | None) -> None:
         """service: None if no endpoint accepts asynchronous requests; every route answers so then."""
@@ -41,13 +40,7 @@ class AsyncAdmin:
             raise RequestRefused(404, NONE_ACCEPTS)
         return self._given
 
-    def add_to(self, router: web.UrlDispatcher) -> None:
-        """Add the routes."""
-        router.add_get(PATH, self._list)
-        router.add_get(PATH + "/{id:.+}/result", self._result)
-        router.add_post(PATH + "/{id:.+}/cancel", self._cancel)
-        router.add_get(PATH + "/{id:.+}", self._show)
-
+    @get(PATH, "listAsyncRequests", "List asynchronous requests.", schemas.ASYNC_REQUESTS)
     async def _list(self, request: web.Request) -> web.Response:
         query, endpoints = request.query, list(self._service.endpoints)
         if not endpoints:
@@ -85,9 +78,7 @@ class AsyncAdmin:
             raise _not_found(inference_id)
         return record
 
-    async def _show(self, request: web.Request) -> web.Response:
-        return web.json_response(describe(await self._find(request)))
-
+    @get(PATH + "/{id:.+}/result", "asyncResult", "Get the result of an asynchronous request.")
     async def _result(self, request: web.Request) -> web.StreamResponse:
         """Answer with the result of a completed request, or with 409 and its state."""
         found = await self._find(request)
@@ -110,6 +101,7 @@ class AsyncAdmin:
                         await answer.write(chunk)
         return answer
 
+    @post(PATH + "/{id:.+}/cancel", "cancelAsyncRequest", "Cancel an asynchronous request.", schemas.CANCELLED_REQUEST)
     async def _cancel(self, request: web.Request) -> web.Response:
         """Cancel a request; 409 with its state if it had ended before."""
         inference_id = request.match_info["id"]
@@ -118,6 +110,11 @@ class AsyncAdmin:
             raise _not_found(inference_id)
         status = 200 if state is AsyncState.CANCELLED else 409
         return web.json_response({"inference_id": inference_id, "state": state.value}, status=status)
+
+    # After the routes below its path, since an id may have a slash.
+    @get(PATH + "/{id:.+}", "describeAsyncRequest", "Describe an asynchronous request.", schemas.ASYNC_REQUEST)
+    async def _show(self, request: web.Request) -> web.Response:
+        return web.json_response(describe(await self._find(request)))
 
 
 def describe(record: AsyncRecord) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import RequestRefused, read_limit
+from torchmoor.admin.http import RequestRefused, get, read_limit
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.config.observe import TRACE_ID
+from torchmoor.proxy.api.reference import schemas
 from torchmoor.proxy.dispatch.decisions import DEFAULT_SHOWN, MAX_SHOWN, DecisionQuery
 
 FRESH_S = 0.5
@@ -28,10 +29,7 @@ class DecisionsAdmin:
         self._trace_link = trace_link
         self._answers = RecentAnswers(FRESH_S)
 
-    def add_to(self, router: web.UrlDispatcher) -> None:
-        """Add the route."""
-        router.add_get("/decisions", self._show)
-
+    @get("/decisions", "listDecisions", "List the last routing decisions, with their reasons.", schemas.DECISIONS)
     async def _show(self, request: web.Request) -> web.Response:
         query = request.query
         limit = read_limit(query, default=DEFAULT_SHOWN, most=MAX_SHOWN)

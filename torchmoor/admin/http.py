@@ -1,10 +1,12 @@
-"""Shared by the admin plane's JSON handlers: error answers, refused origins, page sizes, instances' answers."""
+"""Shared by the admin plane's JSON handlers: routes, error answers, refused origins, page sizes, instances' answers."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -12,10 +14,48 @@ from aiohttp.typedefs import Handler
 
 from torchmoor.errors import ApiError, ValidationError
 from torchmoor.proxy.access.web_pages import is_own_origin
+from torchmoor.proxy.api.reference.route import Route, answer
+from torchmoor.proxy.api.reference.schemas import JSON_VALUE, Schema
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 
 KEPT_HEADERS = ("Allow", "WWW-Authenticate")  # of aiohttp's errors
 MAX_DIGITS = 9  # of ?limit=, since int() raises an error of its own for thousands of digits
+Method = TypeVar("Method", bound=Callable[..., Awaitable[web.StreamResponse]])
+_SERVED: list[tuple[Callable[..., Awaitable[web.StreamResponse]], Route, str]] = []  # by methods, with patterns
+
+
+def serves(
+    verb: str, pattern: str, operation: str, text: str, schema: Schema = JSON_VALUE, **more: Any
+) -> Callable[[Method], Method]:
+    """Make a method answer a route, which the API reference has too.
+
+    pattern: the route's path as aiohttp matches it. schema: of the answer. more: other fields of Route.
+    """
+
+    def note(method: Method) -> Method:
+        path = re.sub(":[^}]+}", "}", pattern)
+        _SERVED.append((method, Route(verb, path, operation, text, **{"answers": answer(schema), **more}), pattern))
+        return method
+
+    return note
+
+
+get = partial(serves, "get")
+post = partial(serves, "post")
+
+
+def routes_of(*owners: type) -> tuple[Route, ...]:
+    """Return the routes that these classes serve, for the API reference."""
+    return tuple(route for owner in owners for method, route, _ in _SERVED if method in vars(owner).values())
+
+
+def add_routes(router: web.UrlDispatcher, *owners: object) -> None:
+    """Add the routes that these objects serve."""
+    for owner in owners:
+        for method, route, pattern in _SERVED:
+            if method in vars(type(owner)).values():
+                add = router.add_get if route.method == "get" else router.add_post
+                add(pattern, method.__get__(owner))
 
 
 class RequestRefused(Exception):

@@ -11,9 +11,10 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import RequestRefused, error_message, read_content
+from torchmoor.admin.http import RequestRefused, error_message, get, post, read_content
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.errors import UnknownEndpoint, ValidationError
+from torchmoor.proxy.api.reference import schemas
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint, Registry
@@ -39,11 +40,7 @@ class ModelsAdmin:
         self._operations = operations
         self._statuses = RecentAnswers(FRESH_S)
 
-    def add_to(self, router: web.UrlDispatcher) -> None:
-        """Add the routes."""
-        router.add_get("/models", self._show)
-        router.add_post("/models/{name:.+}/{action:" + "|".join(ACTIONS) + "}", self._act)
-
+    @get("/models", "listModelsOfInstances", "List the models of endpoints with many models.", schemas.PLACED_MODELS)
     async def _show(self, request: web.Request) -> web.Response:
         endpoint = request.query.get("endpoint")
         instances = [i for e in self._endpoints() if endpoint in (None, e.name) for i in e.instances]
@@ -87,6 +84,13 @@ class ModelsAdmin:
         """Return the endpoints with many models."""
         return [endpoint for endpoint in self._registry.endpoints() if endpoint.settings.multi_model is not None]
 
+    @post(
+        "/models/{name:.+}/{action:" + "|".join(ACTIONS) + "}",
+        "actOnModel",
+        "Pin, unpin, prewarm or unload a model.",
+        schemas.MODEL_ACTION,
+        is_body_required=False,
+    )
     async def _act(self, request: web.Request) -> web.Response:
         name, action = request.match_info["name"], request.match_info["action"]
         instances = self._choose(name, action, request.query)

@@ -23,7 +23,7 @@ from torchmoor.admin.connections import AdminConnection, AdminConnections
 from torchmoor.admin.control import ControlAdmin
 from torchmoor.admin.dashboard.page import Dashboard
 from torchmoor.admin.decisions import DecisionsAdmin
-from torchmoor.admin.http import RequestRefused, answer_errors, is_own_fault
+from torchmoor.admin.http import RequestRefused, add_routes, answer_errors, get, is_own_fault, post, routes_of
 from torchmoor.admin.models import ModelsAdmin
 from torchmoor.admin.sessions import SessionsAdmin
 from torchmoor.admin.views import describe_discovery, describe_instance, describe_scaling
@@ -33,8 +33,11 @@ from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics.host import HostCollector
 from torchmoor.proxy.access.web_pages import WebPageGuard
 from torchmoor.proxy.api.control_operation import AnswerControl
-from torchmoor.proxy.api.reference.admin_routes import ADMIN_PLANE
+from torchmoor.proxy.api.reference import schemas
+from torchmoor.proxy.api.reference.data_routes import REFERENCE
 from torchmoor.proxy.api.reference.document import make_document
+from torchmoor.proxy.api.reference.route import Answers, Body, Group, json_body
+from torchmoor.proxy.api.reference.schemas import Schema
 from torchmoor.proxy.http.handshakes import Handshakes
 from torchmoor.proxy.instances.registry import Registry
 
@@ -44,13 +47,15 @@ HEALTH = "/healthz"
 LIVE = "/livez"
 READY = "/readyz"
 PROBES = (HEALTH, LIVE, READY)  # a prober has no token
+METRICS_PAGE = ((200, "The page.", Body(schema=schemas.TEXT, types=("text/plain",))),)
+
+
+def _yes_or_no(schema: Schema) -> Answers:
+    return ((200, "Yes.", json_body(schema)), (503, "No.", json_body(schema)))
 
 
 class AdminServer:
     """Serves the dashboard, the probes, the metrics page and the JSON API while its context lasts.
-
-    Its own routes are /healthz, /livez, /readyz, /metrics, /openapi.json, /instances, and POST /instances/NAME/drain
-    and /resume.
 
     With a token, all routes but the probes need it: as a bearer token, or as the password of any user, which a browser
     can send. A POST from another site's page is refused. port 0: any free port; `port` says which after the start.
@@ -89,20 +94,17 @@ class AdminServer:
             middlewares=[self.connections.watch, answer_errors, check],
             client_max_size=settings.control.max_body_bytes,
         )
-        app.router.add_get(HEALTH, self._healthz)
-        app.router.add_get(LIVE, self._livez)
-        app.router.add_get(READY, self._readyz)
-        app.router.add_get("/metrics", self._show_metrics)
-        app.router.add_get("/openapi.json", self._show_reference)
-        app.router.add_get("/instances", self._show_instances)
-        app.router.add_post("/instances/{name}/drain", self._drain)
-        app.router.add_post("/instances/{name}/resume", self._resume)
-        ModelsAdmin(registry, operations).add_to(app.router)
-        SessionsAdmin(registry, operations, self._dashboard.statuses).add_to(app.router)
-        DecisionsAdmin(data.find_decisions, settings.observe.trace_link).add_to(app.router)
+        add_routes(
+            app.router,
+            self,
+            ModelsAdmin(registry, operations),
+            SessionsAdmin(registry, operations, self._dashboard.statuses),
+            DecisionsAdmin(data.find_decisions, settings.observe.trace_link),
+            AsyncAdmin(async_inference),
+        )
         self._dashboard.add_to(app.router)
         ControlAdmin(control, settings.limits.body_timeout_s).add_to(app.router)
-        AsyncAdmin(async_inference).add_to(app.router)
+        app.router.add_get("/openapi.json", self._show_reference)
         logger.addFilter(is_own_fault)
         self._runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=1.0)
         self._stack = AsyncExitStack()
@@ -159,6 +161,7 @@ class AdminServer:
             raise RequestRefused(403, f"The admin plane does not answer for the host {host!r}: use its address.")
         return await handler(request)
 
+    @get(HEALTH, "healthz", "Has each endpoint a ready instance?", answers=_yes_or_no(schemas.HEALTH))
     async def _healthz(self, request: web.Request) -> web.Response:
         """Answer 200 while every endpoint has a ready instance, or starts one for the next request."""
         missing = [endpoint.name for endpoint in self._registry.endpoints() if not endpoint.can_serve()]
@@ -166,10 +169,12 @@ class AdminServer:
             {"ok": not missing, "endpoints_without_instance": missing}, status=503 if missing else 200
         )
 
+    @get(LIVE, "livez", "Does the process run?", schemas.LIVENESS)
     async def _livez(self, request: web.Request) -> web.Response:
         """Answer 200 while this process runs."""
         return web.json_response({"ok": True})
 
+    @get(READY, "readyz", "Is the state of the instances known?", answers=_yes_or_no(schemas.READINESS))
     async def _readyz(self, request: web.Request) -> web.Response:
         """Answer 200 once the proxy knows its instances and their states, even if none is ready.
 
@@ -187,12 +192,14 @@ class AdminServer:
         await self._refresh()
         return generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
 
+    @get("/metrics", "metrics", "Get the metrics in Prometheus' format.", answers=METRICS_PAGE)
     async def _show_metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=await self.make_metrics_page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _show_reference(self, request: web.Request) -> web.Response:
         return web.json_response(make_document(ADMIN_PLANE))
 
+    @get("/instances", "listInstances", "List the instances and their states.", schemas.INSTANCES)
     async def _show_instances(self, request: web.Request) -> web.Response:
         await self._refresh()
         rows = [describe_instance(instance, self._registry) for instance in self._registry.instances()]
@@ -205,6 +212,12 @@ class AdminServer:
             }
         )
 
+    @post(
+        "/instances/{name}/drain",
+        "drainInstance",
+        "Drain an instance: it gets no new sessions.",
+        schemas.MOVED_INSTANCE,
+    )
     async def _drain(self, request: web.Request) -> web.Response:
         """Stop new requests to an instance until a resume, even if it is restarted.
 
@@ -212,6 +225,7 @@ class AdminServer:
         """
         return await self._move(request, self._registry.drain, is_end=False)
 
+    @post("/instances/{name}/resume", "resumeInstance", "End the drain of an instance.", schemas.MOVED_INSTANCE)
     async def _resume(self, request: web.Request) -> web.Response:
         """End a drain."""
         return await self._move(request, self._registry.resume, is_end=True)
@@ -231,6 +245,15 @@ class AdminServer:
         move(name)
         await self._refresh()
         return web.json_response({"name": name, "state": instance.state.value, "outstanding": instance.outstanding})
+
+
+ADMIN = Group(
+    "admin",
+    "The operators' API, on the admin plane's port.",
+    schemas.ADMIN_ERROR,
+    routes_of(AdminServer, ModelsAdmin, SessionsAdmin, DecisionsAdmin, Dashboard, AsyncAdmin),
+)
+ADMIN_PLANE = (ADMIN, REFERENCE)
 
 
 def _token_of(request: web.Request) -> bytes:

@@ -13,10 +13,11 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import RequestRefused, error_message, read_content
+from torchmoor.admin.http import RequestRefused, error_message, get, post, read_content
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.errors import ValidationError
+from torchmoor.proxy.api.reference import schemas
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
@@ -48,11 +49,7 @@ class SessionsAdmin:
         self._answers = RecentAnswers(FRESH_S)
         self._free = asyncio.Semaphore(MAX_QUERIES)
 
-    def add_to(self, router: web.UrlDispatcher) -> None:
-        """Add the routes."""
-        router.add_get("/sessions", self._show)
-        router.add_post("/sessions/{hash}/{action:" + "|".join(operations.SESSION_ACTIONS) + "}", self._act)
-
+    @get("/sessions", "listSessions", "List sessions by their hashes.", schemas.SESSIONS)
     async def _show(self, request: web.Request) -> web.Response:
         given = request.query
         try:
@@ -124,6 +121,12 @@ class SessionsAdmin:
         answers = await asyncio.gather(*(self._ask(each, body, ACTION_TIMEOUT_S) for each in by_endpoint))
         return _holders(_result(instance, answer) for instance, answer in zip(by_endpoint, answers, strict=True))
 
+    @post(
+        "/sessions/{hash}/{action:" + "|".join(operations.SESSION_ACTIONS) + "}",
+        "actOnSession",
+        "Close, pin or unpin a session.",
+        schemas.SESSION_ACTION,
+    )
     async def _act(self, request: web.Request) -> web.Response:
         session, action = request.match_info["hash"], request.match_info["action"]
         if not SESSION_HASH.fullmatch(session):

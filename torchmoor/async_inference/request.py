@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Any
 
 from torchmoor.errors import QUEUE_RETRY_S, CallerLimited
+from torchmoor.wire import background, headers
 from torchmoor.wire.response_ids import read_response_id
 from torchmoor.wire.session_hash import session_hash
 
@@ -104,6 +105,22 @@ class AsyncRequest:
         """Return the id of the session that the request belongs to; "" if any instance can run it."""
         place = read_response_id(self.response_id)
         return "" if place is None else place.session_id
+
+    @property
+    def sent_fields(self) -> dict[str, str]:
+        """Return the header fields of every attempt; an empty one is not sent."""
+        return {
+            "Accept": self.accept,
+            headers.CUSTOM_ATTRIBUTES: self.custom_attributes,
+            headers.INFERENCE_ID: self.inference_id,
+            headers.ENDPOINT: self.endpoint,
+            headers.TIMEOUT_MS: str(int((self.timeout_s + headers.TIMEOUT_GRACE_S) * 1000)),
+            headers.PRINCIPAL: self.principal,
+            headers.SOURCE: self.source,
+            headers.RESOURCE: background.run_resource(self.response_id) if self.response_id else "",
+            # The same in every attempt, so that a handler does not repeat what it recorded in an earlier one.
+            "Amz-Sdk-Invocation-Id": f"async-{self.inference_id}",
+        }
 
     @property
     def expires_at(self) -> float:

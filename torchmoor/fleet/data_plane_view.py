@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVarTuple
 
 from torchmoor.async_inference.service import AsyncInference
+from torchmoor.fleet.process_commands import ProcessParts
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Variant
+
+Values = TypeVarTuple("Values")
 
 
 class VariantTraffic(Protocol):
@@ -90,4 +93,8 @@ class DataPlaneView(Protocol):
 
     def on_need(self, wake: Callable[[], None]) -> None:
         """Register a callback for when a request waits for an instance to be started."""
+        ...
+
+    def carry_out(self, command: Callable[[ProcessParts, *Values], None], *values: *Values) -> None:
+        """Call a function of process_commands.py in every process."""
         ...

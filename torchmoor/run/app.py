@@ -15,6 +15,7 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.control.plane import describing_plane
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
+from torchmoor.fleet.process_commands import reload_certificate, reopen_log, take_credentials
 from torchmoor.fleet.status_poller import StatusPoller
 from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.api.control_operation import AnswerControl
@@ -116,18 +117,18 @@ class Proxy:
         old = self._settings.credentials
         if credentials.guards_data != old.guards_data or credentials.admin_token != old.admin_token:
             raise ConfigError("the first or last key or token, and a change of the admin token, need a restart")
-        self.data.take_credentials(credentials)
+        self.data.carry_out(take_credentials, credentials)
 
     def reload_tls(self) -> None:
         """Use renewed certificates for new connections; a certificate that cannot be used changes nothing."""
-        self.data.reload_tls()
+        self.data.carry_out(reload_certificate)
         if self._admin_tls is not None:
             reload_tls(self._admin_tls)
 
     def on_hangup(self) -> None:
         """Handle SIGHUP where there is no configuration file: reload certificates, reopen the log."""
         self.reload_tls()
-        self.data.reopen_log()
+        self.data.carry_out(reopen_log)
         logger.warning("certificates are reloaded and the access log is reopened; any other change needs a restart")
 
     @property

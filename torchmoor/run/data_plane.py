@@ -14,12 +14,12 @@ from contextlib import AsyncExitStack
 from random import Random
 from typing import Any
 
-from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.data_plane_view import LogCounts
+from torchmoor.fleet.data_plane_view import LogCounts, Values
+from torchmoor.fleet.process_commands import ProcessParts
 from torchmoor.proxy.access.gate import Gate
-from torchmoor.proxy.access.tls import make_tls, reload_tls
+from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.api.application import DataPlaneApplication
 from torchmoor.proxy.api.control_operation import AnswerControl
 from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
@@ -227,20 +227,9 @@ class DataPlane:
             self.means.spool.max_files,
         )
 
-    def take_credentials(self, credentials: Credentials) -> None:
-        """Check new requests with these credentials."""
-        if self.gate is not None:
-            self.gate.take(credentials)
-
-    def reload_tls(self) -> None:
-        """Use the renewed certificate for new connections."""
-        if self.tls is not None:
-            reload_tls(self.tls)
-
-    def reopen_log(self) -> None:
-        """Open the access log again by its name: the old file was moved away."""
-        if self.observer is not None and self.observer.log is not None:
-            self.observer.log.reopen()
+    def carry_out(self, command: Callable[[ProcessParts, *Values], None], *values: *Values) -> None:
+        """Carry out an operator's command."""
+        command(self, *values)
 
     def _on_change(self, instance: Instance) -> None:
         """End the requests at an instance that is down or gone, or send them to another.

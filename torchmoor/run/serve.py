@@ -21,6 +21,7 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import Discovery, try_once
 from torchmoor.fleet.draining import Drainer
 from torchmoor.fleet.launcher import Launcher, check_archives
+from torchmoor.fleet.process_commands import reopen_log
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.access.credentials import ASYNC_QUEUE
@@ -79,7 +80,7 @@ async def run(
         discovery = Discovery(configuration.discovery, registry, drainer, are_journaled=are_journaled)
         await stack.enter_async_context(discovery)
         reloader = Reloader(configuration, read_again, registry, proxy, drainer, discovery)
-        loop.add_signal_handler(signal.SIGHUP, _in_turn, proxy.data.reopen_log, reloader.reload)
+        loop.add_signal_handler(signal.SIGHUP, _in_turn, partial(proxy.data.carry_out, reopen_log), reloader.reload)
         where = {
             "ready": True,
             "runtime": proxy.runtime_url,

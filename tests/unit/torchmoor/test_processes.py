@@ -5,6 +5,7 @@ import json
 import socket
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torchmoor.config.scaling import ScalingSettings
 from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, LaunchError
+from torchmoor.fleet.process_commands import reopen_log, take_credentials
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance
@@ -25,9 +27,9 @@ from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.reported_status import ModelReport, ReportedStatus, ReportedTier
 from torchmoor.run.app import Proxy
 from torchmoor.run.data_plane import DataPlane
-from torchmoor.run.processes.child_process import ChildProcess
 from torchmoor.run.processes.limits import divide, part_of_body_bytes
 from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text, to_text
+from torchmoor.run.processes.parent import ProcessGroup
 from torchmoor.run.processes.port import reserve
 from torchmoor.run.processes.totals import Report as ProcessReport
 from torchmoor.run.processes.totals import Totals
@@ -156,42 +158,33 @@ class OneWayLink:
         pass
 
 
-class Nobody:
-    """Ignores the events of a process."""
-
-    def on_started(self, child: ChildProcess) -> None:
-        pass
-
-    def on_message(self, child: ChildProcess, message: Message) -> None:
-        pass
-
-    def on_ended(self, child: ChildProcess) -> None:
-        pass
-
-
-def test_process_that_is_just_being_started_judges_by_the_newest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that is taken back while a process starts is not good there."""
-    link, given = OneWayLink(), ChildAssignment(SETTINGS, port=1, index=0, log_level=30)
-    new = Credentials(tokens={"ann": "a-token-of-some-length"})
+def test_process_that_starts_later_carries_out_the_newest_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it takes connections: a key that is taken back while a process starts is not good there."""
+    link, settings = OneWayLink(), SETTINGS.replace(listen=ListenSettings(port=0, processes=1))
+    old, new = (Credentials(tokens={"ann": f"the-{age}-token-of-ann"}) for age in ("old", "new"))
     monkeypatch.setattr(sys, "executable", "/bin/true")
 
     async def start() -> None:
-        child = ChildProcess(given, Nobody())
+        async with AsyncExitStack() as stack:
+            group = ProcessGroup(settings, Registry(settings.endpoints), lambda instance: None)
+            await group.start(stack)
+            group.carry_out(take_credentials, old)
+            group.carry_out(reopen_log)
 
-        async def open_link(own: socket.socket) -> OneWayLink:
-            own.close()
-            child.take_credentials(new)
-            return link
+            async def open_link(own: socket.socket) -> OneWayLink:
+                own.close()
+                group.carry_out(take_credentials, new)
+                return link
 
-        monkeypatch.setattr(Link, "open", open_link)
-        child.start()
-        with pytest.raises(LaunchError):
-            await child.first_start
-        await child.stop()
+            monkeypatch.setattr(Link, "open", open_link)
+            with pytest.raises(LaunchError):
+                await group.listen(stack)
 
     asyncio.run(start())
-    told = [from_text(members["assignment"]) for kind, members in link.sent if kind == "assign"]
-    assert [each.settings.credentials for each in told] == [new]
+    kinds = [kind for kind, _ in link.sent]
+    calls = [from_text(members["call"]) for kind, members in link.sent if kind == "command"]
+    assert kinds == ["assign", "command", "command", "listen"]
+    assert calls == [(take_credentials, (new,)), (reopen_log, ())]
 
 
 def test_number_of_processes_is_a_setting() -> None:

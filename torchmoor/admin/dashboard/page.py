@@ -16,11 +16,12 @@ from aiohttp import web
 
 from torchmoor.admin.dashboard.history import INTERVAL_S, NOW, RANGES, VariantHistory
 from torchmoor.admin.dashboard.instance_history import InstanceHistory, find_gpu
-from torchmoor.admin.http import RequestRefused
+from torchmoor.admin.http import RequestRefused, add_routes, get
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.admin.views import SHOWN_VALUES, describe_instance, describe_scaling
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.metrics.host import Gpus, GpuUse
+from torchmoor.proxy.api.reference import schemas
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
 from torchmoor.wire import receipt
@@ -88,8 +89,7 @@ class Dashboard:
                 path = "/" if file.name == "index.html" else f"/dashboard/{file.name}"
                 router.add_get(path, _answering(file.read_text(encoding="utf-8"), kind))
         router.add_get("/dashboard/receipt.js", _answering(receipt.make_script(), KINDS[".js"]))
-        router.add_get("/dashboard.json", self._show)
-        router.add_get("/instances/{name}/history", self._show_load)
+        add_routes(router, self)
 
     async def _sample(self) -> None:
         while True:
@@ -117,11 +117,18 @@ class Dashboard:
         now = time.monotonic()
         self._histories = {each: self._histories.get(each) or VariantHistory(each, now) for each in self._traffic()}
 
+    @get("/dashboard.json", "dashboard", "Get the dashboard's data.", schemas.DASHBOARD)
     async def _show(self, request: web.Request) -> web.Response:
         range_name = _read_range(request)
         await asyncio.gather(self.statuses.refresh(), self._refresh())
         return web.json_response(self.describe(range_name), headers=HEADERS)
 
+    @get(
+        "/instances/{name}/history",
+        "instanceHistory",
+        "An instance's load, sessions, state and GPU over time.",
+        schemas.INSTANCE_HISTORY,
+    )
     async def _show_load(self, request: web.Request) -> web.Response:
         name, range_name = request.match_info["name"], _read_range(request)
         if (history := self._loads.get(name)) is None:

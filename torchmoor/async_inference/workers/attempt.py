@@ -37,7 +37,7 @@ from torchmoor.async_inference.workers.instance_client import (
 )
 from torchmoor.config.launcher import body_weight
 from torchmoor.errors import BodyTooLarge, invocation_timed_out
-from torchmoor.wire import background, error_codes, headers
+from torchmoor.wire import error_codes, headers
 
 logger = logging.getLogger(__name__)
 
@@ -129,21 +129,7 @@ class Attempt:
                 lease.abandon(self._request_id)
 
     def _headers(self, content_type: str) -> dict[str, str]:
-        request = self._request
-        fields = {
-            "Content-Type": content_type,
-            "Accept": request.accept,
-            headers.CUSTOM_ATTRIBUTES: request.custom_attributes,
-            headers.INFERENCE_ID: request.inference_id,
-            headers.ENDPOINT: request.endpoint,
-            headers.REQUEST_ID: self._request_id,
-            headers.TIMEOUT_MS: str(int((request.timeout_s + headers.TIMEOUT_GRACE_S) * 1000)),
-            headers.PRINCIPAL: request.principal,
-            headers.SOURCE: request.source,
-            headers.RESOURCE: background.run_resource(request.response_id) if request.response_id else "",
-            # The same in every attempt, so that a handler does not repeat what it recorded in an earlier one.
-            "Amz-Sdk-Invocation-Id": f"async-{request.inference_id}",
-        }
+        fields = {"Content-Type": content_type, headers.REQUEST_ID: self._request_id, **self._request.sent_fields}
         return {name: value for name, value in fields.items() if value}
 
     async def _take(self, answer: InstanceAnswer) -> AsyncOutcome:

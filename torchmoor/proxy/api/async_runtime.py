@@ -7,29 +7,32 @@ from __future__ import annotations
 
 import uuid
 from functools import partial
+from typing import Any
 
 from torchmoor.async_inference.objects.object_store import LocationRefused
-from torchmoor.async_inference.request import DEFAULT_TIMEOUT_S, DEFAULT_TTL_S, AsyncRequest
+from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.deferred_reply import DeferredReply
+from torchmoor.proxy.api.members import (
+    FILENAME,
+    INPUT_LOCATION,
+    MEMBERS,
+    NOT_THERE,
+    OUTPUT_PATH_EXTENSION,
+    STORED,
+    NumberMember,
+    check_members,
+    not_there,
+)
 from torchmoor.proxy.api.replies import json_reply, runtime_error
-from torchmoor.proxy.api.validation import NOT_THERE, check_members, not_there
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.field_names import (
     AWS_REQUEST_ID,
-    CUSTOM_ATTRIBUTES,
     FAILURE_LOCATION,
-    FILENAME,
     INFERENCE_ID,
-    INPUT_LOCATION,
     INVOCATION_ID,
-    INVOCATION_TIMEOUT,
     OUTPUT_LOCATION,
-    OUTPUT_PATH_EXTENSION,
-    REQUEST_TTL,
-    SAGEMAKER_ACCEPT,
-    SAGEMAKER_CONTENT_TYPE,
 )
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
@@ -108,13 +111,9 @@ class AsyncOperation:
             failure_location=locations.failure,
             principal=request.principal,
             invocation_id=invocation_id,
-            content_type=_text(request, SAGEMAKER_CONTENT_TYPE),
-            accept=_text(request, SAGEMAKER_ACCEPT),
-            custom_attributes=_text(request, CUSTOM_ATTRIBUTES),
             input_location=input_location or None,
             body=body or None,
-            ttl_s=float(_text(request, REQUEST_TTL) or DEFAULT_TTL_S),
-            timeout_s=float(_text(request, INVOCATION_TIMEOUT) or DEFAULT_TIMEOUT_S),
+            **_read_stored(request),
         )
 
     def _submit(self, request: Request, request_id: bytes, reply: DeferredReply, body: bytes) -> None:
@@ -161,6 +160,15 @@ def body_too_long() -> ValidationError:
 def _text(request: Request, name: bytes) -> str:
     """Return a field's value, "" without one. The API's fields but one were checked to be ASCII."""
     return (request.find(name) or b"").decode("latin-1")
+
+
+def _read_stored(request: Request) -> dict[str, Any]:
+    """Return the fields of an AsyncRequest that are members as they were sent; one that was not sent is left out."""
+    found: dict[str, Any] = {}
+    for field, name in STORED.items():
+        if text := _text(request, name):
+            found[field] = float(text) if isinstance(MEMBERS[name], NumberMember) else text
+    return found
 
 
 def _read_location(request: Request) -> str:

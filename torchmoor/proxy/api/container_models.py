@@ -24,10 +24,11 @@ from torchmoor.errors import ApiError, ModelBusy, ModelNotLoaded, ServiceUnavail
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
 from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.api.members import TARGET_MODEL
 from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect, defer
 from torchmoor.proxy.api.replies import JSON, Handler, container_error, json_reply, unknown_operation
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
-from torchmoor.proxy.http.field_names import ERROR_CODE, TARGET_MODEL
+from torchmoor.proxy.http.field_names import ERROR_CODE
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance

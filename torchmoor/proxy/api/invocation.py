@@ -10,10 +10,10 @@ from time import monotonic
 
 from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ValidationError, invocation_timed_out
 from torchmoor.proxy.api.dialect import Explain
+from torchmoor.proxy.api.members import PREFIX_AWARE_ID, check_form
 from torchmoor.proxy.api.observation import Observation
 from torchmoor.proxy.api.operation import Operation, timeout_line
 from torchmoor.proxy.api.stream_continuer import StreamContinuer
-from torchmoor.proxy.api.validation import check_form
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.assignment import MAX_REPEATS, Assignment
 from torchmoor.proxy.dispatch.callers import CallerLease
@@ -26,7 +26,7 @@ from torchmoor.proxy.dispatch.request_sessions import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.sequences import SEQUENCE_FIELDS
 from torchmoor.proxy.http.answer import Answer, Loss
 from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Judgement, NextStep, Outcome, ReadRefusal, Send, Wait, Waiter
-from torchmoor.proxy.http.field_names import CONTENT_TYPE, CONTINUABLE, ERROR_CODE, PREFIX_AWARE_ID, SESSION_ID
+from torchmoor.proxy.http.field_names import CONTENT_TYPE, CONTINUABLE, ERROR_CODE, SESSION_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.wire import error_codes, receipt

@@ -20,15 +20,9 @@ from torchmoor.errors import ApiError, BodyTooLarge, ValidationError, WrongModel
 from torchmoor.proxy.api.affinity_keys import find_affinity, has_header
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.api.members import TARGET_MODEL
 from torchmoor.proxy.api.openai_by_body import OpenAIByBody, find_model
-from torchmoor.proxy.api.openai_dialects import (
-    COMPLETIONS,
-    DIALECTS,
-    TASKS,
-    TOKENS,
-    OpenAIDialect,
-    openai_error,
-)
+from torchmoor.proxy.api.openai_dialects import COMPLETIONS, DIALECTS, TASKS, TOKENS, OpenAIDialect, openai_error
 from torchmoor.proxy.api.openai_models import find_many, list_models, read_adapter, read_target_model, unknown_model
 from torchmoor.proxy.api.openai_paths import is_openai, split_path
 from torchmoor.proxy.api.openai_resources import FILES, OPENING, RESPONSES, filename_line, read_named, read_path
@@ -38,7 +32,7 @@ from torchmoor.proxy.api.response_invocation import BackgroundQueue, ResponseInv
 from torchmoor.proxy.api.response_socket import ResponseSockets
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Call, Upgrade
-from torchmoor.proxy.http.field_names import SESSION_ID, TARGET_MODEL
+from torchmoor.proxy.http.field_names import SESSION_ID
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire.response_ids import Place

@@ -16,21 +16,14 @@ from torchmoor.errors import (
     WrongModel,
 )
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
+from torchmoor.proxy.api.members import TARGET_MODEL
 from torchmoor.proxy.api.openai_paths import split_path
 from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
 from torchmoor.proxy.api.replies import json_reply, retry_after
 from torchmoor.proxy.api.stream_encoders import EventPassEncoder
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.field_names import (
-    ACCEPT,
-    BACKGROUND,
-    CONTENT_TYPE,
-    ERROR_CODE,
-    OPENAI_REQUEST_ID,
-    SESSION_ID,
-    TARGET_MODEL,
-)
+from torchmoor.proxy.http.field_names import ACCEPT, BACKGROUND, CONTENT_TYPE, ERROR_CODE, OPENAI_REQUEST_ID, SESSION_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers

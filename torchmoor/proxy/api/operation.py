@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torchmoor.config.limits import TimeoutSettings
 from torchmoor.proxy.api.dialect import ApiDialect
+from torchmoor.proxy.api.members import TARGET_MODEL
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Deadlines
-from torchmoor.proxy.http.field_names import INFERENCE_ID, INVOCATION_ID, TARGET_MODEL
+from torchmoor.proxy.http.field_names import INFERENCE_ID, INVOCATION_ID
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers

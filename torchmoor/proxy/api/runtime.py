@@ -24,10 +24,17 @@ from torchmoor.proxy.api.async_runtime import AsyncOperation
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.describe import describe_endpoint
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
+from torchmoor.proxy.api.members import (
+    ENDPOINT_NAME,
+    NOT_THERE,
+    SAGEMAKER_ACCEPT,
+    SAGEMAKER_CONTENT_TYPE,
+    TARGET_MODEL,
+    not_there,
+)
 from torchmoor.proxy.api.operation import Operation, stream_deadlines, whole_deadlines
 from torchmoor.proxy.api.replies import LOOKING, Handler, message_of, runtime_error, unknown_operation
 from torchmoor.proxy.api.stream_encoders import PartEncoder, TextPartEncoder, TextPassEncoder
-from torchmoor.proxy.api.validation import ENDPOINT_NAME, NOT_THERE, not_there
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.http.answer import Answer
@@ -39,10 +46,7 @@ from torchmoor.proxy.http.field_names import (
     ERROR_CODE,
     NEW_SESSION_ID,
     OPENAI_REQUEST_ID,
-    SAGEMAKER_ACCEPT,
-    SAGEMAKER_CONTENT_TYPE,
     SESSION_ID,
-    TARGET_MODEL,
 )
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request, status_line
 from torchmoor.proxy.instances.registry import Endpoint

@@ -1,4 +1,4 @@
-"""Check of one member of the runtime API, with SageMaker's messages. The table of members is in api/validation.py."""
+"""Check of one member of the runtime API, with SageMaker's messages. The table of members is in api/members.py."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Member:
             raise ValidationError(problem)
 
 
-def named_member(name: str, max_length: int = 63, pattern: bytes = _NAME) -> Member:
+def named_member(name: str, max_length: int = 63, pattern: bytes = _NAME, *, min_length: int = 0) -> Member:
     """Make the member of a name: letters, digits and hyphens by default."""
-    return Member(name, max_length, 0, re.compile(pattern), pattern.decode())
+    return Member(name, max_length, min_length, re.compile(pattern), pattern.decode())
 
 
 # Checked where a session id is verified: once for each id, not for each request.

@@ -38,3 +38,7 @@ class Observer(Protocol):
     def on_reply(self, request: Request, request_id: bytes, reply: Reply) -> None:
         """Observe a request that the proxy answers itself."""
         ...
+
+    def reopen_log(self) -> None:
+        """Open the access log, if there is one, again by its name."""
+        ...

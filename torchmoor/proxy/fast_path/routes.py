@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.web_pages import ORIGIN, SITE, WebPageGuard
+from torchmoor.proxy.api.members import NOT_THERE, TARGET_MODEL, TARGET_VARIANT
 from torchmoor.proxy.api.operation import Operation
 from torchmoor.proxy.api.runtime import RuntimeApi, invoke_path
-from torchmoor.proxy.api.validation import NOT_THERE
 from torchmoor.proxy.dispatch.assignment import weigh_body
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -19,7 +19,7 @@ from torchmoor.proxy.dispatch.request_sessions import SESSION_KEY
 from torchmoor.proxy.fast_path.request import FastOperation, FastRequest
 from torchmoor.proxy.http.arriving import source_of
 from torchmoor.proxy.http.fast_path import FastClient
-from torchmoor.proxy.http.field_names import SESSION_ID, TARGET_MODEL, TARGET_VARIANT
+from torchmoor.proxy.http.field_names import SESSION_ID
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.registry import Endpoint

@@ -19,26 +19,12 @@ OWN_PREFIX = headers.TORCHMOOR_PREFIX.encode()
 
 # SageMaker's runtime API
 CLOSED_SESSION_ID = headers.CLOSED_SESSION_ID.encode()
-CUSTOM_ATTRIBUTES = headers.CUSTOM_ATTRIBUTES.encode()
-ENABLE_EXPLANATIONS = b"x-amzn-sagemaker-enable-explanations"
 FAILURE_LOCATION = b"x-amzn-sagemaker-failurelocation"
-FILENAME = b"x-amzn-sagemaker-filename"
-INFERENCE_COMPONENT = b"x-amzn-sagemaker-inference-component"
 INFERENCE_ID = headers.INFERENCE_ID.encode()
-INPUT_LOCATION = b"x-amzn-sagemaker-inputlocation"
 INVOCATION_ID = headers.INVOCATION_ID.encode()  # a client's repeated request has the same id
-INVOCATION_TIMEOUT = b"x-amzn-sagemaker-invocationtimeoutseconds"
 NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
 OUTPUT_LOCATION = b"x-amzn-sagemaker-outputlocation"
-OUTPUT_PATH_EXTENSION = b"x-amzn-sagemaker-s3outputpathextension"
-PREFIX_AWARE_ID = b"x-amzn-sagemaker-prefix-aware-id"
-REQUEST_TTL = b"x-amzn-sagemaker-requestttlseconds"
-SAGEMAKER_ACCEPT = headers.ACCEPT.encode()
-SAGEMAKER_CONTENT_TYPE = b"x-amzn-sagemaker-content-type"
 SESSION_ID = headers.SESSION_ID.encode()
-TARGET_CONTAINER = b"x-amzn-sagemaker-target-container-hostname"
-TARGET_MODEL = headers.TARGET_MODEL.encode()
-TARGET_VARIANT = b"x-amzn-sagemaker-target-variant"
 
 # TorchServe's
 SEQUENCE_START = headers.SEQUENCE_START.encode()

@@ -55,6 +55,10 @@ class RequestObserver:
         except Exception:
             logger.exception("request not recorded request_id=%s", request_id.decode())
 
+    def reopen_log(self) -> None:
+        if self.log is not None:
+            self.log.reopen()
+
 
 @asynccontextmanager
 async def observing(settings: ObserveSettings) -> AsyncIterator[RequestObserver | None]:

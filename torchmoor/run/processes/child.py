@@ -82,12 +82,9 @@ class ChildProxy:
             case "decisions":
                 found = self._plane.dispatchers.decisions.describe(DecisionQuery(**message["query"]))
                 self._link.send("decisions", round=message["round"], found=found)
-            case "credentials":
-                self._plane.take_credentials(from_text(message["credentials"]))
-            case "reload_tls":
-                self._plane.reload_tls()
-            case "reopen_log":
-                self._plane.reopen_log()
+            case "command":
+                command, values = from_text(message["call"])
+                self._plane.carry_out(command, *values)
             case _:
                 self._is_following = True
                 try:

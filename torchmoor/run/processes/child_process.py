@@ -7,10 +7,8 @@ import logging
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from typing import Protocol
 
-from torchmoor.config.access import Credentials
 from torchmoor.errors import LaunchError
 from torchmoor.run.data_plane import SUBREQUEST_GRACE_S
 from torchmoor.run.processes.link import ChildAssignment, Link, Message, to_text
@@ -71,12 +69,6 @@ class ChildProcess:
         """Send a message if the child runs."""
         if self._link is not None:
             self._link.send(kind, **members)
-
-    def take_credentials(self, credentials: Credentials) -> None:
-        """Have this child and its successors check requests with these credentials."""
-        settings = self._assignment.settings.replace(credentials=credentials)
-        self._assignment = replace(self._assignment, settings=settings)
-        self.send("credentials", credentials=to_text(credentials))
 
     async def stop(self) -> None:
         """Let running requests end, then end the child."""
@@ -139,7 +131,7 @@ class ChildProcess:
         self._heard_at = asyncio.get_running_loop().time()
         watching = asyncio.create_task(self._watch(process, link))
         try:
-            link.send("assign", assignment=to_text(self._assignment))  # credentials may have changed meanwhile
+            link.send("assign", assignment=to_text(self._assignment))
             self._listener.on_started(self)
             link.send("listen")
             if self._is_stopping:

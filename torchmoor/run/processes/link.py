@@ -1,8 +1,8 @@
 """The messages between a proxy process and its parent: lines of JSON on a socket pair.
 
-Parent to child: assign (first), instance, removed, asked, status, expecting, breaker, listen, report, decisions,
-credentials, reload_tls, reopen_log, stop. Child to parent: ready, failed, down, suspect, expecting, breaker, waiting,
-report, decisions. Each side notices the other's end by the end of the socket, whatever its cause.
+Parent to child: assign (first), instance, removed, asked, status, expecting, breaker, command, listen, report,
+decisions, stop. Child to parent: ready, failed, down, suspect, expecting, breaker, waiting, report, decisions. Each
+side notices the other's end by the end of the socket, whatever its cause.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ChildAssignment:
 
 
 def to_text(value: object) -> str:
-    """Encode settings or a status for a message. Pickled: only a parent and its own child have the socket."""
+    """Encode settings, a status or a command for a message. Pickled: only parent and child have the socket."""
     return base64.b64encode(pickle.dumps(value)).decode()
 
 

@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.data_plane_view import Values
+from torchmoor.fleet.process_commands import ProcessParts
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.dispatch.decisions import DecisionQuery, join_decisions
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
@@ -53,6 +54,7 @@ class ProcessGroup:
         self._settings = settings
         self._suspect = suspect
         self._statuses: dict[str, Message] = {}  # the last of each instance, for children that start later
+        self._commands: dict[Callable[..., None], str] = {}  # the last call of each command, for the same
         self._sender: ChildProcess | None = None  # the child whose message is being sent to the others
         self._reports: dict[int, asyncio.Event] = {}
         self._decisions: dict[int, asyncio.Future[dict[str, Any]]] = {}  # of the newest round of queries
@@ -91,18 +93,10 @@ class ProcessGroup:
     async def _stop_children(self) -> None:
         await asyncio.gather(*(child.stop() for child in self.children))
 
-    def take_credentials(self, credentials: Credentials) -> None:
-        """Check new requests with these credentials, in every child."""
-        for child in self.children:
-            child.take_credentials(credentials)
-
-    def reload_tls(self) -> None:
-        """Use the renewed certificate for new connections, in every child."""
-        self._send_all("reload_tls")
-
-    def reopen_log(self) -> None:
-        """Open the access log again by its name, in every child."""
-        self._send_all("reopen_log")
+    def carry_out(self, command: Callable[[ProcessParts, *Values], None], *values: *Values) -> None:
+        """Carry out an operator's command in every child, also in those that start later."""
+        call = self._commands[command] = to_text((command, values))
+        self._send_all("command", call=call)
 
     def tick(self) -> None:
         """Do nothing: each child advances its own breakers and shares."""
@@ -204,11 +198,13 @@ class ProcessGroup:
     # From the children
 
     def on_started(self, child: ChildProcess) -> None:
-        """Send a new child every instance and status."""
+        """Send a new child every instance, status and command."""
         for instance in self.registry.instances():
             child.send("instance", **self._describe(instance))
         for status in self._statuses.values():
             child.send("status", **status)
+        for call in self._commands.values():
+            child.send("command", call=call)
 
     def on_message(self, child: ChildProcess, message: Message) -> None:
         """Handle a child's message, and send the other children what concerns them."""

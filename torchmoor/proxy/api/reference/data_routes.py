@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torchmoor.proxy.api import members
 from torchmoor.proxy.api.reference import schemas
 from torchmoor.proxy.api.reference.route import (
     EMPTY_ANSWER,
@@ -18,23 +19,12 @@ from torchmoor.proxy.api.reference.route import (
     post,
     streamed,
 )
-from torchmoor.proxy.http import field_names as members
+from torchmoor.proxy.http.field_names import INFERENCE_ID
 
 _FRAMES = "application/vnd.amazon.eventstream"
 _FORMS = (JSON, "text/plain", "application/octet-stream")
-_INVOKE = (members.CUSTOM_ATTRIBUTES, members.TARGET_MODEL, members.TARGET_VARIANT, members.INFERENCE_ID)
-_TURN = (*_INVOKE, members.SESSION_ID, members.PREFIX_AWARE_ID)
-_ASYNC = (
-    members.SAGEMAKER_CONTENT_TYPE,
-    members.SAGEMAKER_ACCEPT,
-    members.CUSTOM_ATTRIBUTES,
-    members.INFERENCE_ID,
-    members.INPUT_LOCATION,
-    members.OUTPUT_PATH_EXTENSION,
-    members.FILENAME,
-    members.REQUEST_TTL,
-    members.INVOCATION_TIMEOUT,
-)
+_CHOICE = (members.TARGET_MODEL, members.TARGET_VARIANT, INFERENCE_ID)
+_TURN = tuple(members.OF_INVOKE)
 _ANY = Body(schema=schemas.ANY_FORM, types=_FORMS)
 _PAGE = (
     ("limit", "Most entries in the answer."),
@@ -70,7 +60,7 @@ RUNTIME = Group(
             "InvokeEndpointAsync",
             "Queue a request; its result is written to the output location.",
             _ANY,
-            headers=_ASYNC,
+            headers=tuple(members.OF_ASYNC),
             is_body_required=False,
             answers=((202, "Queued; headers have the URLs of result and failure.", json_body(schemas.QUEUED)),),
         ),
@@ -88,7 +78,7 @@ _OPENAI_ROUTES = (
         "createChatCompletion",
         "Answer a conversation's last message.",
         json_body(schemas.CHAT),
-        headers=_INVOKE[1:],
+        headers=_CHOICE,
         answers=streamed(schemas.CHAT_ANSWER),
     ),
     post(
@@ -96,7 +86,7 @@ _OPENAI_ROUTES = (
         "createCompletion",
         "Continue a text.",
         json_body(schemas.COMPLETION),
-        headers=_INVOKE[1:],
+        headers=_CHOICE,
         answers=streamed(schemas.COMPLETION_ANSWER),
     ),
     post(

@@ -27,13 +27,14 @@ class Body:
 
 ANY_BODY = Body(schema=JSON_VALUE)
 NO_BODY = Body(schema=EMPTY, types=())
+Answers = tuple[tuple[int, str, Body], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """A method and a path, with the request's parameters and body, and the answers.
 
-    operation: a unique name. headers: members of the runtime API (api/validation.py). query: names of parameters, with
+    operation: a unique name. headers: members of the runtime API (api/members.py). query: names of parameters, with
     their descriptions. answers: the description and body of each status that is not an error.
     """
 
@@ -46,7 +47,7 @@ class Route:
     headers: tuple[bytes, ...] = ()
     query: tuple[tuple[str, str], ...] = ()
     is_body_required: bool = True
-    answers: tuple[tuple[int, str, Body], ...] = ((200, "The answer.", ANY_BODY),)
+    answers: Answers = ((200, "The answer.", ANY_BODY),)
 
 
 class Group(NamedTuple):
@@ -67,12 +68,12 @@ def json_body(schema: Schema) -> Body:
     return Body(schema=schema)
 
 
-def streamed(schema: Schema) -> tuple[tuple[int, str, Body], ...]:
+def streamed(schema: Schema) -> Answers:
     text = "The answer: JSON, or server-sent events with `stream`."
     return ((200, text, Body(schema=schema, texts=(EVENT_STREAM,))),)
 
 
-def answer(schema: Schema, *types: str) -> tuple[tuple[int, str, Body], ...]:
+def answer(schema: Schema, *types: str) -> Answers:
     return ((200, "The answer.", Body(schema=schema, types=types or (JSON,))),)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import botocore.session
 import pytest
 
+from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.errors import ValidationError
-from torchmoor.proxy.api.validation import ENDPOINT_NAME, MEMBERS, check_members, make_note
+from torchmoor.proxy.api.members import ENDPOINT_NAME, MEMBERS, OF_ASYNC, STORED, NumberMember, check_members, make_note
 from torchmoor.proxy.http.head import Head, HeadBook
 
 
@@ -14,19 +17,30 @@ def test_lengths_are_those_of_the_service_model() -> None:
     """Where this table and the installed botocore disagree, botocore is right."""
     model = botocore.session.get_session().get_service_model("sagemaker-runtime")
 
-    for operation in ("InvokeEndpoint", "InvokeEndpointWithResponseStream"):
-        shapes = model.operation_model(operation).input_shape.members
-        assert (ENDPOINT_NAME.max_length, ENDPOINT_NAME.min_length) == (63, 0)
-        for name, shape in shapes.items():
-            header = shape.serialization.get("name", "").lower().encode()
+    assert (ENDPOINT_NAME.max_length, ENDPOINT_NAME.min_length) == (63, 0)
+    for operation in ("InvokeEndpoint", "InvokeEndpointWithResponseStream", "InvokeEndpointAsync"):
+        for name, shape in model.operation_model(operation).input_shape.members.items():
             if shape.serialization.get("location") != "header":
                 continue
-            member = MEMBERS[header]
+            member, limits = MEMBERS[shape.serialization["name"].lower().encode()], shape.metadata
             assert name.lower() == member.name.lower() or name == "InferenceComponentName"
-            assert shape.metadata["max"] == member.max_length, name
-            assert shape.metadata.get("min", 0) == member.min_length, name
+            if isinstance(member, NumberMember):
+                assert (member.least, member.most) == (limits["min"], limits["max"]), name
+                continue
+            assert (member.min_length, member.max_length) == (limits.get("min", 0), limits["max"]), name
             if name != "SessionId":  # which may be NEW_SESSION in the streamed operation too
-                assert shape.metadata["pattern"] == member.java_pattern, name
+                assert limits["pattern"] == member.java_pattern, name
+
+
+def test_the_asynchronous_operation_has_the_members_of_the_service_model() -> None:
+    """The API reference names them, and a request keeps its own in fields of the same types."""
+    model = botocore.session.get_session().get_service_model("sagemaker-runtime")
+    shapes = [each.serialization for each in model.operation_model("InvokeEndpointAsync").input_shape.members.values()]
+    types = get_type_hints(AsyncRequest)
+
+    assert {each["name"].lower().encode() for each in shapes if each.get("location") == "header"} == {*OF_ASYNC}
+    for field, name in STORED.items():
+        assert types[field] is (float if isinstance(MEMBERS[name], NumberMember) else str)
 
 
 @pytest.mark.parametrize("name", ["a", "A-1", "a--b", "x" * 63])
