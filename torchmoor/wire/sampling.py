@@ -99,6 +99,13 @@ class SamplingNumbers:
         is_openai=True,
         is_option=True,
     )
+    min_p: float | None = _row(
+        NumberRange(0, 1),
+        "Sample only among tokens whose probability is at least this part of the likeliest token's.",
+        starts_sampling=True,
+        is_openai=True,
+        is_option=True,
+    )
     typical_p: float | None = _row(
         FRACTION, "Sample only among the most typical tokens whose probabilities add up to this.", starts_sampling=True
     )

@@ -27,7 +27,7 @@ def test_vllm_gets_what_it_does_not_refuse() -> None:
 
 def test_values_for_vllm() -> None:
     """An answer that is not sampled has vLLM's values for greedy choice, whatever the request says."""
-    given: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "seed": 7}
+    given: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 7}
     rest: dict[str, Any] = {
         "frequency_penalty": 0.5,
         "presence_penalty": 0.25,
@@ -40,7 +40,8 @@ def test_values_for_vllm() -> None:
     greedy = SamplingParams(max_new_tokens=1, top_n_tokens=2, **given, **rest)
 
     assert read_values(sampled) == {**given, **expected}
-    assert read_values(greedy) == {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, **expected}
+    off = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
+    assert read_values(greedy) == {**off, **expected}
 
 
 @pytest.mark.parametrize("name", NAMES)
