@@ -1,7 +1,6 @@
-"""The generation parameters of a request: one table with names, checks and defaults.
+"""The generation parameters of a request: names, checks and defaults, for every dialect.
 
-A row of `Parameters` adds a parameter to every dialect. A sampling parameter also needs a field of the same name in the
-SamplingParams of engine/contract.py.
+Sampling parameters that are numbers are rows of torchmoor/wire/sampling.py; the others are rows of `Parameters`.
 """
 
 import re
@@ -15,17 +14,7 @@ from handlers.chat.grammars import read_tgi_grammar
 from handlers.chat.tools import ToolUse
 from handlers.engine.contract import Capabilities, GrammarText, SamplingParams
 from handlers.errors import InvalidRequest
-from torchmoor.wire.sampling_ranges import (
-    COUNT,
-    FRACTION,
-    LOGIT_BIAS,
-    PENALTY,
-    REPETITION_PENALTY,
-    SEED,
-    TEMPERATURE,
-    TOP_TOKENS,
-    NumberRange,
-)
+from torchmoor.wire.sampling import COUNT, LOGIT_BIAS, SAMPLING_NUMBERS, TOP_TOKENS, NumberRange, SamplingNumbers
 
 MAX_STOP = 16
 MAX_STOP_CHARS = 256
@@ -45,7 +34,6 @@ class Rule:
     wanted: str
     convert: Callable[[Any], Any]
     openai: tuple[str, ...]
-    starts_sampling: bool  # a request with this parameter is sampled unless do_sample is false
 
 
 def _row(
@@ -55,23 +43,18 @@ def _row(
     default: Any = None,
     convert: Callable[[Any], Any] = lambda value: value,
     openai: tuple[str, ...] = (),
-    starts_sampling: bool = False,
 ) -> Any:
-    return field(default=default, metadata={"rule": Rule(is_valid, wanted, convert, openai, starts_sampling)})
+    return field(default=default, metadata={"rule": Rule(is_valid, wanted, convert, openai)})
 
 
-def _number(
-    numbers: NumberRange, wanted: str = "", *, openai: tuple[str, ...] = (), starts_sampling: bool = False
-) -> Any:
-    """Make the row of a number. wanted: the range in other words. Numbers that need not be whole become floats."""
+def _check_number(numbers: NumberRange, openai: tuple[str, ...]) -> Rule:
+    """Make the rule of a number. Numbers that need not be whole become floats."""
     is_kind, kind = (is_int, int) if numbers.is_whole else (is_number, float)
-    return _row(
-        lambda value: is_kind(value) and value in numbers,
-        wanted or numbers.wanted,
-        convert=kind,
-        openai=openai,
-        starts_sampling=starts_sampling,
-    )
+    return Rule(lambda value: is_kind(value) and value in numbers, numbers.wanted, kind, openai)
+
+
+def _number(numbers: NumberRange, *, openai: tuple[str, ...] = ()) -> Any:
+    return field(default=None, metadata={"rule": _check_number(numbers, openai)})
 
 
 def _is_stop(value: Any) -> bool:
@@ -95,24 +78,13 @@ _FLAG = "true or false"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
+class Parameters(SamplingNumbers):
     """Names and meanings are TGI's. None: the client did not choose.
 
     Numbers become floats where transformers' warpers refuse integers.
     """
 
     do_sample: bool | None = _row(is_bool, _FLAG)  # None: sample if a parameter that starts sampling is given
-    temperature: float | None = _number(
-        TEMPERATURE, "a number, 0 (greedy) or more", openai=("temperature",), starts_sampling=True
-    )
-    top_k: int | None = _number(COUNT, openai=("top_k",), starts_sampling=True)
-    top_p: float | None = _number(FRACTION, openai=("top_p",), starts_sampling=True)
-    typical_p: float | None = _number(FRACTION, starts_sampling=True)
-    repetition_penalty: float | None = _number(REPETITION_PENALTY, openai=("repetition_penalty",))
-    # Per occurrence of a token in the answer:
-    frequency_penalty: float | None = _number(PENALTY, openai=("frequency_penalty",))
-    # Once for each token that occurs in the answer:
-    presence_penalty: float | None = _number(PENALTY, openai=("presence_penalty",))
     logit_bias: tuple[tuple[int, float], ...] = _row(  # added to the logits of these tokens
         lambda v: _is_bias(v),
         f"an object of at most {MAX_BIASED} token ids, each with {LOGIT_BIAS.wanted}",
@@ -120,7 +92,6 @@ class Parameters:
         convert=lambda v: tuple((int(token), float(bias)) for token, bias in v.items()),
         openai=("logit_bias",),
     )
-    seed: int | None = _number(SEED, "a whole number from 0 to 2^63 - 1", openai=("seed",))
     # Number of likeliest tokens to report with each chosen one:
     top_n_tokens: int | None = _number(TOP_TOKENS, openai=("top_logprobs",))
     max_new_tokens: int | None = _number(COUNT, openai=("max_tokens", "max_completion_tokens"))
@@ -147,7 +118,7 @@ class Parameters:
             return False
         if self.do_sample is not None:
             return self.do_sample
-        return any(getattr(self, name) is not None for name, rule in RULES.items() if rule.starts_sampling)
+        return any(getattr(self, name) is not None for name, row in SAMPLING_NUMBERS.items() if row.starts_sampling)
 
     def check_tokens(self, vocabulary: int) -> None:
         """Raise InvalidRequest if logit_bias has a token that the model does not have."""
@@ -177,7 +148,10 @@ def check_supported(params: SamplingParams, capabilities: Capabilities) -> None:
             raise InvalidRequest(f"the engine {capabilities.engine} does not support {name}", param=name)
 
 
-RULES: dict[str, Rule] = {each.name: each.metadata["rule"] for each in fields(Parameters) if "rule" in each.metadata}
+RULES: dict[str, Rule] = {
+    **{name: _check_number(row.numbers, (name,) if row.is_openai else ()) for name, row in SAMPLING_NUMBERS.items()},
+    **{each.name: each.metadata["rule"] for each in fields(Parameters) if "rule" in each.metadata},
+}
 OPENAI_NAMES = {called: name for name, rule in RULES.items() for called in rule.openai}  # in order: the last name wins
 _SHARED_WITH_ENGINE = [each.name for each in fields(SamplingParams) if each.name in RULES]
 

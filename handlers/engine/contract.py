@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 from PIL.Image import Image
 
 from handlers.worker.counters import Counters
+from torchmoor.wire.sampling import SAMPLING_NUMBERS, SamplingNumbers
 
 WHITESPACE = " ?"  # between the tokens of JSON; without a bound a weak model would write nothing else
 # llguidance's options of a JSON schema. They win over its own "x-guidance", which could make its keywords void.
@@ -65,7 +66,7 @@ class GrammarText:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(SamplingNumbers):
     """Parameters for choosing the next token and for ending. Validated when the request is parsed.
 
     grammar: a result of the engine's `compile_grammar`.
@@ -74,21 +75,15 @@ class SamplingParams:
     max_new_tokens: int
     do_sample: bool = False
     temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int | None = None
     top_n_tokens: int | None = None  # number of likeliest tokens in each event
     grammar: Any = None
 
     @property
     def is_plain(self) -> bool:
         """True if the next token depends on the model alone."""
-        changes = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty, self.grammar)
+        penalties = [getattr(self, name) for name, row in SAMPLING_NUMBERS.items() if row.is_penalty]
+        changes = (*penalties, self.grammar)
         return not self.do_sample and not self.logit_bias and all(each is None for each in changes)
 
 

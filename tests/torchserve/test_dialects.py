@@ -145,6 +145,36 @@ def test_openai_client_weighs_tokens(gpt: openai.OpenAI) -> None:
     assert caught.value.param == "logit_bias"
 
 
+def test_min_p_excludes_unlikely_tokens(gpt: openai.OpenAI, fleet: Fleet) -> None:
+    """At a high temperature, 1 leaves the greedy answer and 0 excludes nothing, in each API."""
+    hot: Any = {"model": "llava", "temperature": 50.0}
+
+    def ask(**fields: Any) -> str:
+        body = {"seed": 5, **fields}
+        answer = gpt.chat.completions.create(**hot, messages=conversation(), max_tokens=16, extra_body=body)
+        return answer.choices[0].message.content or ""
+
+    def respond(**fields: Any) -> str:
+        body = {"seed": 5, **fields}
+        return gpt.responses.create(**hot, input="Hello", max_output_tokens=16, extra_body=body).output_text
+
+    def proceed(**fields: Any) -> str:
+        body = {"seed": 5, **fields}
+        return gpt.completions.create(**hot, prompt=prompt(), max_tokens=16, extra_body=body).choices[0].text
+
+    def generate(**fields: Any) -> str:
+        body = {"inputs": prompt(), "parameters": {"temperature": 50, "seed": 5, "max_new_tokens": 16, **fields}}
+        [answer] = requests.post(f"{fleet.runtime}/invocations", json=body, timeout=90).json()
+        return str(answer["generated_text"])
+
+    for own in (ask, respond, proceed, generate):
+        assert own(min_p=1) == own(temperature=0)
+        assert own(min_p=0) == own() != own(min_p=1)
+    with pytest.raises(openai.BadRequestError, match="'min_p' must be a number from 0 to 1") as caught:
+        ask(min_p=1.5)
+    assert caught.value.param == "min_p"
+
+
 def test_openai_client_continues_a_prompt(gpt: openai.OpenAI, fleet: Fleet) -> None:
     """Completions continue the prompt as TGI's `inputs` do, whole and streamed."""
     body = {"inputs": prompt(), "parameters": {"max_new_tokens": 8}}

@@ -24,7 +24,7 @@ from torchmoor.cli.options import (
 from torchmoor.cli.terminal_chat import ChatOptions
 from torchmoor.clients.signing import Login
 from torchmoor.proxy.access.credentials import CLIENT_TOKEN
-from torchmoor.wire.sampling_ranges import COUNT, FRACTION, REPETITION_PENALTY, SEED, TEMPERATURE, NumberRange
+from torchmoor.wire.sampling import COUNT, SAMPLING_NUMBERS, NumberRange
 
 SESSION = "TORCHMOOR_SESSION"
 
@@ -41,16 +41,10 @@ def _number(name: str, numbers: NumberRange, help: str) -> Callable[..., Any]:
 
 
 _SAMPLING = {
-    name: _number(name, numbers, help)
-    for name, numbers, help in (
-        ("max_new_tokens", COUNT, "Maximum length of the answer, in tokens."),
-        ("temperature", TEMPERATURE, "Sample at this temperature. Default: greedy."),
-        ("top_k", COUNT, "Sample only among this number of likeliest tokens."),
-        ("top_p", FRACTION, "Sample only among the likeliest tokens whose probabilities add up to this."),
-        ("repetition_penalty", REPETITION_PENALTY, "Above 1, repetition becomes less likely."),
-        ("seed", SEED, "The same seed gives the same sample."),
-    )
-} | {"stop": click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable.")}
+    "max_new_tokens": _number("max_new_tokens", COUNT, "Maximum length of the answer, in tokens."),
+    **{name: _number(name, row.numbers, row.help) for name, row in SAMPLING_NUMBERS.items() if row.is_option},
+    "stop": click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable."),
+}
 
 
 def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:

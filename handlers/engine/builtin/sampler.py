@@ -27,6 +27,7 @@ class Cuts(NamedTuple):
 
     top_k: int | None
     top_p: float | None
+    min_p: float | None
     typical_p: float | None
 
 
@@ -87,7 +88,9 @@ class Sampler:
             for _ in answer:  # skip the numbers of the given tokens
                 self.random.random()
         self.temperature = max(params.temperature, MIN_TEMPERATURE)
-        self.cuts = Cuts(params.top_k or None, _below_one(params.top_p), _below_one(params.typical_p))
+        self.cuts = Cuts(
+            params.top_k or None, _below_one(params.top_p), params.min_p or None, _below_one(params.typical_p)
+        )
         self.penalty = 1.0 if params.repetition_penalty is None else params.repetition_penalty
         if not self.penalty > 0:
             raise ValueError("repetition_penalty must be positive")
@@ -269,11 +272,14 @@ def _find_likeliest(whole: Candidates, mass: float) -> Iterator[Candidates]:
 
 
 def _cut(candidates: Candidates, cuts: Cuts) -> Tensor:
-    """Return the candidates' probabilities, 0 if top_p or typical_p excludes them. They need not add up to 1."""
+    """Return the candidates' probabilities, 0 if top_p, min_p or typical_p excludes them. They need not add up to 1."""
     probabilities = candidates.probabilities
     if cuts.top_p is not None:
         before = probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities
         probabilities = probabilities.masked_fill(before >= cuts.top_p, 0.0)
+    if cuts.min_p is not None:
+        least = cuts.min_p * probabilities.amax(dim=-1, keepdim=True)
+        probabilities = probabilities.masked_fill(probabilities < least, 0.0)
     if cuts.typical_p is not None:
         scores = candidates.scores.masked_fill(probabilities == 0, -torch.inf)
         typical = TypicalLogitsWarper(cuts.typical_p)

@@ -15,6 +15,7 @@ VALUES: dict[str, tuple[str, Value]] = {  # by field of SamplingParams: vLLM's n
     "temperature": ("temperature", lambda params: params.temperature if params.do_sample else 0.0),
     "top_k": ("top_k", lambda params: (params.top_k or 0) if params.do_sample else 0),
     "top_p": ("top_p", lambda params: (params.top_p or 1.0) if params.do_sample else 1.0),
+    "min_p": ("min_p", lambda params: (params.min_p or 0.0) if params.do_sample else 0.0),
     "repetition_penalty": ("repetition_penalty", lambda params: params.repetition_penalty or 1.0),
     "frequency_penalty": ("frequency_penalty", lambda params: params.frequency_penalty or 0.0),
     "presence_penalty": ("presence_penalty", lambda params: params.presence_penalty or 0.0),

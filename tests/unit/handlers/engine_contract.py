@@ -270,6 +270,19 @@ class EngineContract:
         assert contender.answer("Hello there", seed=8, **sampled) != first
         assert len({tuple(asked.wait().tokens) for asked in others}) > 1
 
+    def test_min_p_excludes_unlikely_tokens(self, contender: Contender) -> None:
+        """With 1 the likeliest token alone is left, whatever the seed; 0 excludes nothing."""
+        options = {"max_new_tokens": 12, **ENDLESS}
+        sampled = {"do_sample": True, "temperature": 2.0, **options}
+        greedy = contender.answer("Hello there", **options)
+        uncut, strict, off = (
+            [contender.answer("Hello there", seed=seed, min_p=min_p, **sampled) for seed in range(4)]
+            for min_p in (None, 1.0, 0.0)
+        )
+
+        assert strict == [greedy] * 4
+        assert off == uncut != strict
+
     def test_scopes_share_nothing(self, contender: Contender) -> None:
         """A prompt's beginning is computed once within a scope, and again in another one."""
         text = QUESTION[: self.max_question]

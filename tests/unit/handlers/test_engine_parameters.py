@@ -1,4 +1,4 @@
-"""Each sampling parameter is used or refused by each engine; none is ignored."""
+"""Each sampling parameter is used or refused by each engine, and documented; none is ignored."""
 
 import ast
 from dataclasses import fields
@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from handlers.chat.parameters import RULES, check_supported
+from handlers.chat.parameters import OPENAI_NAMES, RULES, check_supported
 from handlers.engine.builtin import sampler
 from handlers.engine.contract import Capabilities, SamplingParams
 from handlers.engine.vllm.parameters import REFUSED, VALUES, read_values
 from handlers.errors import InvalidRequest
+from torchmoor.wire.sampling import SAMPLING_NUMBERS
 
+ROOT = Path(__file__).parents[3]
 NAMES = sorted(each.name for each in fields(SamplingParams))
 BUILTIN = Path(sampler.__file__).parent
 
@@ -25,7 +27,7 @@ def test_vllm_gets_what_it_does_not_refuse() -> None:
 
 def test_values_for_vllm() -> None:
     """An answer that is not sampled has vLLM's values for greedy choice, whatever the request says."""
-    given: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "seed": 7}
+    given: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 7}
     rest: dict[str, Any] = {
         "frequency_penalty": 0.5,
         "presence_penalty": 0.25,
@@ -38,7 +40,8 @@ def test_values_for_vllm() -> None:
     greedy = SamplingParams(max_new_tokens=1, top_n_tokens=2, **given, **rest)
 
     assert read_values(sampled) == {**given, **expected}
-    assert read_values(greedy) == {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, **expected}
+    off = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
+    assert read_values(greedy) == {**off, **expected}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,3 +74,19 @@ def test_a_parameter_that_the_engine_lacks_is_refused_by_name(values: dict[str, 
 
 def test_each_field_of_the_contract_has_a_rule() -> None:
     assert set(NAMES) <= set(RULES)
+
+
+def test_each_parameter_is_on_the_page_of_bodies() -> None:
+    """Those of OpenAI's bodies under their OpenAI names, too."""
+    page = (ROOT / "docs" / "runtime-api.md").read_text(encoding="utf-8")
+
+    assert {name for name in {*RULES, *OPENAI_NAMES} if f"`{name}`" not in page} == set()
+
+
+@pytest.mark.parametrize("name", SAMPLING_NUMBERS)
+def test_a_penalty_is_not_plain(name: str) -> None:
+    """It changes greedy answers, and another worker's tokens count for it; the other numbers leave them alone."""
+    given: Any = {name: 1}
+
+    assert SamplingParams(max_new_tokens=1, **given).is_plain is not SAMPLING_NUMBERS[name].is_penalty
+    assert not SamplingParams(max_new_tokens=1, do_sample=True, **given).is_plain

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transformers import (
     AutoTokenizer,
     LogitsProcessorList,
+    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -520,7 +521,7 @@ def test_seed_reproduces() -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-4}, {"typical_p": 0.9, "top_k": 1}]
+    "params", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-4}, {"min_p": 1.0}, {"typical_p": 0.9, "top_k": 1}]
 )
 def test_narrow_sampling_is_greedy(params: dict[str, Any]) -> None:
     """Settings that leave one candidate choose the likeliest token."""
@@ -549,6 +550,22 @@ def test_top_k_and_top_p_bound_the_candidates() -> None:
     assert drawn(top_k=10**30) == {0, 1, 2, 3, 4}
     assert drawn(top_p=0.5) == {0, 1}
     assert drawn(top_p=1.0) == {0, 1, 2, 3, 4}
+
+
+def test_min_p_is_a_share_of_the_likeliest_probability() -> None:
+    """It cuts after the temperature and top_p, and before typical_p, as in transformers; 0 excludes nothing."""
+    row = torch.tensor([8.0, 4.0, 2.0, 1.0]).log()
+
+    def drawn(**params: Any) -> set[int]:
+        sampler = new_sampler(do_sample=True, seed=3, **params)
+        return {choose(sampler, row)[0] for _ in range(200)}
+
+    assert drawn(min_p=0.0) == {0, 1, 2, 3}
+    assert drawn(min_p=0.2) == drawn(min_p=0.2, top_k=3) == {0, 1, 2}
+    assert drawn(min_p=0.2, temperature=0.5) == {0, 1}
+    assert drawn(min_p=0.2, top_p=0.82) == {0, 1, 2}
+    assert drawn(min_p=0.45, typical_p=0.4) == {0}
+    assert drawn(min_p=1.0) == {0}
 
 
 def test_repetition_penalty_weighs_down_what_was_said() -> None:
@@ -621,6 +638,8 @@ def warp(row: torch.Tensor, context: list[int], params: SamplingParams) -> torch
         processors.append(TopKLogitsWarper(params.top_k))
     if params.top_p is not None:
         processors.append(TopPLogitsWarper(params.top_p))
+    if params.min_p is not None:
+        processors.append(MinPLogitsWarper(params.min_p))
     if params.typical_p is not None:
         processors.append(TypicalLogitsWarper(params.typical_p))
     ids: Any = torch.tensor([context])
@@ -636,6 +655,7 @@ ROWS = st.lists(
         temperature=st.sampled_from([0.3, 0.7, 1.0, 9.0]),
         top_k=st.sampled_from([None, 1, 5, 40, 1000]),
         top_p=st.sampled_from([None, 0.1, 0.9, 0.99]),
+        min_p=st.sampled_from([None, None, 0.0, 0.05, 0.3]),
         typical_p=st.sampled_from([None, None, 0.5]),
         repetition_penalty=st.sampled_from([None, 0.8, 1.3]),
         frequency_penalty=st.sampled_from([None, None, 0.7]),

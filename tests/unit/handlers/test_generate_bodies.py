@@ -224,7 +224,7 @@ def test_openai_parameters_are_mapped() -> None:
     found = chat(
         max_tokens=3, max_completion_tokens=4, temperature=1, top_p=0.5, seed=7, stop="END", n=1, user="u",
         presence_penalty=0, frequency_penalty=0.0, stream=True, stream_options={"include_usage": True}, logprobs=True,
-        response_format={"type": "text"}, tools=[], tool_choice=None, metadata={"a": "b"}, top_k=3,
+        response_format={"type": "text"}, tools=[], tool_choice=None, metadata={"a": "b"}, top_k=3, min_p=0.05,
         verbosity="medium", prompt_cache_retention="24h", prompt_cache_options={"mode": "implicit"},
     )  # fmt: skip
 
@@ -234,6 +234,7 @@ def test_openai_parameters_are_mapped() -> None:
         temperature=1.0,
         top_p=0.5,
         top_k=3,
+        min_p=0.05,
         seed=7,
         stop=("END",),
         frequency_penalty=0.0,

@@ -17,12 +17,12 @@ def test_chat_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[ChatOptions] = []
     monkeypatch.setattr("torchmoor.cli.commands.chat.run", seen.append)
 
-    result = invoke("chat", "a.png", "--ask", "one", "--ask", "two", "--max-new-tokens", "9", "--json")
+    result = invoke("chat", "a.png", "--ask", "one", "--ask", "two", "--max-new-tokens", "9", "--min-p", "0", "--json")
 
     assert result.exit_code == 0
     (options,) = seen
     assert options.questions == ("one", "two")
-    assert options.target.parameters == {"max_new_tokens": 9}
+    assert options.target.parameters == {"max_new_tokens": 9, "min_p": 0.0}
     assert options.as_json
 
 
@@ -40,9 +40,11 @@ def test_a_failed_conversation_is_one_line_and_status_one(monkeypatch: pytest.Mo
     assert result.stderr == "Error: the session has expired\n"
 
 
-@pytest.mark.parametrize(("option", "value"), [("--top-p", "0"), ("--repetition-penalty", "101"), ("--seed", "-1")])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--top-p", "0"), ("--min-p", "2"), ("--repetition-penalty", "101"), ("--seed", "-1")]
+)
 def test_numbers_that_workers_refuse_are_refused_before_a_question_is_sent(option: str, value: str) -> None:
-    """The ranges are those of `wire.sampling_ranges`."""
+    """The ranges are those of `wire.sampling`."""
     result = invoke("chat", "a.png", option, value)
 
     assert result.exit_code == 2

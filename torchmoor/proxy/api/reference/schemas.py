@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchmoor.wire import sampling_ranges
+from torchmoor.wire import sampling
 
 Schema = dict[str, Any]
 
@@ -14,7 +14,7 @@ ANY_FORM: Schema = {"description": "The model's own form."}
 FRAMES: Schema = {"type": "string", "format": "binary", "description": "Frames with PayloadParts."}
 TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"oneOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
-COUNT: Schema = sampling_ranges.COUNT.schema
+COUNT: Schema = sampling.COUNT.schema
 FLAG: Schema = {"type": "boolean"}
 LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
 
@@ -50,17 +50,15 @@ _EFFORT: Schema = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh",
 _REASONING = record(effort=_EFFORT, summary={"enum": ["auto", "concise", "detailed"]})
 _RESPONSE_TOOL = record(("type", "name"), type={"const": "function"}, **_FUNCTION["properties"])
 _SAMPLING: dict[str, Schema] = {
-    "temperature": sampling_ranges.TEMPERATURE.schema,
-    "top_p": sampling_ranges.FRACTION.schema,
-    "top_k": COUNT,
-    "repetition_penalty": sampling_ranges.REPETITION_PENALTY.schema,
-    "frequency_penalty": sampling_ranges.PENALTY.schema,
-    "presence_penalty": sampling_ranges.PENALTY.schema,
-    "seed": sampling_ranges.SEED.schema,
+    **{
+        name: {**row.numbers.schema, "description": row.help}
+        for name, row in sampling.SAMPLING_NUMBERS.items()
+        if row.is_openai
+    },
     "stop": TEXTS,
 }
-_LOGIT_BIAS: Schema = {"type": "object", "additionalProperties": sampling_ranges.LOGIT_BIAS.schema}
-_TOP_LOGPROBS: Schema = sampling_ranges.TOP_TOKENS.schema
+_LOGIT_BIAS: Schema = {"type": "object", "additionalProperties": sampling.LOGIT_BIAS.schema}
+_TOP_LOGPROBS: Schema = sampling.TOP_TOKENS.schema
 _AFFINITY: dict[str, Schema] = {"prompt_cache_key": TEXT, "safety_identifier": TEXT, "user": TEXT}
 
 CHAT = record(
